@@ -1,0 +1,154 @@
+"""Every exception dtd raises on purpose, in one tree.
+
+    DtdError
+    ├── UsageError                 the caller typed something wrong                exit 2
+    │   └── JobSpecError           the job file is invalid; carries every problem  exit 2
+    ├── ConfigError                a daemon's flag, variable or file is invalid    exit 78
+    ├── ProtocolError              the remote side broke protocol.md               connection ends
+    ├── LocalProtocolError         this side was about to break it: a bug in dtd
+    ├── RequestRefused             the coordinator understood and said no          exit 1
+    ├── CoordinatorUnreachable     nobody answers at the address                   exit 3
+    ├── JobFailed                  the job ended without success                   exit 4
+    ├── TaskError                  the task, its data or its packages are at fault fails the job
+    ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
+    ├── DivergenceError            replicas that must be equal are not             fails the job
+    └── RingBroken                 a generation ended under a running step         step is redone
+
+Each class says whose fault it is (`blame`), what `dtdctl` and the daemons exit with (`exit_code`),
+and each instance what to do next (`remedy`, may be empty).  Codes on the wire are `ErrorCode`;
+`protocol.md` section "Errors" is compared with it by a test.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class ErrorCode(enum.IntEnum):
+    """Codes of an ERROR frame (protocol.md, "Errors")."""
+
+    BAD_MAGIC = 1
+    BAD_VERSION = 2
+    BAD_FLAGS = 3
+    HEADER_TOO_LARGE = 4
+    PAYLOAD_TOO_LARGE = 5
+    BAD_TAG = 6
+    BAD_HEADER = 7
+    UNKNOWN_TYPE = 8
+    BAD_FIELD = 9
+    WRONG_STATE = 10
+    TRUNCATED = 11
+    BAD_PAYLOAD = 12
+    STALE_GENERATION = 13
+    WRONG_SOURCE = 14
+    UNEXPECTED_CHUNK = 15
+    TIMEOUT = 16
+    REFUSED = 17
+    INTERNAL = 18
+
+
+class DtdError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: one sentence that names the field, file, host or frame at fault.
+        remedy: what to type or change next; empty when there is nothing to do.
+    """
+
+    blame: ClassVar[str] = "dtd"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class UsageError(DtdError):
+    """The caller typed something that cannot work."""
+
+    blame = "caller"
+    exit_code = 2
+
+
+class JobSpecError(UsageError):
+    """A job file is invalid; `problems` lists everything wrong with it, in file order."""
+
+    blame = "job file"
+
+    def __init__(self, source: str, problems: tuple[str, ...]) -> None:
+        noun = "problem" if len(problems) == 1 else "problems"
+        super().__init__(
+            f"{source}: {len(problems)} {noun}\n" + "\n".join(f"  {p}" for p in problems)
+        )
+        self.source = source
+        self.problems = problems
+
+
+class ConfigError(DtdError):
+    """A daemon was configured wrongly; starting it again would not help (EX_CONFIG)."""
+
+    blame = "administrator"
+    exit_code = 78
+
+
+class ProtocolError(DtdError):
+    """The remote side sent something that protocol.md forbids; its connection is closed."""
+
+    blame = "remote"
+
+    def __init__(self, code: ErrorCode, message: str, *, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.code = code
+
+
+class LocalProtocolError(DtdError):
+    """This side tried to send something that protocol.md forbids: a bug in dtd."""
+
+
+class RequestRefused(DtdError):
+    """The coordinator understood the request and will not do it."""
+
+    blame = "caller"
+
+
+class CoordinatorUnreachable(DtdError):
+    """Nobody answers at the coordinator's address."""
+
+    blame = "network"
+    exit_code = 3
+
+
+class JobFailed(DtdError):
+    """The job ended failed or cancelled."""
+
+    blame = "job"
+    exit_code = 4
+
+
+class TaskError(DtdError):
+    """The user's task, its data or a package it needs is at fault; the job fails with this."""
+
+    blame = "task"
+
+
+class CheckpointError(DtdError):
+    """A checkpoint is missing, torn or does not verify."""
+
+    blame = "disk"
+
+
+class DivergenceError(DtdError):
+    """Replicas that are equal by construction are not equal."""
+
+    blame = "hardware or task"
+
+
+class RingBroken(DtdError):
+    """The generation ended while a step was under way; nothing of that step was applied."""
+
+    blame = "network or peer"

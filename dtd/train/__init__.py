@@ -1,0 +1,1 @@
+"""The only torch: the loop, gradients, optimizer, data loading, checkpoints, state."""

@@ -1,0 +1,237 @@
+"""Where batches are made ahead of time: a thread, processes, or the training thread itself.
+
+Every source takes a stream of requests and gives their batches in the same order.  At most a few
+requests are under way; a restart drops them.  `dtd.train.data` chooses the source and decides
+when to restart.
+
+    dataset                                    loader_workers = 0       > 0
+    offers fetch, or draws nothing at random   ThreadSource             ProcessSource
+    draws from the process's generators        CallerSource             ProcessSource
+
+The training thread draws from the generators of this process (dropout), so no other thread may:
+that is why the last row has no thread.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from dtd.errors import TaskError
+from dtd.train.rows import BatchRequest, kept_random_state, load_rows, map_tensors
+from dtd.train.task import MapDataset
+
+AHEAD = 2
+"""Batches under way beyond the one that is waited for (for each loader process)."""
+
+_PROCESS_ENDED = (RuntimeError, OSError, EOFError)
+"""What torch raises, or its queues do, when a loader process is gone."""
+
+
+class BatchSource(Protocol):
+    """Makes batches for a stream of requests."""
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Forget what is under way and go on with these requests."""
+        ...
+
+    def take(self) -> Any:
+        """The next request's batch; TaskError if its rows cannot be loaded."""
+        ...
+
+    def close(self) -> None:
+        """Return when no thread or process is left."""
+        ...
+
+
+class CallerSource:
+    """Loads in the thread that takes, with every generator put back afterwards."""
+
+    def __init__(self, dataset: MapDataset, *, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._requests: Iterator[BatchRequest] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Nothing is ever under way."""
+        self._requests = requests
+
+    def take(self) -> Any:
+        """Load now."""
+        wanted = next(self._requests)
+        with kept_random_state():
+            return load_rows(
+                self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True
+            )
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class ThreadSource:
+    """Loads in one background thread.
+
+    Args:
+        dataset: read in that thread only.
+        seed: keys augmentation.
+        pin: put batches into page-locked memory, from which a GPU copies by itself.
+    """
+
+    def __init__(self, dataset: MapDataset, *, seed: int, pin: bool) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._pin = pin
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dtd-loader")
+        self._requests: Iterator[BatchRequest] = iter(())
+        self._under_way: deque[Future[Any]] = deque()
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """One batch may still be loading; it is finished and dropped."""
+        while self._under_way:
+            self._under_way.pop().cancel()
+        self._requests = requests
+
+    def take(self) -> Any:
+        """Keep the thread busy with what comes next, then wait for this one."""
+        while len(self._under_way) <= AHEAD and (wanted := next(self._requests, None)):
+            self._under_way.append(self._thread.submit(self._load, wanted))
+        return self._under_way.popleft().result()
+
+    def close(self) -> None:
+        """Cancel what has not begun and join the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self, wanted: BatchRequest) -> Any:
+        batch = load_rows(
+            self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=False
+        )
+        return map_tensors(batch, torch.Tensor.pin_memory) if self._pin else batch
+
+
+class ProcessSource:
+    """Loads in torch's loader processes, each making whole batches.
+
+    They are spawned, never forked: this process has threads.  So the dataset must survive being
+    sent to another process.  They live until `close`, and end by themselves if this process dies.
+    """
+
+    def __init__(self, dataset: MapDataset, *, seed: int, processes: int, pin: bool) -> None:
+        self._requests = _RequestStream()
+        self._loader: DataLoader[Any] | None = DataLoader(
+            _RequestedBatches(dataset, seed),
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=processes,
+            prefetch_factor=AHEAD,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+            collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
+            pin_memory=pin,
+            # Without one of its own it would draw from the training thread's.
+            generator=torch.Generator(),
+        )
+        self._batches: Iterator[Any] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Batches under way are finished and dropped; the processes stay."""
+        assert self._loader is not None, "the source is closed"
+        self._requests.current = requests
+        try:
+            self._batches = iter(self._loader)
+        except _PROCESS_ENDED as error:
+            raise _ended_early(error) from error
+        except Exception as error:
+            raise TaskError(
+                f"the dataset cannot be sent to loader processes: {type(error).__name__}: {error}",
+                remedy="define its class at the top of a module, or set loader_workers = 0",
+            ) from error
+
+    def take(self) -> Any:
+        """Wait for the process that makes this one."""
+        try:
+            made = next(self._batches)
+        except _PROCESS_ENDED as error:
+            raise _ended_early(error) from error
+        if isinstance(made, _Failure):
+            failure = TaskError(made.message)
+            for note in made.notes:
+                failure.add_note(note)
+            raise failure
+        return made
+
+    def close(self) -> None:
+        """The iterator ends its processes when the last reference to it goes."""
+        self._batches = iter(())
+        self._loader = None
+
+
+class _RequestStream:
+    """The sampler of a DataLoader: what it iterates over can be exchanged."""
+
+    def __init__(self) -> None:
+        self.current: Iterator[BatchRequest] = iter(())
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return self.current
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A TaskError on its way from a loader process."""
+
+    message: str
+    notes: tuple[str, ...]
+
+
+class _RequestedBatches(torch.utils.data.Dataset[Any]):
+    """A dataset whose "rows" are whole batches; lives in the loader processes."""
+
+    def __init__(self, dataset: MapDataset, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitem__(self, wanted: BatchRequest) -> Any:
+        try:
+            return load_rows(
+                self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True
+            )
+        except TaskError as error:
+            return _Failure(error.message, tuple(error.__notes__))
+
+
+def _ended_early(error: Exception) -> TaskError:
+    return TaskError(
+        f"a loader process ended early: {error}",
+        remedy="read what it printed; it may have run out of memory",
+    )
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _end_with_parent(loader_worker: int) -> None:
+    """End this process as soon as the one that started it is gone.
+
+    torch looks at the parent's process id every 5 s, and never notices a parent that was killed
+    while this process was still starting.
+    """
+    del loader_worker
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a loader process was started by nobody"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="dtd-parent-watch", daemon=True).start()

@@ -1,0 +1,104 @@
+"""The training loop's batches: exactly what it asks for, prepared before it asks.
+
+The loop gives a plan, "what is request number n", and asks for one request after the other.  As
+long as it asks for what the plan said, the batch is ready.  When it does not (a step is redone,
+the world size changed), what was prepared is dropped and loading starts over from the request, so
+a wrong batch cannot be handed out.  Which rows those are is decided by `dtd.core.sampler`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from dtd.train.batch_sources import BatchSource, CallerSource, ProcessSource, ThreadSource
+from dtd.train.rows import BatchRequest, draws_randomness, map_tensors
+from dtd.train.task import MapDataset
+
+Plan = Callable[[int], BatchRequest | None]
+"""Number of a request -> the request; None after the last."""
+
+
+class Loader:
+    """Batches of one dataset, for one consumer in one thread.
+
+    Args:
+        dataset: what `train_dataset()` or `eval_dataset()` of the task returned.
+        seed: the job's; with epoch and row it keys augmentation.
+        loader_workers: number of loader processes; 0 loads in a thread of this process.
+        device: where batches are needed, such as "cpu" or "cuda:0".
+    """
+
+    def __init__(
+        self, dataset: MapDataset, *, seed: int, loader_workers: int = 0, device: str = "cpu"
+    ) -> None:
+        self._device = torch.device(device)
+        self._source = _choose_source(
+            dataset, seed=seed, loader_workers=loader_workers, pin=self._device.type == "cuda"
+        )
+        self._plan: Plan = _nothing_planned
+        self._under_way: deque[BatchRequest] = deque()
+
+    def start(self, plan: Plan) -> None:
+        """Follow this plan from the next request on; called again whenever the plan changes."""
+        self._plan = plan
+
+    def next(self, request: BatchRequest) -> Any:
+        """The batch of exactly this request, on the device; None if it has no rows.
+
+        Raises:
+            TaskError: the dataset raised for one of its rows, which is named.
+        """
+        if not self._under_way or self._under_way[0] != request:
+            self._under_way.clear()
+            self._source.restart(self._requests_from(request))
+        try:
+            batch = self._source.take()
+        except BaseException:
+            self._under_way.clear()  # asking again starts over
+            raise
+        self._under_way.popleft()
+        if self._device.type == "cpu":
+            return batch
+        return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+
+    def close(self) -> None:
+        """Stop loading; no thread or process is left when this returns."""
+        self._under_way.clear()
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _requests_from(self, request: BatchRequest | None) -> Iterator[BatchRequest]:
+        """What the source works through; notes what it has taken on."""
+        while request is not None:
+            self._under_way.append(request)
+            yield request
+            request = self._plan(request.step + 1)
+
+
+def _choose_source(
+    dataset: MapDataset, *, seed: int, loader_workers: int, pin: bool
+) -> BatchSource:
+    if loader_workers > 0:
+        return ProcessSource(dataset, seed=seed, processes=loader_workers, pin=pin)
+    if hasattr(dataset, "fetch") or not draws_randomness(dataset, seed):
+        return ThreadSource(dataset, seed=seed, pin=pin)
+    return CallerSource(dataset, seed=seed)
+
+
+def _nothing_planned(step: int) -> None:
+    del step

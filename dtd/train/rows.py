@@ -1,0 +1,146 @@
+"""Rows of a dataset -> one batch, with every random draw keyed by (seed, epoch, row).
+
+A dataset with `fetch` keys its own draws.  For any other, the generators of torch, numpy and
+`random` are set by the row's key before the row is read.  They belong to the whole process, so
+that is done only where nothing else draws: in a loader process, or in the training thread with
+`kept_random_state` around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from dtd.core.sampler import probe_rows, row_key
+from dtd.errors import TaskError
+from dtd.train.task import MapDataset
+
+_ROWS_TRIED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """Which rows are wanted.
+
+    Attributes:
+        step: number of the request; what is wanted after it is number `step + 1`.
+        epoch: keys augmentation.
+        rows: row numbers, in order; none is a batch of None.
+    """
+
+    step: int
+    epoch: int
+    rows: tuple[int, ...]
+
+
+def load_rows(
+    dataset: MapDataset, rows: Sequence[int], *, epoch: int, seed: int, reseed: bool
+) -> Any:
+    """The batch of these rows; None if there are none.
+
+    Args:
+        dataset: where rows come from.
+        rows: their numbers.
+        epoch: keys augmentation.
+        seed: keys augmentation.
+        reseed: key the process's generators for each row of a dataset without `fetch`.
+
+    Raises:
+        TaskError: the dataset raised; names the row, and carries the traceback as a note.
+    """
+    if not rows:
+        return None
+    fetch = getattr(dataset, "fetch", None)
+    if fetch is not None:
+        return _fetched(fetch, rows, epoch=epoch, seed=seed)
+    samples = []
+    for row in rows:
+        try:
+            if reseed:
+                _seed_everything(row_key(seed, epoch, row))
+            samples.append(dataset[row])
+        except Exception as error:
+            raise _row_error(f"row {row}", error) from error
+    try:
+        return default_collate(samples)
+    except Exception as error:
+        raise _row_error(f"making a batch of {_span(rows)}", error) from error
+
+
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same batch with every tensor in its tuples, lists and dicts changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, change) for value in batch)
+    return batch
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, outside nothing has happened."""
+    torch_state = torch.default_generator.get_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def draws_randomness(dataset: MapDataset, seed: int) -> bool:
+    """Whether reading a few rows moves one of the process's generators."""
+    with kept_random_state():
+        before = _random_state()
+        with contextlib.suppress(TaskError):  # it will come up when the row is asked for
+            for row in probe_rows(seed, len(dataset), _ROWS_TRIED):
+                load_rows(dataset, [row], epoch=0, seed=seed, reseed=False)
+        return _random_state() != before
+
+
+def _fetched(fetch: Callable[..., Any], rows: Sequence[int], *, epoch: int, seed: int) -> Any:
+    try:
+        return fetch(list(rows), epoch=epoch, seed=seed)
+    except Exception as error:
+        for row in rows:  # find out which row it was
+            try:
+                fetch([row], epoch=epoch, seed=seed)
+            except Exception as row_failure:
+                raise _row_error(f"row {row}", row_failure) from row_failure
+        raise _row_error(f"fetching {_span(rows)}", error) from error
+
+
+def _row_error(what: str, error: Exception) -> TaskError:
+    failure = TaskError(f"{what} of the dataset raised {type(error).__name__}: {error}")
+    failure.add_note("".join(traceback.format_exception(error)))
+    return failure
+
+
+def _span(rows: Sequence[int]) -> str:
+    return f"rows {min(rows)}..{max(rows)}" if len(rows) > 1 else f"row {rows[0]}"
+
+
+def _seed_everything(key: int) -> None:
+    torch.default_generator.manual_seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+def _random_state() -> tuple[bytes, bytes, int, object]:
+    numpy_state: Any = np.random.get_state()
+    torch_state = torch.default_generator.get_state().numpy().tobytes()
+    return torch_state, numpy_state[1].tobytes(), numpy_state[2], random.getstate()

@@ -1,0 +1,201 @@
+"""The user's side of a job: what a task offers, and how a name in a job file becomes one.
+
+A task is any object with the three methods of `Task`; what is optional is asked for by
+`eval_dataset_of`, or by `getattr` where it is used.  Every mistake that can be made here is a
+`TaskError` whose one sentence says what is missing and what to type.  Nothing here trains.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+
+from dtd.errors import TaskError
+from dtd.tasks import BUILT_IN
+
+_REQUIRED = ("build_model", "train_dataset", "loss")
+_PACKAGE_OF = {"sklearn": "scikit-learn", "PIL": "pillow", "cv2": "opencv-python", "yaml": "pyyaml"}
+
+
+class MapDataset(Protocol):
+    """Rows by number.
+
+    Random augmentation draws from the generators of torch, numpy or `random`, which are keyed by
+    (seed, epoch, row) before each row.  A dataset may also offer
+    `fetch(row_ids, *, epoch, seed) -> batch`: all rows at once, called from a thread of its own;
+    it must leave those generators alone and key its draws itself.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+
+class Task(Protocol):
+    """What is trained.  Optional: `eval_dataset()`, `metrics(model, batch)`, `build_optimizer`.
+
+    `metrics` returns for each name a sum over the batch and what to divide it by once the sums of
+    all batches are added up; `build_optimizer(params)` replaces the job's [optimizer].
+    """
+
+    def build_model(self) -> nn.Module:
+        """A freshly initialised model on the CPU."""
+        ...
+
+    def train_dataset(self) -> MapDataset:
+        """The rows to train on, the same on every worker."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, float | Tensor]:
+        """The mean over the batch's rows, or (sum, weight) where rows weigh differently."""
+        ...
+
+
+def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
+    """Make the task that a job names.
+
+    Args:
+        reference: a built-in task's name or "package.module:attribute"; the attribute is a class
+            or function to call, or a ready task.  The current directory is searched first.
+        arguments: the job's [task] table, as keyword arguments.
+
+    Raises:
+        TaskError: it cannot be found or made, or lacks a method.
+    """
+    module_name, attribute_name = _split(reference)
+    module = _import(reference, module_name)
+    attribute = getattr(module, attribute_name, None)
+    if attribute is None:
+        raise TaskError(
+            f"module {module_name} has no {attribute_name!r}",
+            remedy=_nearest(attribute_name, [n for n in vars(module) if not n.startswith("_")]),
+        )
+    task = _make(reference, attribute, arguments)
+    missing = [name for name in _REQUIRED if not callable(getattr(task, name, None))]
+    if missing:
+        raise TaskError(
+            f"task {reference} lacks the method {', '.join(missing)}",
+            remedy="a task has build_model(), train_dataset() and loss(model, batch)",
+        )
+    return cast("Task", task)
+
+
+def train_dataset_of(task: Task) -> MapDataset:
+    """The task's training rows, at least one.
+
+    Raises:
+        TaskError: it is not a dataset of numbered rows, or it is empty.
+    """
+    return _checked("train_dataset", task.train_dataset())
+
+
+def eval_dataset_of(task: Task) -> MapDataset | None:
+    """The task's evaluation rows; None if it has none.
+
+    Raises:
+        TaskError: it is not a dataset of numbered rows, or it is empty.
+    """
+    method = getattr(task, "eval_dataset", None)
+    dataset = method() if method is not None else None
+    return None if dataset is None else _checked("eval_dataset", dataset)
+
+
+def _checked(method: str, dataset: Any) -> MapDataset:
+    kind = type(dataset)
+    if not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")):
+        raise TaskError(
+            f"{method}() returned a {kind.__name__}, which has no numbered rows",
+            remedy="return an object with __len__() and __getitem__(row)",
+        )
+    if len(dataset) == 0:
+        raise TaskError(f"{method}() returned a dataset without rows", remedy="check its data")
+    return cast("MapDataset", dataset)
+
+
+def _split(reference: str) -> tuple[str, str]:
+    known = BUILT_IN.get(reference, reference)
+    module_name, colon, attribute_name = known.partition(":")
+    if not (module_name and colon and attribute_name.isidentifier()):
+        raise TaskError(
+            f"there is no built-in task {reference!r}",
+            remedy=f"{_nearest(reference, list(BUILT_IN))}, or write your own task as "
+            '"package.module:attribute"',
+        )
+    return module_name, attribute_name
+
+
+def _nearest(name: str, candidates: list[str]) -> str:
+    close = difflib.get_close_matches(name, candidates, n=1)
+    return f"did you mean {close[0]!r}" if close else f"it has {', '.join(sorted(candidates))}"
+
+
+def _import(reference: str, module_name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does; loader processes inherit it
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(missing + "."):
+            raise TaskError(
+                f"task {reference}: there is no module {module_name} in {here} or installed",
+                remedy="start the worker where the module lies, install it, or set PYTHONPATH",
+            ) from error
+        package = _PACKAGE_OF.get(missing.partition(".")[0], missing.partition(".")[0])
+        raise TaskError(
+            f"task {reference} needs the package {package}, which is not installed",
+            remedy=f"type: pip install {package}",
+        ) from error
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"task {reference}: importing {module_name} raised {_summary(error)}",
+            remedy=f"try: python -c 'import {module_name}'",
+        ) from error
+
+
+def _make(reference: str, attribute: Any, arguments: Mapping[str, Any]) -> Any:
+    ready = not inspect.isclass(attribute) and all(hasattr(attribute, name) for name in _REQUIRED)
+    if ready or not callable(attribute):
+        if arguments:
+            raise TaskError(
+                f"task {reference} is a ready object and takes no arguments",
+                remedy="remove the [task] table or name a class",
+            )
+        return attribute
+    _check_arguments(reference, attribute, arguments)
+    try:
+        return attribute(**arguments)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task {reference} could not be made: {_summary(error)}") from error
+
+
+def _check_arguments(reference: str, factory: Any, arguments: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # a callable that does not tell; calling it will
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        accepted = ", ".join(signature.parameters) or "no arguments"
+        raise TaskError(
+            f"the [task] table does not fit task {reference}: {error}",
+            remedy=f"it takes {accepted}",
+        ) from error
+
+
+def _summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from dtd.core.sampler import batch_rows, position_of_step, steps_per_epoch
+from dtd.errors import TaskError
+from dtd.tasks.digits import Digits
+
+
+def test_the_split_is_fixed_and_disjoint() -> None:
+    task = Digits()
+    train, test = task.train_dataset(), task.eval_dataset()
+    assert (len(train), len(test)) == (1438, 359)
+    assert torch.equal(task.train_dataset().inputs, train.inputs)
+    both = {row.numpy().tobytes() for row in torch.cat([train.inputs, test.inputs])}
+    assert len(both) == 1797  # no image is in both parts
+    assert test.labels.bincount().min() > 25
+    assert test.labels.bincount().max() < 50
+
+
+def test_sgd_learns_it_to_95_percent() -> None:
+    torch.manual_seed(0)
+    task = Digits()
+    model, train, test = task.build_model(), task.train_dataset(), task.eval_dataset()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    size = {"global_batch_size": 128, "length": len(train)}
+    for step in range(10 * steps_per_epoch(len(train), 128)):
+        position = position_of_step(step, **size)
+        rows = batch_rows(seed=0, position=position, **size)
+        optimizer.zero_grad()
+        task.loss(model, train.fetch(rows, epoch=position.epoch, seed=0)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    metrics = task.metrics(model, test.fetch(range(len(test)), epoch=0, seed=0))
+    correct, count = metrics["accuracy"]
+    assert count == 359
+    assert correct.item() / count >= 0.95
+    assert metrics["loss"][0].item() / count < 0.3
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(TaskError, match="pip install scikit-learn"):
+        Digits().train_dataset()
+
+
+@pytest.mark.parametrize("hidden", [0, -3, 2.5, "64", True])
+def test_an_impossible_width_is_refused(hidden: object) -> None:
+    with pytest.raises(TaskError, match=r"\[task\] hidden must be a whole number"):
+        Digits(hidden=hidden)  # type: ignore[arg-type]

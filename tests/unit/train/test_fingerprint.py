@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dtd.errors import TaskError
+from dtd.train.fingerprint import dataset_fingerprint
+
+
+def test_equal_data_has_an_equal_fingerprint_and_other_data_another() -> None:
+    rows = [(torch.full((2,), float(row)), row) for row in range(10)]
+    same = [(torch.full((2,), float(row)), row) for row in range(10)]
+    prints = {dataset_fingerprint(rows, 0), dataset_fingerprint(same, 0)}
+    assert len(prints) == 1
+    changed = [*rows[:9], (torch.tensor([9.0, 9.5]), 9)]
+    prints |= {
+        dataset_fingerprint(changed, 0),
+        dataset_fingerprint(rows[:9], 0),
+        dataset_fingerprint([(values.double(), row) for values, row in rows], 0),
+        dataset_fingerprint([(values[None], row) for values, row in rows], 0),
+    }
+    assert len(prints) == 5
+
+
+def test_any_nested_content_counts() -> None:
+    rows: list[Any] = [
+        {"a": np.arange(3), "b": ("text", b"bytes", 1.5)},
+        {"a": np.arange(3), "b": ("text", b"byteS", 1.5)},
+        {"a": np.arange(3), "c": ("text", b"bytes", 1.5)},
+        {"a": np.arange(1, 4), "b": ("text", b"bytes", 1.5)},
+    ]
+    assert len({dataset_fingerprint([row], 0) for row in rows}) == 4
+
+
+def test_random_augmentation_does_not_disturb_it_nor_the_generators() -> None:
+    class Augmented:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, row: int) -> tuple[float, float, float]:
+            return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    torch.manual_seed(1)
+    expected = torch.rand(())
+    torch.manual_seed(1)
+    first = dataset_fingerprint(Augmented(), 0)
+    assert torch.rand(()) == expected
+    assert dataset_fingerprint(Augmented(), 0) == first
+    assert dataset_fingerprint(Augmented(), 1) != first
+
+
+def test_content_without_bytes_is_refused() -> None:
+    class Opaque:
+        def __len__(self) -> int:
+            return 1
+
+        def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> object:
+            return object()
+
+        def __getitem__(self, row: int) -> object:
+            return object()
+
+    with pytest.raises(TaskError, match="row 0 of the dataset holds a object"):
+        dataset_fingerprint(Opaque(), 0)

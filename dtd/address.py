@@ -1,0 +1,83 @@
+"""HOST:PORT as people write it, checked before anything is opened.
+
+Names are not resolved here; that happens where a connection is made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final, Self
+
+from dtd.errors import UsageError
+from dtd.rules import shown
+
+# A host name: labels of letters, digits, dashes and underscores, 253 characters at most.
+_LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
+_ONLY_NUMBERS: Final = re.compile(r"[0-9.]+")
+_LAST_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where something listens; port 0 lets the kernel choose. IPv6 hosts carry no brackets here."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `HOST:PORT` or `[IPV6]:PORT`; raises `UsageError` that says what is wrong."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host:
+            msg = f"must be HOST:PORT, not {shown(text)}"
+            raise UsageError(msg)
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            known = _is_ipv6(host)
+        elif _is_ipv6(host) or _is_ipv6(text):
+            msg = f"must have an IPv6 address in brackets, as in [::1]:7117, not {shown(text)}"
+            raise UsageError(msg)
+        else:
+            known = is_host(host)
+        if not known:
+            msg = f"names no host that could exist: {shown(host)}"
+            raise UsageError(msg)
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= _LAST_PORT):
+            msg = f"must end in a port from 0 to {_LAST_PORT}, not {shown(port)}"
+            raise UsageError(msg)
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it; a name other than localhost counts as no."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_host(text: str) -> bool:
+    """Whether the text is a host name, an IPv4 address or an IPv6 address without brackets."""
+    if _ONLY_NUMBERS.fullmatch(text):
+        try:
+            ipaddress.IPv4Address(text)
+        except ValueError:
+            return False
+        return True
+    return _HOST_NAME.fullmatch(text) is not None or _is_ipv6(text)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,287 @@
+"""The daemons' settings: flag, then `DTD_*` environment, then TOML file, then default.
+
+Everything wrong is reported at once in one `ConfigError` that names the flag, the variable or the
+file's line.  Reading the file is the only thing done here that is not pure: directories are made
+and addresses opened by the daemons themselves.
+
+A file holds top-level keys named like the fields below.  A variable is the field's name in capital
+letters after `DTD_`; an empty one counts as not set.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dtd.address import Address, is_host
+from dtd.errors import ConfigError, UsageError
+from dtd.logs import LogFormat
+from dtd.rules import FieldInfo, did_you_mean, fault, fields_of, rule, shown
+from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
+
+DEFAULT_COORDINATOR: Final = Address("127.0.0.1", 7117)
+COORDINATOR_FILE: Final = Path("/etc/dtd/coordinator.toml")
+WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
+_LIMIT_BYTES: Final = 64 * 1024
+
+_LOG_FORMAT: Final = rule("One JSON object a line, or console; auto: console on a terminal.")
+_LISTEN: Final = rule("Address to listen on; loopback only.")
+_STATE_DIR: Final = rule("Directory for everything that must survive a restart.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Settings of `dtd-coordinator`."""
+
+    listen: Address = field(default=DEFAULT_COORDINATOR, metadata=_LISTEN)
+    state_dir: Path = field(metadata=_STATE_DIR)
+    heartbeat_interval_s: float = field(
+        default=0.5,
+        metadata=rule("How often workers report that they live.", above=0, maximum=60),
+    )
+    heartbeat_timeout_s: float = field(
+        default=5.0,
+        metadata=rule("Silence after which a worker is suspected.", above=0, maximum=3600),
+    )
+    log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of `dtd-worker`."""
+
+    coordinator: Address = field(
+        default=DEFAULT_COORDINATOR, metadata=rule("Where the coordinator listens.")
+    )
+    name: str = field(
+        metadata=rule(
+            "Stable name of this worker, unique among all; default: host name and device.",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+            wording="1 to 64 letters, digits, dots, dashes or underscores, the first one a letter"
+            " or digit",
+        )
+    )
+    device: str = field(
+        default="cpu",
+        metadata=rule(
+            "What it trains on.",
+            pattern=r"cpu|cuda:(0|[1-9][0-9]{0,2})",
+            wording='"cpu" or "cuda:N"',
+        ),
+    )
+    threads: int = field(
+        default=0, metadata=rule("CPU threads; 0: what the job says.", minimum=0, maximum=1024)
+    )
+    listen: Address = field(default=Address("127.0.0.1", 0), metadata=_LISTEN)
+    advertise: str = field(
+        default="",
+        metadata=rule("Host under which other workers reach this one; empty: listen's host."),
+    )
+    state_dir: Path = field(metadata=_STATE_DIR)
+    log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
+
+
+class _Origin(NamedTuple):
+    """A value, where it was found in words, and whether it is text that stands for a value."""
+
+    value: object
+    place: str
+    is_text: bool
+
+
+def load_coordinator_config(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    default_file: Path = COORDINATOR_FILE,
+) -> CoordinatorConfig:
+    """Settings of the coordinator.
+
+    Args:
+        flags: by field name, plus "config"; None stands for a flag that was not given.
+        environ: the environment.
+        default_file: read when it exists and no other file is named.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    values, problems = _gather(CoordinatorConfig, flags, environ, default_file)
+    values.setdefault("state_dir", _state_dir("coordinator", environ))
+    config = CoordinatorConfig(**values)
+    problems |= _not_loopback(config.listen)
+    if (
+        config.heartbeat_timeout_s < 2 * config.heartbeat_interval_s
+        and "heartbeat_interval_s" not in problems
+        and "heartbeat_timeout_s" not in problems
+    ):
+        problems["heartbeat_timeout_s"] = (
+            "heartbeat_timeout_s: must be at least twice heartbeat_interval_s ="
+            f" {config.heartbeat_interval_s}, not {config.heartbeat_timeout_s}"
+        )
+    _raise_if_any("dtd-coordinator", problems)
+    return config
+
+
+def load_worker_config(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    default_file: Path = WORKER_FILE,
+    hostname: str | None = None,
+) -> WorkerConfig:
+    """Settings of a worker; arguments as for `load_coordinator_config`.
+
+    Args:
+        flags: by field name, plus "config"; None stands for a flag that was not given.
+        environ: the environment.
+        default_file: read when it exists and no other file is named.
+        hostname: what the default name begins with; None: this machine's.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    values, problems = _gather(WorkerConfig, flags, environ, default_file)
+    device = values.get("device", "cpu")
+    values.setdefault("name", _worker_name(hostname or platform.node(), device))
+    values.setdefault("state_dir", _state_dir(f"worker-{values['name']}", environ))
+    config = WorkerConfig(**values)
+    problems |= _not_loopback(config.listen)
+    if config.coordinator.port == 0:
+        problems["coordinator"] = f"coordinator: must name a port, not {config.coordinator}"
+    if config.advertise and not is_host(config.advertise):
+        problems["advertise"] = (
+            f"advertise: must be a host without a port, not {shown(config.advertise)}"
+        )
+    _raise_if_any("dtd-worker", problems)
+    return config
+
+
+def _gather(
+    settings: type, flags: Mapping[str, object], environ: Mapping[str, str], default_file: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values that were given, converted, and what is wrong with the others, by key."""
+    known = fields_of(settings)
+    from_file, problems = _from_file(flags, environ, default_file, known)
+    values: dict[str, Any] = {}
+    for name, info in known.items():
+        variable = f"DTD_{name.upper()}"
+        origin = from_file.get(name)
+        if environ.get(variable):
+            origin = _Origin(environ[variable], variable, is_text=True)
+        if flags.get(name) is not None:
+            origin = _Origin(flags[name], f"--{name.replace('_', '-')}", is_text=True)
+        if origin is None:
+            continue
+        value, text = _converted(info, origin)
+        if text:
+            problems[name] = f"{origin.place}: {text}"
+        else:
+            values[name] = value
+    return values, problems
+
+
+def _from_file(
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    default_file: Path,
+    known: Mapping[str, FieldInfo],
+) -> tuple[dict[str, _Origin], dict[str, str]]:
+    named = flags.get("config") or environ.get("DTD_CONFIG")
+    path = Path(str(named)) if named else default_file
+    try:
+        text = read_text(path, limit_bytes=_LIMIT_BYTES)
+        raw = tomllib.loads(text)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not named:
+            return {}, {}
+        return {}, {"config": f"{path}: cannot be read: {error.strerror or error}"}
+    except CONTENT_ERRORS as error:
+        return {}, {"config": f"{path}: {content_fault(error)}"}
+    lines = key_lines(text)
+
+    def place(key: str) -> str:
+        return f"{path}: line {lines[(key,)]}: {key}" if (key,) in lines else f"{path}: {key}"
+
+    problems = {
+        key: f"{place(key)}: unknown key{did_you_mean(key, known)}"
+        for key in raw
+        if key not in known
+    }
+    origins = {
+        key: _Origin(value, place(key), is_text=False) for key, value in raw.items() if key in known
+    }
+    return origins, problems
+
+
+def _converted(info: FieldInfo, origin: _Origin) -> tuple[Any, str]:
+    """The value in the field's own type, or what is wrong with it."""
+    value = origin.value
+    if info.hint in (Address, Path):
+        if isinstance(value, info.hint):
+            return value, ""
+        if not isinstance(value, str) or not value:
+            return None, f"must be a string, not {shown(value)}"
+        return _address(value) if info.hint is Address else _path(value)
+    if origin.is_text and isinstance(value, str) and info.hint in (int, float):
+        value = _number(info.hint, value)
+    text = fault(info.hint, info.rule, value)
+    return (float(value) if info.hint is float and not text else value), text  # type: ignore[arg-type]
+
+
+def _number(kind: Callable[[str], float], text: str) -> float | str:
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _address(text: str) -> tuple[Address | None, str]:
+    try:
+        return Address.parse(text), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _path(text: str) -> tuple[Path | None, str]:
+    if not text.isprintable():
+        return None, f"must be a path without control characters, not {shown(text)}"
+    try:
+        return Path(text).expanduser().absolute(), ""
+    except RuntimeError:
+        return None, f"names an unknown user: {shown(text)}"
+
+
+def _worker_name(hostname: str, device: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9._-]", "-", hostname).lstrip("._-")[:48]
+    return f"{plain or 'worker'}-{device.replace(':', '')}"
+
+
+def _state_dir(leaf: str, environ: Mapping[str, str]) -> Path:
+    if environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
+        return Path(environ["STATE_DIRECTORY"].split(":")[0])
+    if os.geteuid() == 0 or not environ.get("HOME"):
+        return Path("/var/lib/dtd") / leaf
+    return Path(environ["HOME"]) / ".local/state/dtd" / leaf
+
+
+def _not_loopback(listen: Address) -> dict[str, str]:
+    if listen.is_loopback:
+        return {}
+    return {
+        "listen": f"listen: {listen} is not a loopback address, and this release does not"
+        " authenticate connections yet, so it listens on 127.0.0.1, [::1] or localhost only"
+    }
+
+
+def _raise_if_any(program: str, problems: Mapping[str, str]) -> None:
+    if problems:
+        noun = "problem" if len(problems) == 1 else "problems"
+        lines = "\n".join(f"  {problem}" for problem in problems.values())
+        msg = f"{program}: {len(problems)} {noun} in its settings\n{lines}"
+        raise ConfigError(msg)

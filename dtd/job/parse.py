@@ -1,0 +1,223 @@
+"""From TOML text, or a map from the wire, to a valid `JobSpec`, or to every problem at once.
+
+Problems are collected under the path of their key; only when there are any is the text searched
+for the lines on which those keys stand.  Anything but a `JobSpecError` that leaves this file for
+some input is a bug.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from dtd.errors import JobSpecError
+from dtd.job.checks import conflicts
+from dtd.job.overrides import apply_overrides
+from dtd.job.tables import BUILT_IN_TASKS, JobSpec
+from dtd.rules import INTEGER_LIMIT, did_you_mean, fault, fields_of, shown, without_none
+from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
+
+MAX_JOB_BYTES: Final = 24 * 1024
+_TASK_DEPTH: Final = 8
+_TASK: Final = "task"
+_TABLES: Final[Mapping[str, type]] = {
+    name: hint for name, hint in get_type_hints(JobSpec).items() if name != _TASK
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    path: KeyPath
+    text: str
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read and check a job file; raises `JobSpecError`, also when it cannot be read."""
+    try:
+        text = read_text(Path(path), limit_bytes=MAX_JOB_BYTES)
+    except OSError as error:
+        raise JobSpecError(str(path), (f"cannot be read: {error.strerror or error}",)) from error
+    except CONTENT_ERRORS as error:
+        raise JobSpecError(str(path), (content_fault(error),)) from error
+    return parse_job(text, source=str(path), overrides=overrides)
+
+
+def parse_job(text: str, *, source: str, overrides: Sequence[str] = ()) -> JobSpec:
+    """Check a job file's text.
+
+    Args:
+        text: the TOML document.
+        source: what to call it in messages, usually its path.
+        overrides: changes of the form `table.key=value`, applied before anything is checked.
+
+    Raises:
+        JobSpecError: with every problem of the file, in file order.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except CONTENT_ERRORS as error:
+        raise JobSpecError(source, (content_fault(error),)) from error
+    assigned, faults = apply_overrides(raw, overrides)
+    spec, problems = _read_spec(raw)
+    if faults or problems:
+        raise JobSpecError(source, (*faults, *_located(problems, key_lines(text), assigned)))
+    return spec
+
+
+def to_mapping(spec: JobSpec) -> dict[str, Any]:
+    """The spec as maps, lists and scalars, every field included, ready for msgpack or JSON."""
+    return dataclasses.asdict(spec)
+
+
+def from_mapping(mapping: object, *, source: str) -> JobSpec:
+    """The reverse of `to_mapping`, with all the checks of a job file; trusts nothing."""
+    if not isinstance(mapping, Mapping):
+        raise JobSpecError(source, (f"must be a map of tables, not {shown(mapping)}",))
+    spec, problems = _read_spec(mapping)
+    if problems:
+        raise JobSpecError(source, tuple(_located(problems, {}, set())))
+    return spec
+
+
+def _located(
+    problems: Iterable[_Problem], lines: Mapping[KeyPath, int], assigned: set[KeyPath]
+) -> Iterator[str]:
+    """Problems as sentences in file order; those that belong to no line come last."""
+
+    def line_of(problem: _Problem) -> float:
+        if problem.path in assigned:
+            return math.inf
+        prefixes = (problem.path[:length] for length in range(len(problem.path), 0, -1))
+        return next((lines[prefix] for prefix in prefixes if prefix in lines), math.inf)
+
+    for problem in sorted(problems, key=line_of):
+        line = line_of(problem)
+        place = "--set: " if problem.path in assigned else ""
+        yield f"{place if line == math.inf else f'line {line}: '}{_label(problem)}: {problem.text}"
+
+
+def _label(problem: _Problem) -> str:
+    table, *keys = (
+        key if key.isprintable() else ascii(key)[1:-1] for key in map(str, problem.path)
+    )
+    return f"[{table}] {'.'.join(keys)}".rstrip()
+
+
+def _read_spec(raw: Mapping[Any, Any]) -> tuple[JobSpec, list[_Problem]]:
+    """The spec and what is wrong with it; where a field is wrong, a default stands in for it."""
+    problems = [
+        _Problem(path=(name,), text=_unknown_at_top(name, value))
+        for name, value in raw.items()
+        if name not in _TABLES and name != _TASK
+    ]
+    given: dict[str, Mapping[Any, Any]] = {}
+    for name in (*_TABLES, _TASK):
+        value = raw.get(name, {})
+        if isinstance(value, Mapping):
+            given[name] = value
+        else:
+            problems.append(_Problem(path=(name,), text=f"must be a table, not {shown(value)}"))
+    tables = {
+        name: _read_table(name, table, given.get(name, {}), problems if name in given else [])
+        for name, table in _TABLES.items()
+    }
+    task_problems = list(_task_problems(given.get(_TASK, {}), (_TASK,)))
+    task = {} if task_problems else copy.deepcopy(dict(given.get(_TASK, {})))
+    spec = JobSpec(task=task, **tables)
+    problems += task_problems
+    faulty = {problem.path for problem in problems}
+    problems += (
+        _Problem(path=conflict.fields[0], text=conflict.text)
+        for conflict in conflicts(spec)
+        if not any(path in faulty or path[:1] in faulty for path in conflict.fields)
+    )
+    return spec, problems
+
+
+def _read_table(name: str, table: type, given: Mapping[Any, Any], problems: list[_Problem]) -> Any:
+    known = fields_of(table)
+    values: dict[str, Any] = {
+        key: without_none(info.hint)() for key, info in known.items() if info.required
+    }
+    problems += (
+        _Problem(path=(name, key), text="is required")
+        for key, info in known.items()
+        if info.required and key not in given
+    )
+    for key, value in given.items():
+        info = known.get(key)
+        if info is None:
+            problems.append(_Problem(path=(name, key), text=_unknown_key(key, known)))
+            continue
+        text = fault(info.hint, info.rule, value)
+        if text and (name, key) == ("job", "task") and isinstance(value, str):
+            text += did_you_mean(value, BUILT_IN_TASKS)
+        if text:
+            problems.append(_Problem(path=(name, key), text=text))
+        else:
+            values[key] = float(value) if info.hint is float else value
+    return table(**values)
+
+
+def _unknown_at_top(name: object, value: object) -> str:
+    if isinstance(value, Mapping):
+        return "unknown table" + did_you_mean(str(name), (*_TABLES, _TASK))
+    return "every key stands in a table" + _elsewhere(name)
+
+
+def _unknown_key(key: object, known: Iterable[str]) -> str:
+    return "unknown key" + (_elsewhere(key) or did_you_mean(str(key), known))
+
+
+def _elsewhere(key: object) -> str:
+    home = [f"[{name}]" for name, table in _TABLES.items() if key in fields_of(table)]
+    return f"; it belongs to {' or '.join(home)}" if home else ""
+
+
+def _task_problems(given: Mapping[Any, Any], path: KeyPath) -> Iterator[_Problem]:
+    for key, value in given.items():
+        here = (*path, str(key))
+        if not isinstance(key, str) or not (
+            key.isidentifier() if len(path) == 1 else _is_text(key)
+        ):
+            yield _Problem(path=here, text="must be a name that Python accepts for an argument")
+        elif isinstance(value, Mapping) and len(here) < _TASK_DEPTH:
+            yield from _task_problems(value, here)
+        elif text := _task_fault(value, len(here)):
+            yield _Problem(path=here, text=text)
+
+
+def _task_fault(value: object, depth: int) -> str:
+    """Why a task's argument cannot travel to the workers; empty when it can."""
+    match value:
+        case list() if depth < _TASK_DEPTH:
+            return next(filter(None, (_task_fault(item, depth + 1) for item in value)), "")
+        case Mapping() if depth < _TASK_DEPTH:
+            inner = next(_task_problems(value, ("",) * depth), None)
+            return "" if inner is None else f"{shown(inner.path[-1])} {inner.text}"
+        case list() | Mapping():
+            return f"is nested more than {_TASK_DEPTH} levels deep"
+        case bool():
+            return ""
+        case str():
+            return "" if _is_text(value) else f"is no valid text: {shown(value)}"
+        case int():
+            return "" if abs(value) <= INTEGER_LIMIT else "must fit 64 bits"
+        case float():
+            return "" if math.isfinite(value) else f"must be finite, not {value}"
+    return f"must be a boolean, number, string, array or table, not {shown(value)}"
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8, and so the wire, can carry it: half a surrogate pair cannot travel."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

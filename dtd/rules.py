@@ -1,0 +1,190 @@
+"""What a field of a settings dataclass allows, and the check of one value against it.
+
+A field declares its `Rule` as dataclass metadata: what it means, its range, its pattern.  The job
+file, the daemons' settings and the generated reference all read the same rule, so they cannot
+disagree.  Types come from the annotation and are strict: a bool is no integer, an integer is
+accepted where a number is meant, NaN and infinity are refused.
+
+Nothing here knows where a value came from; callers put the file and the line in front of a fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import re
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+INTEGER_LIMIT: Final = 2**63 - 1
+_RULE: Final = "rule"
+_SHOWN_CHARACTERS: Final = 60
+_WORDS: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one field means and allows.
+
+    Attributes:
+        meaning: one sentence for the reference.
+        minimum: smallest allowed number.
+        above: numbers must be larger than this.
+        maximum: largest allowed number.
+        below: numbers must be smaller than this.
+        pattern: regular expression that a whole string must match.
+        wording: the pattern in words, to follow "must be".
+        only_for: values of the table's `name` with which the field has an effect; empty: all.
+    """
+
+    meaning: str
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+    pattern: str = ""
+    wording: str = ""
+    only_for: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> str:
+        """The range in words: "at least 1 and below 2", or nothing."""
+        return " and ".join(
+            f"{words} {bound}"
+            for words, bound in (
+                ("at least", self.minimum),
+                ("above", self.above),
+                ("at most", self.maximum),
+                ("below", self.below),
+            )
+            if bound is not None
+        )
+
+
+def rule(meaning: str, **limits: Any) -> Mapping[str, Rule]:
+    """Metadata for `dataclasses.field`; the keywords are the attributes of `Rule`."""
+    return {_RULE: Rule(meaning=meaning, **limits)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldInfo:
+    """One field of a settings dataclass; `default` is `dataclasses.MISSING` where required."""
+
+    name: str
+    hint: Any
+    rule: Rule
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        """Whether the field has no default."""
+        return self.default is dataclasses.MISSING
+
+
+@functools.cache
+def fields_of(table: type) -> dict[str, FieldInfo]:
+    """The fields of a settings dataclass that carry a rule, by name, in order."""
+    hints = get_type_hints(table)
+    return {
+        f.name: FieldInfo(
+            name=f.name, hint=hints[f.name], rule=f.metadata[_RULE], default=f.default
+        )
+        for f in dataclasses.fields(table)
+        if _RULE in f.metadata
+    }
+
+
+def without_none(hint: Any) -> Any:
+    """`int` for `int | None`, the hint itself otherwise."""
+    if get_origin(hint) is not types.UnionType:
+        return hint
+    (kind,) = (part for part in get_args(hint) if part is not types.NoneType)
+    return kind
+
+
+def allowed(hint: Any, limits: Rule) -> str:
+    """What a field takes, in words that follow "must be": "an integer, at least 1"."""
+    kind = without_none(hint)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(json.dumps(choice) for choice in get_args(kind))
+    if limits.wording:
+        return limits.wording
+    return f"{_WORDS[kind]}, {limits.bounds}" if limits.bounds else _WORDS[kind]
+
+
+def fault(hint: Any, limits: Rule, value: object) -> str:
+    """Why the value does not fit the field, as one clause; empty when it fits."""
+    if value is None and without_none(hint) is not hint:
+        return ""
+    kind = without_none(hint)
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        fits = isinstance(value, str) and value in choices
+        hint_text = did_you_mean(value, choices) if isinstance(value, str) else ""
+    else:
+        fits, hint_text = _fits(kind, limits, value), ""
+    return "" if fits else f"must be {allowed(hint, limits)}, not {shown(value)}{hint_text}"
+
+
+def _fits(kind: Any, limits: Rule, value: object) -> bool:
+    if kind is str:
+        return (
+            isinstance(value, str)
+            and value.isprintable()
+            and (not limits.pattern or re.fullmatch(limits.pattern, value) is not None)
+        )
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    if isinstance(value, int):
+        return abs(value) <= INTEGER_LIMIT and _in_range(limits, value)
+    return (
+        kind is float
+        and isinstance(value, float)
+        and math.isfinite(value)
+        and _in_range(limits, value)
+    )
+
+
+def _in_range(limits: Rule, number: float) -> bool:
+    return (
+        (limits.minimum is None or number >= limits.minimum)
+        and (limits.above is None or number > limits.above)
+        and (limits.maximum is None or number <= limits.maximum)
+        and (limits.below is None or number < limits.below)
+    )
+
+
+def shown(value: object) -> str:
+    """A value as a person typed it, short enough for one line."""
+    match value:
+        case bool() | str():
+            text = json.dumps(value)
+        case int() if abs(value) > INTEGER_LIMIT:
+            text = "an integer beyond 64 bits"
+        case int() | float():
+            text = str(value)
+        case Mapping():
+            text = "a table"
+        case list() | tuple():
+            text = "an array"
+        case None:
+            text = "nothing"
+        case _:
+            text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def did_you_mean(typed: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?` for the nearest known word, or nothing if none is near."""
+    near = difflib.get_close_matches(typed[:_SHOWN_CHARACTERS], list(known), n=1)
+    return f"; did you mean {json.dumps(near[0])}?" if near else ""

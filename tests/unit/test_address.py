@@ -1,0 +1,77 @@
+"""HOST:PORT: what is read, what is refused, and what counts as loopback."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.address import Address, is_host
+from dtd.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:7117", "127.0.0.1", 7117),
+        ("localhost:0", "localhost", 0),
+        ("node-3.cluster.example:65535", "node-3.cluster.example", 65535),
+        ("[::1]:7117", "::1", 7117),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+    ],
+)
+def test_an_address_is_read_and_printed_alike(text: str, host: str, port: int) -> None:
+    address = Address.parse(text)
+    assert (address.host, address.port) == (host, port)
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "must be HOST:PORT"),
+        ("localhost", "must be HOST:PORT"),
+        (":7117", "must be HOST:PORT"),
+        ("::1:7117", "in brackets"),
+        ("::1", "in brackets"),
+        ("[localhost]:1", "names no host"),
+        ("[::1:1", "names no host"),
+        ("999.0.0.1:1", "names no host"),
+        ("a b:1", "names no host"),
+        ("-a:1", "names no host"),
+        ("a..b:1", "names no host"),
+        ("x" * 64 + ":1", "names no host"),
+        ("localhost:", "must end in a port"),
+        ("localhost:65536", "must end in a port"),
+        ("localhost:-1", "must end in a port"),
+        ("localhost:http", "must end in a port"),
+        ("localhost:\u0661", "must end in a port"),
+        ("localhost:" + "1" * 5000, "must end in a port"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, loopback: bool) -> None:
+    assert Address(host, 1).is_loopback is loopback
+
+
+def test_a_host_stands_alone() -> None:
+    assert is_host("::1")
+    assert is_host("10.0.0.1")
+    assert is_host("node")
+    assert not is_host("node:1")
+    assert not is_host("")

@@ -1,0 +1,228 @@
+"""The daemons' settings: precedence, defaults, and everything wrong at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.config import load_coordinator_config, load_worker_config
+from dtd.errors import ConfigError
+
+NOWHERE = Path("/nonexistent/dtd.toml")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "dtd.toml"
+
+
+def coordinator_problems(
+    flags: dict[str, object], environ: dict[str, str] | None = None, file: Path = NOWHERE
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_coordinator_config(flags, environ or {}, default_file=file)
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def worker_problems(
+    flags: dict[str, object], environ: dict[str, str] | None = None, file: Path = NOWHERE
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_worker_config(flags, environ or {}, default_file=file)
+    return [line.strip() for line in str(caught.value).splitlines()[1:]]
+
+
+def test_the_coordinators_defaults() -> None:
+    config = load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE)
+    assert config.listen == Address("127.0.0.1", 7117)
+    assert config.state_dir == Path("/s")
+    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.5, 5.0)
+    assert config.log_format == "auto"
+
+
+def test_a_workers_defaults() -> None:
+    config = load_worker_config(
+        {}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE, hostname="node-3"
+    )
+    assert config.coordinator == Address("127.0.0.1", 7117)
+    assert (config.name, config.device, config.threads) == ("node-3-cpu", "cpu", 0)
+    assert config.listen == Address("127.0.0.1", 0)
+    assert config.advertise == ""
+    assert config.log_format == "auto"
+
+
+def test_flag_before_environment_before_file_before_default(file: Path) -> None:
+    file.write_text('name = "file"\ndevice = "cuda:1"\nthreads = 4\n')
+    environ = {"DTD_NAME": "environment", "DTD_DEVICE": "cuda:2", "STATE_DIRECTORY": "/s"}
+    config = load_worker_config({"name": "flag", "device": None}, environ, default_file=file)
+    assert (config.name, config.device, config.threads) == ("flag", "cuda:2", 4)
+    assert config.advertise == ""
+
+
+def test_text_from_flags_and_environment_becomes_numbers_and_paths() -> None:
+    flags = {"heartbeat_interval_s": "1", "state_dir": Path("/x")}
+    environ = {"DTD_HEARTBEAT_TIMEOUT_S": "2.5", "DTD_LISTEN": "[::1]:0"}
+    config = load_coordinator_config(flags, environ, default_file=NOWHERE)
+    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (1.0, 2.5)
+    assert type(config.heartbeat_interval_s) is float
+    assert (config.listen, config.state_dir) == (Address("::1", 0), Path("/x"))
+    worker = load_worker_config(
+        {"threads": "3", "coordinator": Address("localhost", 1)}, {}, default_file=NOWHERE
+    )
+    assert (worker.threads, worker.coordinator) == (3, Address("localhost", 1))
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    environ = {"DTD_NAME": "", "DTD_LISTEN": ""}
+    config = load_worker_config({}, environ, default_file=NOWHERE, hostname="h")
+    assert config.name == "h-cpu"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "device", "name"),
+    [
+        ("node-3.example", "cuda:12", "node-3.example-cuda12"),
+        ("_odd name", "cpu", "odd-name-cpu"),
+        ("...", "cpu", "worker-cpu"),
+        ("n" * 200, "cuda:0", "n" * 48 + "-cuda0"),
+    ],
+)
+def test_the_default_name_is_always_a_valid_one(hostname: str, device: str, name: str) -> None:
+    environ = {"DTD_DEVICE": device}
+    config = load_worker_config({}, environ, default_file=NOWHERE, hostname=hostname)
+    assert config.name == name
+    again = load_worker_config({"name": config.name}, {}, default_file=NOWHERE)
+    assert again.name == name
+
+
+def test_state_goes_where_systemd_says_else_to_the_user_else_to_the_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def state_dirs(environ: dict[str, str]) -> tuple[str, str]:
+        coordinator = load_coordinator_config({}, environ, default_file=NOWHERE)
+        worker = load_worker_config({"name": "w"}, environ, default_file=NOWHERE)
+        return str(coordinator.state_dir), str(worker.state_dir)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    home = {"HOME": "/home/u"}
+    assert state_dirs(home | {"STATE_DIRECTORY": "/a:/b"}) == ("/a", "/a")
+    user = "/home/u/.local/state/dtd"
+    assert state_dirs(home) == (f"{user}/coordinator", f"{user}/worker-w")
+    system = ("/var/lib/dtd/coordinator", "/var/lib/dtd/worker-w")
+    assert state_dirs({}) == system
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert state_dirs(home) == system
+
+
+def test_a_state_directory_is_made_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    config = load_coordinator_config({"state_dir": "~/s"}, {}, default_file=NOWHERE)
+    assert config.state_dir == Path("/home/u/s")
+    config = load_coordinator_config({"state_dir": "s"}, {}, default_file=NOWHERE)
+    assert config.state_dir == Path.cwd() / "s"
+
+
+def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None:
+    file.write_text(
+        '# settings\nname = "a b"\nthread = 3\n[zzz]\nx = 1\n',
+    )
+    flags: dict[str, object] = {
+        "device": "cuda",
+        "coordinator": "localhost",
+        "threads": "many",
+        "advertise": "host:1",
+    }
+    environ = {"DTD_LISTEN": "::1:4", "DTD_LOG_FORMAT": "jsn", "DTD_STATE_DIR": "a\nb"}
+    assert worker_problems(flags, environ, file) == [
+        f'{file}: line 3: thread: unknown key; did you mean "threads"?',
+        f"{file}: line 4: zzz: unknown key",
+        '--coordinator: must be HOST:PORT, not "localhost"',
+        (
+            f"{file}: line 2: name: must be 1 to 64 letters, digits, dots, dashes or underscores,"
+            ' the first one a letter or digit, not "a b"'
+        ),
+        '--device: must be "cpu" or "cuda:N", not "cuda"',
+        '--threads: must be an integer, at least 0 and at most 1024, not "many"',
+        'DTD_LISTEN: must have an IPv6 address in brackets, as in [::1]:7117, not "::1:4"',
+        r'DTD_STATE_DIR: must be a path without control characters, not "a\nb"',
+        'DTD_LOG_FORMAT: must be one of "auto", "json", "console", not "jsn"; did you mean "json"?',
+        'advertise: must be a host without a port, not "host:1"',
+    ]
+
+
+def test_values_in_a_file_are_not_converted(file: Path) -> None:
+    file.write_text('threads = "3"\nlisten = 7117\nstate_dir = ""\n')
+    assert worker_problems({}, file=file) == [
+        f'{file}: line 1: threads: must be an integer, at least 0 and at most 1024, not "3"',
+        f"{file}: line 2: listen: must be a string, not 7117",
+        f'{file}: line 3: state_dir: must be a string, not ""',
+    ]
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7117", "[::]:0", "10.1.2.3:1", "node:1"])
+def test_listening_to_others_is_refused_while_nobody_is_authenticated(listen: str) -> None:
+    for problems in (coordinator_problems, worker_problems):
+        (problem,) = problems({"listen": listen})
+        assert problem.startswith(f"listen: {listen} is not a loopback address")
+        assert "does not authenticate connections yet" in problem
+
+
+def test_the_coordinator_is_looked_for_at_a_real_port() -> None:
+    assert worker_problems({"coordinator": "localhost:0"}) == [
+        "coordinator: must name a port, not localhost:0"
+    ]
+
+
+def test_an_unknown_home_is_no_path() -> None:
+    assert coordinator_problems({"state_dir": "~nobody-of-that-name/x"}) == [
+        '--state-dir: names an unknown user: "~nobody-of-that-name/x"'
+    ]
+
+
+def test_a_worker_is_not_suspected_before_it_could_report() -> None:
+    flags: dict[str, object] = {"heartbeat_interval_s": "4"}
+    assert coordinator_problems(flags) == [
+        "heartbeat_timeout_s: must be at least twice heartbeat_interval_s = 4.0, not 5.0"
+    ]
+    flags["heartbeat_timeout_s"] = "nan"
+    (problem,) = coordinator_problems(flags)
+    assert problem.startswith("--heartbeat-timeout-s: must be a number, above 0")
+
+
+@pytest.mark.parametrize("named", [{"config": NOWHERE}, {"config": str(NOWHERE)}])
+def test_a_named_file_must_exist(named: dict[str, Any]) -> None:
+    expected = [f"{NOWHERE}: cannot be read: No such file or directory"]
+    assert coordinator_problems(named) == expected
+    assert coordinator_problems({}, {"DTD_CONFIG": str(NOWHERE)}) == expected
+
+
+def test_a_named_file_takes_the_default_files_place(file: Path, tmp_path: Path) -> None:
+    file.write_text("threads = 1\n")
+    other = tmp_path / "other.toml"
+    other.write_text("threads = 2\n")
+    config = load_worker_config({"config": str(other)}, {}, default_file=file)
+    assert config.threads == 2
+
+
+def test_a_file_that_is_no_toml_is_reported_beside_the_rest(file: Path) -> None:
+    file.write_text("listen =\n")
+    assert coordinator_problems({"listen": "x"}, file=file) == [
+        f"{file}: line 1: not TOML: Invalid value (column 9)",
+        '--listen: must be HOST:PORT, not "x"',
+    ]
+
+
+def test_a_default_file_that_is_there_but_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    assert coordinator_problems({}, file=tmp_path) == [
+        f"{tmp_path}: cannot be read: Is a directory"
+    ]
+
+
+def test_the_message_names_the_daemon_and_the_exit_code_is_for_settings() -> None:
+    with pytest.raises(ConfigError, match=r"^dtd-worker: 1 problem in its settings\n") as caught:
+        load_worker_config({"device": "gpu"}, {}, default_file=NOWHERE)
+    assert caught.value.exit_code == 78

@@ -1,0 +1,204 @@
+"""Log lines: their form, what they carry, and that logging never fails its caller."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+
+from dtd.logs import configure_logging, get_logger
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging("auto", stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_one_json_object_with_what_was_bound(stream: io.StringIO) -> None:
+    log = get_logger(job="j-1", generation=3).bind(rank=2)
+    log.info("step_committed", step=7)
+    (line,) = lines(stream)
+    moment = line.pop("ts")
+    assert line == {
+        "level": "info",
+        "event": "step_committed",
+        "job": "j-1",
+        "generation": 3,
+        "rank": 2,
+        "step": 7,
+    }
+    assert moment.endswith("Z")
+    assert len(moment) == len("2026-01-01T00:00:00.000Z")
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()) < 60
+    assert stream.getvalue().startswith('{"ts": ')
+
+
+def test_context_variables_are_on_every_line(stream: io.StringIO) -> None:
+    with structlog.contextvars.bound_contextvars(worker="w"):
+        get_logger().warning("slow")
+    (line,) = lines(stream)
+    assert (line["worker"], line["level"]) == ("w", "warning")
+
+
+def test_debug_lines_are_left_out(stream: io.StringIO) -> None:
+    get_logger().debug("detail")
+    assert stream.getvalue() == ""
+
+
+def test_values_that_json_lacks_are_written_as_text(stream: io.StringIO) -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    get_logger().info(
+        "odd",
+        loss=float("nan"),
+        norm=float("-inf"),
+        thing=b"x",
+        cycle=cycle,
+        keys={(1,): 2},
+        lone="\ud800",
+        none=None,
+        rate=0.5,
+    )
+    get_logger().info("bytes", thing=b"x")
+    first, second = lines(stream)
+    assert (first["loss"], first["norm"], first["rate"]) == ("nan", "-inf", 0.5)
+    assert (first["thing"], first["cycle"], first["keys"]) == ("b'x'", "[[...]]", "{(1,): 2}")
+    assert (first["lone"], first["none"]) == ("\ud800", None)
+    assert second["thing"] == "b'x'"
+    assert "NaN" not in stream.getvalue()
+
+
+def test_an_exception_is_one_line_with_its_traceback(stream: io.StringIO) -> None:
+    try:
+        raise RuntimeError("boom\nover two lines")
+    except RuntimeError:
+        get_logger().exception("task_failed")
+    (line,) = lines(stream)
+    assert line["level"] == "error"
+    assert line["exception"].startswith("Traceback (most recent call last):\n")
+    assert line["exception"].endswith("RuntimeError: boom\nover two lines")
+
+
+def test_the_standard_librarys_records_have_the_same_form(stream: io.StringIO) -> None:
+    logging.getLogger("asyncio").error("task %s failed", "t")
+    logging.getLogger("noisy").info("left out")
+    (line,) = lines(stream)
+    del line["ts"]
+    assert line == {
+        "level": "error",
+        "event": "library_log",
+        "message": "task t failed",
+        "logger": "asyncio",
+    }
+
+
+def test_a_terminal_gets_a_coloured_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal()
+    configure_logging("auto", terminal)
+    get_logger(rank=1).info("hello")
+    assert "\x1b[" in terminal.getvalue()
+    assert "hello" in terminal.getvalue()
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    configure_logging("auto", terminal)
+    get_logger(rank=1).info("hello")
+    assert "\x1b[" not in terminal.getvalue()
+    assert "rank=1" in terminal.getvalue()
+
+
+def test_the_format_may_be_forced_either_way() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    configure_logging("json", terminal)
+    get_logger().info("hello")
+    assert lines(terminal)[0]["event"] == "hello"
+    configure_logging("console", file)
+    get_logger().info("hello")
+    assert "[info" in file.getvalue()
+    assert "\x1b[" not in file.getvalue()
+
+
+def test_a_console_shows_the_traceback() -> None:
+    file = io.StringIO()
+    configure_logging("console", file)
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        get_logger().exception("task_failed")
+    assert "RuntimeError: boom" in file.getvalue()
+
+
+def test_a_stream_that_fails_does_not_fail_its_caller() -> None:
+    broken, closed = Broken(), io.StringIO()
+    configure_logging("json", broken)
+    get_logger().error("unheard")
+    assert broken.getvalue() == ""
+    configure_logging("json", closed)
+    get_logger().info("heard")
+    closed.close()
+    get_logger().info("unheard")
+    logging.getLogger("library").error("unheard")
+
+
+def test_a_console_that_cannot_spell_a_character_shows_its_number() -> None:
+    raw = io.BytesIO()
+    configure_logging("console", io.TextIOWrapper(raw, encoding="ascii"))
+    get_logger().info("hello", who="é")
+    assert b"who=\\xe9" in raw.getvalue()
+
+
+def test_lines_of_many_threads_do_not_mix(stream: io.StringIO) -> None:
+    begin = threading.Barrier(4)
+
+    def talk(rank: int) -> None:
+        log = get_logger(rank=rank)
+        begin.wait()
+        for step in range(50):
+            log.info("step", step=step, filler="x" * 200)
+
+    threads = [threading.Thread(target=talk, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = [(line["rank"], line["step"]) for line in lines(stream)]
+    assert sorted(seen) == [(rank, step) for rank in range(4) for step in range(50)]

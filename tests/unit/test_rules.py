@@ -1,0 +1,134 @@
+"""One value against one field's rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from dtd.rules import Rule, allowed, did_you_mean, fault, fields_of, rule, shown
+
+ANY = Rule(meaning="")
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (bool, True),
+        (int, 3),
+        (int, -(2**63 - 1)),
+        (float, 3),
+        (float, 0.5),
+        (str, ""),
+        (str, "grün"),
+        (int | None, None),
+        (int | None, 3),
+        (Literal["a", "b"], "b"),
+    ],
+)
+def test_a_value_of_the_right_type_fits(hint: Any, value: object) -> None:
+    assert fault(hint, ANY, value) == ""
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (bool, 1),
+        (bool, "true"),
+        (int, True),
+        (int, 1.0),
+        (int, 2**63),
+        (int, None),
+        (int, "1"),
+        (float, True),
+        (float, "1"),
+        (float, float("nan")),
+        (float, float("inf")),
+        (float, 10**400),
+        (str, 3),
+        (str, "a\nb"),
+        (str, "\0"),
+        (str, "\ud800"),
+        (str, None),
+        (int | None, False),
+        (Literal["a", "b"], "c"),
+        (Literal["a", "b"], 1),
+        (Literal["a", "b"], ["a"]),
+    ],
+)
+def test_types_are_strict(hint: Any, value: object) -> None:
+    assert fault(hint, ANY, value).startswith("must be ")
+
+
+@pytest.mark.parametrize(
+    ("limits", "inside", "outside"),
+    [
+        ({"minimum": 1}, 1, 0),
+        ({"above": 1}, 2, 1),
+        ({"maximum": 4}, 4, 5),
+        ({"below": 4}, 3, 4),
+    ],
+)
+def test_bounds_are_kept_exactly(limits: dict[str, Any], inside: int, outside: int) -> None:
+    checked = Rule(meaning="", **limits)
+    for kind in (int, float):
+        assert fault(kind, checked, inside) == ""
+        assert checked.bounds in fault(kind, checked, outside)
+
+
+def test_a_pattern_must_match_as_a_whole() -> None:
+    checked = Rule(meaning="", pattern="a+", wording="some a")
+    assert fault(str, checked, "aaa") == ""
+    assert fault(str, checked, "aab") == 'must be some a, not "aab"'
+
+
+def test_what_is_allowed_reads_as_words() -> None:
+    assert allowed(int | None, Rule(meaning="", minimum=1, below=9)) == (
+        "an integer, at least 1 and below 9"
+    )
+    assert allowed(Literal["a", "b"], ANY) == 'one of "a", "b"'
+    assert allowed(bool, ANY) == "true or false"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        ("a\n", '"a\\n"'),
+        (3, "3"),
+        (0.5, "0.5"),
+        (2**70, "an integer beyond 64 bits"),
+        ({}, "a table"),
+        ([1], "an array"),
+        ((1,), "an array"),
+        (None, "nothing"),
+        (b"x", "a bytes"),
+    ],
+)
+def test_values_are_shown_as_typed(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(shown("x" * 1000)) == 60
+
+
+def test_only_a_near_word_is_suggested() -> None:
+    assert did_you_mean("momentun", ["momentum", "lr"]) == '; did you mean "momentum"?'
+    assert did_you_mean("zzz", ["momentum", "lr"]) == ""
+
+
+def test_fields_carry_their_rule_and_default() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Table:
+        needed: int = field(metadata=rule("What.", minimum=1))
+        given: str = field(default="x", metadata=rule("Which."))
+        plain: int = 0
+
+    needed, given = fields_of(Table).values()
+    assert (needed.name, needed.hint, needed.rule.minimum) == ("needed", int, 1)
+    assert needed.required
+    assert needed.default is dataclasses.MISSING
+    assert (given.default, given.required, given.rule.meaning) == ("x", False, "Which.")

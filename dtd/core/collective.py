@@ -1,0 +1,112 @@
+"""The data plane as the training thread sees it: one interface, several transports.
+
+`all_reduce` has exactly the contract of the system: synchronous, deterministic, blocks until all
+active workers took part, the same bytes on every worker.  To overlap it with backward it is split
+in two: `start` hands a full bucket over and returns at once, `wait` blocks until it is averaged.
+
+The TCP ring (`dtd.worker.bridge`) is the transport of the daemons; `dtd.net.inprocess` is the one
+for tests and for reading.  This file holds only the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketMemory:
+    """Where one bucket's contribution lies, and how to add to it.
+
+    Contributions are summed; a rank scales its own by its share of the global batch before it
+    starts the bucket, so that the sum is the average.
+
+    Attributes:
+        view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
+        item_bytes: size of one element; chunks never split an element.
+        add: `add(start, stop, received)` adds the received bytes to elements [start, stop).
+    """
+
+    view: memoryview
+    item_bytes: int
+    add: Callable[[int, int, memoryview], None]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements in the bucket."""
+        return len(self.view) // self.item_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommTiming:
+    """What one step cost on the wire, as seen by one rank.
+
+    Attributes:
+        busy_s: time during which at least one bucket or word was in flight.
+        exposed_s: the part of it during which the training thread stood waiting.
+        sent_bytes: payload bytes sent to the ring neighbour.
+    """
+
+    busy_s: float
+    exposed_s: float
+    sent_bytes: int
+
+
+class Collective(Protocol):
+    """One generation's ring, called from the training thread only.
+
+    Every method may raise `RingBroken`: the generation is over, nothing of the step was applied,
+    and the caller goes back to waiting for its next assignment.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This worker's position in the roster."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Length of the roster."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of the roster."""
+        ...
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """Begin step `step` (0-based); its buckets are known by their index from here on.
+
+        Every rank opens the same steps, one after another without a gap, with buckets of the same
+        sizes (or none), and starts all of them before it waits for the first.
+        """
+        ...
+
+    def start(self, bucket: int) -> None:
+        """Hand over a bucket whose contribution is complete; returns at once, thread-safe.
+
+        Buckets may be handed over in any order; they travel in index order.
+        """
+        ...
+
+    def wait(self, bucket: int) -> None:
+        """Block until the bucket holds the sum of all contributions and is ours again."""
+        ...
+
+    def gather(self, word: bytes) -> list[bytes]:
+        """Block until every rank has called this, then return all ranks' words in rank order.
+
+        Words are small (at most 32 KiB).  Called within an open step, equally often by all ranks.
+        """
+        ...
+
+    def close_step(self) -> CommTiming:
+        """End the open step and say what it cost."""
+        ...
+
+
+def all_reduce(collective: Collective, bucket: int) -> None:
+    """Sum one bucket over all ranks, blocking: the one primitive, without overlap."""
+    collective.start(bucket)
+    collective.wait(bucket)

@@ -1,0 +1,76 @@
+"""The ledger of committed rows: proof that every row of an epoch is used exactly once.
+
+One bit a row for the epoch at hand, and counts over the epochs that are complete.  It is part of
+the training state, so it survives whatever the state survives.  Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Ledger:
+    """Which rows were committed.
+
+    Args:
+        length: rows of the dataset.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+        self.committed = 0
+        self.rows_repeated = 0
+        self.rows_missing = 0
+        self._bits = bytearray(-(-length // 8))
+
+    def commit(self, epoch: int, rows: Iterable[int]) -> None:
+        """Enter the rows of a committed step; a later epoch closes the one before."""
+        if epoch != self.epoch:
+            self.close_epoch()
+            self.epoch = epoch
+        for row in rows:
+            byte, bit = row >> 3, 1 << (row & 7)
+            if self._bits[byte] & bit:
+                self.rows_repeated += 1
+            else:
+                self._bits[byte] |= bit
+                self.committed += 1
+        if self.committed == self.length:
+            self.close_epoch()
+
+    def close_epoch(self) -> None:
+        """Count what the epoch at hand left out, and begin an empty page."""
+        if self.committed:
+            self.rows_missing += self.length - self.committed
+        self.epoch += 1
+        self.committed = 0
+        self._bits = bytearray(len(self._bits))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """For the metadata of the state; equal ledgers give equal mappings."""
+        packed = zlib.compress(bytes(self._bits), 1) if self.committed else b""
+        return {
+            "length": self.length,
+            "epoch": self.epoch,
+            "committed": self.committed,
+            "rows_repeated": self.rows_repeated,
+            "rows_missing": self.rows_missing,
+            "bits": base64.b64encode(packed).decode("ascii"),
+        }
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Ledger:
+        """The ledger that `to_mapping` wrote."""
+        ledger = cls(int(mapping["length"]))
+        ledger.epoch = int(mapping["epoch"])
+        ledger.committed = int(mapping["committed"])
+        ledger.rows_repeated = int(mapping["rows_repeated"])
+        ledger.rows_missing = int(mapping["rows_missing"])
+        packed = base64.b64decode(mapping["bits"])
+        if packed:
+            ledger._bits = bytearray(zlib.decompress(packed))
+        return ledger

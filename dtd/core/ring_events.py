@@ -1,0 +1,122 @@
+"""What happens to a ring, what it answers, and where it lets a payload be received.
+
+The vocabulary between the pure machine (`dtd.core.ring`) and its shells (`dtd.net.ring`, the
+simulation).  Indices only, never bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtd.core.chunks import BucketShape
+from dtd.wire.messages import Chunk, Word
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOpened:
+    """The training thread begins a step with these buckets."""
+
+    step: int
+    buckets: tuple[BucketShape, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketStarted:
+    """The bucket's own contribution is complete."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkReceived:
+    """A chunk's payload lies where `place` said, and its tag was right."""
+
+    chunk: Chunk
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordOffered:
+    """This rank's word for the next exchange is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordReceived:
+    """Another rank's word arrived."""
+
+    word: Word
+
+
+Event = StepOpened | BucketStarted | ChunkReceived | WordOffered | WordReceived
+
+
+# --- effects ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """Add scratch slot `slot` to elements [start, stop) of the bucket; the slot is free then."""
+
+    bucket: int
+    start: int
+    stop: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendChunk:
+    """Send elements [start, stop) of the bucket to the next rank."""
+
+    chunk: Chunk
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendWord:
+    """Send the word of `word.origin` to the next rank."""
+
+    word: Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketDone:
+    """The bucket holds the sum; its memory is free once everything sent has drained."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordsDone:
+    """Every rank's word of this exchange is here."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A frame that was held may be placed now."""
+
+
+Effect = Reduce | SendChunk | SendWord | BucketDone | WordsDone | Resume
+
+
+# --- where a payload goes --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InScratch:
+    """Receive into this scratch slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InBucket:
+    """Receive straight into elements [start, stop) of the bucket."""
+
+    bucket: int
+    start: int
+    stop: int

@@ -1,0 +1,203 @@
+"""The life of one connection: HELLO, WELCOME, then the messages its role allows, then the end.
+
+Pure state machine (protocol.md, "Connections").  Bytes go through `dtd.wire.frames`; this file says
+which message may come from which side in which state, and agrees on version and limits.
+
+    opening side:    connect --HELLO-->  AWAIT_WELCOME --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
+    accepting side:  AWAIT_HELLO --HELLO--> DECIDING --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.wire import messages as m
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    PROTOCOL_VERSION,
+)
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    AWAIT_HELLO = "await hello"
+    DECIDING = "deciding"
+    AWAIT_WELCOME = "await welcome"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+_ENDS: Final[frozenset[type[Any]]] = frozenset({m.Error, m.Goodbye})
+
+# What the opening side may send in OPEN, by role.
+FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
+    m.Role.WORKER: _ENDS
+    | {
+        m.Register,
+        m.Heartbeat,
+        m.Warmed,
+        m.Running,
+        m.Frozen,
+        m.Finished,
+        m.Failed,
+        m.Evaluated,
+        m.CheckpointSaved,
+        m.JobOutput,
+        m.Notice,
+        m.Progress,
+        m.Leave,
+    },
+    m.Role.CTL: _ENDS
+    | {
+        m.SubmitJob,
+        m.GetStatus,
+        m.WaitJob,
+        m.CancelJob,
+        m.KillWorker,
+        m.DrainWorker,
+        m.ListJobs,
+        m.ReadLogs,
+        m.ReadEvents,
+        m.ListCheckpoints,
+    },
+    m.Role.RING: _ENDS | {m.Chunk, m.Word},
+    m.Role.FETCH: _ENDS | {m.FetchOpen, m.FetchRange},
+}
+
+# What the accepting side may send in OPEN, by role.
+FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
+    m.Role.WORKER: _ENDS
+    | {m.Registered, m.HeartbeatAck, m.Prepare, m.Assign, m.Freeze, m.Release, m.Signal},
+    m.Role.CTL: _ENDS | {m.Result},
+    m.Role.RING: _ENDS,
+    m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
+}
+
+# The messages that carry a payload, and the most bytes of it; all others carry none.
+PAYLOAD_LIMIT_BYTES: Final[Mapping[type[Any], int]] = {
+    m.JobOutput: LARGEST_MAX_PAYLOAD_BYTES,
+    m.Chunk: LARGEST_MAX_PAYLOAD_BYTES,
+    m.Word: m.MAX_WORD_BYTES,
+    m.FetchInfo: LARGEST_MAX_PAYLOAD_BYTES,
+    m.FetchData: LARGEST_MAX_PAYLOAD_BYTES,
+    m.Result: LARGEST_MAX_PAYLOAD_BYTES,
+}
+
+
+class Connection:
+    """One side of one connection.
+
+    Args:
+        opened: this side opened it.
+        role: known from the start to the opener; the acceptor learns it from HELLO.
+        accepts: the roles that the accepting side serves.
+
+    Attributes:
+        max_payload_bytes: the largest payload that the other side takes; known once its HELLO or
+            WELCOME is here.
+    """
+
+    def __init__(
+        self, *, opened: bool, role: m.Role | None = None, accepts: frozenset[m.Role] = frozenset()
+    ) -> None:
+        self.opened = opened
+        self.role = role
+        self.state = State.AWAIT_WELCOME if opened else State.AWAIT_HELLO
+        self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
+        self._accepts = accepts
+
+    def receive(self, message: m.Message, payload_bytes: int = 0) -> None:
+        """Account for a message from the other side, and for the length of its payload.
+
+        Raises:
+            ProtocolError: WRONG_STATE, BAD_VERSION, BAD_FIELD or BAD_PAYLOAD; the connection is
+                then closed.
+        """
+        try:
+            self._check(message)
+            self._check_payload(message, payload_bytes)
+        except ProtocolError:
+            self.state = State.CLOSED
+            raise
+        if isinstance(message, m.Error | m.Goodbye):
+            self.state = State.CLOSED
+
+    def _check(self, message: m.Message) -> None:
+        if isinstance(message, m.Error) and self.state is not State.CLOSED:
+            return
+        if self.state is State.AWAIT_HELLO and isinstance(message, m.Hello):
+            self._check_hello(message)
+            self.state = State.DECIDING
+        elif self.state is State.AWAIT_WELCOME and isinstance(message, m.Welcome):
+            self._check_welcome(message)
+        elif self.state is State.OPEN and type(message) in self._allowed():
+            return
+        else:
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE,
+                f"{m.message_name(type(message))} is not allowed in state {self.state.value!r}"
+                f" of a {self.role.value if self.role else 'new'} connection",
+            )
+
+    def _check_payload(self, message: m.Message, payload_bytes: int) -> None:
+        limit = PAYLOAD_LIMIT_BYTES.get(type(message), 0)
+        if payload_bytes > limit:
+            raise ProtocolError(
+                ErrorCode.BAD_PAYLOAD,
+                f"{m.message_name(type(message))}: payload of {payload_bytes} bytes > {limit}",
+            )
+
+    def _allowed(self) -> frozenset[type[Any]]:
+        assert self.role is not None
+        return (FROM_ACCEPTOR if self.opened else FROM_OPENER)[self.role]
+
+    def _check_hello(self, hello: m.Hello) -> None:
+        try:
+            self.role = m.Role(hello.role)
+        except ValueError:
+            raise ProtocolError(
+                ErrorCode.BAD_FIELD, f"HELLO.role: {hello.role!r} is not known"
+            ) from None
+        if self.role not in self._accepts:
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE,
+                f"role {self.role.value!r} is not served here",
+                remedy="check the port: a worker's data port is not the coordinator's",
+            )
+        if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
+            raise ProtocolError(
+                ErrorCode.BAD_VERSION,
+                f"{hello.name} speaks protocol {hello.protocol_min}..{hello.protocol_max}"
+                f" (dtd {hello.version}), this side {PROTOCOL_VERSION}",
+                remedy="install the same dtd version on both hosts",
+            )
+        self._limit(hello.max_payload_bytes)
+
+    def _check_welcome(self, welcome: m.Welcome) -> None:
+        if welcome.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                ErrorCode.BAD_VERSION,
+                f"{welcome.name} chose protocol {welcome.protocol}, not {PROTOCOL_VERSION}",
+                remedy="install the same dtd version on both hosts",
+            )
+        self._limit(welcome.max_payload_bytes)
+        self.state = State.OPEN
+
+    def _limit(self, stated_bytes: int) -> None:
+        self.max_payload_bytes = min(stated_bytes, LARGEST_MAX_PAYLOAD_BYTES)
+
+    def accept(self) -> None:
+        """The accepting side sends WELCOME: the connection is open, unless it ended meanwhile."""
+        assert not self.opened
+        assert self.state in (State.DECIDING, State.CLOSED)
+        if self.state is State.DECIDING:
+            self.state = State.OPEN
+
+    def end(self) -> None:
+        """The connection was closed, by either side."""
+        self.state = State.CLOSED

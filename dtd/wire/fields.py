@@ -1,0 +1,158 @@
+"""The kinds of field a message may have, and the check of each (protocol.md, "Notation").
+
+A message declares `step: U64`; the alias carries the check as `typing.Annotated` metadata.  A value
+that does not fit raises ProtocolError BAD_FIELD naming message and field.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, ClassVar, Final, Protocol, get_type_hints
+
+from dtd.errors import ErrorCode, ProtocolError
+
+NAME_CHARACTERS: Final = 255
+TEXT_CHARACTERS: Final = 16384
+BLOB_BYTES: Final = 4096
+
+Check = Callable[[str, Any], Any]
+
+
+class Record(Protocol):
+    """Any frozen dataclass whose fields are declared with the aliases of this file."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+def bad_field(where: str, problem: str) -> ProtocolError:
+    """The one error for a value that does not fit its field."""
+    return ProtocolError(ErrorCode.BAD_FIELD, f"{where}: {problem}")
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(where: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise bad_field(where, f"expected an integer, got {type(value).__name__}")
+        if not low <= value <= high:
+            raise bad_field(where, f"{value} is not in {low}..{high}")
+        return value
+
+    return check
+
+
+def _text(limit: int) -> Check:
+    def check(where: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise bad_field(where, f"expected text, got {type(value).__name__}")
+        if len(value) > limit:
+            raise bad_field(where, f"text of {len(value)} characters > {limit}")
+        return value
+
+    return check
+
+
+def _bytes(limit: int) -> Check:
+    def check(where: str, value: Any) -> bytes:
+        if not isinstance(value, bytes):
+            raise bad_field(where, f"expected bytes, got {type(value).__name__}")
+        if len(value) > limit:
+            raise bad_field(where, f"{len(value)} bytes > {limit}")
+        return value
+
+    return check
+
+
+def _boolean(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise bad_field(where, f"expected a boolean, got {type(value).__name__}")
+    return value
+
+
+def _number(where: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise bad_field(where, f"expected a number, got {type(value).__name__}")
+    return float(value)
+
+
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_field(where, f"expected a map, got {type(value).__name__}")
+    return value
+
+
+U8 = Annotated[int, "u8", _integer(0, 2**8 - 1)]
+U16 = Annotated[int, "u16", _integer(0, 2**16 - 1)]
+U32 = Annotated[int, "u32", _integer(0, 2**32 - 1)]
+U64 = Annotated[int, "u64", _integer(0, 2**63 - 1)]
+F64 = Annotated[float, "f64", _number]
+Flag = Annotated[bool, "bool", _boolean]
+Name = Annotated[str, f"text<={NAME_CHARACTERS}", _text(NAME_CHARACTERS)]
+Text = Annotated[str, f"text<={TEXT_CHARACTERS}", _text(TEXT_CHARACTERS)]
+Blob = Annotated[bytes, f"bytes<={BLOB_BYTES}", _bytes(BLOB_BYTES)]
+Map = Annotated[dict[str, Any], "map", _mapping]
+
+
+def list_of(record: type[Record], limit: int) -> tuple[str, Check]:
+    """Metadata of a field that holds a list of at most `limit` records."""
+
+    def check(where: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise bad_field(where, f"expected a list, got {type(value).__name__}")
+        if len(value) > limit:
+            raise bad_field(where, f"list of {len(value)} > {limit}")
+        return tuple(
+            parse_record(record, _mapping(f"{where}[{index}]", item), where=f"{where}[{index}]")
+            for index, item in enumerate(value)
+        )
+
+    return f"list<={limit} of {record.__name__}", check
+
+
+Layout = tuple[tuple[str, str, Check, bool], ...]
+_layouts: dict[type[Any], Layout] = {}
+
+
+def layout(record: type[Any]) -> Layout:
+    """(name, kind, check, required) of every field, in order."""
+    cached = _layouts.get(record)
+    if cached is None:
+        hints = get_type_hints(record, include_extras=True)
+        rows = []
+        for field in fields(record):
+            metadata = hints[field.name].__metadata__
+            kind, check = metadata if len(metadata) == 2 else metadata[0]
+            rows.append((field.name, kind, check, field.default is MISSING))
+        cached = _layouts[record] = tuple(rows)
+    return cached
+
+
+def parse_record(record: type[Any], values: dict[str, Any], *, where: str) -> Any:
+    """Build `record` from a decoded map; unknown keys are ignored.
+
+    Raises:
+        ProtocolError: BAD_FIELD when a field is missing or does not fit.
+    """
+    arguments: dict[str, Any] = {}
+    for name, _kind, check, required in layout(record):
+        if name in values:
+            arguments[name] = check(f"{where}.{name}", values[name])
+        elif required:
+            raise bad_field(where, f"field {name!r} is missing")
+    return record(**arguments)
+
+
+def record_values(record: Any, *, where: str) -> dict[str, Any]:
+    """The map of a record's fields, ready for msgpack.
+
+    Raises:
+        ProtocolError: BAD_FIELD when the receiver would refuse a value.
+    """
+    values = {}
+    for name, _kind, check, _required in layout(type(record)):
+        value = getattr(record, name)
+        if isinstance(value, tuple):
+            value = [record_values(item, where=f"{where}.{name}") for item in value]
+        check(f"{where}.{name}", value)
+        values[name] = value
+    return values

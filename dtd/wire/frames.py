@@ -1,0 +1,298 @@
+"""Frames: the fixed prefix, the msgpack header, the raw payload and the integrity tag.
+
+Pure bytes in, frames out (protocol.md, "Frames").  Nothing is allocated before its size was
+checked; a payload is received straight into the memory that the owner of the connection names once
+it has accepted the header.  `dtd.wire.header` makes a map of a header's bytes, and
+`dtd.wire.messages` a message of the map.
+
+    +-------+---------+-------+----------+------------+-------------+ - - - - + - - - - - + - - -+
+    | magic | version | flags | reserved | header len | payload len | header  | payload   | tag  |
+    | 4     | 1       | 1     | 2        | 4          | 4           | msgpack | raw bytes | 16   |
+    +-------+---------+-------+----------+------------+-------------+ - - - - + - - - - - + - - -+
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire.header import MAX_HEADER_BYTES, Header, decode_header
+
+MAGIC: Final = b"DTDF"
+PROTOCOL_VERSION: Final = 1
+FLAG_TAG_XXH3: Final = 0x01
+PREFIX: Final = struct.Struct("!4sBBHII")
+PREFIX_BYTES: Final = PREFIX.size
+TAG_BYTES: Final = 16
+DEFAULT_MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+LARGEST_MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One received frame whose tag was right.
+
+    Attributes:
+        header: the decoded msgpack map.
+        payload: the payload's bytes, in the memory that the sink named (or our own).
+    """
+
+    header: Header
+    payload: memoryview
+
+
+class Hold:
+    """What a sink returns when it accepts a header but has no memory for the payload yet."""
+
+
+HOLD: Final = Hold()
+
+# Called with a frame's header and payload length; returns where the payload goes (writable bytes,
+# exactly that many), HOLD, or None for memory of the decoder's own.  It may raise ProtocolError.
+Sink = Callable[[Header, int], "memoryview | Hold | None"]
+
+
+def _own_memory(_header: Header, _payload_bytes: int) -> None:
+    return None
+
+
+def encode_frame(header: bytes, payload: bytes | memoryview = b"") -> tuple[bytes, bytes]:
+    """The bytes that go before and after a payload, which is itself sent as it lies.
+
+    Args:
+        header: a message's msgpack map (`dtd.wire.messages.encode_header`).
+        payload: raw bytes; read for the tag, never copied.
+
+    Returns:
+        (prefix + header, tag)
+
+    Raises:
+        LocalProtocolError: header or payload exceed what any peer may accept.
+    """
+    payload_bytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    if len(header) > MAX_HEADER_BYTES:
+        raise LocalProtocolError(f"header of {len(header)} bytes > {MAX_HEADER_BYTES}")
+    if payload_bytes > LARGEST_MAX_PAYLOAD_BYTES:
+        raise LocalProtocolError(f"payload of {payload_bytes} bytes > {LARGEST_MAX_PAYLOAD_BYTES}")
+    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, FLAG_TAG_XXH3, 0, len(header), payload_bytes)
+    head = prefix + header
+    tag = xxhash.xxh3_128(head)
+    if payload_bytes:
+        tag.update(payload)
+    return head, tag.digest()
+
+
+def frame_bytes(header: bytes, payload: bytes = b"") -> bytes:
+    """A whole small frame in one piece."""
+    head, tag = encode_frame(header, payload)
+    return b"".join((head, payload, tag))
+
+
+class FrameDecoder:
+    """Incremental decoder: names the memory to receive into, and yields frames as they complete.
+
+    Usage: receive bytes into `next_buffer()`, then iterate over `received(count)`.  Small things
+    (prefix, header, tag, small payloads) pass through a staging buffer; the rest of a large
+    payload is received in place.  `feed(data)` does both for bytes that are already here.
+
+    When the sink answers HOLD, `held` is true and `received` stops; call `resume()` once there is
+    memory.  After a ProtocolError the decoder is dead and raises the same error again.
+
+    Args:
+        sink: names the memory for each payload.
+        max_payload_bytes: what this side stated in its HELLO or WELCOME.
+        staging_bytes: how much is read ahead; what a read brings of a payload beyond its header
+            is copied, so links that carry large payloads keep this small.
+    """
+
+    def __init__(
+        self,
+        sink: Sink = _own_memory,
+        *,
+        max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        staging_bytes: int = 4096,
+    ) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self._sink = sink
+        self._staging = memoryview(bytearray(max(staging_bytes, PREFIX_BYTES + TAG_BYTES)))
+        self._begin = 0
+        self._end = 0
+        self._lengths: tuple[int, int] | None = None
+        self._head = b""
+        self._header: Header | None = None
+        self._header_pieces = bytearray()
+        self._payload: memoryview | None = None
+        self._filled = 0
+        self._error: ProtocolError | None = None
+        self.held = False
+
+    def next_buffer(self) -> memoryview:
+        """Writable memory for the next bytes of the stream; never empty unless a frame is held."""
+        if self._error is not None:
+            raise self._error
+        if self._payload is not None and self._filled < len(self._payload):
+            return self._payload[self._filled :]
+        if self._begin:
+            rest = self._end - self._begin
+            self._staging[:rest] = bytes(self._staging[self._begin : self._end])
+            self._begin, self._end = 0, rest
+        return self._staging[self._end :]
+
+    def received(self, count: int) -> Iterator[Frame]:
+        """Account for `count` bytes written into `next_buffer()`; yield what they complete."""
+        if self._payload is not None and self._filled < len(self._payload):
+            self._filled += count
+        else:
+            self._end += count
+        if not self.held:
+            yield from self._parse()
+
+    def resume(self) -> Iterator[Frame]:
+        """Ask the sink again for the frame that was held, and go on."""
+        self.held = False
+        return self._parse()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Decode bytes that are already here.
+
+        Raises:
+            LocalProtocolError: the sink holds a frame while more bytes are pushed.
+        """
+        view = memoryview(data)
+        while view:
+            if self.held:
+                raise LocalProtocolError("bytes were fed to a decoder that holds a frame")
+            buffer = self.next_buffer()
+            count = min(len(view), len(buffer))
+            buffer[:count] = view[:count]
+            view = view[count:]
+            yield from self.received(count)
+
+    def end(self) -> None:
+        """The stream ended.
+
+        Raises:
+            ProtocolError: TRUNCATED when it ended inside a frame.
+        """
+        if self._error is None and (self._begin != self._end or self._lengths is not None):
+            raise self._fail(ErrorCode.TRUNCATED, "the stream ended inside a frame")
+
+    def _parse(self) -> Iterator[Frame]:
+        if self._error is not None:
+            raise self._error
+        try:
+            while (frame := self._step()) is not None:
+                yield frame
+        except ProtocolError as error:
+            self._error = error
+            raise
+
+    def _step(self) -> Frame | None:
+        """Parse as far as the staged bytes go; the next whole frame, if any."""
+        if self._lengths is None and not self._read_prefix():
+            return None
+        if self._header is None and not self._read_header():
+            return None
+        if self._payload is None and not self._place_payload():
+            return None
+        assert self._payload is not None
+        missing = len(self._payload) - self._filled
+        if missing:
+            taken = self._take(min(missing, self._end - self._begin))
+            self._payload[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            if self._filled < len(self._payload):
+                return None
+        if self._end - self._begin < TAG_BYTES:
+            return None
+        return self._finish(bytes(self._take(TAG_BYTES)))
+
+    def _read_prefix(self) -> bool:
+        self._check_magic()
+        if self._end - self._begin < PREFIX_BYTES:
+            return False
+        prefix = bytes(self._take(PREFIX_BYTES))
+        _, version, flags, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
+        if version != PROTOCOL_VERSION:
+            raise self._fail(
+                ErrorCode.BAD_VERSION,
+                f"frame version {version}, but this side speaks {PROTOCOL_VERSION}",
+                remedy="install the same dtd version on both hosts",
+            )
+        if flags != FLAG_TAG_XXH3 or reserved:
+            raise self._fail(
+                ErrorCode.BAD_FLAGS, f"flags {flags:#04x} reserved {reserved:#06x} are not known"
+            )
+        if header_bytes > MAX_HEADER_BYTES:
+            raise self._fail(
+                ErrorCode.HEADER_TOO_LARGE, f"header of {header_bytes} bytes > {MAX_HEADER_BYTES}"
+            )
+        if payload_bytes > self.max_payload_bytes:
+            raise self._fail(
+                ErrorCode.PAYLOAD_TOO_LARGE,
+                f"payload of {payload_bytes} bytes > {self.max_payload_bytes}",
+            )
+        self._head = prefix
+        self._lengths = (header_bytes, payload_bytes)
+        return True
+
+    def _check_magic(self) -> None:
+        seen = bytes(self._staging[self._begin : min(self._end, self._begin + len(MAGIC))])
+        if not MAGIC.startswith(seen):
+            raise self._fail(
+                ErrorCode.BAD_MAGIC, f"frame begins with {seen.hex()}, not {MAGIC.hex()}"
+            )
+
+    def _read_header(self) -> bool:
+        assert self._lengths is not None
+        missing = self._lengths[0] - len(self._header_pieces)
+        self._header_pieces += self._take(min(missing, self._end - self._begin))
+        if len(self._header_pieces) < self._lengths[0]:
+            return False
+        data = bytes(self._header_pieces)
+        self._head += data
+        self._header = decode_header(data)
+        return True
+
+    def _place_payload(self) -> bool:
+        assert self._lengths is not None
+        assert self._header is not None
+        payload_bytes = self._lengths[1]
+        place = self._sink(self._header, payload_bytes)
+        if isinstance(place, Hold):
+            self.held = True
+            return False
+        if place is None:
+            place = memoryview(bytearray(payload_bytes))
+        if len(place) != payload_bytes or place.nbytes != payload_bytes or place.readonly:
+            raise LocalProtocolError(f"sink offered {place!r} for {payload_bytes} bytes")
+        self._payload = place
+        return True
+
+    def _finish(self, tag: bytes) -> Frame:
+        assert self._header is not None
+        assert self._payload is not None
+        hasher = xxhash.xxh3_128(self._head)
+        if len(self._payload):
+            hasher.update(self._payload)
+        if hasher.digest() != tag:
+            raise self._fail(ErrorCode.BAD_TAG, "tag does not match: damaged on the way")
+        frame = Frame(self._header, self._payload)
+        self._lengths = self._header = self._payload = None
+        self._header_pieces = bytearray()
+        self._filled = 0
+        return frame
+
+    def _take(self, count: int) -> memoryview:
+        view = self._staging[self._begin : self._begin + count]
+        self._begin += count
+        return view
+
+    def _fail(self, code: ErrorCode, message: str, *, remedy: str = "") -> ProtocolError:
+        self._error = ProtocolError(code, message, remedy=remedy)
+        return self._error

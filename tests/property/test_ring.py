@@ -1,0 +1,230 @@
+"""A network of ring machines: whatever the order of deliveries, every element is summed once.
+
+The payload trick: rank r contributes `1 << r` to every element and additions are checked, so an
+element that ends as `(1 << world_size) - 1` was added exactly once by every rank.  Nothing is
+copied on sending: a chunk is read when it is delivered, so memory must not change before that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtd.core.chunks import BucketShape
+from dtd.core.ring import Ring
+from dtd.core.ring_events import (
+    BucketDone,
+    BucketStarted,
+    ChunkReceived,
+    Effect,
+    InBucket,
+    InScratch,
+    Reduce,
+    SendChunk,
+    SendWord,
+    StepOpened,
+    WordOffered,
+    WordReceived,
+    WordsDone,
+)
+from dtd.wire.frames import Hold
+from dtd.wire.messages import Chunk, Word
+
+ITEM_BYTES = 4
+
+
+class _Node:
+    """One rank: its machine, the memory it names, and the program that its trainer runs."""
+
+    def __init__(
+        self, core: Ring, slot_count: int, steps: Sequence[Sequence[int]], random: Random
+    ) -> None:
+        self.core = core
+        self.slot_count = slot_count
+        self.outbox: deque[tuple[Chunk | Word, Callable[[], list[int]]]] = deque()
+        self.buckets: list[list[int]] = []
+        self.slots: dict[int, list[int]] = {}
+        self.done: set[int] = set()
+        self.exchanges_done = 0
+        self.finished_steps = 0
+        self.program = deque(self._program(steps, random))
+
+    def _program(
+        self, steps: Sequence[Sequence[int]], random: Random
+    ) -> list[tuple[Callable[[], bool], Callable[[], None]]]:
+        """(may it run now?, what it does): what a trainer does, one call after another."""
+        program: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        for step, sizes in enumerate(steps):
+            order = random.sample(range(len(sizes)), len(sizes))
+            program.append((lambda: True, lambda step=step, sizes=sizes: self._open(step, sizes)))
+            program += [
+                (lambda: True, lambda bucket=bucket: self._start(bucket)) for bucket in order
+            ]
+            program.append((lambda sizes=sizes: len(self.done) == len(sizes), self._offer))
+            program.append((lambda: self.exchanges_done == 1, self._offer))
+            program.append((lambda: self.exchanges_done == 2, self._close))
+        return program
+
+    def _open(self, step: int, sizes: Sequence[int]) -> None:
+        self.buckets = [[1 << self.core.rank] * size for size in sizes]
+        self.done = set()
+        self.exchanges_done = 0
+        shapes = tuple(BucketShape(elements=size, item_bytes=ITEM_BYTES) for size in sizes)
+        self.handle(StepOpened(step=step, buckets=shapes))
+
+    def _start(self, bucket: int) -> None:
+        self.handle(BucketStarted(bucket=bucket))
+
+    def _offer(self) -> None:
+        self.handle(WordOffered())
+
+    def _close(self) -> None:
+        whole = (1 << self.core.world_size) - 1
+        assert all(value == whole for bucket in self.buckets for value in bucket)
+        self.finished_steps += 1
+
+    def may_run(self) -> bool:
+        return bool(self.program) and self.program[0][0]()
+
+    def run(self) -> None:
+        self.program.popleft()[1]()
+
+    def handle(self, event: object) -> None:
+        for effect in self.core.handle(event, 0.0):
+            self._perform(effect)
+        self.core.check_invariants()
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, SendChunk):
+            bucket = self.buckets[effect.chunk.bucket]
+            self.outbox.append((effect.chunk, lambda: bucket[effect.start : effect.stop]))
+        elif isinstance(effect, SendWord):
+            self.outbox.append((effect.word, list))
+        elif isinstance(effect, Reduce):
+            received = self.slots.pop(effect.slot)
+            bucket = self.buckets[effect.bucket]
+            for index, value in zip(range(effect.start, effect.stop), received, strict=True):
+                assert not bucket[index] & value, "a contribution was added twice"
+                bucket[index] += value
+        elif isinstance(effect, BucketDone):
+            assert effect.bucket not in self.done
+            self.done.add(effect.bucket)
+        elif isinstance(effect, WordsDone):
+            assert effect.sequence == self.exchanges_done
+            self.exchanges_done += 1
+
+    def receive(self, message: Chunk | Word, payload: Callable[[], list[int]]) -> bool:
+        """Take a frame from the previous rank, or leave it where it is."""
+        values = payload()
+        if isinstance(message, Word):
+            if isinstance(self.core.accept_word(message), Hold):
+                return False
+            self.handle(WordReceived(word=message))
+            return True
+        place = self.core.place(message, len(values) * ITEM_BYTES)
+        if isinstance(place, Hold):
+            return False
+        slot = None
+        if isinstance(place, InScratch):
+            slot = place.slot
+            assert slot in range(self.slot_count), "there is no such scratch slot"
+            assert slot not in self.slots, "a scratch slot was given out twice"
+            self.slots[slot] = values
+        else:
+            assert isinstance(place, InBucket)
+            self.buckets[place.bucket][place.start : place.stop] = values
+        self.handle(ChunkReceived(chunk=message, slot=slot))
+        return True
+
+
+def run_network(
+    world_size: int,
+    steps: Sequence[Sequence[int]],
+    *,
+    chunk_elements: int,
+    slots: int,
+    random: Random,
+) -> None:
+    """Run all ranks' programs; in every turn one thing that can happen does, chosen at random."""
+    nodes = [
+        _Node(
+            Ring(
+                rank=rank,
+                world_size=world_size,
+                generation=3,
+                first_step=0,
+                chunk_bytes=chunk_elements * ITEM_BYTES,
+                scratch_slots=slots,
+            ),
+            slots,
+            steps,
+            random,
+        )
+        for rank in range(world_size)
+    ]
+    pace = [random.random() for _ in nodes]
+    while any(node.program for node in nodes):
+        runnable = [node for node in nodes if node.may_run()]
+        moved = False
+        for place in random.sample(range(2 * world_size), 2 * world_size):
+            node = nodes[place // 2]
+            if place % 2 and node in runnable and random.random() < pace[node.core.rank]:
+                node.run()
+                moved = True
+            elif not place % 2:
+                moved |= _deliver_some(node, nodes[(node.core.rank + 1) % world_size], random)
+        if not moved and not any(node.may_run() for node in nodes):
+            raise AssertionError("stuck: " + "; ".join(node.core.explain() for node in nodes))
+    assert all(node.finished_steps == len(steps) for node in nodes)
+    assert not any(node.outbox for node in nodes)
+    assert not any(node.slots for node in nodes)
+    assert {node.core.explain() for node in nodes} == {f"step {len(steps) - 1}: waits for nothing"}
+
+
+def _deliver_some(node: _Node, following: _Node, random: Random) -> bool:
+    """Let a random number of frames of one link arrive, in their order."""
+    delivered = 0
+    wanted = random.choice((0, 1, 1, 2, 5, 1000))
+    while node.outbox and delivered < wanted and following.receive(*node.outbox[0]):
+        node.outbox.popleft()
+        delivered += 1
+    return delivered > 0 or (wanted == 0 and bool(node.outbox))
+
+
+sizes = st.one_of(st.integers(0, 9), st.integers(10, 200))
+
+
+@settings(max_examples=150)
+@given(
+    world_size=st.integers(1, 8),
+    steps=st.lists(st.lists(sizes, max_size=4), min_size=1, max_size=3),
+    chunk_elements=st.one_of(st.integers(1, 12), st.just(1000)),
+    slots=st.integers(1, 8),
+    seed=st.integers(0, 2**32),
+)
+def test_every_element_is_summed_exactly_once_in_any_interleaving(
+    world_size: int, steps: list[list[int]], chunk_elements: int, slots: int, seed: int
+) -> None:
+    random = Random(seed)
+    run_network(world_size, steps, chunk_elements=chunk_elements, slots=slots, random=random)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_one_scratch_slot_is_enough(world_size: int, seed: int) -> None:
+    steps = [[120, 0, 5, 64], [33, 7]]
+    run_network(world_size, steps, chunk_elements=3, slots=1, random=Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_large_bucket_with_many_chunks_in_flight(seed: int) -> None:
+    run_network(5, [[20_003]], chunk_elements=64, slots=4, random=Random(seed))
+
+
+def test_the_largest_world() -> None:
+    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, random=Random(1))

@@ -1,0 +1,45 @@
+"""The contract's two small pieces of code: a bucket's element count, and the plain all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtd.core.collective import BucketMemory, CommTiming, all_reduce
+
+
+class _Recorder:
+    """A collective of one rank that writes down what it was asked to do."""
+
+    rank = 0
+    world_size = 1
+    generation = 1
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        self.calls.append(("open_step", step))
+
+    def start(self, bucket: int) -> None:
+        self.calls.append(("start", bucket))
+
+    def wait(self, bucket: int) -> None:
+        self.calls.append(("wait", bucket))
+
+    def gather(self, word: bytes) -> list[bytes]:
+        return [word]
+
+    def close_step(self) -> CommTiming:
+        return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
+
+
+def test_all_reduce_starts_the_bucket_and_then_waits_for_it() -> None:
+    recorder = _Recorder()
+    all_reduce(recorder, 3)
+    assert recorder.calls == [("start", 3), ("wait", 3)]
+
+
+def test_a_bucket_counts_elements_not_bytes() -> None:
+    view = memoryview(bytearray(24))
+    memory = BucketMemory(view=view, item_bytes=8, add=lambda start, stop, received: None)
+    assert memory.elements == 3

@@ -1,0 +1,232 @@
+"""The control word: what every rank says, and the one verdict that all ranks reach."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtd.core.control_word import (
+    DIGEST_BYTES,
+    MAX_PRESENCE_BYTES,
+    NO_DIGEST_STEP,
+    ControlEntry,
+    ControlWord,
+    decode_entry,
+    encode_entry,
+    reduce_entries,
+)
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+
+A, B, C = (bytes([value]) * DIGEST_BYTES for value in (1, 2, 3))
+HEAD = struct.Struct("!BBddq16sH")
+
+
+def reduced(*entries: ControlEntry) -> ControlWord:
+    return reduce_entries([encode_entry(entry) for entry in entries])
+
+
+def with_digest(digest: bytes, step: int = 7) -> ControlEntry:
+    return ControlEntry(digest=digest, digest_step=step)
+
+
+# --- entries ---------------------------------------------------------------------------------
+
+digests = st.one_of(
+    st.just((NO_DIGEST_STEP, b"")),
+    st.tuples(st.integers(0, 2**63 - 1), st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)),
+)
+
+
+@st.composite
+def control_entries(draw: st.DrawFn) -> ControlEntry:
+    step, digest = draw(digests)
+    return ControlEntry(
+        vote=draw(st.booleans()),
+        next_roster=draw(st.booleans()),
+        checkpoint=draw(st.booleans()),
+        stop=draw(st.booleans()),
+        leave=draw(st.booleans()),
+        yield_=draw(st.booleans()),
+        loss_sum=draw(st.floats(allow_nan=False)),
+        weight=draw(st.floats(allow_nan=False)),
+        digest_step=step,
+        digest=digest,
+        presence=draw(st.binary(max_size=40)),
+    )
+
+
+@given(entry=control_entries())
+def test_an_entry_survives_the_wire(entry: ControlEntry) -> None:
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+def test_a_loss_that_is_not_a_number_survives_the_wire() -> None:
+    assert math.isnan(decode_entry(encode_entry(ControlEntry(loss_sum=math.nan))).loss_sum)
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    entry = ControlEntry(
+        checkpoint=True, loss_sum=2.5, weight=32.0, digest_step=7, digest=A, presence=b"\x05"
+    )
+    assert encode_entry(entry) == HEAD.pack(1, 0x01 | 0x04, 2.5, 32.0, 7, A, 1) + b"\x05"
+
+
+@pytest.mark.parametrize(
+    ("field", "bit"),
+    [
+        ("vote", 0x01),
+        ("next_roster", 0x02),
+        ("checkpoint", 0x04),
+        ("stop", 0x08),
+        ("leave", 0x10),
+        ("yield_", 0x20),
+    ],
+)
+def test_every_flag_has_its_bit(field: str, bit: int) -> None:
+    quiet = ControlEntry(vote=False)
+    assert encode_entry(quiet)[1] == 0
+    assert encode_entry(replace(quiet, **{field: True}))[1] == bit
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ControlEntry(digest_step=3),
+        ControlEntry(digest=A),
+        ControlEntry(digest_step=3, digest=A[:-1]),
+        ControlEntry(digest_step=3, digest=A + b"\0"),
+        ControlEntry(digest_step=-2, digest=A),
+        ControlEntry(presence=bytes(MAX_PRESENCE_BYTES + 1)),
+    ],
+)
+def test_an_entry_that_cannot_be_said_is_our_own_fault(entry: ControlEntry) -> None:
+    with pytest.raises(LocalProtocolError, match="control word entry"):
+        encode_entry(entry)
+
+
+def head(layout: int = 1, flags: int = 1, step: int = -1, presence_bytes: int = 0) -> bytes:
+    return HEAD.pack(layout, flags, 0.0, 0.0, step, bytes(16), presence_bytes)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "0 bytes are too few"),
+        (head()[:-1], "are too few"),
+        (head(layout=2), "format 2"),
+        (head(flags=0x41), "flags 0x41"),
+        (head(presence_bytes=1), "1 of presence bits"),
+        (head() + b"\0", "0 of presence bits"),
+        (head(step=-2), "digest of step -2"),
+    ],
+)
+def test_a_payload_that_is_no_entry_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why) as caught:
+        decode_entry(data)
+    assert caught.value.code == ErrorCode.BAD_PAYLOAD
+
+
+@given(data=st.binary(max_size=80) | st.binary(max_size=30).map(lambda tail: head() + tail))
+def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert len(decode_entry(data).digest) in (0, DIGEST_BYTES)
+
+
+# --- the verdict -----------------------------------------------------------------------------
+
+
+def test_one_veto_prevents_the_commit() -> None:
+    assert reduced(ControlEntry(), ControlEntry()).commit
+    assert not reduced(ControlEntry(), ControlEntry(vote=False)).commit
+
+
+def test_the_next_roster_begins_only_when_all_hold_it() -> None:
+    holds = ControlEntry(next_roster=True)
+    assert reduced(holds, holds).next_roster
+    assert not reduced(holds, ControlEntry()).next_roster
+
+
+@pytest.mark.parametrize("field", ["checkpoint", "stop", "leave", "yield_"])
+def test_one_rank_is_enough_to_ask(field: str) -> None:
+    asks = replace(ControlEntry(), **{field: True})
+    assert getattr(reduced(ControlEntry(), asks, ControlEntry()), field)
+    assert not getattr(reduced(ControlEntry(), ControlEntry()), field)
+
+
+def test_sums_are_made_in_rank_order_by_plain_additions() -> None:
+    losses = [1e16, 1.0, -1e16, 1.0]
+    word = reduced(*(ControlEntry(loss_sum=loss, weight=-loss) for loss in losses))
+    assert word.loss_sum == ((1e16 + 1.0) - 1e16) + 1.0 == 1.0
+    assert word.weight == -1.0
+
+
+def test_presence_is_the_union_and_as_long_as_the_longest() -> None:
+    word = reduced(
+        ControlEntry(presence=b"\x01\x00\x80"), ControlEntry(), ControlEntry(presence=b"\x02")
+    )
+    assert word.presence == b"\x03\x00\x80"
+
+
+def test_without_digests_there_is_nothing_to_agree_on() -> None:
+    word = reduced(ControlEntry(), ControlEntry())
+    assert word.digest_agreed is None
+    assert word.digest_step == NO_DIGEST_STEP
+    assert word.dissenters == ()
+
+
+def test_equal_digests_agree() -> None:
+    word = reduced(with_digest(A), with_digest(A))
+    assert word.digest_agreed is True
+    assert word.digest_step == 7
+    assert word.commit
+
+
+def test_the_minority_dissents_and_nothing_is_committed() -> None:
+    word = reduced(with_digest(A), with_digest(B), with_digest(A), with_digest(C))
+    assert word.digest_agreed is False
+    assert word.dissenters == (1, 3)
+    assert word.digest_step == 7
+    assert not word.commit
+
+
+def test_a_digest_of_another_step_dissents_though_its_bytes_are_equal() -> None:
+    word = reduced(with_digest(A, step=7), with_digest(A, step=7), with_digest(A, step=6))
+    assert word.dissenters == (2,)
+    assert word.digest_step == 7
+
+
+def test_a_rank_without_a_digest_dissents_from_those_with_one() -> None:
+    word = reduced(with_digest(A), with_digest(A), ControlEntry())
+    assert word.digest_agreed is False
+    assert word.dissenters == (2,)
+
+
+@given(tied=st.permutations([with_digest(A), with_digest(A), with_digest(B), with_digest(B)]))
+def test_a_tie_is_decided_by_the_digests_not_by_the_ranks(tied: list[ControlEntry]) -> None:
+    dissenters = reduced(*tied).dissenters
+    assert [tied[rank].digest for rank in dissenters] == [A, A]
+
+
+def test_one_unreadable_entry_spoils_the_word() -> None:
+    with pytest.raises(ProtocolError):
+        reduce_entries([encode_entry(ControlEntry()), b"?"])
+
+
+@given(entries=st.lists(control_entries(), min_size=1, max_size=9))
+def test_the_verdict_is_the_and_or_and_union_of_the_entries(entries: list[ControlEntry]) -> None:
+    word = reduced(*entries)
+    assert word.commit == (all(e.vote for e in entries) and word.digest_agreed is not False)
+    assert word.next_roster == all(e.next_roster for e in entries)
+    for field in ("checkpoint", "stop", "leave", "yield_"):
+        assert getattr(word, field) == any(getattr(e, field) for e in entries)
+    assert bool(word.dissenters) == (word.digest_agreed is False)
+    assert len(word.dissenters) < len(entries)
+    for entry in entries:
+        said = int.from_bytes(entry.presence, "little")
+        assert said & ~int.from_bytes(word.presence, "little") == 0

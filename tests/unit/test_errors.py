@@ -1,0 +1,92 @@
+"""The tree of exceptions: whose fault, which exit code, and how each speaks."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from dtd import errors
+from dtd.errors import DtdError, ErrorCode, JobSpecError, ProtocolError
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, DtdError)
+]
+DTD = Path(errors.__file__).parent
+
+
+def test_message_and_remedy_are_both_said() -> None:
+    error = DtdError("port 7117 is in use", remedy="choose another with --listen")
+    assert str(error) == "port 7117 is in use (choose another with --listen)"
+    assert (error.message, error.remedy) == ("port 7117 is in use", "choose another with --listen")
+
+
+def test_without_remedy_the_message_stands_alone() -> None:
+    error = DtdError("the disk is full")
+    assert (str(error), error.remedy) == ("the disk is full", "")
+
+
+def test_protocol_error_carries_its_code() -> None:
+    error = ProtocolError(ErrorCode.BAD_TAG, "damaged", remedy="check the cable")
+    assert error.code is ErrorCode.BAD_TAG
+    assert str(error) == "damaged (check the cable)"
+
+
+@pytest.mark.parametrize(
+    ("problems", "head"), [(("line 3: x",), "1 problem\n"), (("a", "b"), "2 problems\n")]
+)
+def test_job_spec_error_lists_every_problem(problems: tuple[str, ...], head: str) -> None:
+    error = JobSpecError("job.toml", problems)
+    assert str(error) == f"job.toml: {head}" + "\n".join(f"  {problem}" for problem in problems)
+    assert (error.source, error.problems) == ("job.toml", problems)
+
+
+def test_codes_are_consecutive_and_fit_the_wire() -> None:
+    assert sorted(ErrorCode) == list(range(1, len(ErrorCode) + 1))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_class_says_whose_fault_it_is(cls: type[DtdError]) -> None:
+    assert cls.blame
+    assert cls.__doc__
+
+
+def test_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = re.findall(
+        r"^    [│ ]*[├└]── (\w+) +\S.*?(?:exit (\d+))?$", errors.__doc__, re.MULTILINE
+    )
+    assert {name for name, _ in drawn} | {"DtdError"} == {cls.__name__ for cls in CLASSES}
+    for name, exit_code in drawn:
+        if exit_code:
+            assert getattr(errors, name).exit_code == int(exit_code)
+    [nested] = re.findall(r"│   └── (\w+)", errors.__doc__)
+    assert getattr(errors, nested).__bases__ == (errors.UsageError,)
+
+
+def test_exit_codes_are_those_promised_to_scripts() -> None:
+    exits = {cls.__name__: cls.exit_code for cls in CLASSES if cls.exit_code != 1}
+    assert exits == {
+        "UsageError": 2,
+        "JobSpecError": 2,
+        "ConfigError": 78,
+        "CoordinatorUnreachable": 3,
+        "JobFailed": 4,
+    }
+
+
+def test_every_exception_of_dtd_is_in_the_tree() -> None:
+    """No other module defines exceptions, so that one `except DtdError` is enough.
+
+    An AssertionError says that dtd itself is broken; nobody catches it.
+    """
+    for path in DTD.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and path.name != "errors.py":
+                bases = {ast.unparse(base) for base in node.bases} - {"AssertionError"}
+                raised = {base for base in bases if base.endswith(("Error", "Exception"))}
+                assert not raised, f"{path}: class {node.name}({', '.join(raised)})"

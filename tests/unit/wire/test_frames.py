@@ -1,0 +1,289 @@
+"""Frames: whole, byte by byte, with something after them, and damaged in every way."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire import frames
+from dtd.wire.frames import (
+    LARGEST_MAX_PAYLOAD_BYTES,
+    MAGIC,
+    PREFIX,
+    PREFIX_BYTES,
+    TAG_BYTES,
+    Frame,
+    FrameDecoder,
+    encode_frame,
+    frame_bytes,
+)
+from dtd.wire.header import MAX_HEADER_BYTES
+
+HEADER = msgpack.packb({"t": 1, "name": "w0"})
+PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
+
+
+def prefix(
+    *, version: int = 1, flags: int = 1, reserved: int = 0, header: int = 0, payload: int = 0
+) -> bytes:
+    return PREFIX.pack(MAGIC, version, flags, reserved, header, payload)
+
+
+def seen(decoded: Iterator[Frame]) -> list[tuple[dict[str, Any], bytes]]:
+    return [(frame.header, bytes(frame.payload)) for frame in decoded]
+
+
+def in_pieces(decoder: FrameDecoder, data: bytes, size: int) -> list[tuple[dict[str, Any], bytes]]:
+    found = []
+    for start in range(0, len(data), size):
+        found += seen(decoder.feed(data[start : start + size]))
+    return found
+
+
+def refused(data: bytes, decoder: FrameDecoder | None = None) -> ProtocolError:
+    """The error that these bytes lead to, which must not depend on how they are cut."""
+    decoder = decoder or FrameDecoder()
+    with pytest.raises(ProtocolError) as whole:
+        seen(decoder.feed(data))
+    with pytest.raises(ProtocolError) as pieces:
+        in_pieces(FrameDecoder(max_payload_bytes=decoder.max_payload_bytes), data, 1)
+    assert (whole.value.code, str(whole.value)) == (pieces.value.code, str(pieces.value))
+    return whole.value
+
+
+# --- good frames -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 4096, 1_000_000])
+def test_frames_decode_in_pieces_of_any_size(payload: bytes, size: int) -> None:
+    data = frame_bytes(HEADER, payload)
+    decoder = FrameDecoder()
+    expected = [({"t": 1, "name": "w0"}, payload)]
+    assert in_pieces(decoder, data, size) == expected
+    assert in_pieces(decoder, data * 3, size) == expected * 3
+    decoder.end()
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
+@pytest.mark.parametrize("staging_bytes", [0, 40, 512, 65_536])
+def test_frames_decode_with_trailing_bytes(payload: bytes, staging_bytes: int) -> None:
+    decoder = FrameDecoder(staging_bytes=staging_bytes)
+    data = frame_bytes(HEADER, payload)
+    first = frame_bytes(HEADER, b"second")
+    assert len(seen(decoder.feed(data + first[:9]))) == 1
+    assert seen(decoder.feed(first[9:])) == [({"t": 1, "name": "w0"}, b"second")]
+
+
+def test_header_of_the_largest_size_is_accepted() -> None:
+    base = len(msgpack.packb({"k": b"x" * 60_000})) - 60_000
+    header = msgpack.packb({"k": b"x" * (MAX_HEADER_BYTES - base)})
+    assert len(header) == MAX_HEADER_BYTES
+    [(decoded, _)] = in_pieces(FrameDecoder(), frame_bytes(header), 1000)
+    assert len(decoded["k"]) == MAX_HEADER_BYTES - base
+
+
+def test_payload_of_exactly_the_limit_is_accepted() -> None:
+    decoder = FrameDecoder(max_payload_bytes=100)
+    assert len(seen(decoder.feed(frame_bytes(HEADER, b"x" * 100)))) == 1
+
+
+@pytest.mark.parametrize("payload", [b"", b"abc", memoryview(b"abc"), memoryview(bytearray(8))])
+def test_encoded_parts_make_up_the_frame(payload: bytes | memoryview) -> None:
+    head, tag = encode_frame(HEADER, payload)
+    assert head + payload + tag == frame_bytes(HEADER, bytes(payload))
+    assert len(head) == PREFIX_BYTES + len(HEADER)
+    assert len(tag) == TAG_BYTES
+
+
+def test_items_wider_than_a_byte_count_as_bytes() -> None:
+    numbers = memoryview(bytearray(32)).cast("d")
+    head, tag = encode_frame(HEADER, numbers)  # type: ignore[arg-type]
+    [(_, payload)] = seen(FrameDecoder().feed(head + bytes(numbers) + tag))
+    assert payload == bytes(32)
+
+
+def test_too_much_is_not_encoded() -> None:
+    with pytest.raises(LocalProtocolError, match=r"header of 65537 bytes > 65536"):
+        encode_frame(b"x" * (MAX_HEADER_BYTES + 1))
+    with pytest.raises(LocalProtocolError, match=r"payload of 16777217 bytes > 16777216"):
+        encode_frame(HEADER, bytes(LARGEST_MAX_PAYLOAD_BYTES + 1))
+
+
+# --- truncated -------------------------------------------------------------------------------
+
+
+def test_every_truncation_is_noticed_at_the_end_and_not_before() -> None:
+    data = frame_bytes(HEADER, b"payload")
+    for length in range(1, len(data)):
+        decoder = FrameDecoder()
+        assert seen(decoder.feed(data[:length])) == []
+        with pytest.raises(ProtocolError) as error:
+            decoder.end()
+        assert error.value.code is ErrorCode.TRUNCATED
+        with pytest.raises(ProtocolError, match="ended inside a frame"):
+            decoder.next_buffer()
+
+
+def test_end_between_frames_is_in_order() -> None:
+    decoder = FrameDecoder()
+    decoder.end()
+    assert len(seen(decoder.feed(frame_bytes(HEADER)))) == 1
+    decoder.end()
+
+
+# --- refused before anything is allocated ----------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_wrong_magic_is_noticed_at_its_first_wrong_byte(wrong: int) -> None:
+    data = MAGIC[:wrong] + bytes([MAGIC[wrong] ^ 0x20])
+    decoder = FrameDecoder()
+    assert seen(decoder.feed(data[:-1])) == []
+    error = refused(data)
+    assert error.code is ErrorCode.BAD_MAGIC
+    assert data.hex() in str(error)
+
+
+def test_another_protocol_is_refused_at_once() -> None:
+    assert refused(b"G").code is ErrorCode.BAD_MAGIC
+    with pytest.raises(ProtocolError, match="frame begins with 47455420"):
+        seen(FrameDecoder().feed(b"GET / HTTP/1.1\r\n"))
+
+
+@pytest.mark.parametrize("version", [0, 2, 255])
+def test_other_versions_are_refused(version: int) -> None:
+    error = refused(prefix(version=version))
+    assert error.code is ErrorCode.BAD_VERSION
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("flags", "reserved"), [(0, 0), (2, 0), (3, 0), (0x81, 0), (1, 1), (1, 0x8000)]
+)
+def test_unknown_flags_are_refused(flags: int, reserved: int) -> None:
+    assert refused(prefix(flags=flags, reserved=reserved)).code is ErrorCode.BAD_FLAGS
+
+
+@pytest.mark.parametrize("header", [MAX_HEADER_BYTES + 1, 2**31, 2**32 - 1])
+def test_oversize_header_is_refused_before_allocation(header: int) -> None:
+    data = prefix(header=header)
+    assert refused(data).code is ErrorCode.HEADER_TOO_LARGE
+    assert peak_bytes(lambda: refused(data)) < 50_000
+
+
+@pytest.mark.parametrize("payload", [101, 2**31, 2**32 - 1])
+def test_oversize_payload_is_refused_before_allocation(payload: int) -> None:
+    data = prefix(header=1, payload=payload)
+    decoder = FrameDecoder(max_payload_bytes=100)
+    assert refused(data, decoder).code is ErrorCode.PAYLOAD_TOO_LARGE
+    fresh = FrameDecoder(max_payload_bytes=100)
+    assert peak_bytes(lambda: refused(data, fresh)) < 50_000
+
+
+def test_payload_is_not_allocated_before_its_header_is_accepted() -> None:
+    def no(header: dict[str, Any], payload_bytes: int) -> None:
+        raise ProtocolError(ErrorCode.WRONG_STATE, "not now")
+
+    data = frame_bytes(HEADER, bytes(900_000))[: PREFIX_BYTES + len(HEADER)]
+    decoder = FrameDecoder(no)
+
+    def feed() -> None:
+        with pytest.raises(ProtocolError, match="not now"):
+            seen(decoder.feed(data))
+
+    assert peak_bytes(feed) < 100_000
+
+
+def test_announced_header_is_not_allocated_before_it_arrives() -> None:
+    decoder = FrameDecoder()
+    data = prefix(header=MAX_HEADER_BYTES, payload=1)
+    assert peak_bytes(lambda: seen(decoder.feed(data + b"\x81" * 10))) < 5_000
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# --- damaged ---------------------------------------------------------------------------------
+
+
+def whole_stream(data: bytes) -> None:
+    """Decode all there will ever be."""
+    decoder = FrameDecoder()
+    seen(decoder.feed(data))
+    decoder.end()
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    data = frame_bytes(HEADER, b"payload")
+    for index in range(len(data)):
+        for mask in (0x01, 0x80, 0xFF):
+            damaged = bytearray(data)
+            damaged[index] ^= mask
+            with pytest.raises(ProtocolError) as error:
+                whole_stream(bytes(damaged))
+            if index >= PREFIX_BYTES + len(HEADER):
+                assert error.value.code is ErrorCode.BAD_TAG
+
+
+def test_length_that_moves_a_byte_from_payload_to_header_is_noticed() -> None:
+    header = msgpack.packb({"t": 1})
+    whole = frame_bytes(header, header)
+    moved = prefix(header=len(header), payload=len(header) - 1) + whole[PREFIX_BYTES:]
+    with pytest.raises(ProtocolError) as error:
+        seen(FrameDecoder().feed(moved))
+    assert error.value.code is ErrorCode.BAD_TAG
+
+
+def test_bad_header_is_refused_before_its_payload_is_placed() -> None:
+    asked: list[int] = []
+
+    def place(header: dict[str, Any], payload_bytes: int) -> None:
+        asked.append(payload_bytes)
+
+    with pytest.raises(ProtocolError) as error:
+        seen(FrameDecoder(place).feed(frame_bytes(b"\xc1", b"payload")))
+    assert error.value.code is ErrorCode.BAD_HEADER
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"G", prefix(version=9), frame_bytes(b"\x90"), frame_bytes(HEADER)[:-1] + b"\0"]
+)
+def test_dead_decoder_raises_the_same_error_again(data: bytes) -> None:
+    decoder = FrameDecoder()
+    with pytest.raises(ProtocolError) as first:
+        seen(decoder.feed(data))
+    for again in (
+        decoder.next_buffer,
+        lambda: seen(decoder.received(1)),
+        lambda: seen(decoder.resume()),
+        lambda: seen(decoder.feed(frame_bytes(HEADER))),
+    ):
+        with pytest.raises(ProtocolError) as error:
+            again()
+        assert error.value is first.value
+    decoder.end()
+
+
+def test_frames_before_a_bad_one_are_delivered() -> None:
+    decoded = FrameDecoder().feed(frame_bytes(HEADER, b"good") + b"GET")
+    assert bytes(next(decoded).payload) == b"good"
+    with pytest.raises(ProtocolError, match="frame begins with"):
+        next(decoded)
+
+
+def test_prefix_is_what_the_documents_say() -> None:
+    assert PREFIX_BYTES == 16
+    assert frames.frame_bytes(b"\x80")[:16] == b"DTDF\x01\x01\0\0\0\0\0\x01\0\0\0\0"

@@ -1,0 +1,173 @@
+"""Messages: numbers, names, headers there and back, and everything a header may get wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast, get_args
+
+import msgpack
+import pytest
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire import fields
+from dtd.wire import messages as m
+from dtd.wire.frames import FrameDecoder
+from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+
+TYPES = sorted(m.message_types().items())
+SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "bytes": b"x", "map": {}}
+
+
+def sample(cls: type[Any]) -> dict[str, Any]:
+    """Values for every field of a message."""
+    return {name: value_of(kind) for name, kind, _check, _required in fields.layout(cls)}
+
+
+def value_of(kind: str) -> Any:
+    if kind.startswith("list"):
+        record = getattr(m, kind.rpartition(" ")[2])
+        return [sample(record)]
+    return next(value for start, value in SAMPLES.items() if kind.startswith(start))
+
+
+def refused(header: dict[str, Any]) -> ProtocolError:
+    with pytest.raises(ProtocolError) as error:
+        m.decode_message(header)
+    return error.value
+
+
+@pytest.mark.parametrize(("number", "cls"), TYPES)
+def test_message_comes_back_as_it_was(number: int, cls: type[Any]) -> None:
+    header = {"t": number, **sample(cls)}
+    message = m.decode_message(header)
+    assert type(message) is cls
+    data = m.encode_header(message)
+    assert decode_header(data) == header
+    assert list(decode_header(data)) == list(header)
+    assert m.decode_message(decode_header(data)) == message
+
+
+@pytest.mark.parametrize(("number", "cls"), TYPES)
+def test_unknown_field_is_ignored(number: int, cls: type[Any]) -> None:
+    header = {"t": number, **sample(cls)}
+    assert m.decode_message({**header, "from_the_future": [1, {}]}) == m.decode_message(header)
+
+
+@pytest.mark.parametrize(("number", "cls"), TYPES)
+def test_every_field_is_checked(number: int, cls: type[Any]) -> None:
+    for name, _kind, _check, required in fields.layout(cls):
+        header = {"t": number, **sample(cls)}
+        error = refused({**header, name: None})
+        assert error.code is ErrorCode.BAD_FIELD
+        assert f"{m.message_name(cls)}.{name}" in str(error)
+        del header[name]
+        if required:
+            assert refused(header).code is ErrorCode.BAD_FIELD
+        else:
+            default = cls.__dataclass_fields__[name].default
+            assert getattr(m.decode_message(header), name) == default
+
+
+@pytest.mark.parametrize(
+    "number",
+    [0, 0x05, 0x4C, 2**63, -1, True, 1.0, "HELLO", None, [1], {}, "x" * 60_000],
+    ids=lambda n: str(n)[:10],
+)
+def test_unknown_types_are_refused(number: Any) -> None:
+    error = refused({"t": number})
+    assert error.code is ErrorCode.UNKNOWN_TYPE
+    assert len(str(error)) < 100
+
+
+def test_missing_type_is_refused() -> None:
+    assert refused({"role": "worker"}).code is ErrorCode.UNKNOWN_TYPE
+
+
+def test_no_field_is_called_as_the_type_is() -> None:
+    assert all(m.TYPE_KEY not in cls.__dataclass_fields__ for _, cls in TYPES)
+
+
+def test_message_union_lists_every_message() -> None:
+    assert set(get_args(m.Message)) == {cls for _, cls in TYPES}
+
+
+def test_number_is_given_out_once() -> None:
+    with pytest.raises(ValueError, match="0x1 is taken twice"):
+        m._message(0x01)(type("Again", (), {"__annotations__": {}}))
+    assert m.message_types()[0x01] is m.Hello
+
+
+def test_registry_that_is_handed_out_is_a_copy() -> None:
+    m.message_types().clear()
+    assert m.message_types()
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(m.Hello, "HELLO"), (m.HeartbeatAck, "HEARTBEAT_ACK"), (m.GetStatus, "GET_STATUS")],
+)
+def test_names_are_those_of_the_document(cls: type[Any], name: str) -> None:
+    assert m.message_name(cls) == name
+
+
+def test_messages_cannot_be_changed() -> None:
+    for _, cls in TYPES:
+        assert cls.__dataclass_params__.frozen
+        assert "__slots__" in cls.__dict__
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        m.Goodbye().reason = "x"  # type: ignore[misc]
+
+
+# --- sending ---------------------------------------------------------------------------------
+
+
+def test_whole_frame_carries_message_and_payload() -> None:
+    message = m.JobOutput(job="digits-1", rank=0)
+    [frame] = FrameDecoder().feed(m.message_bytes(message, b"hello"))
+    assert m.decode_message(frame.header) == message
+    assert bytes(frame.payload) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (m.Goodbye(reason="x" * 16385), r"GOODBYE cannot be sent: GOODBYE\.reason: text of 16385"),
+        (m.Running(job="", generation=-1, step=0), r"RUNNING\.generation: -1 is not in"),
+        (m.Running(job="", generation=1, step=2**64), r"RUNNING\.step"),
+        (m.Running(job=cast("str", None), generation=1, step=0), r"RUNNING\.job: expected text"),
+        (m.Evaluated(job="", step=0, metrics={"loss": object()}), "EVALUATED cannot be sent"),
+        (m.Evaluated(job="", step=0, metrics={"n": 2**70}), "EVALUATED cannot be sent"),
+    ],
+)
+def test_what_the_receiver_would_refuse_is_not_sent(message: Any, problem: str) -> None:
+    with pytest.raises(LocalProtocolError, match=problem):
+        m.encode_header(message)
+
+
+def test_header_that_is_too_long_is_not_sent() -> None:
+    spec = {"task": {"text": "x" * MAX_HEADER_BYTES}}
+    with pytest.raises(LocalProtocolError, match=r"header of \d+ bytes > 65536"):
+        m.message_bytes(m.SubmitJob(spec=spec))
+
+
+def test_text_that_is_no_unicode_is_sent_with_question_marks() -> None:
+    notice = m.Failed(job="digits-1", reason="no file \udcff.txt", traceback="")
+    sent = m.decode_message(decode_header(m.encode_header(notice)))
+    assert sent == dataclasses.replace(notice, reason="no file ?.txt")
+
+
+def test_enumerations_travel_as_plain_values() -> None:
+    chunk = m.Chunk(
+        generation=1, step=2, phase=m.Phase.ALL_GATHER, hop=0, bucket=0, chunk=0, source=0
+    )
+    header = decode_header(m.encode_header(chunk))
+    assert (header["phase"], type(header["phase"])) == (1, int)
+    assert m.decode_message(header) == chunk
+
+
+def test_integers_of_every_width_are_read() -> None:
+    for packed in (b"\x07", b"\xcc\x07", b"\xcd\0\x07", b"\xcf\0\0\0\0\0\0\0\x07", b"\xd0\x07"):
+        data = b"\x82\xa1t\xcd\x00\x3c\xa0" + packed
+        assert decode_header(data) == {"t": 60, "": 7}
+        header = {"t": 0x3B, "blob": msgpack.unpackb(packed), "offset": 0}
+        assert m.decode_message(header) == m.FetchData(blob=7, offset=0)

@@ -1,0 +1,161 @@
+"""Where payloads are received: into the memory that the sink names, or held until it names one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from dtd.errors import LocalProtocolError, ProtocolError
+from dtd.wire.frames import (
+    HOLD,
+    PREFIX_BYTES,
+    TAG_BYTES,
+    Frame,
+    FrameDecoder,
+    Hold,
+    frame_bytes,
+)
+
+HEADER = msgpack.packb({"t": 1, "name": "w0"})
+
+
+def seen(decoded: Iterator[Frame]) -> list[tuple[dict[str, Any], bytes]]:
+    return [(frame.header, bytes(frame.payload)) for frame in decoded]
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# --- placing ---------------------------------------------------------------------------------
+
+
+def receive(
+    decoder: FrameDecoder, data: bytes | memoryview, *, at_most: int = 1 << 30
+) -> list[Frame]:
+    """What a kernel does: fill the buffers that the decoder names."""
+    found: list[Frame] = []
+    while data and not decoder.held:
+        buffer = decoder.next_buffer()
+        assert len(buffer) > 0
+        count = min(len(buffer), len(data), at_most)
+        buffer[:count] = data[:count]
+        data = data[count:]
+        found += decoder.received(count)
+    return found
+
+
+@pytest.mark.parametrize("at_most", [1, 17, 4096, 1 << 30])
+def test_payload_is_received_in_place(at_most: int) -> None:
+    memory = bytearray(20_000)
+    payload = bytes(range(250)) * 80
+    data = frame_bytes(HEADER, payload)
+    decoder = FrameDecoder(lambda _header, size: memoryview(memory)[:size], staging_bytes=64)
+    [frame] = receive(decoder, data, at_most=at_most)
+    assert frame.payload.obj is memory
+    assert bytes(memory) == payload
+
+
+def test_large_payload_is_neither_copied_nor_staged() -> None:
+    memory = memoryview(bytearray(1_000_000))
+    data = frame_bytes(HEADER, bytes(1_000_000))
+    decoder = FrameDecoder(lambda _header, _size: memory, staging_bytes=64)
+    head = PREFIX_BYTES + len(HEADER)
+    receive(decoder, data[:head])
+    buffer = decoder.next_buffer()
+    assert buffer.obj is memory.obj
+    assert len(buffer) == 1_000_000
+    assert peak_bytes(lambda: receive(decoder, memoryview(data)[head:])) < 50_000
+
+
+def test_decoder_has_memory_of_its_own_for_each_frame() -> None:
+    first, second = FrameDecoder().feed(frame_bytes(HEADER, b"one") + frame_bytes(HEADER, b"two"))
+    assert (bytes(first.payload), bytes(second.payload)) == (b"one", b"two")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        memoryview(bytearray(6)),
+        memoryview(bytearray(8)),
+        memoryview(b"1234567"),
+        memoryview(bytearray(56)).cast("d"),
+    ],
+    ids=["short", "long", "read-only", "doubles"],
+)
+def test_memory_that_does_not_fit_is_our_own_mistake(place: memoryview) -> None:
+    decoder = FrameDecoder(lambda _header, _size: place)
+    with pytest.raises(LocalProtocolError, match="7 bytes"):
+        seen(decoder.feed(frame_bytes(HEADER, b"payload")))
+
+
+# --- holding ---------------------------------------------------------------------------------
+
+
+class Gate:
+    """A sink that holds while it is closed."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.memory = bytearray(7)
+        self.asked = 0
+
+    def place(self, header: dict[str, Any], payload_bytes: int) -> memoryview | Hold:
+        self.asked += 1
+        return memoryview(self.memory)[:payload_bytes] if self.open else HOLD
+
+
+@pytest.mark.parametrize("staged", [0, 1, 7, 7 + TAG_BYTES, 7 + TAG_BYTES + 3])
+def test_held_frame_goes_on_where_it_stopped(staged: int) -> None:
+    gate = Gate()
+    decoder = FrameDecoder(gate.place)
+    data = frame_bytes(HEADER, b"payload") + frame_bytes(HEADER, b"another")
+    stop = PREFIX_BYTES + len(HEADER) + staged
+    assert seen(decoder.feed(data[:stop])) == []
+    assert seen(decoder.resume()) == []
+    assert (decoder.held, gate.asked) == (True, 2)
+    gate.open = True
+    found = seen(decoder.resume())
+    assert not decoder.held
+    found += seen(decoder.feed(data[stop:]))
+    assert [payload for _, payload in found] == [b"payload", b"another"]
+    assert bytes(gate.memory) == b"another"
+
+
+def test_bytes_that_arrive_while_held_wait_and_do_not_ask_again() -> None:
+    gate = Gate()
+    decoder = FrameDecoder(gate.place)
+    data = frame_bytes(HEADER, b"payload")
+    head = PREFIX_BYTES + len(HEADER)
+    assert seen(decoder.feed(data[:head])) == []
+    decoder.next_buffer()[: len(data) - head] = data[head:]
+    gate.open = True
+    assert seen(decoder.received(len(data) - head)) == []
+    assert (decoder.held, gate.asked) == (True, 1)
+    assert seen(decoder.resume()) == [({"t": 1, "name": "w0"}, b"payload")]
+    decoder.end()
+
+
+def test_feeding_a_held_decoder_is_our_own_mistake() -> None:
+    decoder = FrameDecoder(Gate().place, staging_bytes=0)
+    with pytest.raises(LocalProtocolError, match="holds a frame"):
+        seen(decoder.feed(frame_bytes(HEADER, b"payload")))
+    with pytest.raises(ProtocolError, match="ended inside a frame"):
+        decoder.end()
+
+
+def test_empty_payload_may_be_held_too() -> None:
+    gate = Gate()
+    decoder = FrameDecoder(gate.place)
+    assert seen(decoder.feed(frame_bytes(HEADER))) == []
+    gate.open = True
+    assert seen(decoder.resume()) == [({"t": 1, "name": "w0"}, b"")]

@@ -22,7 +22,7 @@ _INTRODUCTION = """\
 
 <!-- Written by scripts/gen_job_reference.py; change dtd/job/tables.py, not this page. -->
 
-A job is one TOML file (at most 32 KiB). `dtdctl validate JOB.toml` reports everything that is wrong
+A job is one TOML file (at most 24 KiB). `dtdctl validate JOB.toml` reports everything that is wrong
 with it at once, with the line and the nearest known key; `dtdctl submit JOB.toml` starts it.
 `--set table.key=value` changes a value on the command line: the value is read as TOML, else as a
 string; the last of several counts, and setting one of `job.epochs` and `job.steps` takes the other

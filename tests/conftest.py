@@ -1,4 +1,7 @@
-"""Fixtures for real data: looked for in $DTD_TEST_DATA, else in ../shared/data."""
+"""Fixtures for real data: looked for in $DTD_TEST_DATA, else in ../shared/data.
+
+Property tests have no deadline per example: a busy machine is not a failure.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("dtd", deadline=None)
+settings.load_profile("dtd")
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 

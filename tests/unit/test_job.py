@@ -316,7 +316,7 @@ def test_a_file_is_read_with_its_overrides(tmp_path: Path) -> None:
     [
         (None, "cannot be read: No such file or directory"),
         (b"\xff", "line 1: not UTF-8 text (byte 0)"),
-        (b"#" * (MAX_JOB_BYTES + 1), "is larger than 32 KiB"),
+        (b"#" * (MAX_JOB_BYTES + 1), "is larger than 24 KiB"),
     ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, problem: str) -> None:

@@ -1,0 +1,138 @@
+"""A blocking client of the coordinator: one request, one answer.
+
+For `dtdctl`, the local launcher and scripts.  It needs neither torch nor an event loop, decides
+nothing and retries nothing; every failure is one sentence that says what to do.  Requests and the
+keys of their answers are in protocol.md, "dtdctl and coordinator".
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgpack
+
+from dtd.address import Address
+from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
+from dtd.net.blocking_link import BlockingLink
+from dtd.wire import messages as m
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+CLIENT_NAME: Final = "dtdctl"
+
+
+class ControlClient:
+    """A connection to the coordinator; use it as a context manager.
+
+    Args:
+        address: where the coordinator listens.
+        timeout_s: bound on connecting, and on each answer of `request`.
+
+    Raises:
+        CoordinatorUnreachable: nobody answers there, or not in dtd's protocol.
+    """
+
+    def __init__(self, address: Address, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        try:
+            self._link = BlockingLink(
+                address, role=m.Role.CTL, name=CLIENT_NAME, timeout_s=timeout_s
+            )
+        except (OSError, ProtocolError) as error:
+            raise self._unreachable(error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def request(self, message: m.Message) -> dict[str, Any]:
+        """Ask, and return the answer.
+
+        Raises:
+            RequestRefused: the coordinator said no.
+            CoordinatorUnreachable: it did not answer in time, or left.
+        """
+        self.ask(message)
+        answer = self.answer(timeout_s=self._timeout_s)
+        if answer is None:
+            raise self._unreachable(TimeoutError())
+        return answer
+
+    def ask(self, message: m.Message) -> None:
+        """Send a request whose answer `answer` will fetch."""
+        try:
+            self._link.send(message)
+        except OSError as error:
+            raise self._unreachable(error) from None
+
+    def answer(self, *, timeout_s: float = math.inf) -> dict[str, Any] | None:
+        """The next answer, or None when it has not come in time; then it may be asked for again.
+
+        Raises:
+            RequestRefused: the coordinator said no.
+            CoordinatorUnreachable: it left, or what came is no answer.
+        """
+        try:
+            _result, payload = self._link.receive(timeout_s=timeout_s)
+            return _result_map(payload)
+        except TimeoutError:
+            return None
+        except (OSError, ProtocolError) as error:
+            raise self._unreachable(error) from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def _unreachable(self, error: OSError | ProtocolError) -> CoordinatorUnreachable:
+        at = f"the coordinator's address {self._address}"
+        start = (
+            f"start one with: dtd-coordinator --listen {self._address},"
+            " or name another with --coordinator HOST:PORT or DTD_COORDINATOR"
+        )
+        if isinstance(error, ProtocolError):
+            return CoordinatorUnreachable(
+                f"what answers at {at} does not speak as a coordinator does: {error.message}",
+                remedy=error.remedy or "check the port: the control port is 7117 by default",
+            )
+        if isinstance(error, ConnectionRefusedError):
+            return CoordinatorUnreachable(f"nobody listens at {at}", remedy=start)
+        if isinstance(error, socket.gaierror):
+            return CoordinatorUnreachable(
+                f"{at} cannot be resolved: {error.strerror}", remedy="check the host's name"
+            )
+        if isinstance(error, TimeoutError):
+            return CoordinatorUnreachable(
+                f"no answer within {self._timeout_s:g} s from {at}",
+                remedy="check that the host is up and the port open; read the coordinator's log",
+            )
+        if isinstance(error, ConnectionError):
+            return CoordinatorUnreachable(
+                f"{at} closed the connection before it answered",
+                remedy="it may be restarting: try again, and read the coordinator's log",
+            )
+        return CoordinatorUnreachable(
+            f"{at} cannot be reached: {error.strerror or error}", remedy=start
+        )
+
+
+def _result_map(payload: memoryview) -> dict[str, Any]:
+    try:
+        values = msgpack.unpackb(payload, raw=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(
+            ErrorCode.BAD_PAYLOAD, f"RESULT is not valid msgpack: {error}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ProtocolError(ErrorCode.BAD_PAYLOAD, "RESULT does not carry a map")
+    return values

@@ -1,0 +1,190 @@
+"""A blocking client of a worker's data port: fetch the files of a checkpoint.
+
+For `dtdctl fetch`.  Bytes go to a `.part` file beside the target, which a later fetch continues;
+only a file whose hash is the manifest's gets its name.  What the files mean is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self
+
+import xxhash
+
+from dtd.address import Address
+from dtd.errors import CheckpointError, ProtocolError, RequestRefused
+from dtd.net.blocking_link import BlockingLink
+from dtd.wire import messages as m
+
+DEFAULT_TIMEOUT_S: Final = 10.0
+RANGE_BYTES: Final = 1024 * 1024
+CLIENT_NAME: Final = "dtdctl"
+
+# Called with the bytes of the file that are here, and its size.
+OnBytes = Callable[[int, int], None]
+
+
+class FetchClient:
+    """One open resource of a worker; use it as a context manager.
+
+    Args:
+        address: the worker's data port.
+        resource: "checkpoint/JOB/NAME".
+        timeout_s: bound on connecting and on each answer.
+
+    Attributes:
+        manifest: the checkpoint's manifest, decoded.
+
+    Raises:
+        CheckpointError: the worker cannot be reached, refuses, or left.
+    """
+
+    def __init__(
+        self, address: Address, resource: str, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._where = f"{resource} at {address}"
+        self._timeout_s = timeout_s
+        try:
+            self._link = BlockingLink(
+                address, role=m.Role.FETCH, name=CLIENT_NAME, timeout_s=timeout_s
+            )
+        except (OSError, ProtocolError, RequestRefused) as error:
+            raise self._failed(error) from None
+        try:
+            blobs, manifest = self._open(resource)
+        except BaseException:
+            self.close()
+            raise
+        self._blobs = {blob.name: (index, blob.size_bytes) for index, blob in enumerate(blobs)}
+        self.manifest = _decode_manifest(manifest, self._where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def fetch(self, name: str, target: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Fetch one file, going on where an earlier try stopped.
+
+        Args:
+            name: the file's name in the manifest.
+            target: where it goes; replaced only by a file that verifies.
+            on_bytes: told after every range.
+
+        Raises:
+            CheckpointError: the checkpoint lacks the file, or what came does not verify.
+        """
+        digest = self.digest_of(name)
+        if name not in self._blobs:
+            raise CheckpointError(f"{self._where} does not offer {name}")
+        part = target.with_name(f".{target.name}.{digest[:16]}.part")
+        with part.open("ab") as file:
+            self._append(name, file, on_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+        if file_digest(part) != digest:
+            part.unlink()
+            raise CheckpointError(
+                f"{name} of {self._where} does not match the hash in its manifest",
+                remedy="fetch it again; if that fails too, the copy on that worker is damaged",
+            )
+        part.replace(target)
+
+    def digest_of(self, name: str) -> str:
+        """The hash that the manifest gives for a file, in hex.
+
+        Raises:
+            CheckpointError: it gives none.
+        """
+        entry = self.manifest.get("files", {}).get(name, {})
+        digest = entry.get("hash") if isinstance(entry, dict) else None
+        if not isinstance(digest, str):
+            raise CheckpointError(f"the manifest of {self._where} has no hash for {name}")
+        return digest
+
+    def _append(self, name: str, file: BinaryIO, on_bytes: OnBytes | None) -> None:
+        index, size_bytes = self._blobs[name]
+        if file.tell() > size_bytes:
+            file.truncate(0)
+        offset = file.seek(0, os.SEEK_END)
+        while offset < size_bytes:
+            length = min(RANGE_BYTES, self._link.max_payload_bytes, size_bytes - offset)
+            answer, payload = self._ask(m.FetchRange(blob=index, offset=offset, length=length))
+            expected = m.FetchData(blob=index, offset=offset)
+            if answer != expected or len(payload) != length:
+                raise CheckpointError(f"{self._where} answered with another range of {name}")
+            file.write(payload)
+            offset += length
+            if on_bytes is not None:
+                on_bytes(offset, size_bytes)
+
+    def _open(self, resource: str) -> tuple[list[m.BlobInfo], bytes]:
+        blobs: list[m.BlobInfo] = []
+        info, payload = self._ask(m.FetchOpen(resource=resource))
+        manifest = bytes(payload)
+        while isinstance(info, m.FetchInfo):
+            blobs += info.blobs
+            if not info.more:
+                return blobs, manifest
+            info, payload = self._receive()
+            manifest += bytes(payload)
+        raise CheckpointError(f"{self._where} answered with something else than its files")
+
+    def _ask(self, message: m.Message) -> tuple[m.Message, memoryview]:
+        try:
+            self._link.send(message)
+        except OSError as error:
+            raise self._failed(error) from None
+        return self._receive()
+
+    def _receive(self) -> tuple[m.Message, memoryview]:
+        try:
+            return self._link.receive(timeout_s=self._timeout_s)
+        except (OSError, ProtocolError, RequestRefused) as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: OSError | ProtocolError | RequestRefused) -> CheckpointError:
+        if isinstance(error, TimeoutError):
+            reason = f"no answer within {self._timeout_s:g} s"
+        elif isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        else:
+            reason = error.message
+        remedy = "" if isinstance(error, OSError) else error.remedy
+        return CheckpointError(
+            f"{self._where} cannot be fetched: {reason}",
+            remedy=remedy or "see who else holds it with: dtdctl checkpoints",
+        )
+
+
+def file_digest(path: Path) -> str:
+    """The hash of a file as manifests have it, in hex."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(RANGE_BYTES):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _decode_manifest(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"the manifest of {where} is not a JSON object")
+    return manifest

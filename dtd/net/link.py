@@ -1,0 +1,251 @@
+"""One TCP connection that speaks protocol.md: frames in, frames out, handshake, orderly end.
+
+A `Link` joins a transport, a `FrameDecoder` and a `Connection`, and hands messages to its handler.
+It is a `BufferedProtocol`: the kernel writes payloads straight into the memory that the handler
+names, and `send` passes payloads to the transport as they lie.  Runs on the event loop only; knows
+nothing of rings, jobs or workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection, State
+from dtd.wire.frames import HOLD, FrameDecoder, Hold, encode_frame
+from dtd.wire.header import Header
+
+HANDSHAKE_TIMEOUT_S = 10.0
+MAX_QUEUED_CONTROL_BYTES = 8 * 1024 * 1024
+
+
+class LinkHandler(Protocol):
+    """Who a link belongs to.  A ProtocolError raised in any method closes the link with it."""
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """HELLO arrived (answer with `link.welcome(...)`, now or later), or WELCOME did."""
+        ...
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        """Name the memory of a payload that is about to arrive."""
+        ...
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """A message arrived whole."""
+        ...
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """The link is gone; `error` says why unless it ended in good order."""
+        ...
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection.
+
+    Args:
+        handler: receives what happens.
+        connection: the life-cycle machine, opener or acceptor.
+        hello: sent at once by the opening side.
+        staging_bytes: read-ahead of the decoder; small where payloads are large.
+    """
+
+    def __init__(
+        self,
+        handler: LinkHandler,
+        connection: Connection,
+        *,
+        hello: m.Hello | None = None,
+        staging_bytes: int = 16 * 1024,
+    ) -> None:
+        self.handler = handler
+        self.connection = connection
+        self.peer = ""
+        self.closing = False
+        self.sent_bytes = 0
+        self._hello = hello
+        self._decoder = FrameDecoder(self._place, staging_bytes=staging_bytes)
+        self._message: m.Message | None = None
+        self._transport: asyncio.Transport | None = None
+        self._error: DtdError | None = None
+        self._in_order = False
+        self._drained: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- sending ---------------------------------------------------------------------------
+
+    def send(self, message: m.Message, payload: bytes | memoryview = b"") -> None:
+        """Queue a frame; a payload's memory must not change until `drained`."""
+        if self._transport is None or self.closing:
+            return
+        head, tag = encode_frame(m.encode_header(message), payload)
+        size = len(payload)
+        self.sent_bytes += size
+        self._transport.writelines((head, payload, tag) if size else (head, tag))
+
+    def welcome(self, message: m.Welcome) -> None:
+        """Accept the other side's HELLO."""
+        self.connection.accept()
+        self._decoder.max_payload_bytes = message.max_payload_bytes
+        self._opened()
+        self.send(message)
+
+    def drained(self) -> asyncio.Future[None] | None:
+        """None when the kernel has taken everything sent so far, else a future of that."""
+        if self._transport is None or not self._transport.get_write_buffer_size():
+            return None
+        future = asyncio.get_running_loop().create_future()
+        self._drained.append(future)
+        return future
+
+    def queued_bytes(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    # --- ending ----------------------------------------------------------------------------
+
+    def fail(self, error: ProtocolError) -> None:
+        """Tell the other side why, and close."""
+        self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
+        self.close(error)
+
+    def close(self, error: DtdError | None = None) -> None:
+        """Close after what is queued has been sent."""
+        if self.closing:
+            return
+        self.closing = True
+        self._error = error
+        self._in_order = error is None
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once, dropping what is queued."""
+        if not self.closing:
+            self._error = DtdError(f"connection to {self.peer} was cut from this side")
+        self.closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio.BufferedProtocol ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The TCP connection stands: say HELLO, or wait for it."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=0)
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if name else "?"
+        if self.closing:
+            self._transport.abort()
+            return
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
+        if self._hello is not None:
+            self._decoder.max_payload_bytes = self._hello.max_payload_bytes
+            self.send(self._hello)
+
+    def peer_host(self) -> str:
+        """Address of the other side, without the port."""
+        return self.peer.rsplit(":", 1)[0]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Memory for the next bytes."""
+        del sizehint
+        return self._decoder.next_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes arrived in that memory."""
+        self._deliver(self._decoder.received(nbytes))
+
+    def resume(self) -> None:
+        """A frame that the handler held may be placed now."""
+        if not self._decoder.held or self.closing:
+            return
+        assert self._transport is not None
+        self._transport.resume_reading()
+        self._deliver(self._decoder.resume())
+
+    def eof_received(self) -> bool:
+        """The other side will send no more."""
+        try:
+            self._decoder.end()
+        except ProtocolError as error:
+            self._error = self._error or error
+        return False
+
+    def resume_writing(self) -> None:
+        """The kernel has taken everything."""
+        waiting, self._drained = self._drained, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Something is queued; `drained` asks the transport itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The TCP connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.closing = True
+        self.connection.end()
+        self.resume_writing()
+        if self._error is None and not self._in_order:
+            self._error = DtdError(f"connection to {self.peer} lost: {exc or 'closed by peer'}")
+        self.handler.link_closed(self, self._error)
+
+    # --- decoding --------------------------------------------------------------------------
+
+    def _place(self, header: Header, payload_bytes: int) -> memoryview | Hold | None:
+        message = m.decode_message(header)
+        if self._message is None:
+            self.connection.receive(message, payload_bytes)
+        self._message = message
+        if self.connection.state is not State.OPEN or isinstance(message, m.Welcome):
+            return None
+        return self.handler.link_place(self, message, payload_bytes)
+
+    def _deliver(self, decoded: Any) -> None:
+        try:
+            for frame in decoded:
+                message, self._message = self._message, None
+                self._dispatch(message, frame.payload)
+                if self.closing:
+                    return
+        except ProtocolError as error:
+            self.fail(error)
+            return
+        if self._decoder.held:
+            assert self._transport is not None
+            self._transport.pause_reading()
+
+    def _dispatch(self, message: m.Message | None, payload: memoryview) -> None:
+        if isinstance(message, m.Hello | m.Welcome):
+            if isinstance(message, m.Welcome):
+                self._opened()
+            self.handler.link_opened(self, message)
+        elif isinstance(message, m.Error):
+            code = message.code if message.code in set(ErrorCode) else ErrorCode.INTERNAL
+            self.close(ProtocolError(ErrorCode(code), message.message, remedy=message.remedy))
+        elif isinstance(message, m.Goodbye):
+            self.close()
+        else:
+            assert message is not None
+            self.handler.link_received(self, message, payload)
+
+    def _opened(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self.fail(
+            ProtocolError(
+                ErrorCode.TIMEOUT, f"no handshake with {self.peer} within {HANDSHAKE_TIMEOUT_S} s"
+            )
+        )
+
+
+__all__ = ["HOLD", "Link", "LinkHandler"]

@@ -1,0 +1,184 @@
+"""The shell of the ring machine: owns scratch memory, moves the bytes that the machine names.
+
+Everything is decided in `dtd.core.ring`; this file turns indices into memoryviews: where an
+incoming chunk lies, which bytes of which bucket go out, when to add.  The same node serves the TCP
+ring (`dtd.net.ring_server`) and the in-process one (`dtd.net.inprocess`): it sees its neighbours
+only as the two callables that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dtd.core.chunks import BucketShape
+from dtd.core.collective import BucketMemory
+from dtd.core.ring import Ring
+from dtd.core.ring_events import (
+    BucketDone,
+    BucketStarted,
+    ChunkReceived,
+    Effect,
+    InScratch,
+    Reduce,
+    SendChunk,
+    SendWord,
+    StepOpened,
+    WordOffered,
+    WordReceived,
+    WordsDone,
+)
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire.frames import Hold
+from dtd.wire.messages import Chunk, Word
+
+SCRATCH_SLOTS = 8
+MAX_WORD_BYTES = 32 * 1024
+
+Send = Callable[[Chunk | Word, "bytes | memoryview"], None]
+
+
+@dataclass(slots=True)
+class _Busy:
+    """How long something was in flight within the open step."""
+
+    in_flight: int = 0
+    since_s: float = 0.0
+    busy_s: float = 0.0
+
+    def begin(self, now: float) -> None:
+        if self.in_flight == 0:
+            self.since_s = now
+        self.in_flight += 1
+
+    def end(self, now: float) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.busy_s += now - self.since_s
+
+
+class RingNode:
+    """One rank's node of one generation's ring.  Called from one thread at a time.
+
+    Args:
+        core: the machine.
+        send: sends a frame to the next rank; the payload is not copied.
+        resume: lets a held frame from the previous rank be placed again.
+        bucket_done: called when a bucket holds the sum (its memory may still be draining).
+        words_done: called with all ranks' words, in rank order.
+    """
+
+    def __init__(
+        self,
+        core: Ring,
+        *,
+        send: Send,
+        resume: Callable[[], None],
+        bucket_done: Callable[[int], None],
+        words_done: Callable[[list[bytes]], None],
+    ) -> None:
+        self.core = core
+        self.sent_bytes = 0
+        self._send = send
+        self._resume = resume
+        self._bucket_done = bucket_done
+        self._words_done = words_done
+        self._buckets: Sequence[BucketMemory] = ()
+        self._slots: dict[int, memoryview] = {}
+        self._filled: dict[int, memoryview] = {}
+        self._words: dict[int, list[bytes]] = {}
+        self._placed_slot: int | None = None
+        self._busy = _Busy()
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """Begin a step with these buckets."""
+        self._buckets = buckets
+        self._busy = _Busy()
+        self.sent_bytes = 0
+        self._words = {rank: [] for rank in range(self.core.world_size)}
+        shapes = tuple(BucketShape(elements=b.elements, item_bytes=b.item_bytes) for b in buckets)
+        self._perform(self.core.handle(StepOpened(step=step, buckets=shapes), 0.0))
+
+    def start(self, bucket: int) -> None:
+        """A bucket's own contribution is complete."""
+        effects = self.core.handle(BucketStarted(bucket=bucket), 0.0)
+        self._busy.begin(time.monotonic())
+        self._perform(effects)
+
+    def offer(self, word: bytes) -> None:
+        """This rank's word for the next exchange."""
+        if len(word) > MAX_WORD_BYTES:
+            raise LocalProtocolError(f"word of {len(word)} bytes exceeds {MAX_WORD_BYTES}")
+        effects = self.core.handle(WordOffered(), 0.0)
+        self._busy.begin(time.monotonic())
+        self._words[self.core.rank].append(word)
+        self._perform(effects)
+
+    def busy_s(self) -> float:
+        """Time in the open step during which something was in flight."""
+        return self._busy.busy_s
+
+    # --- receiving -------------------------------------------------------------------------
+
+    def place(self, message: Chunk | Word, payload_bytes: int) -> memoryview | Hold | None:
+        """Memory for an announced payload, HOLD, or None for memory of the link's own."""
+        if isinstance(message, Word):
+            if payload_bytes > MAX_WORD_BYTES:
+                raise ProtocolError(
+                    ErrorCode.BAD_PAYLOAD, f"word of {payload_bytes} bytes > {MAX_WORD_BYTES}"
+                )
+            return self.core.accept_word(message)
+        place = self.core.place(message, payload_bytes)
+        if isinstance(place, Hold):
+            return place
+        if isinstance(place, InScratch):
+            self._placed_slot = place.slot
+            self._filled[place.slot] = self._slot(place.slot, payload_bytes)
+            return self._filled[place.slot]
+        memory = self._buckets[place.bucket]
+        return memory.view[place.start * memory.item_bytes : place.stop * memory.item_bytes]
+
+    def received(self, message: Chunk | Word, payload: memoryview) -> None:
+        """The payload lies where `place` said."""
+        if isinstance(message, Word):
+            self._words[message.origin].append(bytes(payload))
+            effects = self.core.handle(WordReceived(word=message), 0.0)
+        else:
+            slot, self._placed_slot = self._placed_slot, None
+            effects = self.core.handle(ChunkReceived(chunk=message, slot=slot), 0.0)
+        self._perform(effects)
+
+    def _slot(self, slot: int, payload_bytes: int) -> memoryview:
+        memory = self._slots.get(slot)
+        if memory is None or len(memory) < payload_bytes:  # one element may exceed a tiny chunk
+            memory = memoryview(bytearray(max(payload_bytes, self.core.chunk_bytes)))
+            self._slots[slot] = memory
+        return memory[:payload_bytes]
+
+    # --- effects ---------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendChunk):
+                memory = self._buckets[effect.chunk.bucket]
+                size = memory.item_bytes
+                payload = memory.view[effect.start * size : effect.stop * size]
+                self.sent_bytes += len(payload)
+                self._send(effect.chunk, payload)
+            elif isinstance(effect, Reduce):
+                received = self._filled[effect.slot]
+                if len(received):
+                    self._buckets[effect.bucket].add(effect.start, effect.stop, received)
+            elif isinstance(effect, SendWord):
+                word = self._words[effect.word.origin][effect.word.sequence]
+                self._send(effect.word, word)
+            elif isinstance(effect, BucketDone):
+                self._busy.end(time.monotonic())
+                self._bucket_done(effect.bucket)
+            elif isinstance(effect, WordsDone):
+                self._busy.end(time.monotonic())
+                words = self._words
+                self._words_done([words[rank][effect.sequence] for rank in sorted(words)])
+            else:
+                self._resume()

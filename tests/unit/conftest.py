@@ -1,0 +1,133 @@
+"""A small server that speaks the protocol from a script, for tests of blocking clients."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from dtd.address import Address
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, FrameDecoder
+
+# What a script says to a message: bytes to send, or None to close the connection.
+Script = Callable[[m.Message], bytes | None]
+
+
+def _welcome() -> bytes:
+    return m.message_bytes(
+        m.Welcome(
+            protocol=PROTOCOL_VERSION,
+            version="9.9",
+            name="scripted",
+            max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES,
+        )
+    )
+
+
+class ScriptedServer:
+    """Accepts connections on loopback and answers each message as the script says."""
+
+    def __init__(self) -> None:
+        self.script: Script = lambda _message: None
+        self.welcome = _welcome()
+        self.received: list[m.Message] = []
+        self._arrival = threading.Condition()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    @property
+    def address(self) -> Address:
+        host, port = self._listener.getsockname()
+        return Address(host, port)
+
+    def wait_for(self, kind: type[Any]) -> None:
+        """Block until a message of this kind has arrived."""
+        with self._arrival:
+            assert self._arrival.wait_for(
+                lambda: any(isinstance(message, kind) for message in self.received), timeout=30
+            )
+
+    def close(self) -> None:
+        # shutdown() wakes accept() and recv(), close() alone would not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        threads = []
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                break
+            self._open.append(connection)
+            threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+
+    def _serve(self, connection: socket.socket) -> None:
+        life = Connection(opened=False, accepts=frozenset({m.Role.CTL, m.Role.FETCH}))
+        decoder = FrameDecoder()
+        with connection, contextlib.suppress(ConnectionError):
+            while data := connection.recv(65536):
+                for frame in decoder.feed(data):
+                    message = m.decode_message(frame.header)
+                    life.receive(message)
+                    if isinstance(message, m.Hello):
+                        life.accept()
+                        connection.sendall(self.welcome)
+                        continue
+                    with self._arrival:
+                        self.received.append(message)
+                        self._arrival.notify_all()
+                    answer = self.script(message)
+                    if answer is None:
+                        return
+                    connection.sendall(answer)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """A running scripted server."""
+    running = ScriptedServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def result() -> Callable[[dict[str, Any]], bytes]:
+    """Makes a RESULT frame of a map."""
+
+    def make(values: dict[str, Any]) -> bytes:
+        return m.message_bytes(m.Result(), msgpack.packb(values))
+
+    return make
+
+
+@pytest.fixture
+def refusal() -> bytes:
+    """An ERROR frame that says no."""
+    return m.message_bytes(
+        m.Error(code=17, message="job 'x' does not exist", remedy="see `dtdctl jobs`")
+    )
+
+
+@pytest.fixture
+def free_address() -> Address:
+    """A loopback address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+    return Address(host, port)

@@ -1,0 +1,156 @@
+"""Fetching a checkpoint's files: resumed where a try stopped, named only when they verify."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import xxhash
+
+from dtd.errors import CheckpointError
+from dtd.net.fetch_client import RANGE_BYTES, FetchClient, file_digest
+from dtd.wire import messages as m
+
+RESOURCE = "checkpoint/digits-1/step-10"
+NAME = "model.safetensors"
+CONTENT = bytes(range(256)) * 9000 + b"tail"
+
+
+@pytest.fixture
+def offer(server):
+    """Lets the server offer a file; returns the ranges asked for."""
+
+    def start(content=CONTENT, *, digest=None, stop_after=None):
+        digest = digest or xxhash.xxh3_128(content).hexdigest()
+        manifest = json.dumps({"files": {NAME: {"hash": digest}, "lost": {}}}).encode()
+        ranges = []
+
+        def script(message):
+            if isinstance(message, m.FetchOpen):
+                info = m.FetchInfo(blobs=(m.BlobInfo(name=NAME, size_bytes=len(content)),))
+                return m.message_bytes(info, manifest)
+            if stop_after is not None and len(ranges) == stop_after:
+                return None
+            ranges.append((message.offset, message.length))
+            data = content[message.offset : message.offset + message.length]
+            return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), data)
+
+        server.script = script
+        return ranges
+
+    return start
+
+
+def fetch(server, target, **options):
+    with FetchClient(server.address, RESOURCE) as client:
+        client.fetch(NAME, target, **options)
+
+
+def test_a_file_is_fetched_in_ranges(server, offer, tmp_path):
+    ranges, told = offer(), []
+    fetch(server, tmp_path / "here", on_bytes=lambda done, size: told.append((done, size)))
+    assert (tmp_path / "here").read_bytes() == CONTENT
+    assert ranges == [
+        (0, RANGE_BYTES),
+        (RANGE_BYTES, RANGE_BYTES),
+        (2 * RANGE_BYTES, len(CONTENT) - 2 * RANGE_BYTES),
+    ]
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_empty_file(server, offer, tmp_path):
+    offer(b"")
+    fetch(server, tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == b""
+
+
+def test_a_broken_fetch_goes_on_where_it_stopped(server, offer, tmp_path):
+    offer(stop_after=2)
+    with pytest.raises(CheckpointError, match="closed the connection"):
+        fetch(server, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+    ranges = offer()
+    fetch(server, tmp_path / "here")
+    assert ranges == [(2 * RANGE_BYTES, len(CONTENT) - 2 * RANGE_BYTES)]
+    assert (tmp_path / "here").read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_is_not_continued(server, offer, tmp_path):
+    offer(CONTENT[::-1], stop_after=1)
+    with pytest.raises(CheckpointError):
+        fetch(server, tmp_path / "here")
+    offer()
+    fetch(server, tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == CONTENT
+
+
+def test_a_damaged_file_gets_no_name(server, offer, tmp_path):
+    offer(digest="0" * 32)
+    with pytest.raises(CheckpointError, match="does not match the hash in its manifest"):
+        fetch(server, tmp_path / "here")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_is_too_long_is_dropped(server, offer, tmp_path):
+    offer()
+    digest = xxhash.xxh3_128(CONTENT).hexdigest()
+    (tmp_path / f".here.{digest[:16]}.part").write_bytes(CONTENT + b"more")
+    fetch(server, tmp_path / "here")
+    assert file_digest(tmp_path / "here") == digest
+
+
+def test_a_file_that_the_manifest_does_not_name(server, offer, tmp_path):
+    offer()
+    with (
+        FetchClient(server.address, RESOURCE) as client,
+        pytest.raises(CheckpointError, match=r"no hash for optimizer\.safetensors"),
+    ):
+        client.fetch("optimizer.safetensors", tmp_path / "here")
+
+
+def test_another_range_than_asked_for(server, offer, tmp_path):
+    offer()
+    honest = server.script
+    server.script = lambda message: (
+        honest(message)
+        if isinstance(message, m.FetchOpen)
+        else m.message_bytes(m.FetchData(blob=0, offset=5), b"x" * message.length)
+    )
+    with pytest.raises(CheckpointError, match="answered with another range"):
+        fetch(server, tmp_path / "here")
+
+
+def test_a_list_of_files_in_pieces(server, tmp_path):
+    digest = xxhash.xxh3_128(b"b").hexdigest()
+    manifest = json.dumps({"files": {"b": {"hash": digest}}}).encode()
+    pages = m.message_bytes(
+        m.FetchInfo(blobs=(m.BlobInfo(name="a", size_bytes=1),), more=True)
+    ) + m.message_bytes(m.FetchInfo(blobs=(m.BlobInfo(name="b", size_bytes=1),)), manifest)
+    server.script = lambda message: (
+        pages
+        if isinstance(message, m.FetchOpen)
+        else m.message_bytes(m.FetchData(blob=message.blob, offset=0), b"ab"[message.blob :][:1])
+    )
+    with FetchClient(server.address, RESOURCE) as client:
+        client.fetch("b", tmp_path / "here")
+    assert (tmp_path / "here").read_bytes() == b"b"
+
+
+def test_the_worker_refuses(server, refusal):
+    server.script = lambda _message: refusal
+    with pytest.raises(CheckpointError, match="does not exist") as caught:
+        FetchClient(server.address, RESOURCE)
+    assert caught.value.remedy == "see `dtdctl jobs`"
+
+
+def test_nobody_is_there(free_address):
+    with pytest.raises(CheckpointError, match=r"cannot be fetched: .*refused") as caught:
+        FetchClient(free_address, RESOURCE)
+    assert "dtdctl checkpoints" in caught.value.remedy
+
+
+def test_a_manifest_that_is_none(server):
+    server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b"[]")
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
+        FetchClient(server.address, RESOURCE)

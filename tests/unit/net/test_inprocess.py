@@ -1,0 +1,254 @@
+"""The ring in one process: the contract of `Collective`, rank by rank in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from dtd.core.collective import BucketMemory, all_reduce
+from dtd.errors import LocalProtocolError, RingBroken
+from dtd.net.inprocess import InProcessCollective, InProcessRing
+
+MemoryOf = Callable[[np.ndarray], BucketMemory]
+T = TypeVar("T")
+
+
+def on_every_rank(
+    ring: InProcessRing, size: int, work: Callable[[InProcessCollective], T]
+) -> list[T]:
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(ring.collective(rank)), range(size)))
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+@pytest.mark.parametrize("elements", [0, 1, 7, 8, 1000])
+def test_every_rank_ends_with_the_sum(world_size: int, elements: int, memory_of: MemoryOf) -> None:
+    ring = InProcessRing(world_size, chunk_bytes=64)
+
+    def work(collective: InProcessCollective) -> list[np.ndarray]:
+        ends = []
+        for step in range(2):
+            arrays = [
+                np.full(elements, (1 << collective.rank) + step, dtype=np.int64),
+                np.arange(elements, dtype=np.int64) * collective.rank,
+            ]
+            collective.open_step(step, [memory_of(array) for array in arrays])
+            for bucket in (1, 0):
+                collective.start(bucket)
+            for bucket in (0, 1):
+                collective.wait(bucket)
+            assert collective.gather(bytes([collective.rank])) == [
+                bytes([rank]) for rank in range(world_size)
+            ]
+            collective.close_step()
+            ends += arrays
+        return ends
+
+    triangle = sum(range(world_size))
+    for ends in on_every_rank(ring, world_size, work):
+        for step in range(2):
+            assert (ends[2 * step] == (1 << world_size) - 1 + step * world_size).all()
+            assert (ends[2 * step + 1] == np.arange(elements) * triangle).all()
+
+
+def test_ranks_know_their_place() -> None:
+    ring = InProcessRing(3, generation=9)
+    places = [(end.rank, end.world_size, end.generation) for end in map(ring.collective, range(3))]
+    assert places == [(0, 3, 9), (1, 3, 9), (2, 3, 9)]
+
+
+def test_the_plain_all_reduce_one_bucket_after_the_other(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(3)
+
+    def work(collective: InProcessCollective) -> list[list[float]]:
+        arrays = [np.ones(5), np.full(4, 2.0)]
+        collective.open_step(0, [memory_of(array) for array in arrays])
+        for bucket in range(2):
+            all_reduce(collective, bucket)
+        return [array.tolist() for array in arrays]
+
+    assert on_every_rank(ring, 3, work) == [[[3.0] * 5, [6.0] * 4]] * 3
+
+
+def test_a_bucket_that_is_done_may_be_written_to_at_once(memory_of: MemoryOf) -> None:
+    """A neighbour that is slow to start has our frames in its queue; they must not change."""
+    ring = InProcessRing(2, chunk_bytes=8)
+    firsts = [np.full(2, float(rank + 1)) for rank in range(2)]
+    seconds = [np.full(200, float(rank + 1)) for rank in range(2)]
+    ends = [ring.collective(rank) for rank in range(2)]
+    for rank, end in enumerate(ends):
+        end.open_step(0, [memory_of(firsts[rank]), memory_of(seconds[rank])])
+    ends[0].start(0)
+    ends[0].start(1)  # its chunks fill rank 1's scratch memory and block the queue
+    ends[1].start(0)
+    ends[0].wait(0)
+    firsts[0][:] = -1.0
+    ends[1].start(1)
+    ends[1].wait(0)
+    assert firsts[1].tolist() == [3.0, 3.0]
+    for rank, end in enumerate(ends):
+        end.wait(1)
+        assert (seconds[rank] == 3.0).all()
+
+
+def test_a_fast_rank_waits_for_a_slow_one_to_open_the_step(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(2)
+    fast, slow = ring.collective(0), ring.collective(1)
+    array = np.ones(3)
+    fast.open_step(0, [memory_of(array)])
+    fast.start(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fast.wait, 0)
+        assert not waiting.done()
+        slow.open_step(0, [memory_of(np.ones(3))])
+        slow.start(0)
+        waiting.result(timeout=10)
+    assert array.tolist() == [2.0] * 3
+
+
+# --- breaking --------------------------------------------------------------------------------
+
+
+def _all_waiting(ring: InProcessRing, size: int) -> None:
+    """Return once `size` threads wait for the ring."""
+    latest_s = time.monotonic() + 10
+    waiting = 0
+    while waiting < size:
+        assert time.monotonic() < latest_s, f"{waiting} of {size} wait"
+        with ring.changed:
+            waiting = len(ring.changed._waiters)
+
+
+def test_breaking_the_ring_wakes_every_rank_that_waits(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(4)
+
+    def wait_for_bucket(end: InProcessCollective) -> None:
+        end.open_step(0, [memory_of(np.ones(3))])
+        end.start(0)
+        end.wait(0)
+
+    def wait_for_words(end: InProcessCollective) -> None:
+        end.open_step(0, [memory_of(np.ones(3))])
+        end.gather(b"")
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting: Sequence[Future[None]] = [
+            pool.submit(wait_for_bucket, ring.collective(1)),
+            pool.submit(wait_for_bucket, ring.collective(2)),
+            pool.submit(wait_for_words, ring.collective(3)),
+        ]
+        _all_waiting(ring, 3)
+        ring.break_ring("rank 0 died")
+        for rank, future in enumerate(waiting, start=1):
+            with pytest.raises(RingBroken, match=f"rank {rank}: rank 0 died"):
+                future.result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda end: end.open_step(1, []),
+        lambda end: end.start(0),
+        lambda end: end.wait(0),
+        lambda end: end.gather(b""),
+    ],
+)
+def test_every_call_on_a_broken_ring_says_so(call: Callable[[InProcessCollective], object]) -> None:
+    ring = InProcessRing(2)
+    ring.collective(0).open_step(0, [])
+    ring.break_ring("the generation is over")
+    with pytest.raises(RingBroken, match="rank 0: the generation is over"):
+        call(ring.collective(0))
+
+
+def test_who_waits_too_long_breaks_the_ring_and_says_for_what(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(2, timeout_s=0.01)
+    end = ring.collective(0)
+    end.open_step(0, [memory_of(np.ones(4))])
+    end.start(0)
+    why = "rank 0 timed out: step 0: bucket 0 waits for reduce_scatter hop 0 chunk 0 of 1"
+    with pytest.raises(RingBroken, match=why):
+        end.wait(0)
+    with pytest.raises(RingBroken, match=why):
+        ring.collective(1).open_step(0, [])
+
+
+def test_ranks_that_disagree_on_a_bucket_break_the_ring(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(2)
+
+    def work(collective: InProcessCollective) -> None:
+        collective.open_step(0, [memory_of(np.ones(4 + collective.rank))])
+        all_reduce(collective, 0)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, ring.collective(rank)) for rank in range(2)]:
+            with pytest.raises(RingBroken, match=r"payload is \d+ bytes"):
+                future.result(timeout=10)
+
+
+def test_a_misused_end_is_no_reason_to_break_the_ring(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(1)
+    end = ring.collective(0)
+    end.open_step(0, [memory_of(np.ones(4))])
+    with pytest.raises(LocalProtocolError):
+        end.start(7)
+    all_reduce(end, 0)
+
+
+# --- timing ----------------------------------------------------------------------------------
+
+
+def test_the_timing_of_a_step_is_plausible(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(2, chunk_bytes=1024)
+    barrier = threading.Barrier(2)
+
+    def work(collective: InProcessCollective) -> None:
+        barrier.wait()
+        begun_s = time.monotonic()
+        collective.open_step(0, [memory_of(np.ones(1000))])
+        all_reduce(collective, 0)
+        collective.gather(b"word")
+        timing = collective.close_step()
+        wall_s = time.monotonic() - begun_s
+        assert 0 < timing.busy_s <= wall_s
+        assert 0 <= timing.exposed_s <= wall_s
+        assert timing.sent_bytes == 8 * 1000  # 2 * (N - 1) / N of the bucket
+
+    on_every_rank(ring, 2, work)
+
+
+def test_every_step_is_timed_anew(memory_of: MemoryOf) -> None:
+    ring = InProcessRing(1)
+    end = ring.collective(0)
+    end.open_step(0, [memory_of(np.ones(10))])
+    all_reduce(end, 0)
+    assert end.close_step().busy_s > 0
+    end.open_step(1, [])
+    timing = end.close_step()
+    assert (timing.busy_s, timing.exposed_s, timing.sent_bytes) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_each_rank_sends_twice_the_bucket_less_its_share(
+    world_size: int, memory_of: MemoryOf
+) -> None:
+    ring = InProcessRing(world_size, chunk_bytes=96)
+    elements = 40 * world_size
+
+    def work(collective: InProcessCollective) -> int:
+        collective.open_step(0, [memory_of(np.ones(elements))])
+        all_reduce(collective, 0)
+        collective.gather(b"")
+        return collective.close_step().sent_bytes
+
+    whole = elements * 8
+    assert (
+        on_every_rank(ring, world_size, work)
+        == [2 * (world_size - 1) * whole // world_size] * world_size
+    )

@@ -1,0 +1,675 @@
+"""A link over a loopback socket, on asyncio's own loop and on uvloop (see conftest.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import dtd.net.link as link_module
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.link import HOLD, Link
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection, State
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    FrameDecoder,
+    Hold,
+)
+
+PATIENCE_S = 10.0
+STAGING_BYTES = 512
+MIB = 1024 * 1024
+
+
+def hello(**changed: Any) -> m.Hello:
+    values: dict[str, Any] = {
+        "role": "ring",
+        "name": "opener",
+        "protocol_min": 1,
+        "protocol_max": 1,
+        "version": "test",
+        "max_payload_bytes": LARGEST_MAX_PAYLOAD_BYTES,
+    }
+    return m.Hello(**(values | changed))
+
+
+def welcome(**changed: Any) -> m.Welcome:
+    values: dict[str, Any] = {
+        "protocol": 1,
+        "version": "test",
+        "name": "acceptor",
+        "max_payload_bytes": LARGEST_MAX_PAYLOAD_BYTES,
+    }
+    return m.Welcome(**(values | changed))
+
+
+def chunk(number: int = 0) -> m.Chunk:
+    return m.Chunk(generation=1, step=0, phase=0, hop=0, bucket=0, chunk=number, source=0)
+
+
+def no_memory(message: m.Message, payload_bytes: int) -> None:
+    return None
+
+
+@dataclass(eq=False)
+class Handler:
+    """Writes down what happens, and lets a test wait for it."""
+
+    accepting: bool
+    place: Callable[[m.Message, int], memoryview | Hold | None] = no_memory
+    answer: Callable[[], m.Welcome | None] = welcome
+    received: list[tuple[m.Message, memoryview]] = field(default_factory=list)
+    errors: list[DtdError | None] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    objection: ProtocolError | None = None
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        self.links.append(link)
+        greeting = self.answer() if self.accepting else None
+        if greeting is not None:
+            link.welcome(greeting)
+        self.opened.set()
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        return self.place(message, payload_bytes)
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        if self.objection is not None:
+            raise self.objection
+        self.received.append((message, payload))
+        self.wake.set()
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        self.errors.append(error)
+        self.closed.set()
+
+    async def messages(self, count: int) -> list[m.Message]:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.received) < count:
+                self.wake.clear()
+                await self.wake.wait()
+        return [message for message, _ in self.received]
+
+    async def end(self) -> DtdError | None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.closed.wait()
+        (error,) = self.errors
+        return error
+
+
+class Network:
+    """A listening socket and the links to it; `link_type` is what it accepts with."""
+
+    def __init__(self) -> None:
+        self.acceptors: list[Handler] = []
+        self.accepted: list[Link] = []
+        self.openers: list[Link] = []
+        self.link_type: type[Link] = Link
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(self._accept, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    def _accept(self) -> Link:
+        roles = frozenset({m.Role.RING, m.Role.FETCH})
+        link = self.link_type(
+            self.acceptors.pop(0),
+            Connection(opened=False, accepts=roles),
+            staging_bytes=STAGING_BYTES,
+        )
+        self.accepted.append(link)
+        return link
+
+    async def connect(
+        self, acceptor: Handler, opener: Handler, greeting: m.Hello | None = None
+    ) -> Link:
+        """Connect, and say HELLO."""
+        self.acceptors.append(acceptor)
+        link = Link(
+            opener,
+            Connection(opened=True, role=m.Role.RING),
+            hello=greeting or hello(),
+            staging_bytes=STAGING_BYTES,
+        )
+        self.openers.append(link)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: link, "127.0.0.1", self.port)
+        return link
+
+    async def pair(self, acceptor: Handler, opener: Handler) -> tuple[Link, Link]:
+        """(accepted, opened), both OPEN."""
+        opened = await self.connect(acceptor, opener)
+        async with asyncio.timeout(PATIENCE_S):
+            await opener.opened.wait()
+        return acceptor.links[0], opened
+
+    async def raw(self, acceptor: Handler) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A peer that is no link."""
+        self.acceptors.append(acceptor)
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def _running() -> AsyncIterator[Network]:
+    made = Network()
+    await made.listen()
+    try:
+        yield made
+    finally:
+        made.server.close()
+        for link in made.accepted + made.openers:
+            link.abort()
+
+
+@pytest.fixture
+async def network() -> AsyncIterator[Network]:
+    async with _running() as made:
+        yield made
+
+
+@pytest.fixture
+async def acceptor() -> Handler:
+    return Handler(accepting=True)
+
+
+@pytest.fixture
+async def opener() -> Handler:
+    return Handler(accepting=False)
+
+
+async def frames_of(reader: asyncio.StreamReader) -> list[m.Message]:
+    """All messages until the other side closes."""
+    decoder = FrameDecoder()
+    async with asyncio.timeout(PATIENCE_S):
+        data = await reader.read()
+    return [m.decode_message(frame.header) for frame in decoder.feed(data)]
+
+
+# --- handshake -------------------------------------------------------------------------------
+
+
+async def test_a_handshake_opens_both_sides(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, opened = await network.pair(acceptor, opener)
+    assert accepted.connection.state is State.OPEN
+    assert opened.connection.state is State.OPEN
+    assert accepted.connection.role is m.Role.RING
+    assert opened.peer == f"127.0.0.1:{network.port}"
+    assert accepted.peer_host() == "127.0.0.1"
+    assert accepted._timer is None
+    assert opened._timer is None
+
+
+async def test_an_acceptor_may_take_its_time_to_welcome(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.answer = lambda: None
+    opened = await network.connect(acceptor, opener)
+    async with asyncio.timeout(PATIENCE_S):
+        await acceptor.opened.wait()
+    assert opened.connection.state is State.AWAIT_WELCOME
+    acceptor.links[0].welcome(welcome())
+    async with asyncio.timeout(PATIENCE_S):
+        await opener.opened.wait()
+    assert opened.connection.state is State.OPEN
+
+
+async def test_another_version_is_refused_with_the_remedy(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    await network.connect(acceptor, opener, hello(protocol_min=2, protocol_max=3))
+    for error in (await opener.end(), await acceptor.end()):
+        assert isinstance(error, ProtocolError)
+        assert error.code == ErrorCode.BAD_VERSION
+        assert "install the same dtd version" in error.remedy
+    assert not acceptor.links
+
+
+async def test_a_welcome_in_another_version_is_refused(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.answer = lambda: welcome(protocol=2)
+    await network.connect(acceptor, opener)
+    for error in (await opener.end(), await acceptor.end()):
+        assert isinstance(error, ProtocolError)
+        assert error.code == ErrorCode.BAD_VERSION
+    assert not opener.links
+
+
+async def test_each_side_takes_payloads_as_large_as_it_said(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.answer = lambda: welcome(max_payload_bytes=2 * MIB)
+    accepted, opened = await network.pair(acceptor, opener)
+    assert opened._decoder.max_payload_bytes == LARGEST_MAX_PAYLOAD_BYTES
+    assert accepted._decoder.max_payload_bytes == 2 * MIB
+    opened.send(chunk(), bytes(2 * MIB + 1))
+    error = await opener.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.PAYLOAD_TOO_LARGE
+
+
+async def test_a_large_payload_before_the_handshake_is_refused_unread(
+    network: Network, acceptor: Handler
+) -> None:
+    reader, writer = await network.raw(acceptor)
+    frame = bytearray(m.message_bytes(hello()))
+    frame[12:16] = (DEFAULT_MAX_PAYLOAD_BYTES + 1).to_bytes(4, "big")
+    writer.write(frame)
+    (error,) = await frames_of(reader)
+    assert isinstance(error, m.Error)
+    assert error.code == ErrorCode.PAYLOAD_TOO_LARGE
+    writer.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.02)
+
+
+async def test_a_peer_that_says_nothing_is_turned_away(
+    impatient: None, network: Network, acceptor: Handler
+) -> None:
+    reader, writer = await network.raw(acceptor)
+    (told,) = await frames_of(reader)
+    assert isinstance(told, m.Error)
+    assert told.code == ErrorCode.TIMEOUT
+    error = await acceptor.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.TIMEOUT
+    assert "no handshake with 127.0.0.1:" in error.message
+    writer.close()
+
+
+async def test_an_opener_that_is_not_welcomed_gives_up(
+    impatient: None, network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.answer = lambda: None
+    await network.connect(acceptor, opener)
+    error = await opener.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.TIMEOUT
+
+
+# --- payloads --------------------------------------------------------------------------------
+
+
+class Watched(Link):
+    """Counts the bytes that were received straight into each object's memory."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self.last = super().get_buffer(sizehint)
+        return self.last
+
+    def buffer_updated(self, nbytes: int) -> None:
+        counts = self.__dict__.setdefault("received_into", {})
+        counts[id(self.last.obj)] = counts.get(id(self.last.obj), 0) + nbytes
+        super().buffer_updated(nbytes)
+
+
+async def test_a_large_payload_is_received_in_the_memory_that_the_handler_named(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    network.link_type = Watched
+    memory = bytearray(4 * MIB)
+    named = memoryview(memory)
+    acceptor.place = lambda _message, _payload_bytes: named
+    accepted, opened = await network.pair(acceptor, opener)
+    content = bytes(range(256)) * (4 * MIB // 256)
+    opened.send(chunk(), content)
+    assert await acceptor.messages(1) == [chunk()]
+    payload = acceptor.received[0][1]
+    assert payload is named
+    assert payload.obj is memory
+    assert memory == content
+    assert opened.sent_bytes == len(content)
+    # All but what came with the header was read from the socket into that memory itself.
+    assert isinstance(accepted, Watched)
+    assert accepted.__dict__["received_into"][id(memory)] >= len(content) - STAGING_BYTES
+
+
+async def test_nobody_holds_a_payload_that_has_drained(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    memory = bytearray(b"ab" * MIB)
+    _, opened = await network.pair(acceptor, opener)
+    opened.send(chunk(), memoryview(memory)[MIB:])
+    await acceptor.messages(1)
+    assert acceptor.received[0][1] == memory[MIB:]
+    drained = opened.drained()
+    if drained is not None:
+        async with asyncio.timeout(PATIENCE_S):
+            await drained
+    gc.collect()
+    memory.append(0)  # a BufferError while there is a view of it
+
+
+async def test_many_frames_of_many_sizes_arrive_in_order(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    _, opened = await network.pair(acceptor, opener)
+    payload_sizes = [0, 1, 15, 16, 17, 400, 511, 512, 513, 5000, 70_000, 0, 0, 3]
+    for number, size in enumerate(payload_sizes):
+        opened.send(chunk(number), bytes([number]) * size)
+    assert await acceptor.messages(len(payload_sizes)) == [
+        chunk(number) for number in range(len(payload_sizes))
+    ]
+    for number, (_, payload) in enumerate(acceptor.received):
+        assert payload == bytes([number]) * payload_sizes[number]
+
+
+async def test_drained_is_a_future_until_the_kernel_has_taken_everything(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    held = asyncio.Event()
+
+    def hold(message: m.Message, payload_bytes: int) -> Hold:
+        held.set()
+        return HOLD
+
+    acceptor.place = hold
+    accepted, opened = await network.pair(acceptor, opener)
+    assert opened.drained() is None
+    assert opened.queued_bytes() == 0
+    for number in range(8):
+        opened.send(chunk(number), bytes(8 * MIB))
+    first, second = opened.drained(), opened.drained()
+    assert first is not None
+    assert second is not None
+    async with asyncio.timeout(PATIENCE_S):
+        await held.wait()
+        assert opened.queued_bytes() > MIB
+        assert not first.done()
+        acceptor.place = no_memory
+        accepted.resume()
+        await asyncio.gather(first, second)
+    assert opened.queued_bytes() == 0
+    assert opened.drained() is None
+    await acceptor.messages(8)
+
+
+async def test_a_small_frame_drains_by_itself(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    _, opened = await network.pair(acceptor, opener)
+    opened.send(chunk(), b"1234")
+    drained = opened.drained()
+    if drained is not None:
+        async with asyncio.timeout(PATIENCE_S):
+            await drained
+    assert opened.queued_bytes() == 0
+
+
+async def test_nothing_waits_to_be_drained_once_the_link_is_gone(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.place = lambda _message, _payload_bytes: HOLD
+    _, opened = await network.pair(acceptor, opener)
+    for number in range(4):
+        opened.send(chunk(number), bytes(8 * MIB))
+    drained, forgotten = opened.drained(), opened.drained()
+    assert drained is not None
+    assert forgotten is not None
+    forgotten.cancel()
+    opened.abort()
+    async with asyncio.timeout(PATIENCE_S):
+        await drained
+
+
+# --- holding ---------------------------------------------------------------------------------
+
+
+async def test_a_held_frame_stops_the_link_until_it_is_resumed(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    asked = asyncio.Event()
+    answers: list[Hold | None] = [None, HOLD, HOLD, None, None]
+
+    def place(message: m.Message, payload_bytes: int) -> Hold | None:
+        asked.set()
+        return answers.pop(0)
+
+    acceptor.place = place
+    accepted, opened = await network.pair(acceptor, opener)
+    for number in range(3):
+        opened.send(chunk(number), bytes([number]) * 100)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(answers) > 3:
+            asked.clear()
+            await asked.wait()
+    assert [message for message, _ in acceptor.received] == [chunk(0)]
+    assert accepted._transport is not None
+    assert not accepted._transport.is_reading()
+    accepted.resume()  # held again
+    assert len(answers) == 2
+    assert not accepted._transport.is_reading()
+    accepted.resume()
+    assert await acceptor.messages(3) == [chunk(0), chunk(1), chunk(2)]
+    assert [bytes(payload) for _, payload in acceptor.received] == [
+        bytes([number]) * 100 for number in range(3)
+    ]
+    assert accepted._transport.is_reading()
+
+
+async def test_resuming_what_is_not_held_does_nothing(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, opened = await network.pair(acceptor, opener)
+    accepted.resume()
+    opened.send(chunk())
+    assert await acceptor.messages(1) == [chunk()]
+
+
+async def test_a_link_that_is_closing_is_not_resumed(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    held = asyncio.Event()
+    answers: list[Hold | None] = [HOLD, None]
+
+    def place(message: m.Message, payload_bytes: int) -> Hold | None:
+        held.set()
+        return answers.pop(0)
+
+    acceptor.place = place
+    accepted, opened = await network.pair(acceptor, opener)
+    opened.send(chunk())
+    async with asyncio.timeout(PATIENCE_S):
+        await held.wait()
+    accepted.close()
+    accepted.resume()
+    assert await acceptor.end() is None
+    assert acceptor.received == []
+
+
+# --- ending ----------------------------------------------------------------------------------
+
+
+async def test_a_message_out_of_place_ends_that_link_only(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    other_acceptor, other_opener = Handler(accepting=True), Handler(accepting=False)
+    _, opened = await network.pair(acceptor, opener)
+    _, other_opened = await network.pair(other_acceptor, other_opener)
+    opened.send(m.Heartbeat(state="idle"))
+    for error in (await opener.end(), await acceptor.end()):
+        assert isinstance(error, ProtocolError)
+        assert error.code == ErrorCode.WRONG_STATE
+        assert "HEARTBEAT is not allowed" in error.message
+    assert acceptor.received == []
+    other_opened.send(chunk(), b"still here")
+    assert await other_acceptor.messages(1) == [chunk()]
+    assert not other_opened.closing
+
+
+async def test_a_refusal_of_the_handler_reaches_the_other_side(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    def refuse(message: m.Message, payload_bytes: int) -> None:
+        raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "not this one", remedy="another one")
+
+    acceptor.place = refuse
+    _, opened = await network.pair(acceptor, opener)
+    opened.send(chunk(), bytes(10))
+    for error in (await opener.end(), await acceptor.end()):
+        assert isinstance(error, ProtocolError)
+        assert (error.code, error.message, error.remedy) == (
+            ErrorCode.UNEXPECTED_CHUNK,
+            "not this one",
+            "another one",
+        )
+
+
+async def test_a_refusal_of_a_message_that_arrived_whole_ends_the_link(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    acceptor.objection = ProtocolError(ErrorCode.BAD_PAYLOAD, "unreadable")
+    _, opened = await network.pair(acceptor, opener)
+    opened.send(chunk(0))
+    opened.send(chunk(1))
+    for error in (await opener.end(), await acceptor.end()):
+        assert isinstance(error, ProtocolError)
+        assert error.code == ErrorCode.BAD_PAYLOAD
+
+
+async def test_an_error_code_from_the_future_is_an_internal_error(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, _ = await network.pair(acceptor, opener)
+    accepted.send(m.Error(code=999, message="something new"))
+    error = await opener.end()
+    assert isinstance(error, ProtocolError)
+    assert (error.code, error.message) == (ErrorCode.INTERNAL, "something new")
+
+
+async def test_bytes_that_are_no_frame_are_answered_with_an_error(
+    network: Network, acceptor: Handler
+) -> None:
+    reader, writer = await network.raw(acceptor)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    (told,) = await frames_of(reader)
+    assert isinstance(told, m.Error)
+    assert told.code == ErrorCode.BAD_MAGIC
+    error = await acceptor.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.BAD_MAGIC
+    writer.close()
+
+
+async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler) -> None:
+    reader, writer = await network.raw(acceptor)
+    frame = bytearray(m.message_bytes(chunk(), bytes(1000)))
+    frame[-20] ^= 1
+    writer.write(m.message_bytes(hello()) + frame)
+    answers = await frames_of(reader)
+    assert isinstance(answers[0], m.Welcome)
+    assert isinstance(answers[1], m.Error)
+    assert answers[1].code == ErrorCode.BAD_TAG
+    assert acceptor.received == []
+    writer.close()
+
+
+@pytest.mark.parametrize("kept_bytes", [1, 20, 60, 500, -1])
+async def test_a_peer_that_goes_within_a_frame_left_it_truncated(
+    network: Network, acceptor: Handler, kept_bytes: int
+) -> None:
+    _, writer = await network.raw(acceptor)
+    frame = m.message_bytes(chunk(), bytes(1000))
+    writer.write(m.message_bytes(hello()) + frame[:kept_bytes])
+    writer.write_eof()
+    error = await acceptor.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.TRUNCATED
+    assert acceptor.received == []
+    writer.close()
+
+
+async def test_a_peer_that_goes_between_frames_without_a_word_is_lost(
+    network: Network, acceptor: Handler
+) -> None:
+    _, writer = await network.raw(acceptor)
+    writer.write(m.message_bytes(hello()) + m.message_bytes(chunk()))
+    writer.write_eof()
+    error = await acceptor.end()
+    assert error is not None
+    assert not isinstance(error, ProtocolError)
+    assert "lost: closed by peer" in error.message
+    assert await acceptor.messages(1) == [chunk()]
+    writer.close()
+
+
+async def test_goodbye_is_an_orderly_end_on_both_sides(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, opened = await network.pair(acceptor, opener)
+    opened.send(chunk(), bytes(MIB))
+    opened.send(m.Goodbye(reason="done"))
+    opened.close()
+    assert await acceptor.end() is None
+    assert await opener.end() is None
+    assert acceptor.received[0][0] == chunk()  # what was queued before went out
+    assert accepted.connection.state is State.CLOSED
+    assert opened.connection.state is State.CLOSED
+
+
+async def test_what_is_cut_is_said_to_be_cut(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, opened = await network.pair(acceptor, opener)
+    opened.abort()
+    mine, theirs = await opener.end(), await acceptor.end()
+    assert mine is not None
+    assert "was cut from this side" in mine.message
+    assert theirs is not None
+    assert f"connection to {accepted.peer} lost" in theirs.message
+
+
+async def test_the_first_reason_is_the_one_that_counts(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    _, opened = await network.pair(acceptor, opener)
+    opened.close(DtdError("first"))
+    opened.close(DtdError("second"))
+    opened.abort()
+    error = await opener.end()
+    assert error is not None
+    assert error.message == "first"
+
+
+async def test_nothing_is_sent_after_the_end(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    _, opened = await network.pair(acceptor, opener)
+    opened.close()
+    opened.send(chunk())
+    assert await acceptor.end() is not None
+    assert acceptor.received == []
+
+
+async def test_a_link_that_was_closed_before_it_stood_is_dropped(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    unborn = Link(opener, Connection(opened=True, role=m.Role.RING), hello=hello())
+    assert unborn.drained() is None
+    assert unborn.queued_bytes() == 0
+    unborn.send(chunk())
+    unborn.close()
+    network.acceptors.append(acceptor)
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: unborn, "127.0.0.1", network.port)
+    assert await opener.end() is None
+    assert await acceptor.end() is not None
+    assert not acceptor.links

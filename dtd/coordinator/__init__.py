@@ -1,0 +1,1 @@
+"""The coordinator daemon: the membership core, a SQLite store and a server around it."""

@@ -1,0 +1,209 @@
+"""Workers come, warm up, and go: from REGISTER to READY, and out again.
+
+Part of the membership machine; changes the books, adds effects.  What a generation does with the
+workers that are ready is the business of `dtd.core.generations`.
+"""
+
+from __future__ import annotations
+
+from dtd.core import generations
+from dtd.core import roster as choice
+from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
+from dtd.wire import messages as m
+
+MAX_KNOWN_WORKERS = 256
+WARMING_SILENCE_S = 30.0
+COMPARED = frozenset({WorkerState.READY, WorkerState.REFUSED})
+
+
+def register(books: Books, message: m.Register, now: float) -> None:
+    """A worker introduces itself, as new, restarted or merely reconnected."""
+    known = books.workers.get(message.name)
+    leaving = known is not None and known.leaving and known.incarnation == message.incarnation
+    if known is not None and known.state not in GONE:
+        lose(books, known, "the worker registered again", now)
+    _make_room(books)
+    worker = Worker(
+        name=message.name,
+        incarnation=message.incarnation,
+        pid=message.pid,
+        host=message.host,
+        device=message.device,
+        data_host=message.data_host,
+        data_port=message.data_port,
+        version=message.version,
+        leaving=leaving,
+    )
+    books.workers[worker.name] = worker
+    books.detector.watch(worker.name, now)
+    answer = m.Registered(
+        heartbeat_interval_s=books.heartbeat_interval_s,
+        heartbeat_timeout_s=books.heartbeat_timeout_s,
+    )
+    books.send(worker.name, answer)
+    books.incident("worker_registered", f"{worker.name} registered", worker=worker.name)
+    if message.generation:
+        _take_back(books, worker, message, now)
+    elif books.job is not None and books.job.state is not JobState.STOPPING:
+        prepare(books, worker, books.job, now)
+
+
+def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:
+    """It still holds a generation of ours: have it freeze, then it is ready with what it holds."""
+    books.highest_seen = max(books.highest_seen, message.generation)
+    if books.job is None or books.job.id != message.job:
+        release(books, worker, "unknown", f"job {message.job} is not running any more")
+        return
+    _begin_warming(books, worker, now)
+    worker.returning = True
+    freeze = m.Freeze(
+        generation=message.generation,
+        at_boundary=False,
+        stop=False,
+        reason="a new generation will be formed",
+    )
+    books.send(worker.name, freeze)
+
+
+def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
+    """Have an idle worker warm up for the job."""
+    _begin_warming(books, worker, now)
+    message = m.Prepare(
+        job=job.id,
+        spec=job.spec,
+        from_job=job.from_job,
+        from_step=job.from_step,
+        from_mode=job.from_mode,
+    )
+    books.send(worker.name, message)
+
+
+def _begin_warming(books: Books, worker: Worker, now: float) -> None:
+    worker.state = WorkerState.WARMING
+    books.warming_since[worker.name] = now
+    patience_s = max(WARMING_SILENCE_S, books.heartbeat_timeout_s)
+    books.detector.watch(worker.name, now, timeout_s=patience_s)
+
+
+def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
+    """The worker has its model and data: is it fit to train with the others?"""
+    if books.job is None or message.job != books.job.id or worker.state is not WorkerState.WARMING:
+        return
+    worker.warmed = message
+    if worker.returning:
+        return
+    worker.held = message.held[0] if message.held else choice.NOTHING_HELD
+    _end_warming(books, worker, now)
+    compare(books, books.job)
+
+
+def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now: float) -> None:
+    """A returned worker has left its old generation and says what it holds."""
+    worker.held = choice.held_by(message)
+    worker.returning = False
+    _end_warming(books, worker, now)
+
+
+def _end_warming(books: Books, worker: Worker, now: float) -> None:
+    books.warming_since.pop(worker.name, None)
+    books.detector.watch(worker.name, now)
+    worker.state = WorkerState.READY
+
+
+def compare(books: Books, job: Job) -> None:
+    """Refuse newcomers that must not train with those who have trained, else with the majority."""
+    by_name = sorted(books.workers.values(), key=lambda worker: choice.natural_key(worker.name))
+    trained = [w for w in by_name if w.state in MEMBERS or (w.held and w.held.where == "memory")]
+    newcomers = [w for w in by_name if w.state in COMPARED and w not in trained]
+    reports = [w.warmed for w in trained or newcomers if w.warmed is not None]
+    if not reports:
+        return
+    reference = choice.reference(reports)
+    job.total_steps = reference.steps_total
+    for worker in newcomers:
+        assert worker.warmed is not None
+        why = choice.disagreement(reference, worker.warmed)
+        if why and worker.state is not WorkerState.REFUSED:
+            books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
+        worker.state = WorkerState.REFUSED if why else WorkerState.READY
+        worker.reason = why
+
+
+def give_up_warming(books: Books, job: Job, now: float) -> None:
+    """Drop workers that warm up, or freeze after they have come back, for too long."""
+    limit_s = float(job.spec["elastic"]["warmup_timeout_s"])
+    for name, since in list(books.warming_since.items()):
+        worker = books.workers[name]
+        if worker.returning and now - since > generations.FREEZE_PATIENCE_S:
+            evict(books, worker, "came back and did not freeze: its training hangs", now)
+        elif now - since > limit_s:
+            why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
+            evict(books, worker, why, now)
+
+
+def evict(books: Books, worker: Worker, reason: str, now: float) -> None:
+    """Close a worker's connection and count it as lost."""
+    books.emit(Disconnect(name=worker.name, reason=reason))
+    lose(books, worker, reason, now)
+
+
+def lose(books: Books, worker: Worker, reason: str, now: float) -> None:
+    """A worker is gone without having been let go."""
+    was_member = worker.state in MEMBERS
+    worker.state, worker.reason = WorkerState.LOST, reason
+    _forget(books, worker)
+    books.incident("worker_lost", f"{worker.name} is lost: {reason}", worker=worker.name)
+    if was_member:
+        generations.member_lost(books, worker, reason, now)
+
+
+def let_leave(books: Books, worker: Worker, reason: str) -> None:
+    """A worker wants to go, or shall: a member at a step boundary, others when nothing is lost."""
+    worker.leaving, worker.reason = True, reason
+    if worker.state in MEMBERS and books.generation_state is GenerationState.RUNNING:
+        generations.end_at_boundary(books, f"{worker.name} leaves: {reason}")
+
+
+def release_leavers(books: Books) -> None:
+    """Let those go who want to and are not needed: others hold the state that they hold."""
+    for worker in books.workers.values():
+        if worker.leaving and worker.state not in MEMBERS | GONE and not _is_needed(books, worker):
+            release(books, worker, "left", worker.reason)
+
+
+def _is_needed(books: Books, worker: Worker) -> bool:
+    """Without it committed steps would be lost."""
+    job, held = books.job, worker.held
+    if job is None or held is None or held.where != "memory":
+        return worker.returning
+    if books.generation_state is GenerationState.RUNNING and worker.name not in books.roster:
+        return False
+    others = [
+        choice.held_key(other)
+        for other in books.workers.values()
+        if other is not worker and not other.leaving and other.held and other.held.where == "memory"
+    ]
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    return choice.held_key(worker) > max([saved, *others])
+
+
+def release(books: Books, worker: Worker, state: str, reason: str) -> None:
+    """Let a worker go: it starts afresh, or exits when it was leaving."""
+    job = books.job.id if books.job is not None else ""
+    books.send(worker.name, m.Release(job=job, state=state, reason=reason))
+    worker.state, worker.reason = WorkerState.RELEASED, reason or state
+    _forget(books, worker)
+
+
+def _forget(books: Books, worker: Worker) -> None:
+    worker.held = worker.warmed = worker.heartbeat = None
+    worker.returning = False
+    books.detector.forget(worker.name)
+    books.warming_since.pop(worker.name, None)
+
+
+def _make_room(books: Books) -> None:
+    gone = [n for n, w in books.workers.items() if w.state in GONE and n not in books.roster]
+    for name in gone[: max(0, len(books.workers) - MAX_KNOWN_WORKERS + 1)]:
+        del books.workers[name]

@@ -1,0 +1,156 @@
+"""What the coordinator knows: workers, the job, the queue, the current generation.
+
+The state that `dtd.core.membership` dispatches on and that `admission`, `generations` and `jobs`
+change, with the few questions they all ask of it.  No decisions here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dtd.core.detector import Detector
+from dtd.core.membership_events import (
+    ENDED,
+    Effect,
+    Incident,
+    Job,
+    Send,
+    Worker,
+    WorkerState,
+)
+from dtd.wire import messages as m
+
+MEMBERS = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.FINISHED})
+AVAILABLE = frozenset({WorkerState.READY, WorkerState.FROZEN})
+GONE = frozenset({WorkerState.RELEASED, WorkerState.LOST})
+
+
+class GenerationState(Enum):
+    """Where the current generation stands."""
+
+    NONE = "none"
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDING = "ending"
+
+
+@dataclass(slots=True, kw_only=True)
+class Books:
+    """Everything the coordinator decides on.
+
+    Attributes:
+        workers: every known worker by name, the gone ones too (bounded).
+        job: the one active job.
+        queue: jobs that wait for their turn.
+        generation: the number of the newest generation.
+        highest_seen: the highest number anybody has reported; new ones exceed it.
+        roster: names in rank order; empty when no generation is forming, running or ending.
+        start_step: committed step from which the generation runs.
+        warming_since: when each warming worker began.
+        settle_by: when the first generation may form without waiting for more workers.
+        must_settle: the job has not formed a generation since it was activated.
+        resume_by: until when a holder of the newest checkpoint is waited for.
+        freeze_by: when members that have not reported FROZEN are given up.
+        fruitless: generations in a row that committed no step.
+    """
+
+    heartbeat_interval_s: float
+    heartbeat_timeout_s: float
+    detector: Detector
+    generation: int
+    highest_seen: int = 0
+    workers: dict[str, Worker] = field(default_factory=dict)
+    job: Job | None = None
+    queue: deque[Job] = field(default_factory=deque)
+    generation_state: GenerationState = GenerationState.NONE
+    roster_id: int = 0
+    roster: list[str] = field(default_factory=list)
+    start_step: int = 0
+    warming_since: dict[str, float] = field(default_factory=dict)
+    settle_by: float | None = None
+    must_settle: bool = True
+    resume_by: float | None = None
+    freeze_by: float | None = None
+    fruitless: int = 0
+    effects: list[Effect] = field(default_factory=list)
+
+    def members(self) -> list[Worker]:
+        """The roster's workers in rank order."""
+        return [self.workers[name] for name in self.roster]
+
+    def not_frozen(self) -> list[str]:
+        """Members that still take part in the generation."""
+        return [worker.name for worker in self.members() if worker.state in MEMBERS]
+
+    def available(self) -> list[Worker]:
+        """Workers that a new generation may have.
+
+        One that is leaving and still here alone holds the newest state, and must hand it over.
+        """
+        return [w for w in self.workers.values() if w.state in AVAILABLE]
+
+    def survivors(self, job: Job) -> list[Worker]:
+        """Available workers that remember where the job's last generation ended."""
+        return [
+            worker
+            for worker in self.available()
+            if worker.name in job.roster
+            and worker.held is not None
+            and worker.held.where == "memory"
+            and worker.held.step + 1 >= job.step
+        ]
+
+    def missing(self, job: Job) -> list[str]:
+        """Members of the job's last generation that may still come back with its state."""
+        return [
+            name
+            for name in job.roster
+            if name not in self.workers or self.workers[name].state is WorkerState.LOST
+        ]
+
+    def emit(self, effect: Effect) -> None:
+        """Add an effect of the event at hand."""
+        self.effects.append(effect)
+
+    def send(self, name: str, message: m.Message) -> None:
+        """Add a message to a worker."""
+        self.emit(Send(name=name, message=message))
+
+    def incident(self, kind: str, message: str, *, worker: str = "", step: int = 0) -> None:
+        """Add something for an operator to read."""
+        self.emit(
+            Incident(
+                kind=kind,
+                message=message,
+                job=self.job.id if self.job is not None else "",
+                worker=worker,
+                generation=self.generation if self.roster else 0,
+                step=step,
+            )
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        assert len(set(self.roster)) == len(self.roster)
+        members = {name for name, w in self.workers.items() if w.state in MEMBERS}
+        if self.generation_state in (GenerationState.FORMING, GenerationState.RUNNING):
+            assert members == set(self.roster), (members, self.roster)
+        else:
+            assert members <= set(self.roster), (members, self.roster)
+        if self.job is None:
+            assert self.generation_state is GenerationState.NONE
+        else:
+            assert self.job.state not in ENDED
+        assert all(self.workers[n].state is WorkerState.WARMING for n in self.warming_since)
+
+
+def least_workers(job: Job) -> int:
+    """The job's `elastic.min_workers`."""
+    return int(job.spec["elastic"]["min_workers"])
+
+
+def most_workers(job: Job) -> int:
+    """The job's `elastic.max_workers`, within what a roster can hold."""
+    return min(int(job.spec["elastic"]["max_workers"]), m.MAX_WORLD)

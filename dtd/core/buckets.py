@@ -1,0 +1,119 @@
+"""Which gradient lies where: parameters are packed into flat buckets, one all-reduce each.
+
+Backward reaches the last layers first, so buckets are filled in reverse parameter order, and the
+first is small so that the ring has something to do early.  A bucket has one element type and is
+never split inside a parameter.  Pure arithmetic: the same parameters give the same plan on every
+worker, and `digest` lets workers compare before they train.  Memory and hooks are
+`dtd.train.gradients`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterShape:
+    """What the plan needs to know of one parameter.
+
+    Attributes:
+        name: its name in the model.
+        elements: number of elements.
+        item_bytes: size of one element.
+        dtype: name of the element type.
+    """
+
+    name: str
+    elements: int
+    item_bytes: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one gradient lies: elements [start, stop) of its bucket.
+
+    Attributes:
+        parameter: index in the list that was planned.
+        start: first element.
+        stop: one past its last element.
+    """
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLayout:
+    """One bucket: its element type and the gradients in it, in memory order."""
+
+    dtype: str
+    item_bytes: int
+    places: tuple[Place, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements in the bucket."""
+        return self.places[-1].stop if self.places else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """All buckets, in the order in which they travel."""
+
+    parameters: tuple[ParameterShape, ...]
+    buckets: tuple[BucketLayout, ...]
+
+    def digest(self) -> str:
+        """Hex hash over names, sizes and places; workers with equal ones can train together."""
+        content = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for shape in self.parameters:
+            content.update(f"{shape.name} {shape.elements} {shape.dtype}\n".encode())
+        for bucket in self.buckets:
+            content.update(f"{[place.parameter for place in bucket.places]}\n".encode())
+        return content.hexdigest()
+
+
+def plan_buckets(
+    parameters: Sequence[ParameterShape], *, bucket_bytes: int, first_bucket_bytes: int
+) -> BucketPlan:
+    """Pack parameters, given in model order, into buckets.
+
+    Args:
+        parameters: those that are trained, each once.
+        bucket_bytes: a bucket is closed before it grows beyond this; a larger parameter has a
+            bucket of its own.
+        first_bucket_bytes: the same for the first bucket.
+    """
+    buckets: list[BucketLayout] = []
+    members: list[int] = []
+    filled_bytes = 0
+    for index in reversed(range(len(parameters))):
+        shape = parameters[index]
+        size_bytes = shape.elements * shape.item_bytes
+        limit_bytes = bucket_bytes if buckets else first_bucket_bytes
+        other_type = bool(members) and parameters[members[0]].dtype != shape.dtype
+        if members and (other_type or filled_bytes + size_bytes > limit_bytes):
+            buckets.append(_lay_out(parameters, members))
+            members, filled_bytes = [], 0
+        members.append(index)
+        filled_bytes += size_bytes
+    if members:
+        buckets.append(_lay_out(parameters, members))
+    return BucketPlan(parameters=tuple(parameters), buckets=tuple(buckets))
+
+
+def _lay_out(parameters: Sequence[ParameterShape], members: Sequence[int]) -> BucketLayout:
+    places: list[Place] = []
+    start = 0
+    for index in members:
+        stop = start + parameters[index].elements
+        places.append(Place(parameter=index, start=start, stop=stop))
+        start = stop
+    first = parameters[members[0]]
+    return BucketLayout(dtype=first.dtype, item_bytes=first.item_bytes, places=tuple(places))

@@ -1,0 +1,63 @@
+"""Failure detector: who has been silent for too long.
+
+Silence counts only while our own clock ran: when nothing was handled for longer than a tick, this
+process was stopped or starved itself, and the gap is given back to everyone.  Pure; times are
+seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+
+class Detector:
+    """Last sign of life of every watched worker.
+
+    Args:
+        timeout_s: silence after which a worker is suspected.
+        tick_s: the detector is looked at least this often; longer gaps are our own.
+    """
+
+    def __init__(self, *, timeout_s: float, tick_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.tick_s = tick_s
+        self._heard: dict[str, float] = {}
+        self._patience: dict[str, float] = {}
+        self._looked: float | None = None
+
+    def watch(self, name: str, now: float, *, timeout_s: float | None = None) -> None:
+        """Begin or go on watching; a longer `timeout_s` is for those who warm up."""
+        self._heard[name] = now
+        self._patience[name] = self.timeout_s if timeout_s is None else timeout_s
+
+    def heard(self, name: str, now: float) -> None:
+        """A sign of life."""
+        if name in self._heard:
+            self._heard[name] = now
+
+    def forget(self, name: str) -> None:
+        """Stop watching."""
+        self._heard.pop(name, None)
+        self._patience.pop(name, None)
+
+    def silence_s(self, name: str, now: float) -> float:
+        """Seconds since the last sign of life; 0 for whom we do not watch."""
+        return max(0.0, now - self._heard.get(name, now))
+
+    def suspects(self, now: float) -> list[tuple[str, str]]:
+        """(name, reason) of everyone silent for longer than his time-out, in name order."""
+        self._give_back(now)
+        return [
+            (name, f"no heartbeat for {now - heard:.1f} s (limit {self._patience[name]:g} s)")
+            for name, heard in sorted(self._heard.items())
+            if now - heard > self._patience[name]
+        ]
+
+    def next_deadline(self, now: float) -> float | None:
+        """When to look again."""
+        return now + self.tick_s if self._heard else None
+
+    def _give_back(self, now: float) -> None:
+        if self._looked is not None:
+            gap = now - self._looked - 2 * self.tick_s
+            if gap > 0:
+                self._heard = {name: min(now, heard + gap) for name, heard in self._heard.items()}
+        self._looked = now

@@ -1,0 +1,114 @@
+"""Jobs: queued, started, cancelled, ended.
+
+Part of the membership machine; changes the books, adds effects.
+"""
+
+from __future__ import annotations
+
+from dtd.core import admission, generations
+from dtd.core.books import GONE, Books, GenerationState
+from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+MAX_QUEUED_JOBS = 64
+
+
+def submit(books: Books, job: Job) -> None:
+    """Queue a job.
+
+    Raises:
+        RequestRefused: too many are queued.
+    """
+    if len(books.queue) >= MAX_QUEUED_JOBS:
+        raise RequestRefused(
+            f"{MAX_QUEUED_JOBS} jobs are queued already",
+            remedy="wait for one to end or cancel one with `dtdctl cancel JOB`",
+        )
+    books.queue.append(job)
+    books.emit(SaveJob(job=job))
+
+
+def activate(books: Books, job: Job, now: float) -> None:
+    """Make a queued job the active one and warm up whoever is idle."""
+    books.job = job
+    books.fruitless = 0
+    books.must_settle = True
+    if job.state is not JobState.STOPPING:
+        job.state = JobState.WARMING
+    books.emit(SaveJob(job=job))
+    books.incident("job_started", f"job {job.id} begins to warm up")
+    for worker in books.workers.values():
+        if worker.state is WorkerState.IDLE:
+            admission.prepare(books, worker, job, now)
+
+
+def cancel(books: Books, job_id: str) -> None:
+    """Stop the active job at its next step boundary, or drop a queued one.
+
+    Raises:
+        RequestRefused: no such job is active or queued.
+    """
+    for job in books.queue:
+        if job.id == job_id:
+            books.queue.remove(job)
+            _end(books, job, JobState.CANCELLED, "cancelled while queued")
+            return
+    active = books.job
+    if active is None or active.id != job_id:
+        raise RequestRefused(f"job {job_id} is neither running nor queued", remedy="dtdctl jobs")
+    active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
+    books.emit(SaveJob(job=active))
+    if books.generation_state is GenerationState.RUNNING:
+        generations.freeze(books, at_boundary=True, stop=True, reason=active.reason)
+
+
+def progress(books: Books, job: Job, message: m.Progress) -> None:
+    """The newest committed step's figures, from rank 0."""
+    generations.progressed(books, job, message.generation, message.step)
+    if message.generation == books.generation:
+        job.epoch, job.loss = message.epoch, message.loss
+        job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
+
+
+def checkpoint_saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None:
+    """Remember who holds the newest checkpoint."""
+    newest = (message.generation, message.step)
+    known = (job.checkpoint_generation, job.checkpoint_step)
+    if newest == known:
+        job.checkpoint_holders = tuple(sorted({*job.checkpoint_holders, name}))
+    elif newest > known:
+        job.checkpoint_generation, job.checkpoint_step = newest
+        job.checkpoint_holders = (name,)
+    books.emit(SaveJob(job=job))
+
+
+def finish(books: Books, state: JobState, reason: str, *, traceback: str = "") -> None:
+    """End the active job and let all its workers go."""
+    job = books.job
+    assert job is not None
+    finished = [w for w in books.workers.values() if w.state is WorkerState.FINISHED]
+    job.result = {
+        **job.result,
+        "replica_digests": {worker.name: worker.digest for worker in finished},
+        "world_size": len(books.roster) or job.world_size,
+        "steps_lost": job.steps_lost,
+        "metrics": job.metrics,
+    }
+    if traceback:
+        job.result["traceback"] = traceback
+    _end(books, job, state, reason)
+    for worker in books.workers.values():
+        if worker.state not in GONE | {WorkerState.IDLE}:
+            admission.release(books, worker, "left" if worker.leaving else state.value, reason)
+    generations.reset(books)
+    books.job = None
+    books.settle_by = books.resume_by = None
+
+
+def _end(books: Books, job: Job, state: JobState, reason: str) -> None:
+    job.state, job.reason = state, reason
+    books.emit(SaveJob(job=job))
+    text = f"job {job.id} {state.value}" + (f": {reason}" if reason else "")
+    books.incident(f"job_{state.value}", text, step=job.step)
+    books.emit(JobEnded(job=job))

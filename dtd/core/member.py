@@ -1,0 +1,255 @@
+"""A worker's side of the membership: what it answers to the coordinator and asks of its trainer.
+
+    idle -PREPARE-> warming -(trainer warm)-> ready -ASSIGN-> forming -(trainer runs)-> running
+      ^                                        ^                                          |
+      |                                        +--- frozen <-(trainer froze)--------------+
+      +---- restart <-RELEASE-                 +--- finished <-(trainer finished)---------+
+
+Pure: events and a clock value in, effects out.  The shell (`dtd.worker.daemon`) owns the control
+connection, the data server and the training thread.  The connection may come and go at any time:
+what the coordinator must know is said again after every REGISTERED.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from dtd.core.member_events import (
+    BreakRing,
+    ControlOpened,
+    Effect,
+    EndAtBoundary,
+    Event,
+    Exit,
+    FormRing,
+    FromCoordinator,
+    Raise,
+    Restart,
+    StopAsked,
+    Tell,
+    TrainerFailed,
+    TrainerFinished,
+    TrainerFroze,
+    TrainerRunning,
+    TrainerWarm,
+    WarmUp,
+)
+from dtd.wire import messages as m
+
+__all__ = [
+    "BreakRing",
+    "ControlOpened",
+    "Effect",
+    "EndAtBoundary",
+    "Event",
+    "Exit",
+    "FormRing",
+    "FromCoordinator",
+    "Member",
+    "MemberState",
+    "Raise",
+    "Restart",
+    "StopAsked",
+    "Tell",
+    "TrainerFailed",
+    "TrainerFinished",
+    "TrainerFroze",
+    "TrainerRunning",
+    "TrainerWarm",
+    "WarmUp",
+]
+
+
+class MemberState(StrEnum):
+    """Where this worker stands."""
+
+    IDLE = "idle"
+    WARMING = "warming"
+    READY = "ready"
+    FORMING = "forming"
+    RUNNING = "running"
+    FROZEN = "frozen"
+    FINISHED = "finished"
+
+
+class Member:
+    """One worker's part in the membership.
+
+    Args:
+        register: what it says of itself; job, generation and step are filled in.
+    """
+
+    def __init__(self, register: m.Register) -> None:
+        self.state = MemberState.IDLE
+        self.assign: m.Assign | None = None
+        self.stopping = ""
+        self._register = register
+        self._prepare: m.Prepare | None = None
+        self._warmed: m.Warmed | None = None
+        self._report: m.Warmed | m.Frozen | m.Finished | m.Failed | None = None
+        self._step = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event; `now` is not looked at."""
+        del now
+        if isinstance(event, ControlOpened):
+            return [Tell(message=self._registration())]
+        if isinstance(event, FromCoordinator):
+            return self._on_message(event.message)
+        if isinstance(event, TrainerWarm):
+            self.state, self._report = MemberState.READY, event.warmed
+            self._warmed = event.warmed
+            return [Tell(message=event.warmed)]
+        if isinstance(event, TrainerRunning):
+            return self._on_trainer_running(event)
+        if isinstance(event, TrainerFroze):
+            return self._on_trainer_froze(event)
+        if isinstance(event, TrainerFinished):
+            self.state, self._report = MemberState.FINISHED, event.finished
+            self._step = event.finished.step
+            return [Tell(message=event.finished)]
+        if isinstance(event, TrainerFailed):
+            self._report = event.failed
+            return [Tell(message=event.failed)]
+        return self._on_stop_asked(event)
+
+    def next_deadline(self, now: float) -> float | None:
+        """A member waits for others only; the coordinator watches the clock."""
+        del now
+        return None
+
+    def explain(self) -> str:
+        """What this worker waits for, in words; empty while it trains."""
+        return {
+            MemberState.IDLE: "waits for a job",
+            MemberState.WARMING: "imports the task, builds the model, opens the data",
+            MemberState.READY: "waits to be assigned to a generation",
+            MemberState.FORMING: "connects to its neighbours and takes over the state",
+            MemberState.RUNNING: "",
+            MemberState.FROZEN: "waits for the next generation",
+            MemberState.FINISHED: "waits for the other workers to finish",
+        }[self.state]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        in_generation = (MemberState.FORMING, MemberState.RUNNING)
+        assert self.state not in in_generation or self.assign is not None
+        assert self.state is MemberState.IDLE or self._prepare is not None
+
+    # --- the coordinator -------------------------------------------------------------------
+
+    def _registration(self) -> m.Register:
+        generation = self.assign
+        base = self._register
+        if generation is None:
+            return base
+        return m.Register(
+            name=base.name,
+            incarnation=base.incarnation,
+            pid=base.pid,
+            host=base.host,
+            device=base.device,
+            data_host=base.data_host,
+            data_port=base.data_port,
+            version=base.version,
+            job=generation.job,
+            generation=generation.generation,
+            roster_id=generation.roster_id,
+            step=self._step,
+        )
+
+    def _on_message(self, message: m.Message) -> list[Effect]:
+        if isinstance(message, m.Registered):
+            return self._on_registered()
+        if isinstance(message, m.Prepare):
+            return self._on_prepare(message)
+        if isinstance(message, m.Assign):
+            return self._on_assign(message)
+        if isinstance(message, m.Freeze):
+            return self._on_freeze(message)
+        if isinstance(message, m.Release):
+            return self._on_release(message)
+        if isinstance(message, m.Signal):
+            return [Raise(signal=message.signal)]
+        return []
+
+    def _on_registered(self) -> list[Effect]:
+        """Say again what an earlier connection may have lost."""
+        effects: list[Effect] = []
+        if self._warmed is not None and self.assign is not None:
+            effects.append(Tell(message=self._warmed))
+        if self._report is not None and (self.assign is None or isinstance(self._report, m.Failed)):
+            effects.append(Tell(message=self._report))
+        if self.stopping:
+            effects.append(Tell(message=m.Leave(reason=self.stopping)))
+        return effects
+
+    def _on_prepare(self, message: m.Prepare) -> list[Effect]:
+        if self._prepare is not None and self._prepare.job == message.job:
+            return []
+        if self._prepare is not None:
+            return [Restart(reason=f"job {message.job} begins, this process served another")]
+        self._prepare = message
+        self.state = MemberState.WARMING
+        return [WarmUp(prepare=message)]
+
+    def _on_assign(self, message: m.Assign) -> list[Effect]:
+        known = self.assign
+        stale = known is not None and message.generation <= known.generation
+        ready = self.state in (MemberState.READY, MemberState.FROZEN, MemberState.FINISHED)
+        if stale or not ready:
+            return []
+        self.assign, self.state = message, MemberState.FORMING
+        self._step = message.held_step
+        return [FormRing(assign=message)]
+
+    def _on_freeze(self, message: m.Freeze) -> list[Effect]:
+        if self.assign is None or message.generation != self.assign.generation:
+            return []
+        if self.state in (MemberState.FROZEN, MemberState.FINISHED):
+            return [Tell(message=self._report)] if self._report is not None else []
+        if message.at_boundary:
+            leave = message.leave or bool(self.stopping)
+            return [EndAtBoundary(stop=message.stop, leave=leave)]
+        return [BreakRing(reason=message.reason)]
+
+    def _on_release(self, message: m.Release) -> list[Effect]:
+        if self.stopping or message.state == "left":
+            return [Exit(reason=message.reason)]
+        if self.state is MemberState.IDLE:
+            return []
+        return [Restart(reason=f"job {message.job} is {message.state}")]
+
+    # --- the trainer -----------------------------------------------------------------------
+
+    def _on_trainer_running(self, event: TrainerRunning) -> list[Effect]:
+        if self.assign is None or event.generation != self.assign.generation:
+            return []
+        self.state = MemberState.RUNNING
+        running = m.Running(job=self.assign.job, generation=event.generation, step=event.step)
+        return [Tell(message=running)]
+
+    def _on_trainer_froze(self, event: TrainerFroze) -> list[Effect]:
+        if self.assign is None or event.generation != self.assign.generation:
+            return []
+        self.state = MemberState.FROZEN
+        self._step = event.held.step
+        frozen = m.Frozen(
+            job=self.assign.job,
+            generation=event.generation,
+            roster_id=self.assign.roster_id,
+            committed_step=event.held.step,
+            prepared_step=event.prepared_step,
+            control_word=b"",
+            held=(event.held,),
+            suspect=event.suspect,
+            reason=event.reason,
+        )
+        self._report = frozen
+        return [Tell(message=frozen)]
+
+    def _on_stop_asked(self, event: StopAsked) -> list[Effect]:
+        if self.state is MemberState.IDLE:
+            return [Exit(reason=event.reason)]
+        self.stopping = event.reason
+        return [Tell(message=m.Leave(reason=event.reason))]

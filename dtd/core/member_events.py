@@ -1,0 +1,147 @@
+"""What happens to a worker's membership and what it answers.
+
+The vocabulary between the pure machine (`dtd.core.member`) and its shells (`dtd.worker.daemon`, the
+simulation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtd.wire import messages as m
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOpened:
+    """The coordinator answered HELLO."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromCoordinator:
+    """A message on the control connection."""
+
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerWarm:
+    """Model and data are here."""
+
+    warmed: m.Warmed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRunning:
+    """The state is agreed with all ranks, and the first step begins."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFroze:
+    """The trainer has left the generation with this state; `suspect` is who broke the ring."""
+
+    generation: int
+    held: m.Held
+    prepared_step: int
+    suspect: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFinished:
+    """The trainer has done the last step, or the last one before a stop."""
+
+    finished: m.Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFailed:
+    """The job's own code, data or numbers failed."""
+
+    failed: m.Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """The administrator stops this worker."""
+
+    reason: str
+
+
+Event = (
+    ControlOpened
+    | FromCoordinator
+    | TrainerWarm
+    | TrainerRunning
+    | TrainerFroze
+    | TrainerFinished
+    | TrainerFailed
+    | StopAsked
+)
+
+
+# --- effects ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send a message to the coordinator; lost when the connection is down, and said again."""
+
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Start the training thread."""
+
+    prepare: m.Prepare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormRing:
+    """Connect to the neighbours and let the trainer adopt the state and run."""
+
+    assign: m.Assign
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakRing:
+    """End the current ring at once; the trainer will report that it froze."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAtBoundary:
+    """Raise the flag that ends the generation (or the job) after the current step."""
+
+    stop: bool
+    leave: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raise:
+    """Send this process a signal: KILL, TERM or STOP."""
+
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Start afresh in a clean interpreter."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """End the process in good order."""
+
+    reason: str
+
+
+Effect = Tell | WarmUp | FormRing | BreakRing | EndAtBoundary | Raise | Restart | Exit

@@ -1,0 +1,260 @@
+"""The coordinator's decisions: who works, on what, in which generation, from which state.
+
+    REGISTER -> idle -PREPARE-> warming -WARMED-> ready -ASSIGN-> forming -RUNNING-> running
+                                                    ^                                  |
+                                                    +--- frozen <-FROZEN---------------+-> finished
+
+A generation is *forming* until every member runs, *running* until somebody is lost, freezes or has
+to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
+effects out.  The coordinator never sees a gradient or a parameter.
+
+This file dispatches; `admission`, `generations` and `jobs` change the books.
+"""
+
+from __future__ import annotations
+
+from dtd.core import admission, generations, jobs, waiting
+from dtd.core import roster as choice
+from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.detector import Detector
+from dtd.core.membership_events import (
+    CancelRequested,
+    DrainRequested,
+    Effect,
+    Event,
+    FromWorker,
+    Job,
+    JobState,
+    KillRequested,
+    Submitted,
+    Worker,
+    WorkerLost,
+    WorkerState,
+)
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+MAX_FRUITLESS_GENERATIONS = 8
+TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING})
+
+
+class Membership:
+    """The whole control plane of one cluster.
+
+    Args:
+        heartbeat_interval_s: how often workers are told to send heartbeats.
+        heartbeat_timeout_s: silence after which a worker counts as lost.
+        last_generation: the highest number ever announced; new ones exceed it.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_s: float = 0.5,
+        heartbeat_timeout_s: float = 5.0,
+        last_generation: int = 0,
+    ) -> None:
+        self.books = Books(
+            heartbeat_interval_s=heartbeat_interval_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
+            generation=last_generation,
+        )
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event.
+
+        Raises:
+            RequestRefused: an operator's request cannot be met; nothing has changed.
+        """
+        books = self.books
+        books.effects = []
+        if isinstance(event, FromWorker):
+            self._on_message(event.name, event.message, now)
+        elif isinstance(event, WorkerLost):
+            self._on_worker_lost(event, now)
+        elif isinstance(event, Submitted):
+            jobs.submit(books, event.job)
+        elif isinstance(event, CancelRequested):
+            jobs.cancel(books, event.job)
+        elif isinstance(event, DrainRequested):
+            admission.let_leave(books, self._connected(event.name), "drained by the operator")
+        elif isinstance(event, KillRequested):
+            self._on_kill_requested(event)
+        for name, reason in books.detector.suspects(now):
+            admission.evict(books, books.workers[name], reason, now)
+        self._advance(now)
+        return books.effects
+
+    def next_deadline(self, now: float) -> float | None:
+        """When `handle(Ticked(), ...)` must be called if nothing else happens before."""
+        books = self.books
+        waits = (
+            books.detector.next_deadline(now),
+            books.settle_by,
+            books.resume_by,
+            books.freeze_by,
+        )
+        return min(
+            (moment for moment in waits if moment is not None and moment > now), default=None
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        self.books.check_invariants()
+
+    # --- events ----------------------------------------------------------------------------
+
+    def _on_message(self, name: str, message: m.Message, now: float) -> None:
+        books = self.books
+        if isinstance(message, m.Register):
+            admission.register(books, message, now)
+            return
+        worker = books.workers[name]
+        books.detector.heard(name, now)
+        if isinstance(message, m.Heartbeat):
+            self._on_heartbeat(worker, message)
+        elif isinstance(message, m.Leave):
+            admission.let_leave(books, worker, message.reason)
+        elif isinstance(message, m.Warmed):
+            admission.warmed(books, worker, message, now)
+        elif books.job is not None and getattr(message, "job", "") == books.job.id:
+            self._on_job_message(books.job, worker, message, now)
+
+    def _on_heartbeat(self, worker: Worker, message: m.Heartbeat) -> None:
+        worker.heartbeat = message
+        self.books.send(worker.name, m.HeartbeatAck())
+        job = self.books.job
+        if job is not None and message.job == job.id and worker.state is WorkerState.RUNNING:
+            generations.progressed(self.books, job, message.generation, message.step)
+
+    def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
+        books = self.books
+        if isinstance(message, m.Progress):
+            jobs.progress(books, job, message)
+        elif isinstance(message, m.Evaluated):
+            job.metrics = {str(key): float(value) for key, value in message.metrics.items()}
+        elif isinstance(message, m.CheckpointSaved):
+            jobs.checkpoint_saved(books, job, worker.name, message)
+        elif isinstance(message, m.Failed):
+            reason = f"{worker.name}: {message.reason}"
+            jobs.finish(books, JobState.FAILED, reason, traceback=message.traceback)
+        elif isinstance(message, m.Notice):
+            books.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
+        elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
+            admission.taken_back(books, worker, message, now)
+        elif worker.state in MEMBERS:
+            self._on_member_message(job, worker, message, now)
+
+    def _on_member_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
+        if isinstance(message, m.Running):
+            generations.member_running(self.books, job, worker, message)
+        elif isinstance(message, m.Frozen):
+            generations.member_frozen(self.books, worker, message, now)
+        elif isinstance(message, m.Finished):
+            generations.member_finished(self.books, job, worker, message)
+
+    def _on_worker_lost(self, event: WorkerLost, now: float) -> None:
+        worker = self.books.workers.get(event.name)
+        if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
+            return
+        admission.lose(self.books, worker, event.reason, now)
+
+    def _on_kill_requested(self, event: KillRequested) -> None:
+        worker = self._connected(event.name)
+        self.books.send(worker.name, m.Signal(signal=event.signal))
+        self.books.incident(
+            "worker_signalled",
+            f"SIG{event.signal} sent to {worker.name} (pid {worker.pid}) by the operator",
+            worker=worker.name,
+        )
+
+    def _connected(self, name: str) -> Worker:
+        worker = self.books.workers.get(name)
+        if worker is not None and worker.state not in GONE:
+            return worker
+        here = [w.name for w in self.books.workers.values() if w.state not in GONE]
+        known = ", ".join(sorted(here, key=choice.natural_key)) or "none"
+        raise RequestRefused(f"no worker {name!r} is connected", remedy=f"connected: {known}")
+
+    # --- whatever has become possible -------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        books = self.books
+        if books.job is None and books.queue:
+            jobs.activate(books, books.queue.popleft(), now)
+        admission.release_leavers(books)
+        if books.job is not None and books.generation_state is GenerationState.RUNNING:
+            self._advance_running(books.job)
+        if books.job is not None and books.generation_state is GenerationState.ENDING:
+            self._advance_ending(books.job, now)
+        if books.job is not None and books.generation_state is GenerationState.NONE:
+            self._advance_waiting(books.job, now)
+        if books.job is None and books.queue:
+            self._advance(now)
+
+    def _advance_running(self, job: Job) -> None:
+        if all(member.state is WorkerState.FINISHED for member in self.books.members()):
+            self._finish(job)
+        else:
+            generations.admit_ready(self.books, job)
+
+    def _finish(self, job: Job) -> None:
+        if job.state is JobState.STOPPING and job.step < job.total_steps:
+            jobs.finish(self.books, JobState.CANCELLED, job.reason)
+        else:
+            jobs.finish(self.books, JobState.DONE, "")
+
+    def _advance_ending(self, job: Job, now: float) -> None:
+        books = self.books
+        if books.freeze_by is not None and now >= books.freeze_by:
+            for name in books.not_frozen():
+                if books.workers[name].state is not WorkerState.FINISHED:
+                    why = "did not freeze in time: its training thread does not answer"
+                    admission.evict(books, books.workers[name], why, now)
+        if any(books.workers[n].state is not WorkerState.FINISHED for n in books.not_frozen()):
+            return
+        if generations.is_complete(books, job):
+            self._finish(job)
+            return
+        generations.close(books)
+        admission.release_leavers(books)
+
+    def _advance_waiting(self, job: Job, now: float) -> None:
+        """Form a generation once nothing is worth waiting for any more."""
+        books = self.books
+        if job.state is JobState.STOPPING:
+            jobs.finish(books, JobState.CANCELLED, job.reason)
+            return
+        admission.give_up_warming(books, job, now)
+        admission.compare(books, job)
+        if not waiting.may_form(books, job, now):
+            state = JobState.WARMING if books.warming_since else JobState.WAITING
+            if job.state is not state:
+                job.state = state
+                books.incident(f"job_{state.value}", f"job {job.id} waits: {self.explain()}")
+            return
+        books.fruitless += 1
+        if books.fruitless > MAX_FRUITLESS_GENERATIONS:
+            why = f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+            jobs.finish(books, JobState.FAILED, why)
+            return
+        generations.form(books, job, books.available())
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Why the job does not advance right now; empty when it does."""
+        books, job = self.books, self.books.job
+        if job is None:
+            return "no job: submit one with `dtdctl submit JOB.toml`"
+        if books.generation_state is GenerationState.RUNNING:
+            stopping = job.state is JobState.STOPPING
+            return "stopping at the next step boundary" if stopping else ""
+        if books.generation_state is GenerationState.FORMING:
+            late = [w.name for w in books.members() if w.state is WorkerState.FORMING]
+            return f"forming generation {books.generation}: waiting for {', '.join(late)}"
+        if books.generation_state is GenerationState.ENDING:
+            late = [w.name for w in books.members() if w.state in TRAINING]
+            return f"ending generation {books.generation}: waiting for {', '.join(late)}"
+        return waiting.explain(books, job)

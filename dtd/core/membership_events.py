@@ -1,0 +1,213 @@
+"""What happens to the coordinator's membership, what it answers, and the records it keeps.
+
+The vocabulary between the pure machine (`dtd.core.membership`) and its shells
+(`dtd.coordinator.daemon`, the simulation).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtd.wire import messages as m
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker stands, as the coordinator sees it."""
+
+    IDLE = "idle"
+    WARMING = "warming"
+    READY = "ready"
+    FORMING = "forming"
+    RUNNING = "running"
+    FROZEN = "frozen"
+    FINISHED = "finished"
+    REFUSED = "refused"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class JobState(enum.StrEnum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    WARMING = "warming"
+    FORMING = "forming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """One worker, by its stable name.
+
+    Attributes:
+        leaving: it goes as soon as nothing is lost by that.
+        returning: it has come back with a generation of ours and has not left that yet.
+        warmed: what it reported of its data, model and numerics.
+        held: the newest state it reported; what a running member holds is newer.
+    """
+
+    name: str
+    incarnation: int
+    pid: int
+    host: str
+    device: str
+    data_host: str
+    data_port: int
+    version: str
+    state: WorkerState = WorkerState.IDLE
+    reason: str = ""
+    leaving: bool = False
+    returning: bool = False
+    warmed: m.Warmed | None = None
+    held: m.Held | None = None
+    digest: str = ""
+    heartbeat: m.Heartbeat | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job, from submission to its result."""
+
+    id: str
+    spec: dict[str, Any]
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    from_job: str = ""
+    from_step: int = 0
+    from_mode: str = ""
+    generation: int = 0
+    world_size: int = 0
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float = 0.0
+    steps_lost: int = 0
+    checkpoint_generation: int = 0
+    checkpoint_step: int = 0
+    checkpoint_holders: tuple[str, ...] = ()
+    roster: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name the user gave it."""
+        return str(self.spec["job"]["name"])
+
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromWorker:
+    """A message from a registered worker, or its REGISTER."""
+
+    name: str
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """The control connection of this incarnation is gone."""
+
+    name: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job was submitted, or read back from the store."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    """The operator wants the job stopped."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """The operator wants the worker to leave at a step boundary."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRequested:
+    """The operator wants a signal sent to the worker's process."""
+
+    name: str
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """A deadline has come."""
+
+
+Event = (
+    FromWorker | WorkerLost | Submitted | CancelRequested | DrainRequested | KillRequested | Ticked
+)
+
+
+# --- effects ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send a message to a worker."""
+
+    name: str
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnect:
+    """Close a worker's control connection with this reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveJob:
+    """Write the job down durably before the effects that follow."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something an operator will want to read about."""
+
+    kind: str
+    message: str
+    job: str = ""
+    worker: str = ""
+    generation: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """The job has reached its last state."""
+
+    job: Job
+
+
+Effect = Send | Disconnect | SaveJob | Incident | JobEnded

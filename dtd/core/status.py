@@ -1,0 +1,77 @@
+"""The status object (schema 1) from the membership's books.  Pure.
+
+Fields are only ever added under one schema number; `docs/status.schema.json` describes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dtd.core import roster as choice
+from dtd.core.books import Books
+from dtd.core.membership_events import Job, Worker, WorkerState
+from dtd.wire import messages as m
+
+STATUS_SCHEMA: Final = 1
+_NO_HEARTBEAT: Final = m.Heartbeat(state="")
+
+
+def status_of(
+    books: Books, *, explain: str, address: str, uptime_s: float, version: str, now: float
+) -> dict[str, Any]:
+    """What `dtdctl status` shows."""
+    names = sorted(books.workers, key=choice.natural_key)
+    return {
+        "schema": STATUS_SCHEMA,
+        "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
+        "job": None if books.job is None else _job(books, books.job),
+        "workers": [_worker(books, books.workers[name], now) for name in names],
+        "queue": [job.id for job in books.queue],
+        "explain": explain,
+    }
+
+
+def _job(books: Books, job: Job) -> dict[str, Any]:
+    rows = int(job.spec["job"]["global_batch_size"])
+    beats = [w.heartbeat for w in books.members() if w.heartbeat and w.heartbeat.step_s > 0]
+    slowest_s = max((beat.step_s for beat in beats), default=0.0)
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.spec["job"]["task"],
+        "state": job.state.value,
+        "generation": job.generation,
+        "world_size": len(books.roster),
+        "step": job.step,
+        "total_steps": job.total_steps,
+        "epoch": job.epoch,
+        "epochs": job.spec["job"].get("epochs"),
+        "loss": job.loss,
+        "samples_per_s": rows / slowest_s if slowest_s > 0 else job.samples_per_s,
+        "steps_lost": job.steps_lost,
+        "reason": job.reason,
+        "eval": dict(job.metrics),
+    }
+
+
+def _worker(books: Books, worker: Worker, now: float) -> dict[str, Any]:
+    beat = worker.heartbeat or _NO_HEARTBEAT
+    rank = books.roster.index(worker.name) if worker.name in books.roster else None
+    gone = worker.state in (WorkerState.LOST, WorkerState.RELEASED)
+    return {
+        "name": worker.name,
+        "pid": worker.pid,
+        "state": worker.state.value,
+        "rank": rank,
+        "host": worker.host,
+        "device": worker.device,
+        "step": beat.step,
+        "last_heartbeat_s": None if gone else books.detector.silence_s(worker.name, now),
+        "reason": worker.reason or beat.waiting,
+        "samples_per_s": beat.samples_per_s,
+        "step_s": beat.step_s,
+        "compute_s": beat.compute_s,
+        "comm_s": beat.comm_s,
+        "exposed_s": beat.exposed_s,
+        "memory_bytes": beat.memory_bytes,
+    }

@@ -1,0 +1,187 @@
+"""The one crossing between the training thread and the event loop.
+
+The training thread hands buckets and words over with `call_soon_threadsafe` and sleeps on a
+condition until the loop says that they are done.  Nothing else in the worker touches the loop from
+another thread.  `RingCollective` is the `Collective` of the daemons; its other half, on the loop,
+is `dtd.net.ring_endpoint`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from dtd.core.collective import BucketMemory, CommTiming
+from dtd.errors import DtdError, RingBroken
+from dtd.net.data_server import DataServer
+from dtd.net.ring_endpoint import RingEndpoint
+from dtd.wire import messages as m
+
+
+class Bridge:
+    """Posts calls from the training thread onto the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def post(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run this on the loop soon; dropped when the loop has closed."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+
+class RingCollective:
+    """One generation's ring as the training thread sees it; see `dtd.core.collective`.
+
+    Made on the event loop.  Methods named `on_...` and `end` run there; the rest belong to the
+    training thread.
+
+    Args:
+        bridge: the crossing.
+        assign: the generation.
+        server: the worker's data port.
+        chunk_bytes: most payload bytes in one frame.
+        agreed: called on the training thread after the generation's first exchange of words.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        assign: m.Assign,
+        server: DataServer,
+        *,
+        chunk_bytes: int,
+        agreed: Callable[[], None],
+    ) -> None:
+        self.assign = assign
+        self.suspect = ""
+        self._bridge = bridge
+        self._agreed: Callable[[], None] | None = agreed
+        self._changed = threading.Condition()
+        self._up = False
+        self._why_broken = ""
+        self._done: set[int] = set()
+        self._words: deque[list[bytes]] = deque()
+        self._exposed_s = 0.0
+        self._endpoint = RingEndpoint(
+            assign,
+            server,
+            chunk_bytes=chunk_bytes,
+            up=self._on_up,
+            broken=self._on_broken,
+            bucket_done=self._on_bucket_done,
+            words_done=self._on_words_done,
+        )
+
+    @property
+    def rank(self) -> int:
+        """This worker's position in the roster."""
+        return self.assign.rank
+
+    @property
+    def world_size(self) -> int:
+        """Length of the roster."""
+        return len(self.assign.roster)
+
+    @property
+    def generation(self) -> int:
+        """Number of the roster."""
+        return self.assign.generation
+
+    # --- training thread ---------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Connect to both neighbours and block until the ring is up."""
+        self._bridge.post(self._endpoint.connect)
+        self._wait_for(lambda: self._up)
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """Begin a step; see `Collective.open_step`."""
+        with self._changed:
+            self._done.clear()
+            self._exposed_s = 0.0
+        self._hand_over(self._endpoint.node.open_step, step, tuple(buckets))
+
+    def start(self, bucket: int) -> None:
+        """Hand a full bucket over; see `Collective.start`."""
+        self._hand_over(self._endpoint.node.start, bucket)
+
+    def wait(self, bucket: int) -> None:
+        """Block until the bucket is averaged; see `Collective.wait`."""
+        self._wait_for(lambda: bucket in self._done)
+
+    def gather(self, word: bytes) -> list[bytes]:
+        """Exchange small words; see `Collective.gather`."""
+        self._hand_over(self._endpoint.node.offer, word)
+        self._wait_for(lambda: bool(self._words))
+        words = self._words.popleft()
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None:
+            agreed()
+        return words
+
+    def close_step(self) -> CommTiming:
+        """End the open step; see `Collective.close_step`."""
+        node = self._endpoint.node
+        return CommTiming(
+            busy_s=node.busy_s(), exposed_s=self._exposed_s, sent_bytes=node.sent_bytes
+        )
+
+    def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
+        if self._why_broken:
+            raise RingBroken(self._why_broken)
+        self._bridge.post(self._on_handed_over, function, arguments)
+
+    def _wait_for(self, here: Callable[[], bool]) -> None:
+        begun_s = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: here() or bool(self._why_broken))
+            arrived = here()
+        self._exposed_s += time.monotonic() - begun_s
+        if not arrived:
+            raise RingBroken(self._why_broken)
+
+    # --- event loop --------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """Take no further part in this generation."""
+        self._endpoint.end(reason)
+
+    def explain(self) -> str:
+        """What the ring waits for, in words."""
+        return self._endpoint.node.core.explain()
+
+    def _on_handed_over(self, function: Callable[..., None], arguments: Sequence[object]) -> None:
+        if self._why_broken:
+            return
+        try:
+            function(*arguments)
+        except DtdError as error:
+            self._endpoint.end(f"{type(error).__name__}: {error}")
+
+    def _on_up(self) -> None:
+        with self._changed:
+            self._up = True
+            self._changed.notify_all()
+
+    def _on_broken(self, suspect: str, reason: str) -> None:
+        with self._changed:
+            self.suspect = suspect
+            self._why_broken = reason or "the ring has ended"
+            self._changed.notify_all()
+
+    def _on_bucket_done(self, bucket: int) -> None:
+        with self._changed:
+            self._done.add(bucket)
+            self._changed.notify_all()
+
+    def _on_words_done(self, words: list[bytes]) -> None:
+        with self._changed:
+            self._words.append(words)
+            self._changed.notify_all()

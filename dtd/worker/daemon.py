@@ -1,0 +1,300 @@
+"""The worker as a process: member core, control connection, data port and training thread.
+
+The event loop keeps the connection to the coordinator (and calls again when it is lost), sends
+heartbeats, and moves the ring's bytes; the training thread trains.  After a job the process
+replaces itself, so that the next job starts in a clean interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dtd import __version__
+from dtd.address import Address
+from dtd.config import WorkerConfig
+from dtd.core import member
+from dtd.errors import DtdError
+from dtd.net.data_server import DataServer, Resource
+from dtd.net.driver import Driver
+from dtd.net.link import Link
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.worker.bridge import Bridge, RingCollective
+from dtd.worker.checkpoint_files import open_checkpoint
+from dtd.worker.memory import resident_bytes
+from dtd.worker.output import capture_output
+from dtd.worker.reporter import JobReporter
+from dtd.worker.trainer import Trainer
+
+log = structlog.get_logger()
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 1.0
+MAX_WAITING_LINES: Final = 1000
+OUTPUT_EVERY_S: Final = 0.1
+DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.5
+
+
+class Worker:
+    """One worker on the running event loop.
+
+    Args:
+        config: who it is and where the coordinator is.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.ending: asyncio.Future[member.Restart | member.Exit]
+        self.ending = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._bridge = Bridge(self._loop)
+        self._data = DataServer(config.name, self._open_checkpoint)
+        self._link: Link | None = None
+        self._disconnected = asyncio.Event()
+        self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
+        self._trainer: Trainer | None = None
+        self._reporter: JobReporter | None = None
+        self._ring: RingCollective | None = None
+        self._job = ""
+        self._chunk_bytes = 0
+        self._checkpoint_directory = ""
+        self._lines: deque[str] = deque(maxlen=MAX_WAITING_LINES)
+        self._core: member.Member
+        self._driver: Driver[member.Event, member.Effect]
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def run(self) -> member.Restart | member.Exit:
+        """Serve until it is time to restart or exit."""
+        bound = await self._data.listen(self.config.listen)
+        self._core = member.Member(self._registration(bound))
+        self._driver = Driver(self._core, self._perform, _never)
+        log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._keep_connected()),
+                tasks.create_task(self._keep_heartbeats()),
+                tasks.create_task(self._keep_output()),
+            ]
+            ending = await self.ending
+            for task in running:
+                task.cancel()
+        if self._link is not None:
+            self._send_output()
+            self._link.send(m.Goodbye(reason=ending.reason))
+            self._link.close()
+        self._data.close()
+        log.info("worker_ends", reason=ending.reason, how=type(ending).__name__.lower())
+        return ending
+
+    def stop(self, reason: str) -> None:
+        """Leave in good order; a second call leaves at once."""
+        if self._core.stopping or self._link is None:
+            self._end(member.Exit(reason=reason))
+            return
+        log.info("worker_stopping", reason=reason)
+        self._driver.handle(member.StopAsked(reason=reason))
+
+    def _registration(self, bound: Address) -> m.Register:
+        return m.Register(
+            name=self.config.name,
+            incarnation=secrets.randbits(62) | 1,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            device=self.config.device,
+            data_host=self.config.advertise or bound.host,
+            data_port=bound.port,
+            version=__version__,
+        )
+
+    # --- control connection ------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        target = self.config.coordinator
+        while True:
+            self._disconnected.clear()
+            try:
+                await self._loop.create_connection(self._new_link, target.host, target.port)
+            except OSError as error:
+                if pause_s == FIRST_PAUSE_S:
+                    log.warning("coordinator_unreachable", address=str(target), error=str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            await self._disconnected.wait()
+            pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+
+    def _new_link(self) -> Link:
+        hello = m.Hello(
+            role=m.Role.WORKER,
+            name=self.config.name,
+            protocol_min=PROTOCOL_VERSION,
+            protocol_max=PROTOCOL_VERSION,
+            version=__version__,
+            max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES,
+        )
+        return Link(self, Connection(opened=True, role=m.Role.WORKER), hello=hello)
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """The coordinator answered."""
+        self._link = link
+        log.info("coordinator_connected", address=link.peer)
+        self._driver.handle(member.ControlOpened())
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        """The coordinator sends no payloads."""
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """The coordinator says what to do."""
+        if isinstance(message, m.Registered):
+            self._interval_s = message.heartbeat_interval_s
+        if not self.ending.done():
+            self._driver.handle(member.FromCoordinator(message=message))
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """The coordinator is away: training goes on, and we call again."""
+        if link is self._link:
+            self._link = None
+        if not self.ending.done():
+            log.warning("coordinator_lost", error=str(error) if error else "it said goodbye")
+        self._disconnected.set()
+
+    def _tell(self, message: m.Message, payload: bytes = b"") -> None:
+        if self._link is not None:
+            self._link.send(message, payload)
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def _perform(self, effect: member.Effect) -> None:
+        if isinstance(effect, member.Tell):
+            self._tell(effect.message)
+        elif isinstance(effect, member.WarmUp):
+            self._warm_up(effect.prepare)
+        elif isinstance(effect, member.FormRing):
+            self._form_ring(effect.assign)
+        elif isinstance(effect, member.BreakRing):
+            assert self._ring is not None
+            self._ring.end(effect.reason)
+        elif isinstance(effect, member.EndAtBoundary):
+            assert self._reporter is not None
+            self._reporter.end_at_boundary(stop=effect.stop, leave=effect.leave)
+        elif isinstance(effect, member.Raise):
+            log.warning("signal_raised", signal=effect.signal)
+            os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
+        else:
+            self._end(effect)
+
+    def _end(self, ending: member.Restart | member.Exit) -> None:
+        if not self.ending.done():
+            self.ending.set_result(ending)
+
+    def _warm_up(self, prepare: m.Prepare) -> None:
+        log.info("job_prepared", job=prepare.job)
+        self._job = prepare.job
+        self._chunk_bytes = int(prepare.spec["sync"]["chunk_kib"]) * 1024
+        self._checkpoint_directory = str(prepare.spec["checkpoint"]["directory"])
+        capture_output(self._from_thread(self._take_line))
+        self._reporter = JobReporter(prepare.job, self._from_thread(self._tell))
+        self._trainer = Trainer(
+            prepare,
+            device=self.config.device,
+            threads=self.config.threads,
+            state_dir=self.config.state_dir,
+            reporter=self._reporter,
+            post=self._from_thread(self._driver.handle),
+            offer=self._from_thread(self._data.offer),
+        )
+        self._trainer.start()
+
+    def _form_ring(self, assign: m.Assign) -> None:
+        assert self._trainer is not None
+        structlog.contextvars.bind_contextvars(
+            job=assign.job, generation=assign.generation, rank=assign.rank
+        )
+        log.info("generation_assigned", roster=[member_.name for member_ in assign.roster])
+        if self._ring is not None:
+            self._ring.end(f"generation {assign.generation} follows")
+        self._data.withdraw()
+        self._ring = RingCollective(
+            self._bridge,
+            assign,
+            self._data,
+            chunk_bytes=self._chunk_bytes,
+            agreed=self._from_thread(self._on_agreed, assign),
+        )
+        self._trainer.assign(self._ring)
+
+    def _on_agreed(self, assign: m.Assign) -> None:
+        """All ranks hold the same state: nobody needs to fetch it any more."""
+        self._data.withdraw()
+        running = member.TrainerRunning(generation=assign.generation, step=assign.held_step)
+        self._driver.handle(running)
+
+    def _from_thread(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
+        """A function for other threads that runs `function` on the event loop."""
+
+        def post(*arguments: object) -> None:
+            self._bridge.post(function, *first, *arguments)
+
+        return post
+
+    def _open_checkpoint(self, resource: str) -> Resource:
+        directories = [self.config.state_dir / "checkpoints"]
+        if self._checkpoint_directory:
+            directories.insert(0, Path(self._checkpoint_directory))
+        return open_checkpoint(directories, resource)
+
+    # --- heartbeats and output ---------------------------------------------------------------
+
+    async def _keep_heartbeats(self) -> None:
+        while True:
+            self._tell(self._heartbeat())
+            await asyncio.sleep(self._interval_s)
+
+    def _heartbeat(self) -> m.Heartbeat:
+        figures = self._reporter.heartbeat_fields() if self._reporter is not None else {}
+        return m.Heartbeat(
+            state=self._core.state.value,
+            job=self._job,
+            memory_bytes=resident_bytes(),
+            waiting=self._core.explain(),
+            **figures,
+        )
+
+    def _take_line(self, line: str) -> None:
+        self._lines.append(line)
+
+    async def _keep_output(self) -> None:
+        while True:
+            await asyncio.sleep(OUTPUT_EVERY_S)
+            self._send_output()
+
+    def _send_output(self) -> None:
+        if not self._lines or self._link is None:
+            return
+        lines, self._lines = self._lines, deque(maxlen=MAX_WAITING_LINES)
+        for line in lines:
+            log.info("job_output", line=line)
+        text = "\n".join(lines).encode("utf-8", "replace")[:DEFAULT_MAX_PAYLOAD_BYTES]
+        rank = self._ring.rank if self._ring is not None else 0
+        self._tell(m.JobOutput(job=self._job, rank=rank), text)
+
+
+def _never() -> member.Event:
+    raise AssertionError("a member has no deadlines")

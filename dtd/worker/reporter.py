@@ -1,0 +1,173 @@
+"""What the training thread reports, on its way to the log and to the coordinator.
+
+Called from the training thread, once a step: cheap, and bounded in what it sends.  Every step goes
+to the log; rank 0 sends progress a few times a second.  The same object carries the requests (stop,
+end at the boundary) that the event loop raises and the loop reads before its control word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
+from dtd.wire import messages as m
+
+PROGRESS_EVERY_S: Final = 0.1
+RECENT: Final = 0.2
+TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimizer_s")
+
+
+class JobReporter:
+    """Reporter and requests of one job.
+
+    Args:
+        job: the job's id.
+        tell: hands a message to the event loop, for the coordinator.
+    """
+
+    def __init__(self, job: str, tell: Callable[[m.Message], None]) -> None:
+        self._job = job
+        self._tell = tell
+        self._log = structlog.get_logger().bind(job=job)
+        self._generation = 0
+        self._rank = -1
+        self._step: StepRecord | None = None
+        self._rate = 0.0
+        self._told_s = 0.0
+        self._told_step = -1
+        self._means: dict[str, float] = {}
+        self._sums = dict.fromkeys(TIMES, 0.0)
+        self._steps = self._rows = 0
+        self._epoch_losses: list[float] = []
+        self._flags = Flags()
+
+    # --- requests ----------------------------------------------------------------------------
+
+    def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
+        """Raise the flags; called on the event loop."""
+        self._flags = Flags(stop=stop, leave=leave, yield_=not stop)
+
+    def flags(self) -> Flags:
+        """(checkpoint, stop, leave, yield), read once a step."""
+        return self._flags
+
+    # --- reports -----------------------------------------------------------------------------
+
+    def begin_generation(self, assign: m.Assign) -> None:
+        """The next steps belong to this generation."""
+        self._generation, self._rank = assign.generation, assign.rank
+        self._flags = Flags()
+        self._log = structlog.get_logger().bind(
+            job=self._job, generation=assign.generation, rank=assign.rank
+        )
+
+    def step_committed(self, record: StepRecord) -> None:
+        """A step was committed."""
+        if self._step is None or self._step.epoch != record.epoch:
+            self._epoch_losses.clear()
+        self._step = record
+        self._log.info("step_committed", **dataclasses.asdict(record))
+        for key in TIMES:
+            value = float(getattr(record, key))
+            self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value
+            self._sums[key] += value
+        self._steps += 1
+        self._rows += record.rows
+        self._epoch_losses.append(record.loss)
+        now = time.monotonic()
+        if self._rank == 0 and now - self._told_s >= PROGRESS_EVERY_S:
+            self._told_s = now
+            self._tell_progress(record)
+
+    def flush(self) -> None:
+        """Tell what was held back."""
+        if self._rank == 0 and self._step is not None and self._step.step != self._told_step:
+            self._tell_progress(self._step)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """An evaluation is complete; all ranks have the same figures."""
+        self._log.info("evaluated", **dataclasses.asdict(record))
+        if self._rank == 0:
+            self._tell(m.Evaluated(job=self._job, step=record.step, metrics=dict(record.metrics)))
+
+    def checkpoint_saved(self, record: CheckpointRecord) -> None:
+        """A checkpoint was published; called from the writer's thread."""
+        self._log.info("checkpoint_saved", step=record.step, directory=record.directory)
+        self._tell(
+            m.CheckpointSaved(
+                job=self._job,
+                generation=record.generation,
+                step=record.step,
+                digest=record.digest,
+                size_bytes=record.size_bytes,
+                directory=record.directory,
+                metrics=dict(record.metrics),
+                kept={"names": list(record.kept)},
+            )
+        )
+
+    def warning(self, event: str, message: str) -> None:
+        """Something the operator should know."""
+        self._log.warning(event, message=message)
+        self._tell(m.Notice(job=self._job, event=event, message=message[:4000]))
+
+    def _tell_progress(self, record: StepRecord) -> None:
+        self._told_step = record.step
+        self._tell(
+            m.Progress(
+                job=self._job,
+                generation=self._generation,
+                step=record.step,
+                epoch=record.epoch,
+                loss=record.loss,
+                learning_rate=record.lr,
+                grad_norm=record.grad_norm,
+                rows=record.rows,
+                step_s=record.step_s,
+                compute_s=record.compute_s,
+                comm_s=record.comm_s,
+                exposed_s=record.exposed_s,
+                skipped=record.skipped,
+            )
+        )
+
+    def result(self, outcome: Outcome) -> dict[str, Any]:
+        """The job's result as this rank saw it: means over the steps that it took part in."""
+        steps = max(1, self._steps)
+        losses = self._epoch_losses or [float("nan")]
+        metrics = {str(name): float(value) for name, value in outcome.metrics.items()}
+        return {
+            "steps": outcome.step,
+            "epochs": self._step.epoch + 1 if self._step is not None else 0,
+            "skipped_steps": outcome.skipped,
+            "rows_missing": outcome.rows_missing,
+            "rows_repeated": outcome.rows_repeated,
+            "train_loss": sum(losses) / len(losses),
+            "eval_loss": metrics.get("loss"),
+            "eval_accuracy": metrics.get("accuracy"),
+            "samples_per_s": self._rows / max(self._sums["step_s"], 1e-9),
+            **{f"mean_{key}": value / steps for key, value in self._sums.items()},
+        }
+
+    def heartbeat_fields(self) -> dict[str, Any]:
+        """The figures of a heartbeat; read on the event loop."""
+        record, means = self._step, dict(self._means)
+        if record is None:
+            return {}
+        step_s = means.get("step_s", 0.0)
+        return {
+            "generation": self._generation,
+            "step": record.step,
+            "epoch": record.epoch,
+            "loss": record.loss,
+            "samples_per_s": record.rows / step_s if step_s > 0 else 0.0,
+            "step_s": step_s,
+            "compute_s": means.get("compute_s", 0.0),
+            "comm_s": means.get("comm_s", 0.0),
+            "exposed_s": means.get("exposed_s", 0.0),
+        }

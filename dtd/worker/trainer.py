@@ -1,0 +1,198 @@
+"""The training thread: warm up, then one generation after another until the job is over.
+
+It joins `dtd.train` (state, loop) with the data plane: it takes the state over that a generation
+starts from, runs the loop on the ring, and says how it ended.  torch is imported here and not
+before, so an idle worker has not paid for it.  It talks to the event loop through the bridge only.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from dtd import job
+from dtd.core import member
+from dtd.errors import DtdError, RingBroken
+from dtd.net.data_server import Resource, memory_blob
+from dtd.wire import messages as m
+from dtd.worker.fetch import fetch_state
+from dtd.worker.reporter import JobReporter
+
+if TYPE_CHECKING:
+    from dtd.train.record import Outcome
+    from dtd.train.run import TrainingRun
+    from dtd.worker.bridge import RingCollective
+
+log = structlog.get_logger()
+
+MAX_TRACEBACK_CHARACTERS: Final = 12_000
+
+Post = Callable[[member.Event], None]
+
+
+def state_resource(generation: int) -> str:
+    """Name under which the source of a generation offers its state."""
+    return f"state/{generation}"
+
+
+class Trainer(threading.Thread):
+    """One job's training thread.
+
+    Args:
+        prepare: the job.
+        device: "cpu" or "cuda:N".
+        threads: CPU threads; 0 means what the job says.
+        state_dir: where this worker keeps checkpoints unless the job names a directory.
+        reporter: hears of steps, evaluations and checkpoints.
+        post: hands an event to the member core, from any thread.
+        offer: lets other workers fetch a resource, from any thread.
+    """
+
+    def __init__(
+        self,
+        prepare: m.Prepare,
+        *,
+        device: str,
+        threads: int,
+        state_dir: Path,
+        reporter: JobReporter,
+        post: Post,
+        offer: Callable[[str, Resource], None],
+    ) -> None:
+        super().__init__(name="trainer", daemon=True)
+        self._prepare = prepare
+        self._device = device
+        self._threads = threads
+        self._state_dir = state_dir
+        self._reporter = reporter
+        self._post = post
+        self._offer = offer
+        self._rings: queue.SimpleQueue[RingCollective] = queue.SimpleQueue()
+
+    def assign(self, ring: RingCollective) -> None:
+        """Give the thread its next generation; called on the event loop."""
+        self._rings.put(ring)
+
+    def run(self) -> None:
+        """Train until the process is replaced; every failure becomes a report."""
+        try:
+            run = self._warm_up()
+            while True:
+                self._serve(run, self._rings.get())
+        except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
+            self._fail(error)
+
+    def _warm_up(self) -> TrainingRun:
+        from dtd.train.record import InitFrom
+        from dtd.train.run import TrainingRun
+
+        prepare = self._prepare
+        spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
+        parent = None
+        if prepare.from_job:
+            parent = InitFrom(
+                job_id=prepare.from_job,
+                step=prepare.from_step or None,
+                mode="weights" if prepare.from_mode == "weights" else "resume",
+            )
+        run = TrainingRun(
+            spec=spec,
+            job_id=prepare.job,
+            init_from=parent,
+            device=self._device,
+            threads=self._threads,
+            state_dir=self._state_dir,
+            reporter=self._reporter,
+            requests=self._reporter,
+        )
+        report = run.prepare()
+        warmed = m.Warmed(
+            job=prepare.job,
+            dataset_rows=report.dataset_rows,
+            dataset_fingerprint=report.dataset_fingerprint,
+            plan_digest=report.plan_digest,
+            numerics_fingerprint=report.numerics_fingerprint,
+            parameters=report.parameters,
+            steps_total=report.steps_total,
+            held=(self._held(run),),
+        )
+        self._post(member.TrainerWarm(warmed=warmed))
+        return run
+
+    def _held(self, run: TrainingRun) -> m.Held:
+        held = run.held()
+        return m.Held(
+            job=held.job_id,
+            generation=held.generation,
+            step=held.step,
+            digest=held.digest,
+            where=held.where,
+        )
+
+    def _serve(self, run: TrainingRun, ring: RingCollective) -> None:
+        """One generation, from taking over the state to how it ended."""
+        assign = ring.assign
+        self._reporter.begin_generation(assign)
+        try:
+            self._take_over(run, assign)
+            ring.connect()
+            outcome = run.run(ring, assign.generation)
+        except RingBroken as error:
+            self._froze(run, assign, ring.suspect, error.message)
+            return
+        if outcome.kind in ("finished", "stopped"):
+            self._finished(run, assign, outcome)
+        else:
+            self._froze(run, assign, "", "the generation ended at a step boundary")
+
+    def _take_over(self, run: TrainingRun, assign: m.Assign) -> None:
+        held = run.held()
+        same = (held.generation, held.step) == (assign.held_generation, assign.held_step)
+        source = assign.roster[assign.source_rank]
+        name = state_resource(assign.generation)
+        if assign.rank == assign.source_rank or (same and held.where != "none"):
+            run.adopt_local(assign.held_generation, assign.held_step)
+        else:
+            fetch_state(run, source, name, by=assign.roster[assign.rank].name)
+        if assign.rank == assign.source_rank and len(assign.roster) > 1:
+            image = run.export_state()
+            blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
+            self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
+
+    def _froze(self, run: TrainingRun, assign: m.Assign, suspect: str, reason: str) -> None:
+        held = self._held(run)
+        self._post(
+            member.TrainerFroze(
+                generation=assign.generation,
+                held=held,
+                prepared_step=held.step,
+                suspect=suspect,
+                reason=reason,
+            )
+        )
+
+    def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:
+        finished = m.Finished(
+            job=assign.job,
+            generation=assign.generation,
+            step=outcome.step,
+            digest=outcome.digest,
+            stopped=outcome.kind == "stopped",
+            result=self._reporter.result(outcome) if assign.rank == 0 else {},
+        )
+        self._reporter.flush()
+        self._post(member.TrainerFinished(finished=finished))
+
+    def _fail(self, error: BaseException) -> None:
+        """The job's own code, data or numbers failed: the job ends with this."""
+        blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
+        trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
+        log.error("training_failed", error=f"{blame}{error}", traceback=trace)
+        failed = m.Failed(job=self._prepare.job, reason=f"{blame}{error}"[:4000], traceback=trace)
+        self._post(member.TrainerFailed(failed=failed))

@@ -1,0 +1,130 @@
+"""Bring protocol.md back in step with dtd/wire after a change.
+
+Run `python -m scripts.gen_protocol_tables`.  It rewrites what the code knows (kinds, defaults, the
+table of frames, the bytes of every example) and keeps what only people know (meanings, values in
+examples, prose).  A new field gets an empty meaning, and a test fails until somebody writes it.  It
+adds no sections: write those by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.wire import connection, frames
+from dtd.wire import fields as kinds
+from dtd.wire import messages as m
+
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "protocol.md"
+BYTES_PER_LINE: Final = 32
+SIDES: Final = {
+    m.Role.WORKER: ("worker", "coordinator"),
+    m.Role.CTL: ("dtdctl", "coordinator"),
+    m.Role.RING: ("rank r", "rank r + 1"),
+    m.Role.FETCH: ("fetcher", "holder"),
+}
+HANDSHAKE: Final = {
+    m.Hello: "| all | opener | await hello |",
+    m.Welcome: "| all | acceptor | await welcome |",
+    m.Error: "| all | either | any but closed |",
+    m.Goodbye: "| all | either | open |",
+}
+TYPES: Final = {m.message_name(cls): cls for cls in m.message_types().values()}
+_FIELD: Final = re.compile(r"^\| `(\w+)` \| .*? \| .*? \| (.*) \|$", re.MULTILINE)
+_EXAMPLE: Final = re.compile(
+    r"```json\n(?P<json>.*?)```\n(?:```payload\n(?P<payload>.*?)```\n)?```hex\n.*?```\n", re.DOTALL
+)
+
+
+def main() -> None:
+    """Rewrite the document in place."""
+    text = DOCUMENT.read_text()
+    text = _replace_table(text, "| number | name |", _frames_table())
+    for record in (*TYPES.values(), m.Member, m.Held, m.BlobInfo):
+        text = _replace_fields(text, record)
+    DOCUMENT.write_text(_EXAMPLE.sub(_example, text))
+
+
+def _frames_table() -> list[str]:
+    rows = [
+        "| number | name | role | sent by | receiver's state | payload |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number, cls in sorted(m.message_types().items()):
+        where = HANDSHAKE.get(cls) or _sender(cls)
+        limit = connection.PAYLOAD_LIMIT_BYTES.get(cls)
+        payload = "none" if limit is None else f"<= {limit}"
+        rows.append(f"| 0x{number:02x} | {m.message_name(cls)} {where} {payload} |")
+    return rows
+
+
+def _sender(cls: type[Any]) -> str:
+    for role, (opener, acceptor) in SIDES.items():
+        for allowed, who in (
+            (connection.FROM_OPENER[role], opener),
+            (connection.FROM_ACCEPTOR[role], acceptor),
+        ):
+            if cls in allowed:
+                return f"| {role.value} | {who} | open |"
+    raise SystemExit(f"{cls.__name__} is in no table of dtd.wire.connection")
+
+
+def _replace_fields(text: str, record: type[Any]) -> str:
+    name = m.message_name(record) if record in TYPES.values() else record.__name__
+    layout = kinds.layout(record)
+    if not layout:
+        return text
+    head = re.search(rf"^#### (0x[0-9a-f]{{2}} )?{name}$", text, re.MULTILINE)
+    if head is None:
+        raise SystemExit(f"protocol.md has no section for {name}")
+    start = head.start()
+    end = text.index("\n#", head.end())
+    before, section, after = text[:start], text[start:end], text[end:]
+    meanings = dict(_FIELD.findall(section))
+    defaults = {field.name: field.default for field in fields(record)}
+    rows = ["| field | kind | default | meaning |", "|---|---|---|---|"]
+    for field_name, kind, _check, required in layout:
+        default = "required" if required else json.dumps(defaults[field_name])
+        rows.append(f"| `{field_name}` | {kind} | {default} | {meanings.get(field_name, '')} |")
+    return before + _replace_table(section, rows[0], rows) + after
+
+
+def _replace_table(text: str, first: str, rows: list[str]) -> str:
+    """Replace the first table whose head begins with `first`."""
+    start = text.index(first)
+    end = min(found for found in (text.find("\n\n", start), len(text)) if found >= 0)
+    return text[:start] + "\n".join(rows) + text[end:]
+
+
+def _example(found: re.Match[str]) -> str:
+    values: dict[str, Any] = json.loads(found["json"])
+    cls = m.message_types()[values["t"]]
+    payload = bytes.fromhex(found["payload"] or "")
+    for name, kind, _check, _required in kinds.layout(cls):
+        if kind.startswith("bytes") and name in values:
+            values[name] = bytes.fromhex(values[name])
+    message = m.decode_message(values)
+    head, tag = frames.encode_frame(m.encode_header(message), payload)
+    prefix = head[: frames.PREFIX_BYTES].hex()
+    cuts = [prefix[a:b] for a, b in ((0, 8), (8, 10), (10, 12), (12, 16), (16, 24), (24, 32))]
+    lines = [f"prefix  {' '.join(cuts)}"]
+    lines += _dump("header", head[frames.PREFIX_BYTES :])
+    lines += _dump("payload", payload)
+    lines += _dump("tag", tag)
+    shown = "" if found["payload"] is None else f"```payload\n{found['payload']}```\n"
+    return f"```json\n{found['json']}```\n{shown}```hex\n" + "\n".join(lines) + "\n```\n"
+
+
+def _dump(label: str, data: bytes) -> list[str]:
+    starts = range(0, len(data), BYTES_PER_LINE)
+    return [
+        f"{label if start == 0 else '':8}{data[start : start + BYTES_PER_LINE].hex()}"
+        for start in starts
+    ]
+
+
+if __name__ == "__main__":
+    main()

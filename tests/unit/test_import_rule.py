@@ -1,0 +1,169 @@
+"""Imports point one way, pure folders stay pure, and torch stays where it belongs.
+
+    ctl | coordinator | worker -> net | train -> core -> wire -> job | errors
+
+`sim` uses core and below, `tasks` is for train and worker, and net and train never meet but in
+worker.  Importing dtd (anything but dtd.train and the modules of dtd.tasks) never imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "dtd").rglob("*.py"))
+
+BASE = {"address", "config", "errors", "job", "logs", "platform", "rules", "toml_source"}
+MAY_IMPORT: dict[str, set[str]] = {
+    **dict.fromkeys(BASE, BASE),
+    "errors": set(),
+    "rules": {"errors"},
+    "wire": {"errors", "job"},
+    "core": {"errors", "job", "wire"},
+    "net": BASE | {"core", "wire"},
+    "tasks": BASE | {"core"},
+    "train": BASE | {"core", "tasks", "wire"},
+    "coordinator": BASE | {"core", "net", "wire"},
+    "worker": BASE | {"core", "net", "tasks", "train", "wire"},
+    "ctl": BASE | {"core", "net", "wire"},
+    "sim": {"core", "errors", "job", "wire"},
+}
+PURE = {"wire", "core"}
+IMPURE = {
+    *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
+    *("selectors", "subprocess", "multiprocessing", "concurrent", "secrets", "uuid", "uvloop"),
+}
+HAS_TORCH = {"train", "tasks"}
+LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
+
+
+def unit_of(path: Path) -> str:
+    """The folder or top-level module of dtd that a file belongs to; empty for dtd itself."""
+    parts = path.relative_to(ROOT / "dtd").with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imported(source: str) -> set[str]:
+    """Dotted names of everything that a source imports, at any depth."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def units_imported(source: str) -> set[str]:
+    """Units of dtd that a source imports."""
+    return {
+        name.split(".")[1]
+        for name in imported(source)
+        if name.startswith("dtd.") and name != "dtd.__version__"
+    }
+
+
+def libraries_imported(source: str) -> set[str]:
+    """Top-level packages that a source imports."""
+    return {name.split(".")[0] for name in imported(source)}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- the rule --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_imports_point_one_way(path: Path) -> None:
+    unit = unit_of(path)
+    allowed = MAY_IMPORT[unit] | {unit} if unit else set()
+    wrong = units_imported(path.read_text()) - allowed
+    assert not wrong, f"{named(path)} must not import dtd.{', dtd.'.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if unit_of(p) in PURE], ids=named)
+def test_pure_folders_import_nothing_impure(path: Path) -> None:
+    wrong = libraries_imported(path.read_text()) & IMPURE
+    assert not wrong, f"{named(path)} must not import {', '.join(sorted(wrong))}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if unit_of(p) not in HAS_TORCH], ids=named)
+def test_torch_stays_in_train_and_tasks(path: Path) -> None:
+    wrong = libraries_imported(path.read_text()) & LIBRARIES_OF_TORCH
+    assert not wrong, f"{named(path)} must not import {', '.join(sorted(wrong))}"
+
+
+def test_net_and_train_never_meet() -> None:
+    assert "train" not in MAY_IMPORT["net"]
+    assert "net" not in MAY_IMPORT["train"]
+
+
+def test_rule_knows_every_folder() -> None:
+    assert {unit_of(path) for path in MODULES} - {""} <= set(MAY_IMPORT)
+
+
+def test_rule_has_no_cycles() -> None:
+    """Whoever imports nothing of what is left is taken away, until nothing is left."""
+    left = {unit: allowed - BASE for unit, allowed in MAY_IMPORT.items() if unit not in BASE}
+    while left:
+        free = {unit for unit, allowed in left.items() if not allowed & set(left)}
+        assert free, f"a cycle among {sorted(left)}"
+        left = {unit: allowed for unit, allowed in left.items() if unit not in free}
+
+
+# --- torch at run time -----------------------------------------------------------------------
+
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"importing {name} imports torch")
+"""
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_importing_dtd_never_imports_torch() -> None:
+    names = [
+        dotted(path)
+        for path in MODULES
+        if unit_of(path) != "train"
+        and path.name != "__main__.py"
+        and (unit_of(path) != "tasks" or path.name == "__init__.py")
+    ]
+    assert {"dtd", "dtd.wire.frames", "dtd.tasks"} <= set(names)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *names], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- the test itself -------------------------------------------------------------------------
+
+
+def test_imports_are_found_wherever_they_hide() -> None:
+    source = """
+import os.path, dtd.net.link
+from dtd import __version__, job
+from dtd.wire import messages as m
+if TYPE_CHECKING:
+    from dtd.train.run import TrainingRun
+def late():
+    import torch.nn as nn
+"""
+    assert units_imported(source) == {"net", "job", "wire", "train"}
+    assert libraries_imported(source) == {"os", "dtd", "torch"}
+    with pytest.raises(AssertionError, match="relative"):
+        imported("from . import frames")

@@ -1,0 +1,267 @@
+"""protocol.md is executable: its examples decode, its tables are the code's.
+
+The transcript has a test of its own: test_protocol_transcript.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dtd.errors
+from dtd.core import control_word
+from dtd.core.chunks import BucketShape, cut
+from dtd.core.control_word import ControlEntry, reduce_entries
+from dtd.errors import DtdError, ErrorCode
+from dtd.wire import connection, fields, frames
+from dtd.wire import messages as m
+from dtd.wire.frames import FrameDecoder, frame_bytes
+
+TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
+TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}
+RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.BlobInfo)}
+PARTIES = {
+    m.Role.WORKER: ("worker", "coordinator"),
+    m.Role.CTL: ("dtdctl", "coordinator"),
+    m.Role.RING: ("rank r", "rank r + 1"),
+    m.Role.FETCH: ("fetcher", "holder"),
+}
+EXAMPLES = [
+    found.groupdict()
+    for found in re.finditer(
+        r"```json\n(?P<json>.*?)```\n(?:```payload\n(?P<payload>.*?)```\n)?```hex\n(?P<hex>.*?)```",
+        TEXT,
+        re.DOTALL,
+    )
+]
+
+
+def search(pattern: str, text: str) -> str:
+    """The first group of the first match."""
+    found = re.search(pattern, text, re.DOTALL)
+    assert found, pattern
+    return found[1]
+
+
+def section(title: str) -> str:
+    """Text below a heading, up to the next heading."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+    assert found, f"protocol.md has no section {title!r}"
+    return found[1]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Every table's rows of cells, without its head."""
+    blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    return [
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in block.splitlines()[2:]]
+        for block in blocks
+    ]
+
+
+def message_of(values: dict[str, Any]) -> m.Message:
+    """A message written as JSON, its bytes fields as hexadecimal text."""
+    cls = m.message_types()[values["t"]]
+    kinds = {name: kind for name, kind, _check, _required in fields.layout(cls)}
+    return m.decode_message(
+        {
+            key: bytes.fromhex(value) if kinds.get(key, "").startswith("bytes") else value
+            for key, value in values.items()
+        }
+    )
+
+
+# --- examples --------------------------------------------------------------------------------
+
+
+def test_every_message_has_its_own_section_with_an_example() -> None:
+    for number, cls in m.message_types().items():
+        text = section(f"0x{number:02x} {m.message_name(cls)}")
+        values = json.loads(search(r"```json\n(.*?)```", text))
+        assert values["t"] == number
+        assert "```hex" in text
+    assert len(EXAMPLES) >= len(TYPES)
+    headings = re.findall(r"^#### 0x([0-9a-f]{2}) ", TEXT, re.MULTILINE)
+    assert sorted(int(one, 16) for one in headings) == sorted(m.message_types())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: f"t{json.loads(e['json'])['t']:#x}")
+def test_example_decodes_to_its_json_and_encodes_to_its_bytes(example: dict[str, str]) -> None:
+    values = json.loads(example["json"])
+    parts: dict[str, str] = {}
+    label = ""
+    for line in example["hex"].splitlines():
+        label = line[:8].strip() or label
+        parts[label] = parts.get(label, "") + line[8:]
+    data = bytes.fromhex("".join(parts.values()))
+    [frame] = FrameDecoder().feed(data)
+    message = m.decode_message(frame.header)
+    assert list(frame.header) == list(values)
+    assert message == message_of(values)
+    assert bytes(frame.payload) == bytes.fromhex(example["payload"] or "")
+    assert frame_bytes(m.encode_header(message), bytes(frame.payload)) == data
+    assert {label: len(bytes.fromhex(text)) for label, text in parts.items()} == {
+        "prefix": frames.PREFIX_BYTES,
+        "header": len(m.encode_header(message)),
+        **({"payload": len(frame.payload)} if len(frame.payload) else {}),
+        "tag": frames.TAG_BYTES,
+    }
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def documented_fields(title: str) -> list[list[str]]:
+    found = tables(section(title))
+    return found[0] if found else []
+
+
+@pytest.mark.parametrize(
+    ("title", "record"),
+    [(f"0x{n:02x} {m.message_name(cls)}", cls) for n, cls in sorted(m.message_types().items())]
+    + list(RECORDS.items()),
+)
+def test_fields_are_those_of_the_code(title: str, record: type[Any]) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    coded = [
+        [f"`{name}`", kind, "required" if required else json.dumps(defaults[name])]
+        for name, kind, _check, required in fields.layout(record)
+    ]
+    rows = documented_fields(title)
+    assert [row[:3] for row in rows] == coded
+    assert all(len(row) == 4 and row[3] for row in rows), "a field has no meaning"
+    assert bool(rows) != ("No fields." in section(title))
+
+
+def test_table_of_frames_is_what_connections_allow() -> None:
+    [rows] = tables(section("Messages"))
+    assert [(int(row[0], 16), row[1]) for row in rows] == [
+        (number, m.message_name(cls)) for number, cls in sorted(m.message_types().items())
+    ]
+    for _number, name, role, sender, state, payload in rows:
+        cls = TYPES[name]
+        assert payload == payload_limit(cls)
+        if role == "all":
+            assert (sender, state) == {
+                m.Hello: ("opener", "await hello"),
+                m.Welcome: ("acceptor", "await welcome"),
+                m.Error: ("either", "any but closed"),
+                m.Goodbye: ("either", "open"),
+            }[cls]
+            continue
+        assert state == "open"
+        by_opener = [r for r in m.Role if cls in connection.FROM_OPENER[r]]
+        by_acceptor = [r for r in m.Role if cls in connection.FROM_ACCEPTOR[r]]
+        [only] = by_opener + by_acceptor
+        assert (role, sender) == (only.value, PARTIES[only][0 if by_opener else 1])
+
+
+def payload_limit(cls: type[Any]) -> str:
+    limit = connection.PAYLOAD_LIMIT_BYTES.get(cls)
+    return "none" if limit is None else f"<= {limit}"
+
+
+def test_errors_are_those_of_the_code() -> None:
+    [rows] = tables(section("Errors"))
+    assert {int(code): name for code, name, *_ in rows} == {c.value: c.name for c in ErrorCode}
+    for _code, name, when, does, exception in rows:
+        assert when
+        assert does
+        assert issubclass(getattr(dtd.errors, exception), DtdError)
+        assert (exception == "RequestRefused") == (name == "REFUSED")
+
+
+def test_limits_are_those_of_the_code() -> None:
+    [rows] = tables(section("Limits and time-outs"))
+    assert len(rows) > 10
+    for limit, value, where, _beyond in rows:
+        module, _, name = where.rpartition(".")
+        assert getattr(importlib.import_module(module), name) == float(value.split()[0]), limit
+
+
+def test_prefix_box_is_the_struct() -> None:
+    _box, rows = tables(section("Frames"))
+    sizes = [int(row[1]) for row in rows[:6]]
+    assert [int(row[0]) for row in rows[:7]] == [sum(sizes[:i]) for i in range(7)]
+    assert sum(sizes) == frames.PREFIX_BYTES
+    assert frames.PREFIX.format == "!4sBBHII"
+    assert bytes.fromhex(search(r"`(44 .*?)`", rows[0][3])) == frames.MAGIC
+    assert int(rows[1][3]) == frames.PROTOCOL_VERSION
+    assert int(rows[2][3].split("`")[1], 16) == frames.FLAG_TAG_XXH3
+
+
+def test_kinds_are_explained() -> None:
+    [rows] = tables(section("Notation"))
+    explained = {kind for row in rows for kind in row[0].split(", ")}
+    used = {
+        re.sub(r"<=\d+( of \w+)?", lambda found: "<=n of R" if found[1] else "<=n", kind)
+        for record in [*TYPES.values(), *RECORDS.values()]
+        for _name, kind, _check, _required in fields.layout(record)
+    }
+    assert used <= explained
+    assert explained - used <= {"u8", "u16"}
+
+
+NOTHING = ControlEntry(vote=False)
+
+
+def test_control_word_layout_is_the_struct() -> None:
+    boxes, flags = tables(section("Control word"))
+    sizes = [int(row[1]) for row in boxes if row[1]]
+    offsets = [int(row[0]) for row in boxes]
+    assert offsets == [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    assert (
+        struct.calcsize("!BBddq16sH")
+        == offsets[-1]
+        == len(control_word.encode_entry(ControlEntry()))
+    )
+    for bits, name, combined, _means in flags:
+        attribute = {"yield": "yield_"}.get(name, name.replace(" ", "_"))
+        entry = ControlEntry(**{"vote": False, attribute: True})  # type: ignore[arg-type]
+        data = control_word.encode_entry(entry)
+        assert data[1] == int(bits, 16)
+        word = reduce_entries([data, control_word.encode_entry(NOTHING)])
+        assert getattr(word, "commit" if name == "vote" else attribute) == (combined == "or")
+
+
+# --- ring ------------------------------------------------------------------------------------
+
+
+def test_segments_and_chunks_of_the_example() -> None:
+    [rows] = tables(section("Segments and chunks"))
+    segments = cut(BucketShape(elements=5, item_bytes=4), world_size=2, chunk_bytes=8)
+    for index, elements, chunks in rows:
+        segment = int(index)
+        assert "{}..{}".format(*segments.segment(segment)) == elements
+        assert [
+            "{}..{}".format(*segments.chunk(segment, chunk))
+            for chunk in range(segments.chunk_count(segment))
+        ] == chunks.split(", ")
+
+
+def test_schedule_of_the_example_follows_the_formulas() -> None:
+    _formulas, rows = tables(section("All-reduce"))
+    for rank, scatter, gather in rows:
+        r, n = int(rank), 4
+        assert scatter == ", ".join(str((r - h) % n) for h in range(n - 1))
+        assert gather == ", ".join(str((r + 1 - h) % n) for h in range(n - 1))
+
+
+# --- prose -----------------------------------------------------------------------------------
+
+
+def test_links_within_the_document_lead_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    }
+    targets = re.findall(r"\]\(#([^)]+)\)", TEXT)
+    assert targets
+    assert set(targets) <= anchors

@@ -1,0 +1,137 @@
+"""protocol.md's transcript plays: each side allows it, and the ring's machines send the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dtd.core.collective import BucketMemory
+from dtd.core.control_word import decode_entry, reduce_entries
+from dtd.core.ring import Ring
+from dtd.net.ring import RingNode
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection, State
+from dtd.wire.frames import FrameDecoder, Hold
+
+TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
+NUMBERS = {m.message_name(cls): number for number, cls in m.message_types().items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One frame of the transcript."""
+
+    link: str
+    sender: str
+    receiver: str
+    message: Any
+    payload: bytes
+
+
+def transcript() -> Iterator[Line]:
+    found = re.search(r"```transcript\n(.*?)```", TEXT, re.DOTALL)
+    assert found
+    for line in found[1].splitlines():
+        if line.startswith("#"):
+            continue
+        found = re.fullmatch(r"(\w) (\w+) > (\w+) ([A-Z_]+) (\{.*\})(?: \| ([0-9a-f]+))?", line)
+        assert found, line
+        link, sender, receiver, name, values, payload = found.groups()
+        message = m.decode_message({"t": NUMBERS[name], **json.loads(values)})
+        yield Line(link, sender, receiver, message, bytes.fromhex(payload or ""))
+
+
+def test_transcript_is_allowed_by_both_sides_of_every_connection() -> None:
+    sides: dict[tuple[str, str], Connection] = {}
+    for line in transcript():
+        if isinstance(line.message, m.Hello):
+            role = m.Role(line.message.role)
+            sides[line.link, line.sender] = Connection(opened=True, role=role)
+            sides[line.link, line.receiver] = Connection(opened=False, accepts=frozenset({role}))
+        if isinstance(line.message, m.Welcome):
+            sides[line.link, line.sender].accept()
+        [frame] = FrameDecoder().feed(m.message_bytes(line.message, line.payload))
+        assert len(frame.payload) <= sides[line.link, line.sender].max_payload_bytes
+        sides[line.link, line.receiver].receive(m.decode_message(frame.header), len(line.payload))
+    closed = {link for (link, _), side in sides.items() if side.state is State.CLOSED}
+    assert closed == {"A", "B", "C", "F"}
+    assert all(sides[link, name].state is State.OPEN for link in "DE" for name in ("w0", "w1"))
+
+
+def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
+    ring = [line for line in transcript() if isinstance(line.message, m.Chunk | m.Word)]
+    first_step = [line for line in ring if line.message.step == 0]
+    words = {
+        (line.message.origin, line.message.sequence): line.payload
+        for line in first_step
+        if isinstance(line.message, m.Word)
+    }
+    sent: dict[int, list[tuple[Any, bytes]]] = {0: [], 1: []}
+    under_way: list[tuple[int, Any, bytes]] = []
+    buckets = {
+        0: bytearray(struct.pack("<5f", 1, 2, 3, 4, 5)),
+        1: bytearray(struct.pack("<5f", 10, 20, 30, 40, 50)),
+    }
+    nodes = {rank: _node(rank, sent[rank], under_way) for rank in (0, 1)}
+
+    def deliver() -> None:
+        while under_way:
+            rank, message, payload = under_way.pop(0)
+            place = nodes[rank].place(message, len(payload))
+            assert not isinstance(place, Hold)
+            target = memoryview(bytearray(payload)) if place is None else place
+            target[:] = payload
+            nodes[rank].received(message, target)
+
+    for rank, node in nodes.items():
+        node.open_step(0, [_memory(buckets[rank])])
+    for rank, node in nodes.items():
+        node.offer(words[rank, 0])
+    deliver()
+    for node in nodes.values():
+        node.start(0)
+    deliver()
+    for rank, node in nodes.items():
+        node.offer(words[rank, 1])
+    deliver()
+    for rank in (0, 1):
+        written = [(x.message, x.payload) for x in first_step if x.sender == f"w{rank}"]
+        assert sent[rank] == written
+    assert struct.unpack("<5f", buckets[0]) == (11, 22, 33, 44, 55)
+    assert buckets[0] == buckets[1]
+    word = reduce_entries([words[0, 1], words[1, 1]])
+    assert (word.commit, word.loss_sum / word.weight) == (True, 2.3125)
+    assert decode_entry(words[0, 1]).weight == 32
+
+
+def _node(rank: int, sent: list[Any], under_way: list[Any]) -> RingNode:
+    core = Ring(
+        rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=16384, scratch_slots=4
+    )
+
+    def send(message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
+        sent.append((message, bytes(payload)))
+        under_way.append((1 - rank, message, bytes(payload)))
+
+    return RingNode(
+        core,
+        send=send,
+        resume=lambda: None,
+        bucket_done=lambda bucket: None,
+        words_done=lambda words: None,
+    )
+
+
+def _memory(data: bytearray) -> BucketMemory:
+    def add(start: int, stop: int, received: memoryview) -> None:
+        span = slice(start * 4, stop * 4)
+        ours = memoryview(data)[span].cast("f").tolist()
+        sums = [a + b for a, b in zip(ours, received.cast("f").tolist(), strict=True)]
+        data[span] = struct.pack(f"<{len(sums)}f", *sums)
+
+    return BucketMemory(view=memoryview(data), item_bytes=4, add=add)

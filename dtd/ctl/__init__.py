@@ -1,0 +1,1 @@
+"""`dtdctl`: what an operator types.  Never imports torch."""

@@ -1,0 +1,195 @@
+"""The commands of dtdctl and their options.
+
+This file only declares them; each hands over to the function of the same name.  `--coordinator` and
+`-o` were taken by `main` before typer sees the arguments, so that they may stand anywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtd import __version__
+from dtd.ctl import checkpoints as checkpoint_commands
+from dtd.ctl import events as event_commands
+from dtd.ctl import jobs as job_commands
+from dtd.ctl import status as status_commands
+from dtd.ctl import workers as worker_commands
+from dtd.ctl.settings import ADDRESS_VARIABLE, DEFAULT_ADDRESS, FORMS, Settings
+
+app = typer.Typer(
+    name="dtdctl",
+    help="Ask a dtd coordinator, and tell it what to do.",
+    epilog="Exit codes: 0 healthy or done, 1 the command failed, 2 usage or invalid job,"
+    " 3 no coordinator, 4 degraded (status) or job failed (wait).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
+WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="A worker's name.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=V", help="Override a key of the job file; repeatable."),
+]
+
+
+class SignalName(enum.StrEnum):
+    """What kill-worker can send."""
+
+    KILL = "KILL"
+    TERM = "TERM"
+    STOP = "STOP"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dtd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def declare_common_options(
+    _coordinator: Annotated[
+        str,
+        typer.Option("--coordinator", metavar="HOST:PORT", envvar=ADDRESS_VARIABLE),
+    ] = DEFAULT_ADDRESS,
+    _output: Annotated[str, typer.Option("--output", "-o", metavar="|".join(FORMS))] = FORMS[0],
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """Ask a dtd coordinator, and tell it what to do.
+
+    --coordinator and -o may stand anywhere on the line.
+    """
+
+
+def _finish(exit_code: int) -> None:
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def validate(context: typer.Context, job_file: JobFile, set_: Overrides = None) -> None:
+    """Check a job file: all errors at once, with line and nearest known key."""
+    settings: Settings = context.obj
+    _finish(job_commands.validate(job_file, set_ or (), as_json=settings.as_json))
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    job_file: JobFile,
+    set_: Overrides = None,
+    origin: Annotated[
+        str,
+        typer.Option("--from", metavar="JOB[@STEP]", help="Start from another job's checkpoint."),
+    ] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the job ended.")] = False,
+) -> None:
+    """Queue a job and print its id."""
+    _finish(
+        job_commands.submit(
+            context.obj, job_file, overrides=set_ or (), origin=origin, wait_for_end=wait
+        )
+    )
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second.")] = False,
+) -> None:
+    """Show the job, its loss and rate, the workers, who is slow, and why it waits."""
+    if watch:
+        status_commands.watch_status(context.obj)
+    _finish(status_commands.show_status(context.obj))
+
+
+@app.command()
+def wait(
+    context: typer.Context,
+    job: JobId,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after S seconds.")
+    ] = math.inf,
+) -> None:
+    """Stay until a job ended; exit 4 if it failed or was cancelled."""
+    _finish(job_commands.wait(context.obj, job, timeout_s=timeout))
+
+
+@app.command()
+def cancel(context: typer.Context, job: JobId) -> None:
+    """Stop a job at its next step boundary, keeping a checkpoint."""
+    _finish(job_commands.cancel(context.obj, job))
+
+
+@app.command("kill-worker")
+def kill_worker(
+    context: typer.Context,
+    name: WorkerName,
+    signal: Annotated[
+        SignalName, typer.Option("--signal", case_sensitive=False, help="The signal to send.")
+    ] = SignalName.KILL,
+) -> None:
+    """Send a signal to a worker's process: the fault drill."""
+    _finish(worker_commands.kill(context.obj, name, signal.value))
+
+
+@app.command()
+def drain(context: typer.Context, name: WorkerName) -> None:
+    """Let a worker leave at the next step boundary, losing nothing."""
+    _finish(worker_commands.drain(context.obj, name))
+
+
+@app.command()
+def jobs(context: typer.Context) -> None:
+    """List all jobs with their results, newest first."""
+    _finish(job_commands.list_jobs(context.obj))
+
+
+@app.command()
+def logs(context: typer.Context, job: JobId) -> None:
+    """Print what a job's own code printed, per rank."""
+    _finish(job_commands.logs(context.obj, job))
+
+
+@app.command()
+def fetch(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB[@STEP]", help="Whose weights.")],
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Where to; default: ./JOB")
+    ] = None,
+    best: Annotated[
+        str, typer.Option("--best", metavar="METRIC", help="The best by this metric, not the last.")
+    ] = "",
+) -> None:
+    """Fetch a job's weights as safetensors, and show how to load them."""
+    _finish(checkpoint_commands.fetch(context.obj, job, directory, best_metric=best))
+
+
+@app.command()
+def events(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", help="Print each as it happens.")] = False,
+) -> None:
+    """List incidents: cause, detected after, recovered after, steps lost."""
+    if follow:
+        event_commands.follow_events(context.obj)
+    _finish(event_commands.list_events(context.obj))
+
+
+@app.command()
+def checkpoints(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's.")] = "",
+) -> None:
+    """List checkpoints: step, size, where, verified."""
+    _finish(checkpoint_commands.list_checkpoints(context.obj, job))

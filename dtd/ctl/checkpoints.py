@@ -1,0 +1,150 @@
+"""The commands about checkpoints: checkpoints and fetch.
+
+`fetch` asks the coordinator who holds what, then takes the weights from a worker's data port; when
+that worker goes away it goes on with the next one that holds the same checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.ctl import figures, output
+from dtd.ctl.jobs import parse_job_at_step
+from dtd.ctl.loading import loading_lines
+from dtd.ctl.settings import Settings
+from dtd.errors import CheckpointError, RequestRefused, UsageError
+from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.wire import messages as m
+
+WEIGHTS_FILE: Final = "model.safetensors"
+_HEADINGS: Final = (
+    *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
+    "DIRECTORY",
+)
+
+Checkpoint = Mapping[str, Any]
+
+
+def list_checkpoints(settings: Settings, job: str) -> int:
+    """Print what is known of a job's checkpoints, or of all."""
+    with settings.connect() as client:
+        answer = client.request(m.ListCheckpoints(job=job))
+    if settings.as_json:
+        output.print_json(answer)
+        return 0
+    rows = [
+        (
+            one["job"],
+            str(one["generation"]),
+            str(one["step"]),
+            figures.size(one["size_bytes"]),
+            one["worker"],
+            "yes" if one["alive"] else "no",
+            "yes" if one["verified"] else "no",
+            figures.metrics(one["metrics"]),
+            one["directory"],
+        )
+        for one in answer["checkpoints"]
+    ]
+    output.print_table(_HEADINGS, rows)
+    return 0
+
+
+def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric: str) -> int:
+    """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them."""
+    job, step = parse_job_at_step(text, source="JOB")
+    with settings.connect() as client:
+        answer = client.request(m.ListCheckpoints(job=job))
+    holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
+    target = (directory or Path(job)) / WEIGHTS_FILE
+    _fetch_from_any(holders, target)
+    lines = loading_lines(answer["spec"], target)
+    if settings.as_json:
+        found = {key: holders[0][key] for key in ("job", "generation", "step", "digest", "metrics")}
+        output.print_json({**found, "path": str(target), "load": lines})
+    else:
+        output.say(f"{target}: weights of {job} after step {holders[0]['step']}; load them with")
+        print("\n".join(lines))
+    return 0
+
+
+def choose(
+    known: Sequence[Checkpoint], *, job: str, step: int, best_metric: str
+) -> list[Checkpoint]:
+    """Those who hold the checkpoint that is wanted, the reachable ones only.
+
+    Args:
+        known: what the coordinator lists.
+        job: for messages.
+        step: this step's; 0 for any.
+        best_metric: the best by this metric (low when its name says loss) instead of the newest.
+
+    Raises:
+        RequestRefused: there is none, or nobody who holds it is there.
+    """
+    wanted = [one for one in known if one["verified"] and step in (0, one["step"])]
+    if best_metric:
+        wanted = [one for one in wanted if best_metric in one["metrics"]]
+    if not wanted:
+        what = f"of step {step} " if step else ""
+        what += f"with the metric {best_metric!r} " if best_metric else ""
+        raise RequestRefused(
+            f"no verified checkpoint {what}of job {job} is known",
+            remedy=f"see what there is with: dtdctl checkpoints {job}",
+        )
+    first = max(wanted, key=lambda one: _rating(one, best_metric))
+    holders = [one for one in wanted if _identity(one) == _identity(first)]
+    there = [one for one in holders if one["alive"]]
+    if not there:
+        names = ", ".join(one["worker"] for one in holders)
+        raise RequestRefused(
+            f"nobody who holds the checkpoint of step {first['step']} is connected: {names}",
+            remedy=f"start one of them, or copy {first['directory']} from its disk",
+        )
+    return there
+
+
+def _identity(one: Checkpoint) -> tuple[Any, ...]:
+    return one["generation"], one["step"], one["digest"]
+
+
+def _rating(one: Checkpoint, best_metric: str) -> tuple[Any, ...]:
+    age = (one["generation"], one["step"])
+    if not best_metric:
+        return age
+    value = one["metrics"][best_metric]
+    return (-value if "loss" in best_metric else value, *age)
+
+
+def _fetch_from_any(holders: Sequence[Checkpoint], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{target.parent} cannot be made: {error.strerror}") from None
+    failure: CheckpointError | None = None
+    for one in holders:
+        try:
+            _fetch_from(one, target)
+            return
+        except CheckpointError as error:
+            output.say(f"{one['worker']}: {error.message}")
+            failure = error
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    assert failure is not None
+    raise failure
+
+
+def _fetch_from(one: Checkpoint, target: Path) -> None:
+    address = Address(one["data_host"], one["data_port"])
+    with FetchClient(address, f"checkpoint/{one['job']}/{one['name']}") as client:
+        if not target.exists():
+            client.fetch(WEIGHTS_FILE, target)
+        elif file_digest(target) != client.digest_of(WEIGHTS_FILE):
+            raise UsageError(
+                f"{target} exists and holds other weights",
+                remedy="name another directory: dtdctl fetch JOB DIR",
+            )

@@ -1,0 +1,181 @@
+"""The commands about jobs: validate, submit, wait, cancel, jobs, logs.
+
+Each function is one command: it asks the coordinator, prints, and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.ctl import figures, output
+from dtd.ctl.pages import pages
+from dtd.ctl.patience import Patience
+from dtd.ctl.settings import Settings
+from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed, UsageError
+from dtd.wire import messages as m
+
+EXIT_DONE: Final = 0
+
+
+def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
+    """Check a job file without a coordinator; problems are raised all at once."""
+    from dtd.job import load_job, to_mapping
+
+    spec = load_job(path, overrides)
+    if as_json:
+        output.print_json({"valid": True, "job": to_mapping(spec)})
+    else:
+        output.say(f"{path}: valid")
+    return EXIT_DONE
+
+
+def submit(
+    settings: Settings, path: Path, *, overrides: Sequence[str], origin: str, wait_for_end: bool
+) -> int:
+    """Queue a job and print its id; with `wait_for_end` stay until it ended."""
+    from dtd.job import load_job, to_mapping
+
+    spec = to_mapping(load_job(path, overrides))
+    from_job, from_step = parse_job_at_step(origin, source="--from") if origin else ("", 0)
+    with settings.connect() as client:
+        answer = client.request(m.SubmitJob(spec=spec, from_job=from_job, from_step=from_step))
+    if wait_for_end:
+        output.say(f"job {answer['job']} is submitted")
+        return wait(settings, answer["job"], timeout_s=math.inf)
+    if settings.as_json:
+        output.print_json(answer)
+    else:
+        print(answer["job"])
+    return EXIT_DONE
+
+
+def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
+    """Read JOB or JOB@STEP; step 0 means the newest.
+
+    Raises:
+        UsageError: the step is not a positive number, or the job is empty.
+    """
+    job, at, step = text.partition("@")
+    if not job or (at and not (step.isascii() and step.isdigit() and int(step) > 0)):
+        raise UsageError(
+            f"{source}: {text!r} does not name a job's state",
+            remedy="write JOB for its newest checkpoint or JOB@STEP, for example digits-1@200",
+        )
+    return job, int(step) if at else 0
+
+
+def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
+    """Stay until the job ended; a coordinator that restarts meanwhile is waited for.
+
+    Raises:
+        JobFailed: the job ended failed or cancelled.
+        DtdError: it has not ended in time.
+    """
+    answer = await_end(settings, job, timeout_s=timeout_s)
+    if answer is None:
+        raise DtdError(
+            f"job {job} has not ended within {timeout_s:g} s",
+            remedy=f"it goes on; look at it with: dtdctl status, or wait again: dtdctl wait {job}",
+        )
+    if settings.as_json:
+        output.print_json(answer)
+    elif answer["state"] == "done":
+        print(job)
+        output.say(f"job {job} is done: {result_words(answer['result'])}")
+    if answer["state"] != "done":
+        reason = answer["reason"] or "no reason was given"
+        raise JobFailed(
+            f"job {job} is {answer['state']}: {reason}",
+            remedy=f"read what it printed with: dtdctl logs {job}",
+        )
+    return EXIT_DONE
+
+
+def await_end(settings: Settings, job: str, *, timeout_s: float) -> dict[str, Any] | None:
+    """The answer to WAIT_JOB, or None when time ran out."""
+    deadline_s = time.monotonic() + timeout_s
+    patience = Patience()
+    while True:
+        try:
+            with settings.connect() as client:
+                patience.answered()
+                client.ask(m.WaitJob(job=job))
+                return client.answer(timeout_s=deadline_s - time.monotonic())
+        except CoordinatorUnreachable as error:
+            if time.monotonic() >= deadline_s:
+                return None
+            patience.pause_or_raise(error)
+
+
+def result_words(result: dict[str, Any]) -> str:
+    """A job's result in one line, as far as it has one."""
+    labels = {
+        "steps": "steps",
+        "train_loss": "train loss",
+        "eval_loss": "eval loss",
+        "eval_accuracy": "accuracy",
+        "steps_lost": "steps lost",
+    }
+    known = [(label, result.get(key)) for key, label in labels.items()]
+    return ", ".join(
+        f"{label} {figures.number(value)}" for label, value in known if value is not None
+    )
+
+
+def cancel(settings: Settings, job: str) -> int:
+    """Stop a job at its next step boundary."""
+    with settings.connect() as client:
+        answer = client.request(m.CancelJob(job=job))
+    if settings.as_json:
+        output.print_json(answer)
+    else:
+        output.say(f"job {answer['job']} is {answer['state']}")
+    return EXIT_DONE
+
+
+def list_jobs(settings: Settings) -> int:
+    """Print all jobs, newest first, with their results."""
+    with settings.connect() as client:
+        answer = client.request(m.ListJobs())
+    if settings.as_json:
+        output.print_json(answer)
+        return EXIT_DONE
+    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "RESULT")
+    rows = [
+        (
+            job["id"],
+            job["task"],
+            job["state"],
+            figures.steps(job["step"], job["total_steps"]),
+            figures.moment(job["submitted_s"]),
+            _took(job),
+            job["reason"] or result_words(job["result"]) or figures.NOTHING,
+        )
+        for job in answer["jobs"]
+    ]
+    output.print_table(headings, rows)
+    return EXIT_DONE
+
+
+def _took(job: dict[str, Any]) -> str:
+    if not job["started_s"]:
+        return figures.NOTHING
+    return figures.duration((job["ended_s"] or time.time()) - job["started_s"])
+
+
+def logs(settings: Settings, job: str) -> int:
+    """Print what the job's own code printed, each line with its rank."""
+    with settings.connect() as client:
+        for answer in pages(
+            client.request, lambda after: m.ReadLogs(job=job, after=after), "lines"
+        ):
+            for line in answer["lines"]:
+                if settings.as_json:
+                    output.print_json(line)
+                else:
+                    print(f"[{line['rank']} {line['worker']}] {line['text']}")
+    return EXIT_DONE

@@ -1,0 +1,109 @@
+"""How dtdctl speaks: data on stdout, everything else on stderr.
+
+Tables are plain columns, so that a shell can cut them; colour appears only on a terminal and never
+with NO_COLOR.  No heavy import: `dtdctl status` must answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TextIO
+
+from dtd.errors import DtdError
+
+BOLD: Final = "1"
+RED: Final = "31"
+GREEN: Final = "32"
+YELLOW: Final = "33"
+_STATE_COLOURS: Final[Mapping[str, str]] = {
+    "done": GREEN,
+    "running": GREEN,
+    "waiting": YELLOW,
+    "stopping": YELLOW,
+    "cancelled": YELLOW,
+    "suspect": RED,
+    "lost": RED,
+    "refused": RED,
+    "failed": RED,
+}
+_GAP: Final = "  "
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether a person with a colour terminal reads the stream."""
+    return (
+        stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
+    )
+
+
+def paint(text: str, style: str | None, *, colour: bool) -> str:
+    """The text in a style, when colour is on."""
+    return f"\x1b[{style}m{text}\x1b[0m" if colour and style and text else text
+
+
+def state_style(state: str) -> str | None:
+    """The style of a job's or a worker's state, if it has one."""
+    return _STATE_COLOURS.get(state)
+
+
+def table_lines(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, colour: bool
+) -> list[str]:
+    """Aligned columns under headings; a column is as wide as its widest cell, none is cut."""
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    lines = [_row(headings, widths, [BOLD] * len(widths), colour=colour)]
+    lines += [
+        _row(row, widths, [state_style(cell) for cell in row], colour=colour) for row in cells
+    ]
+    return lines
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _row(
+    cells: Sequence[str], widths: Sequence[int], styles: Sequence[str | None], *, colour: bool
+) -> str:
+    last = len(cells) - 1
+    padded = [
+        paint(cell, style, colour=colour) + " " * (width - len(cell) if index < last else 0)
+        for index, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True))
+    ]
+    return _GAP.join(padded).rstrip()
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print aligned columns to stdout."""
+    print("\n".join(table_lines(headings, rows, colour=wants_colour(sys.stdout))), flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on one line of stdout."""
+    print(json.dumps(value, ensure_ascii=False, default=_json_bytes), flush=True)
+
+
+def _json_bytes(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def say(text: str) -> None:
+    """Tell the person something that is not data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_error(error: DtdError, *, as_json: bool) -> None:
+    """One sentence and what to do about it."""
+    if as_json:
+        say(json.dumps({"error": error.message, "remedy": error.remedy}, ensure_ascii=False))
+        return
+    colour = wants_colour(sys.stderr)
+    say(f"{paint('error:', RED, colour=colour)} {error.message}")
+    if error.remedy:
+        say(f"{paint('try:', BOLD, colour=colour)} {error.remedy}")

@@ -1,0 +1,56 @@
+"""Follow one job to its end over connections that may break when the coordinator restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.ctl.pages import pages
+from dtd.errors import CoordinatorUnreachable
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+
+POLL_S: Final = 0.2
+
+Answer = dict[str, Any]
+
+
+def submit(address: Address, spec: dict[str, Any]) -> str:
+    """Submit a job and return its id."""
+    with ControlClient(address) as client:
+        job: str = client.request(m.SubmitJob(spec=spec))["job"]
+    return job
+
+
+def follow(
+    address: Address, job: str, *, on_status: Callable[[Answer], None], tend: Callable[[], None]
+) -> Answer:
+    """Stay until the job ended and return the answer to WAIT_JOB.
+
+    Args:
+        address: the coordinator's.
+        job: its id.
+        on_status: told the status several times a second.
+        tend: called as often, also while the coordinator is away; it brings that back.
+    """
+    while True:
+        tend()
+        try:
+            with ControlClient(address) as waiting, ControlClient(address) as asking:
+                waiting.ask(m.WaitJob(job=job))
+                while (answer := waiting.answer(timeout_s=POLL_S)) is None:
+                    tend()
+                    on_status(asking.request(m.GetStatus()))
+                return answer
+        except CoordinatorUnreachable:
+            time.sleep(POLL_S)
+
+
+def printed_lines(address: Address, job: str) -> list[str]:
+    """What the job's own code printed, each line with its rank."""
+    with ControlClient(address) as client:
+        answers = pages(client.request, lambda after: m.ReadLogs(job=job, after=after), "lines")
+        lines = [line for answer in answers for line in answer["lines"]]
+    return [f"[{line['rank']} {line['worker']}] {line['text']}" for line in lines]

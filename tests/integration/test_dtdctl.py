@@ -1,0 +1,144 @@
+"""dtdctl as a process against a real coordinator with real, idle workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtd.address import Address
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+from scripts.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.integration
+
+# It asks for more workers than there are, so it waits and never trains.
+WAITING_JOB = """
+[job]
+name = "waits"
+task = "digits"
+epochs = 2
+global_batch_size = 64
+[elastic]
+min_workers = 9
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Two idle workers and their coordinator."""
+    made = LocalCluster(
+        directory=tmp_path,
+        listen=Address("127.0.0.1", 0),
+        workers=2,
+        device="cpu",
+        say=lambda _text: None,
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def dtdctl(cluster):
+    """Runs a command line; (exit code, stdout, stderr)."""
+
+    def command(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "dtd.ctl.main", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "DTD_COORDINATOR": str(cluster.address)},
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return command
+
+
+def job_file(directory: Path) -> str:
+    path = directory / "job.toml"
+    path.write_text(WAITING_JOB)
+    return str(path)
+
+
+def test_a_job_that_waits_from_submission_to_its_end(dtdctl, tmp_path):
+    exit_code, out, err = dtdctl("status", "-o", "json")
+    status = json.loads(out)
+    assert (exit_code, err) == (0, "")
+    assert (status["schema"], status["job"]) == (1, None)
+    assert [worker["name"] for worker in status["workers"]] == ["worker-0", "worker-1"]
+
+    assert dtdctl("submit", job_file(tmp_path)) == (0, "waits-1\n", "")
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code in (0, 4)  # it warms up before it knows that it has to wait
+    assert "waits-1" in out
+    exit_code, _out, err = dtdctl("wait", "waits-1", "--timeout", "0.1")
+    assert exit_code == 1
+    assert "has not ended within" in err
+    exit_code, out, _err = dtdctl("jobs")
+    assert exit_code == 0
+    assert "waits-1" in out
+
+    assert dtdctl("cancel", "waits-1")[0] == 0
+    exit_code, _out, err = dtdctl("wait", "waits-1")
+    assert exit_code == 4
+    assert "job waits-1 is cancelled" in err
+    kinds = [json.loads(line)["kind"] for line in dtdctl("events", "-o", "json")[1].splitlines()]
+    assert {"job_started", "job_cancelled"} <= set(kinds)
+    assert dtdctl("logs", "waits-1") == (0, "", "")
+
+
+def test_what_does_not_exist_is_refused_with_a_remedy(dtdctl, tmp_path):
+    for line in ("cancel x", "wait x", "logs x", "fetch x", "kill-worker x", "drain x"):
+        exit_code, out, err = dtdctl(*line.split())
+        assert (exit_code, out) == (1, "")
+        assert err.startswith("error: ")
+        assert "\ntry: " in err
+    assert dtdctl("submit", job_file(tmp_path), "--from", "x")[0] == 1
+    assert dtdctl("checkpoints", "-o", "json")[1] == '{"checkpoints": []}\n'
+
+
+def test_a_killed_worker_is_started_again(dtdctl, cluster):
+    before = {w["name"]: w["pid"] for w in json.loads(dtdctl("status", "-o", "json")[1])["workers"]}
+    watch = os.pidfd_open(before["worker-1"])
+    exit_code, _out, err = dtdctl("kill-worker", "worker-1")
+    assert exit_code == 0
+    assert f"SIGKILL is sent to worker-1 (pid {before['worker-1']})" in err
+    os.waitid(os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
+    os.close(watch)
+    cluster.tend()
+    cluster.tend()
+    assert cluster.restarts == 1
+    with ControlClient(cluster.address) as client:
+        # Asked again and again until the newcomer has registered; the test's time-out bounds it.
+        while True:
+            workers = client.request(m.GetStatus())["workers"]
+            pids = {worker["name"]: worker["pid"] for worker in workers}
+            if pids["worker-1"] != before["worker-1"] and len(pids) == 2:
+                break
+    assert pids["worker-0"] == before["worker-0"]
+
+
+def test_a_coordinator_that_is_killed_comes_back_at_the_same_address(dtdctl, cluster):
+    coordinator = cluster._children["coordinator"]
+    coordinator.signal_group(signal.SIGKILL)
+    coordinator.wait(30)
+    exit_code, _out, err = dtdctl("status")
+    assert exit_code == 3
+    assert f"nobody listens at the coordinator's address {cluster.address}" in err
+    cluster.tend()
+    cluster.tend()
+    assert cluster.restarts == 0
+    while dtdctl("status")[0] == 3:
+        assert coordinator.exit_code() is None

@@ -1,0 +1,158 @@
+"""Listing and fetching checkpoints; one scripted server plays coordinator and worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import xxhash
+
+from dtd.ctl.checkpoints import choose
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+WEIGHTS = b"weights" * 1000
+
+
+def checkpoint(**changes):
+    return {
+        "job": "digits-1",
+        "generation": 1,
+        "step": 20,
+        "size_bytes": 7000,
+        "worker": "worker-0",
+        "data_host": "127.0.0.1",
+        "data_port": 1,
+        "alive": True,
+        "name": "step-20",
+        "directory": "/state/digits-1/step-20",
+        "digest": "ab",
+        "metrics": {"accuracy": 0.9, "loss": 0.3},
+        "verified": True,
+        **changes,
+    }
+
+
+KNOWN = [
+    checkpoint(step=10, metrics={"accuracy": 0.95, "loss": 0.4}),
+    checkpoint(),
+    checkpoint(worker="worker-1"),
+    checkpoint(worker="worker-2", alive=False),
+    checkpoint(step=30, verified=False),
+    checkpoint(generation=0, step=40, metrics={}),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step", "workers"),
+    [
+        ({}, 20, ["worker-0", "worker-1"]),
+        ({"step": 10}, 10, ["worker-0"]),
+        ({"best_metric": "accuracy"}, 10, ["worker-0"]),
+        ({"best_metric": "loss"}, 20, ["worker-0", "worker-1"]),
+    ],
+)
+def test_who_holds_what_is_wanted(wanted, step, workers):
+    found = choose(KNOWN, job="digits-1", **{"step": 0, "best_metric": "", **wanted})
+    assert {one["step"] for one in found} == {step}
+    assert [one["worker"] for one in found] == workers
+
+
+@pytest.mark.parametrize(
+    ("known", "step", "metric", "why"),
+    [
+        ([], 0, "", "no verified checkpoint of job digits-1 is known"),
+        (KNOWN, 30, "", "no verified checkpoint of step 30 of job digits-1"),
+        (KNOWN, 0, "bleu", "with the metric 'bleu'"),
+        ([checkpoint(alive=False)], 0, "", "nobody who holds .* step 20 is connected: worker-0"),
+    ],
+)
+def test_what_cannot_be_had(known, step, metric, why):
+    with pytest.raises(RequestRefused, match=why) as caught:
+        choose(known, job="digits-1", step=step, best_metric=metric)
+    assert caught.value.remedy
+
+
+def test_checkpoints_are_listed(dtdctl, server, result):
+    server.script = lambda _message: result({"checkpoints": KNOWN[:4]})
+    exit_code, out, _err = dtdctl("checkpoints", "digits-1")
+    lines = out.splitlines()
+    assert exit_code == 0
+    assert lines[0].split()[:3] == ["JOB", "GENERATION", "STEP"]
+    assert "6.8 KiB  worker-0  yes    yes       accuracy=0.95 loss=0.4" in lines[1]
+    assert "worker-2  no" in lines[4]
+    assert server.received == [m.ListCheckpoints(job="digits-1")]
+    assert json.loads(dtdctl("checkpoints", "-o", "json")[1])["checkpoints"] == KNOWN[:4]
+
+
+@pytest.fixture
+def cluster(server, result, free_address):
+    """The newest checkpoint is held by a worker that is away and by one that serves it."""
+    there = {"data_host": server.address.host, "data_port": server.address.port}
+    away = {"data_host": free_address.host, "data_port": free_address.port}
+    known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
+    spec = {"job": {"task": "digits"}, "task": {"hidden": 16}}
+    manifest = {
+        "files": {"model.safetensors": {"hash": xxhash.xxh3_128(WEIGHTS).hexdigest()}},
+    }
+
+    def script(message):
+        if isinstance(message, m.ListCheckpoints):
+            return result({"checkpoints": known, "spec": spec})
+        if isinstance(message, m.FetchOpen):
+            assert message.resource == "checkpoint/digits-1/step-20"
+            blob = m.BlobInfo(name="model.safetensors", size_bytes=len(WEIGHTS))
+            return m.message_bytes(m.FetchInfo(blobs=(blob,)), json.dumps(manifest).encode())
+        data = WEIGHTS[message.offset : message.offset + message.length]
+        return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), data)
+
+    server.script = script
+
+
+def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_path):
+    target = tmp_path / "new" / "model.safetensors"
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(target.parent))
+    assert exit_code == 0
+    assert target.read_bytes() == WEIGHTS
+    assert out.splitlines() == [
+        "from safetensors.torch import load_file; from dtd.train.task import load_task",
+        "model = load_task('digits', {'hidden': 16}).build_model()",
+        f"model.load_state_dict(load_file('{target}'))",
+    ]
+    assert "worker-0: checkpoint/digits-1/step-20" in err
+    assert "weights of digits-1 after step 20" in err
+
+
+def test_fetch_goes_to_a_directory_named_after_the_job(dtdctl, cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exit_code, out, _err = dtdctl("fetch", "digits-1", "-o", "json")
+    assert exit_code == 0
+    assert json.loads(out)["path"] == "digits-1/model.safetensors"
+    assert (tmp_path / "digits-1" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_fetch_again_changes_nothing_and_overwrites_nothing(dtdctl, cluster, tmp_path):
+    target = tmp_path / "model.safetensors"
+    assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 0
+    assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 0
+    target.write_bytes(b"other")
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 2
+    assert "exists and holds other weights" in err
+    assert target.read_bytes() == b"other"
+
+
+def test_fetch_into_what_is_no_directory(dtdctl, cluster, tmp_path):
+    (tmp_path / "file").write_text("")
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "file" / "deep"))
+    assert exit_code == 2
+    assert "cannot be made: Not a directory" in err
+
+
+def test_fetch_fails_when_all_holders_do(dtdctl, server, result, free_address, tmp_path):
+    away = {"data_host": free_address.host, "data_port": free_address.port}
+    server.script = lambda _message: result({"checkpoints": [checkpoint(**away)]})
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert (exit_code, out) == (1, "")
+    assert "error: checkpoint/digits-1/step-20" in err
+    assert list(tmp_path.iterdir()) == []

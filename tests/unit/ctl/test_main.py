@@ -1,0 +1,133 @@
+"""The way in, as a process: what it loads, how it ends, what it leaves on which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dtd import __version__
+from dtd.wire import messages as m
+
+DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
+
+
+def start(*arguments, address="127.0.0.1:1", **environment):
+    return subprocess.Popen(
+        [*DTDCTL, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "DTD_COORDINATOR": str(address), **environment},
+    )
+
+
+def dtdctl(*arguments, **options):
+    process = start(*arguments, **options)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def test_status_loads_nothing_heavy(server, result, status):
+    server.script = lambda _message: result(status)
+    program = (
+        "import sys; from dtd.ctl.main import run; assert run(['status', '-o', 'json']) == 0;"
+        "heavy = {'typer', 'rich', 'asyncio', 'uvloop', 'torch', 'numpy', 'structlog', 'pydantic'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DTD_COORDINATOR": str(server.address)},
+        timeout=30,
+        check=True,
+    )
+    assert json.loads(done.stdout) == status
+    assert done.stderr == "[]\n"
+
+
+def test_no_command_loads_torch():
+    program = "import sys, dtd.ctl.app, dtd.job; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("command", ["status", "jobs", "events --follow", "wait a", "drain w"])
+def test_no_coordinator_exits_3_with_a_remedy(command, free_address):
+    exit_code, out, err = dtdctl(*command.split(), address=free_address)
+    assert (exit_code, out) == (3, "")
+    assert err.startswith(
+        f"error: nobody listens at the coordinator's address {free_address}\ntry:"
+    )
+    assert "Traceback" not in err
+
+
+def test_errors_as_json(free_address):
+    exit_code, out, err = dtdctl("-o", "json", "jobs", address=free_address)
+    assert (exit_code, out) == (3, "")
+    assert set(json.loads(err)) == {"error", "remedy"}
+
+
+@pytest.mark.parametrize(
+    "line", ["bogus", "wait", "kill-worker w --signal HUP", "wait a --timeout -1", "status -o xml"]
+)
+def test_usage_exits_2(line):
+    exit_code, out, err = dtdctl(*line.split())
+    assert (exit_code, out) == (2, "")
+    assert "Traceback" not in err
+
+
+def test_a_wrong_address_exits_2():
+    exit_code, _out, err = dtdctl("status", address="nonsense")
+    assert exit_code == 2
+    assert err.startswith("error: DTD_COORDINATOR must be HOST:PORT")
+
+
+def test_version():
+    assert dtdctl("--version") == (0, f"dtd {__version__}\n", "")
+
+
+def test_help_and_completion():
+    exit_code, out, err = dtdctl("kill-worker", "--help")
+    assert (exit_code, err) == (0, "")
+    assert "--signal" in out
+    words = {"COMP_WORDS": "dtdctl ch", "COMP_CWORD": "1", "_DTDCTL_COMPLETE": "complete_bash"}
+    exit_code, out, err = dtdctl(**words)
+    assert (exit_code, out.split(), err) == (0, ["checkpoints"], "")
+
+
+def test_ctrl_c_is_quiet(server):
+    server.script = lambda _message: b""
+    process = start("wait", "digits-1", address=server.address)
+    server.wait_for(m.WaitJob)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_reader_that_leaves_is_told_no_traceback(server, result):
+    line = {"seq": 1, "rank": 0, "worker": "w", "text": "x" * 1000, "time_s": 1.0}
+
+    def script(message):
+        return result({"lines": [line] * 500, "next": message.after + 1})
+
+    server.script = script
+    process = start("logs", "digits-1", address=server.address)
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=30), err) == (1, "")
+
+
+def test_watch_prints_again_and_again_when_nobody_looks(server, result, status):
+    server.script = lambda _message: result(status)
+    process = start("status", "--watch", "-o", "json", address=server.address)
+    lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=30)
+    assert (lines, process.returncode, err) == ([status, status], 130, "")

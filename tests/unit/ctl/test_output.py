@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from dtd.ctl import output
+from dtd.errors import DtdError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "wanted"),
+    [
+        (Terminal(), {"TERM": "xterm"}, True),
+        (Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {"TERM": "xterm"}, False),
+    ],
+)
+def test_colour_is_for_terminals_without_no_color(stream, environment, wanted, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert output.wants_colour(stream) is wanted
+
+
+def test_columns_are_aligned_and_nothing_is_cut():
+    rows = [("worker-10", "idle", "two\nlines"), ("w", "running", "")]
+    assert output.table_lines(("WORKER", "STATE", "NOTE"), rows, colour=False) == [
+        "WORKER     STATE    NOTE",
+        "worker-10  idle     two lines",
+        "w          running",
+    ]
+
+
+def test_colour_does_not_move_columns():
+    rows = [("w", "lost", "x"), ("w", "idle", "x")]
+    plain = output.table_lines(("A", "B", "C"), rows, colour=False)
+    coloured = output.table_lines(("A", "B", "C"), rows, colour=True)
+    assert coloured[1] == "w  \x1b[31mlost\x1b[0m  x"
+    assert coloured[2] == plain[2]
+
+
+def test_a_table_without_rows_has_its_headings():
+    assert output.table_lines(("A", "BC"), [], colour=False) == ["A  BC"]
+
+
+def test_json_is_one_line_and_bytes_are_hex(capsys):
+    output.print_json({"digest": b"\x00\xff", "text": "ü\n"})
+    assert capsys.readouterr().out == '{"digest": "00ff", "text": "ü\\n"}\n'
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        output.print_json(object())
+
+
+def test_an_error_is_a_sentence_and_a_remedy(capsys):
+    output.say_error(DtdError("it broke", remedy="mend it"), as_json=False)
+    output.say_error(DtdError("it broke"), as_json=False)
+    output.say_error(DtdError("it broke", remedy="mend it"), as_json=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    plain, as_json = err.splitlines()[:3], err.splitlines()[3]
+    assert plain == ["error: it broke", "try: mend it", "error: it broke"]
+    assert json.loads(as_json) == {"error": "it broke", "remedy": "mend it"}

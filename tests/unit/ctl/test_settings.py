@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from dtd.address import Address
+from dtd.ctl.settings import make_settings, take_settings
+from dtd.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("line", "values", "rest"),
+    [
+        ("status", {}, ["status"]),
+        ("-o json status", {"output": "json"}, ["status"]),
+        ("status -o json", {"output": "json"}, ["status"]),
+        ("status -ojson", {"output": "json"}, ["status"]),
+        ("status -o=json", {"output": "json"}, ["status"]),
+        ("status --output=json", {"output": "json"}, ["status"]),
+        ("status --output table --output json", {"output": "json"}, ["status"]),
+        (
+            "--coordinator h:1 wait j --timeout 3",
+            {"coordinator": "h:1"},
+            ["wait", "j", "--timeout", "3"],
+        ),
+        ("wait --coordinator=h:1 -- -o", {"coordinator": "h:1"}, ["wait", "--", "-o"]),
+    ],
+)
+def test_common_options_may_stand_anywhere(line, values, rest):
+    assert take_settings(line.split()) == (values, rest)
+
+
+@pytest.mark.parametrize("line", ["status -o", "status --coordinator", "status --output="])
+def test_an_option_without_its_value(line):
+    with pytest.raises(UsageError, match="needs a value") as caught:
+        take_settings(line.split())
+    assert caught.value.remedy
+
+
+def test_precedence_flag_environment_default(monkeypatch):
+    monkeypatch.delenv("DTD_COORDINATOR", raising=False)
+    assert make_settings({}).address == Address("127.0.0.1", 7117)
+    monkeypatch.setenv("DTD_COORDINATOR", "there:5")
+    assert make_settings({}).address == Address("there", 5)
+    assert make_settings({"coordinator": "[::1]:9"}).address == Address("::1", 9)
+    assert not make_settings({}).as_json
+    assert make_settings({"output": "json"}).as_json
+
+
+def test_wrong_values_name_where_they_came_from(monkeypatch):
+    with pytest.raises(UsageError, match="-o: 'xml' is not a form"):
+        make_settings({"output": "xml"})
+    with pytest.raises(UsageError, match=r"^--coordinator must be HOST:PORT"):
+        make_settings({"coordinator": "nonsense"})
+    monkeypatch.setenv("DTD_COORDINATOR", "h:99999")
+    with pytest.raises(UsageError, match=r"^DTD_COORDINATOR must end in a port"):
+        make_settings({})

@@ -1,0 +1,185 @@
+"""`dtdctl status`: its text, its judgement, and its JSON against docs/status.schema.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtd.core.membership import Membership
+from dtd.core.membership_events import FromWorker, Job, Submitted
+from dtd.core.status import status_of
+from dtd.ctl import status as command
+from dtd.job import parse_job, to_mapping
+from dtd.wire import messages as m
+
+SCHEMA = json.loads(
+    (Path(__file__).resolve().parents[3] / "docs" / "status.schema.json").read_text()
+)
+TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "null": type(None),
+}
+
+
+def faults(schema, value, where="status"):
+    """What does not fit; of JSON Schema only the words that our schema uses."""
+    kinds = schema.get("type", list(TYPES))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(value, bool) or not any(isinstance(value, TYPES[kind]) for kind in kinds):
+        return [f"{where}: {value!r} is no {kinds}"]
+    found = []
+    if "const" in schema and value != schema["const"]:
+        found.append(f"{where}: {value!r} is not {schema['const']!r}")
+    if value not in schema.get("enum", [value]):
+        found.append(f"{where}: {value!r} is not listed")
+    if "minimum" in schema and value is not None and value < schema["minimum"]:
+        found.append(f"{where}: {value} is too small")
+    if isinstance(value, dict):
+        found += [
+            f"{where}.{key} is missing" for key in schema.get("required", ()) if key not in value
+        ]
+        for key, inner in schema.get("properties", {}).items():
+            if key in value:
+                found += faults(inner, value[key], f"{where}.{key}")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            found += faults(schema.get("items", {}), item, f"{where}[{index}]")
+    return found
+
+
+def test_a_healthy_status_fits_the_schema_and_a_bent_one_does_not(status):
+    assert faults(SCHEMA, status) == []
+    assert faults(SCHEMA, {**status, "job": None, "workers": []}) == []
+    bent = {**status, "schema": 2, "job": {**status["job"], "state": "asleep", "step": -1}}
+    del bent["coordinator"]
+    assert faults(SCHEMA, bent) == [
+        "status.coordinator is missing",
+        "status.schema: 2 is not 1",
+        "status.job.state: 'asleep' is not listed",
+        "status.job.step: -1 is too small",
+    ]
+
+
+def test_the_design_s_fields_are_all_required():
+    job = "id name state generation world_size step total_steps epoch loss samples_per_s steps_lost"
+    worker = "name pid state rank host device step last_heartbeat_s reason"
+    properties = SCHEMA["properties"]
+    assert properties["job"]["required"] == [*job.split(), "reason"]
+    assert properties["workers"]["items"]["required"] == worker.split()
+    assert properties["coordinator"]["required"] == ["address", "uptime_s", "version"]
+
+
+def test_what_the_coordinator_makes_fits_the_schema():
+    membership = Membership(heartbeat_interval_s=1.0, heartbeat_timeout_s=5.0, last_generation=0)
+    here = {"host": "localhost", "device": "cpu", "data_host": "127.0.0.1", "version": "0.1.0"}
+    register = m.Register(name="worker-0", incarnation=1, pid=7, data_port=1, **here)
+    job = parse_job(
+        'job = {name = "a", task = "digits", steps = 3, global_batch_size = 8}', source="test"
+    )
+    membership.handle(FromWorker(name="worker-0", message=register), 1.0)
+    membership.handle(Submitted(job=Job(id="a-1", spec=to_mapping(job))), 1.0)
+    made = status_of(
+        membership.books,
+        explain=membership.explain(),
+        address="127.0.0.1:7117",
+        uptime_s=1.5,
+        version="0.1.0",
+        now=2.0,
+    )
+    assert faults(SCHEMA, made) == []
+    assert made["job"]["id"] == "a-1"
+    assert [worker["name"] for worker in made["workers"]] == ["worker-0"]
+    assert command.status_lines(made, colour=False)
+
+
+def test_status_prints_job_and_workers(dtdctl, server, result, status):
+    server.script = lambda _message: result(status)
+    exit_code, out, err = dtdctl("status")
+    assert (exit_code, err) == (0, "")
+    figures = "loss 0.1235  2,345/s  steps lost 0"
+    assert out.splitlines() == [
+        "coordinator  127.0.0.1:7117  up 3m12s  dtd 0.1.0",
+        "job          digits-1  running  generation 2  workers 2",
+        f"{' ' * 13}step 120/600 (20%)  epoch 3  {figures}  eval accuracy=0.95",
+        "queue        digits-2",
+        "",
+        "WORKER    STATE    RANK  STEP  RATE     HEARD  DEVICE  HOST       PID  NOTE",
+        "worker-0  running  0     120   1,172/s  0.2s   cpu     localhost  100",
+        "worker-1  running  1     120   1,172/s  0.2s   cpu     localhost  101",
+    ]
+
+
+def test_status_as_json_is_what_the_coordinator_said(dtdctl, server, result, status):
+    server.script = lambda _message: result(status)
+    exit_code, out, _err = dtdctl("status", "-o", "json")
+    assert exit_code == 0
+    assert json.loads(out) == status
+
+
+def test_status_without_job_and_workers(dtdctl, server, result, status):
+    why = "no job: submit one with `dtdctl submit JOB.toml`"
+    server.script = lambda _message: result(
+        {**status, "job": None, "workers": [], "queue": [], "explain": why}
+    )
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code == 0
+    assert out.splitlines()[1:] == [
+        "job          none",
+        f"             {why}",
+        "",
+        "no worker is registered",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "why"),
+    [
+        ("job", {"state": "waiting", "reason": "too few"}, "job digits-1 waits: too few"),
+        ("worker", {"state": "suspect", "reason": "silent"}, "worker-1 is suspect: silent"),
+        ("worker", {"state": "lost", "reason": "reset"}, "worker-1 is lost: reset"),
+        ("worker", {"state": "refused", "reason": "torch"}, "worker-1 is refused: torch"),
+    ],
+)
+def test_degraded_exits_4(dtdctl, server, result, status, part, change, why):
+    (status["job"] if part == "job" else status["workers"][1]).update(change)
+    server.script = lambda _message: result(status)
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code == 4
+    assert change["reason"] in out
+    assert command.degraded_because(status) == why
+
+
+def test_a_worker_that_has_gone_has_no_rank_and_no_heartbeat(status):
+    status["workers"][0].update(state="lost", rank=None, last_heartbeat_s=None, reason="gone")
+    line = command.status_lines(status, colour=False)[-2]
+    assert line.split() == [
+        "worker-0",
+        "lost",
+        "-",
+        "120",
+        "1,172/s",
+        "-",
+        "cpu",
+        "localhost",
+        "100",
+        "gone",
+    ]
+
+
+def test_who_is_slow(status):
+    status["workers"][1]["compute_s"] = 0.02
+    assert command.slow_workers(status["workers"]) == {
+        "worker-1": "slow: computes 2.0x as long as the others"
+    }
+    assert command.slow_workers(status["workers"][:1]) == {}
+    status["workers"][0]["compute_s"], status["workers"][1]["compute_s"] = 0.001, 0.003
+    assert command.slow_workers(status["workers"]) == {}
+    for worker in status["workers"]:
+        del worker["compute_s"]
+    assert command.slow_workers(status["workers"]) == {}

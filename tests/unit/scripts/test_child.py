@@ -1,0 +1,142 @@
+"""Children of the launcher: their log, their end, and that none outlives it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from scripts.child import TAIL_LINES, Child, exit_words, stop_all
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Makes children from Python text; all are gone afterwards."""
+    made = []
+
+    def make(text, name="daemon"):
+        made.append(Child(name, (sys.executable, "-c", text), tmp_path / f"{name}.log"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.started:
+            one.signal_group(signal.SIGKILL)
+            one.wait(30)
+
+
+def ends(pidfd):
+    """Whether the process behind a pidfd ends within some seconds."""
+    try:
+        return bool(select.select([pidfd], [], [], 10)[0])
+    finally:
+        os.close(pidfd)
+
+
+def test_its_end_and_its_log(child):
+    one = child("import sys; print('first'); print('last', file=sys.stderr); sys.exit(7)")
+    assert not one.started
+    assert one.exit_code() is None
+    assert one.log_tail() == []
+    one.start()
+    assert one.wait(30) == one.exit_code() == 7
+    assert sorted(one.log_tail()) == ["first", "last"]
+    one.start()
+    one.wait(30)
+    assert len(one.log_tail()) == 4
+
+
+def test_the_tail_of_a_long_log(child):
+    one = child("for line in range(100000): print(line)")
+    one.start()
+    one.wait(30)
+    assert one.log_tail() == [str(line) for line in range(100000 - TAIL_LINES, 100000)]
+
+
+def test_waiting_for_one_that_runs(child):
+    one = child("import signal; signal.pause()")
+    one.start()
+    assert one.wait(0.01) is None
+    assert one.exit_code() is None
+
+
+def test_it_runs_in_a_session_of_its_own(child):
+    one = child("import os; print(os.getsid(0) == os.getpid())")
+    one.start()
+    one.wait(30)
+    assert one.log_tail() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL")]
+)
+def test_exit_words(code, words):
+    assert exit_words(code) == words
+
+
+def test_stop_ends_those_that_listen_those_that_do_not_and_those_that_are_stopped(child, tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    says = f"import os, signal; fifo = os.open({str(ready)!r}, os.O_WRONLY);"
+    listens = child(says + "os.write(fifo, b'x'); signal.pause()", "listens")
+    deaf = child(
+        says + "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(fifo, b'x');"
+        "[signal.pause() for _ in iter(int, 1)]",
+        "deaf",
+    )
+    stopped = child(
+        says + "os.write(fifo, b'x'); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()",
+        "stopped",
+    )
+    never = child("", "never")
+    for one in (listens, deaf, stopped):
+        one.start()
+        with ready.open("rb") as fifo:
+            assert fifo.read(1) == b"x"
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    stop_all([listens, deaf, stopped, never], grace_s=0.2)
+    assert [one.exit_code() for one in (listens, deaf, stopped)] == [-15, -9, -15]
+
+
+def test_stop_ends_what_a_child_started(child, tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    one = child(
+        "import os, signal\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"    fifo = os.open({str(ready)!r}, os.O_WRONLY)\n"
+        "    os.write(fifo, str(os.getpid()).encode())\n"
+        "    os.close(fifo)\n"
+        "while True: signal.pause()\n"
+    )
+    one.start()
+    grandchild = int(ready.read_text())
+    watch = os.pidfd_open(grandchild)
+    stop_all([one], grace_s=0.2)
+    assert ends(watch)
+
+
+def test_children_die_with_a_launcher_that_is_killed(tmp_path):
+    program = (
+        "import signal, sys; from pathlib import Path; from scripts.child import Child\n"
+        "sleeps = (sys.executable, '-c', 'import signal; signal.pause()')\n"
+        f"one = Child('one', sleeps, Path({str(tmp_path / 'log')!r}))\n"
+        "one.start(); print(one.pid, flush=True); signal.pause()"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with launcher:
+        watch = os.pidfd_open(int(launcher.stdout.readline()))
+        launcher.kill()
+    assert ends(watch)
+
+
+def test_a_child_whose_parent_has_gone_already_does_not_start(tmp_path):
+    marker = tmp_path / "started"
+    wrapper = [sys.executable, "-m", "scripts.die_with_parent", "1"]
+    subprocess.run([*wrapper, "/usr/bin/touch", str(marker)], timeout=30, check=True)
+    assert not marker.exists()

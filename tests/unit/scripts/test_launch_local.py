@@ -1,0 +1,73 @@
+"""What the launcher makes of its options; running is tests/integration/test_launch_local.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.errors import JobSpecError, UsageError
+from scripts.launch_local import _parser, job_spec, main
+
+
+def spec(*arguments):
+    return job_spec(_parser().parse_args(arguments))
+
+
+def test_defaults():
+    made = spec()
+    assert made["job"]["task"] == "digits"
+    assert made["job"]["epochs"] == 5
+    assert made["job"]["global_batch_size"] == 128
+    assert made["optimizer"]["lr"] == 0.1
+    assert made["elastic"]["settle_s"] == 0
+
+
+def test_options_and_overrides():
+    line = "--task my.pkg:Task --epochs 2 --batch_size 64 --lr 0.5 --threads 2 --set task.width=8"
+    made = spec(*line.split(), "--set", "elastic.settle_s=1.5")
+    assert made["job"]["task"] == "my.pkg:Task"
+    assert made["job"]["epochs"] == 2
+    assert made["job"]["global_batch_size"] == 64
+    assert made["optimizer"]["lr"] == 0.5
+    assert made["train"]["threads"] == 2
+    assert made["task"] == {"width": 8}
+    assert made["elastic"]["settle_s"] == 1.5
+
+
+def test_a_job_file_keeps_what_no_option_overrides(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[job]\nname = "mine"\ntask = "mnist"\nsteps = 9\nglobal_batch_size = 8\n'
+        "[optimizer]\nlr = 0.3\n"
+    )
+    made = spec("--job", str(path), "--batch_size", "16")
+    assert made["job"]["name"] == "mine"
+    assert made["job"]["task"] == "mnist"
+    assert (made["job"]["steps"], made["job"]["epochs"]) == (9, None)
+    assert made["job"]["global_batch_size"] == 16
+    assert made["optimizer"]["lr"] == 0.3
+    assert spec("--job", str(path), "--epochs", "2")["job"]["steps"] is None
+
+
+def test_what_cannot_be_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(UsageError, match="--num_workers: 0 is less than 1"):
+        spec("--num_workers", "0")
+    with pytest.raises(JobSpecError, match="epochs"):
+        spec("--epochs", "0")
+    with pytest.raises(JobSpecError):
+        spec("--job", str(tmp_path / "missing.toml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--listen", "nonsense"], "--listen must be HOST:PORT"),
+        (["--state-dir", "/dev/null/deep"], "--state-dir: /dev/null/deep cannot be made"),
+        (["--num_workers", "-1"], "--num_workers: -1"),
+    ],
+)
+def test_usage_exits_2(arguments, why, capsys, monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_arguments: None)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {why}")

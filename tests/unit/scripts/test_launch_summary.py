@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from scripts.launch_summary import LocalRun, summary_lines, summary_object
+
+RESULT = {
+    "world_size": 4,
+    "steps": 60,
+    "epochs": 5,
+    "train_loss": 0.25,
+    "eval_loss": 0.3,
+    "eval_accuracy": 0.9611,
+    "samples_per_s": 12345.6,
+    "replica_digests": {"worker-0": "ab" * 16, "worker-1": "ab" * 16},
+    "steps_lost": 0,
+    "rows_missing": 0,
+    "rows_repeated": 0,
+}
+KEYS = [
+    *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
+    *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
+    "restarts",
+]
+
+
+def run(**changes):
+    usual = {"job": "digits-1", "state": "done", "reason": "", "result": RESULT, "last": {}}
+    return LocalRun(**{**usual, "restarts": 1, "took_s": 6.25, **changes})
+
+
+def test_the_object_has_exactly_the_documented_keys():
+    made = summary_object(run())
+    assert list(made) == KEYS
+    assert made == {"job": "digits-1", "state": "done", **RESULT, "restarts": 1}
+
+
+def test_a_failed_job_has_them_too_from_the_last_status():
+    last = {"world_size": 2, "step": 7, "epoch": 1, "loss": 0.5, "samples_per_s": 10.0}
+    made = summary_object(run(state="failed", result={}, last={**last, "steps_lost": 3}))
+    assert list(made) == KEYS
+    assert (made["world_size"], made["steps"], made["steps_lost"]) == (2, 7, 3)
+    assert made["eval_accuracy"] is None
+    assert made["replica_digests"] == {}
+
+
+def test_the_lines():
+    assert summary_lines(run()) == [
+        "digits-1 is done: 60 steps, 5 epochs in 6.2s on 4 workers",
+        "  train loss  0.25",
+        "  eval loss   0.3",
+        "  accuracy    96.1 %",
+        "  throughput  12,346/s",
+        "  replicas    2, all equal (abababababababab)",
+        "  steps lost  0",
+        "  rows        0 missing, 0 twice",
+        "  restarts    1",
+    ]
+
+
+def test_replicas_that_differ_are_shouted():
+    digests = {"worker-0": "a", "worker-1": "b"}
+    lines = summary_lines(run(result={**RESULT, "replica_digests": digests}))
+    assert "  replicas    2, NOT equal: 2 different digests" in lines
+
+
+def test_nothing_known():
+    lines = summary_lines(run(state="failed", result={}))
+    assert lines[0] == "digits-1 is failed: - steps, - epochs in 6.2s on - workers"
+    assert "  replicas    -" in lines

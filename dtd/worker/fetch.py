@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.errors import DtdError, RingBroken
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RingBroken
 from dtd.net.blocking_link import BlockingLink
 from dtd.wire import messages as m
 
@@ -57,8 +57,9 @@ def _fetch(run: StateImporter, link: BlockingLink, resource: str) -> None:
     more, manifest = True, b""
     while more:
         info, payload = link.receive(timeout_s=ANSWER_TIMEOUT_S)
-        assert isinstance(info, m.FetchInfo)
-        more, manifest = info.more, bytes(payload)
+        if not isinstance(info, m.FetchInfo):
+            raise _unexpected(info)
+        more, manifest = info.more, manifest + bytes(payload)
     views = run.import_state(manifest)
     ranges = [
         (blob, offset, min(RANGE_BYTES, len(view) - offset))
@@ -72,6 +73,12 @@ def _fetch(run: StateImporter, link: BlockingLink, resource: str) -> None:
         if index >= RANGES_ASKED_AHEAD:
             blob, offset, length = ranges[index - RANGES_ASKED_AHEAD]
             data, payload = link.receive(timeout_s=ANSWER_TIMEOUT_S)
-            assert isinstance(data, m.FetchData)
-            views[data.blob][data.offset : data.offset + length] = payload
+            if data != m.FetchData(blob=blob, offset=offset) or len(payload) != length:
+                raise _unexpected(data)
+            views[blob][offset : offset + length] = payload
     run.finish_import()
+
+
+def _unexpected(message: m.Message) -> ProtocolError:
+    name = m.message_name(type(message))
+    return ProtocolError(ErrorCode.WRONG_STATE, f"{name} does not answer what was asked")

@@ -1,0 +1,212 @@
+"""Measure what docs/evaluation.md states: real daemons, real tasks, one table per question.
+
+    python -m scripts.evaluate curves --task chargpt --worlds 1,2,4 --set job.steps=200
+    python -m scripts.evaluate speedup --task cifar10 --rounds 3
+    python -m scripts.evaluate twice --task digits --world 4
+    python -m scripts.evaluate kill --task digits --world 4
+
+Every run is `scripts.launch_local` with its own daemons and directory; per-step figures come from
+the workers' JSON logs, medians over all steps but the first few.  Tables are Markdown on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+
+WARM_STEPS: Final = 5
+POLL_S: Final = 0.2
+EXAMPLES: Final = Path("docs/examples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One finished local run.
+
+    Attributes:
+        summary: the launcher's JSON object.
+        steps: `step_committed` records of rank 0, in order.
+        wall_s: from start to end, daemons included.
+    """
+
+    summary: dict[str, Any]
+    steps: list[dict[str, Any]]
+    wall_s: float
+
+    def median(self, key: str) -> float:
+        """Median of a per-step figure, the first few steps left out."""
+        steps = self.steps[WARM_STEPS:] or self.steps
+        return float(statistics.median(step[key] for step in steps))
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows a second by the median step."""
+        return self.median("rows") / self.median("step_s")
+
+
+def command(task: str, world: int, directory: Path, overrides: Sequence[str]) -> list[str]:
+    """The launcher's command for an example job."""
+    job = EXAMPLES / f"{task}.toml"
+    sets = [word for override in overrides for word in ("--set", override)]
+    return [
+        *(sys.executable, "-m", "scripts.launch_local", "--json", "--job", str(job)),
+        *("--num_workers", str(world), "--state-dir", str(directory), *sets),
+    ]
+
+
+def run(task: str, world: int, overrides: Sequence[str]) -> Run:
+    """Run one job to its end."""
+    with tempfile.TemporaryDirectory(prefix="dtd-evaluate-") as directory:
+        begun_s = time.monotonic()
+        done = subprocess.run(
+            command(task, world, Path(directory), overrides),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        wall_s = time.monotonic() - begun_s
+        steps = sorted(_steps(Path(directory)), key=lambda step: int(step["step"]))
+        return Run(summary=json.loads(done.stdout), steps=steps, wall_s=wall_s)
+
+
+def _steps(directory: Path) -> Iterator[dict[str, Any]]:
+    for log in directory.glob("worker-*.log"):
+        for line in log.read_text().splitlines():
+            if '"step_committed"' in line:
+                record = json.loads(line)
+                if record["rank"] == 0:
+                    yield record
+
+
+def curves(options: argparse.Namespace) -> None:
+    """The same job at several world sizes: is the curve the same?"""
+    runs = {world: run(options.task, world, options.set) for world in options.worlds}
+    reference = [step["loss"] for step in runs[options.worlds[0]].steps]
+    print("| workers | first loss | last loss | evaluation | largest difference | equal replicas |")
+    print("|---|---|---|---|---|---|")
+    for world, one in runs.items():
+        losses = [step["loss"] for step in one.steps]
+        apart = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
+        summary = one.summary
+        print(
+            f"| {world} | {losses[0]:.4f} | {losses[-1]:.4f} | loss {summary['eval_loss']:.4f},"
+            f" accuracy {summary['eval_accuracy']:.4f} | {apart:.2g} | {_equal(summary)} |"
+        )
+
+
+def speedup(options: argparse.Namespace) -> None:
+    """One process against two (or more), interleaved; one thread each."""
+    rates: dict[int, list[float]] = {world: [] for world in options.worlds}
+    last: dict[int, Run] = {}
+    order = [*options.worlds, *reversed(options.worlds)]
+    for world in itertools.islice(itertools.cycle(order), options.rounds * len(options.worlds)):
+        last[world] = run(options.task, world, options.set)
+        rates[world].append(last[world].rows_per_s)
+    base = statistics.median(rates[options.worlds[0]])
+    print("| workers | rows/s (median, range) | ratio | step | compute | comm | exposed |")
+    print("|---|---|---|---|---|---|---|")
+    for world, values in rates.items():
+        times = [f"{last[world].median(k) * 1000:.1f} ms" for k in _TIMES]
+        print(
+            f"| {world} | {statistics.median(values):.1f} ({min(values):.1f} to"
+            f" {max(values):.1f}) | {statistics.median(values) / base:.2f} | {' | '.join(times)} |"
+        )
+
+
+_TIMES: Final = ("step_s", "compute_s", "comm_s", "exposed_s")
+
+
+def twice(options: argparse.Namespace) -> None:
+    """The same command twice: is the final state the same, bit for bit?"""
+    digests = [
+        set(run(options.task, options.world, options.set).summary["replica_digests"].values())
+        for _ in range(2)
+    ]
+    same = len(digests[0]) == 1 and digests[0] == digests[1]
+    print(f"{options.task}, {options.world} workers, twice: {'same' if same else 'NOT same'}")
+    print(", ".join(sorted(digests[0] | digests[1])))
+
+
+def kill(options: argparse.Namespace) -> None:
+    """SIGKILL one worker in the middle: does the job complete, and who was restarted?"""
+    with tempfile.TemporaryDirectory(prefix="dtd-evaluate-") as name:
+        directory = Path(name)
+        words = command(options.task, options.world, directory, options.set)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            client, before = _await_step(process, directory, options.at_step)
+            with client:
+                client.request(m.KillWorker(name=f"worker-{options.world - 1}", signal="KILL"))
+            assert process.stdout is not None
+            summary = json.loads(process.stdout.read())
+        kept = sum(
+            '"event": "worker_started"' in line
+            for index in range(options.world - 1)
+            for line in (directory / f"worker-{index}.log").read_text().splitlines()
+        )
+    print(
+        f"killed at step {before}: {summary['state']} after {summary['steps']} steps,"
+        f" {summary['steps_lost']} lost, rows missing {summary['rows_missing']}, repeated"
+        f" {summary['rows_repeated']}; {summary['restarts']} restart, the other"
+        f" {options.world - 1} workers started {kept} times in all;"
+        f" accuracy {summary['eval_accuracy']:.4f}, replicas equal: {_equal(summary)}"
+    )
+
+
+def _await_step(
+    process: subprocess.Popen[bytes], directory: Path, at_step: int
+) -> tuple[ControlClient, int]:
+    """Wait until the job has committed some steps."""
+    address = directory / "address"
+    while not address.exists() and process.poll() is None:
+        time.sleep(POLL_S)
+    client = ControlClient(Address.parse(address.read_text()))
+    while process.poll() is None:
+        job = client.request(m.GetStatus())["job"]
+        if job is not None and job["step"] >= at_step:
+            return client, int(job["step"])
+        time.sleep(POLL_S)
+    raise SystemExit("the job ended before the worker could be killed; use more steps")
+
+
+def _equal(summary: dict[str, Any]) -> str:
+    digests = set(summary["replica_digests"].values())
+    return "yes" if len(digests) == 1 else "NO"
+
+
+def _worlds(text: str) -> list[int]:
+    return [int(world) for world in text.split(",")]
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    for function in (curves, speedup, twice, kill):
+        one = commands.add_parser(function.__name__, help=function.__doc__)
+        one.add_argument("--task", default="digits", help="a job file in docs/examples")
+        one.add_argument("--worlds", type=_worlds, default=[1, 2], metavar="1,2,4")
+        one.add_argument("--world", type=int, default=4)
+        one.add_argument("--rounds", type=int, default=3)
+        one.add_argument("--at-step", type=int, default=20)
+        one.add_argument("--set", action="append", default=[], metavar="A.B=V")
+        one.set_defaults(function=function)
+    options = parser.parse_args()
+    options.function(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,6 @@ the training state, so it survives whatever the state survives.  Pure.
 from __future__ import annotations
 
 import base64
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,14 +51,14 @@ class Ledger:
 
     def to_mapping(self) -> dict[str, Any]:
         """For the metadata of the state; equal ledgers give equal mappings."""
-        packed = zlib.compress(bytes(self._bits), 1) if self.committed else b""
+        page = bytes(self._bits) if self.committed else b""
         return {
             "length": self.length,
             "epoch": self.epoch,
             "committed": self.committed,
             "rows_repeated": self.rows_repeated,
             "rows_missing": self.rows_missing,
-            "bits": base64.b64encode(packed).decode("ascii"),
+            "bits": base64.b64encode(page).decode("ascii"),
         }
 
     @classmethod
@@ -70,7 +69,7 @@ class Ledger:
         ledger.committed = int(mapping["committed"])
         ledger.rows_repeated = int(mapping["rows_repeated"])
         ledger.rows_missing = int(mapping["rows_missing"])
-        packed = base64.b64decode(mapping["bits"])
-        if packed:
-            ledger._bits = bytearray(zlib.decompress(packed))
+        page = base64.b64decode(mapping["bits"])
+        if page:
+            ledger._bits = bytearray(page)
         return ledger

@@ -152,8 +152,13 @@ class Trainer(threading.Thread):
             self._froze(run, assign, "", "the generation ended at a step boundary")
 
     def _take_over(self, run: TrainingRun, assign: m.Assign) -> None:
+        """Adopt what this worker holds, or fetch what it lacks; the source offers what it has.
+
+        A step that is prepared here and committed by the source is committed, not fetched.
+        """
         held = run.held()
-        same = (held.generation, held.step) == (assign.held_generation, assign.held_step)
+        steps = (held.step, run.prepared_step) if held.where == "memory" else (held.step,)
+        same = held.generation == assign.held_generation and assign.held_step in steps
         source = assign.roster[assign.source_rank]
         name = state_resource(assign.generation)
         if assign.rank == assign.source_rank or (same and held.where != "none"):
@@ -171,7 +176,7 @@ class Trainer(threading.Thread):
             member.TrainerFroze(
                 generation=assign.generation,
                 held=held,
-                prepared_step=held.step,
+                prepared_step=run.prepared_step,
                 suspect=suspect,
                 reason=reason,
             )

@@ -1,0 +1,225 @@
+"""Writes checkpoints in the background so that no reader ever sees half of one.
+
+A draft is written to a temporary directory at once, while training goes on.  Only when all ranks
+have agreed on its digest is it published: manifest, fsync of everything, rename, fsync of the
+parent, retention.  A draft that is not agreed on is thrown away.  Disk errors end up in
+`Failure`s, never in the training thread.
+
+The snapshot's memory belongs to the writer until it is written.  Tensors come as bytes; nothing
+here knows torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from dtd.train.checkpoint_format import (
+    MANIFEST_FILE,
+    TEMPORARY,
+    FileInfo,
+    Manifest,
+    checkpoint_name,
+    encode_manifest,
+    parse_name,
+)
+from dtd.train.retention import retain
+
+_HEADER_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTensor:
+    """A tensor as safetensors sees it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A checkpoint before it is agreed on; `manifest` lacks metrics and files."""
+
+    manifest: Manifest
+    files: Mapping[str, Sequence[RawTensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A checkpoint that readers can see."""
+
+    path: Path
+    manifest: Manifest
+    size_bytes: int
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A checkpoint that could not be written, and why."""
+
+    name: str
+    reason: str
+
+
+class CheckpointWriter:
+    """Writes one job's checkpoints, one after the other.
+
+    Args:
+        directory: the job's directory; made when it is needed.
+        keep: how many of the newest stay.
+        best_metric: the best by this metric stays too; empty for none.
+    """
+
+    def __init__(self, directory: Path, *, keep: int, best_metric: str) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._best_metric = best_metric
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._draft: tuple[str, Future[Manifest]] | None = None
+        self._publishing: list[tuple[str, Future[Published]]] = []
+
+    def idle_within(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is being written, None for as long as it takes; says whether so."""
+        _, unfinished = wait([future for _, future in self._publishing], timeout_s)
+        return not unfinished
+
+    def write(self, draft: Draft) -> None:
+        """Begin to write a draft; an earlier one that was never agreed on goes."""
+        self.discard()
+        name = checkpoint_name(draft.manifest.generation, draft.manifest.step)
+        self._draft = (name, self._thread.submit(self._write, name, draft))
+
+    def publish(self, metrics: Mapping[str, float]) -> None:
+        """All ranks agree on the draft; its metrics are known now."""
+        if self._draft is None:
+            return
+        (name, written), self._draft = self._draft, None
+        future = self._thread.submit(self._publish, name, written, dict(metrics))
+        self._publishing.append((name, future))
+
+    def discard(self) -> None:
+        """Throw the draft away, if there is one."""
+        if self._draft is not None:
+            (name, _), self._draft = self._draft, None
+            self._thread.submit(_remove, self._temporary(name))
+
+    def finished(self) -> list[Published | Failure]:
+        """What came of `publish` since the last call; does not wait."""
+        results: list[Published | Failure] = []
+        while self._publishing and self._publishing[0][1].done():
+            name, future = self._publishing.pop(0)
+            try:
+                results.append(future.result())
+            except Exception as error:  # noqa: BLE001 - training goes on whatever the disk does
+                results.append(Failure(name=name, reason=f"{type(error).__name__}: {error}"))
+                self._thread.submit(_remove, self._temporary(name))
+        return results
+
+    def flush(self) -> None:
+        """Wait until everything that was asked for is done."""
+        self._thread.submit(_nothing).result()
+
+    def close(self) -> None:
+        """Throw an unpublished draft away and end the thread."""
+        self.discard()
+        self._thread.shutdown(wait=True)
+
+    # --- in the background -----------------------------------------------------------------
+
+    def _temporary(self, name: str) -> Path:
+        return self._directory / f"{TEMPORARY}{name}-{os.getpid()}"
+
+    def _write(self, name: str, draft: Draft) -> Manifest:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers(draft.manifest.generation)
+        directory = self._temporary(name)
+        directory.mkdir()
+        files = {
+            file: write_safetensors(directory / file, tensors)
+            for file, tensors in draft.files.items()
+        }
+        return replace(draft.manifest, files=files)
+
+    def _publish(
+        self, name: str, written: Future[Manifest], metrics: Mapping[str, float]
+    ) -> Published:
+        temporary, target = self._temporary(name), self._directory / name
+        manifest = replace(written.result(), metrics=metrics)
+        _write_synced(temporary / MANIFEST_FILE, encode_manifest(manifest))
+        _sync_directory(temporary)
+        temporary.rename(target)
+        _sync_directory(self._directory)
+        kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
+        size_bytes = sum(file.stat().st_size for file in target.iterdir())
+        return Published(path=target, manifest=manifest, size_bytes=size_bytes, kept=kept)
+
+    def _remove_leftovers(self, generation: int) -> None:
+        """Drafts of earlier generations: whoever wrote them is dead or writes them no more."""
+        for path in self._directory.glob(f"{TEMPORARY}*"):
+            key = parse_name(path.name.removeprefix(TEMPORARY).rpartition("-")[0])
+            if key is None or key[0] < generation:
+                _remove(path)
+
+
+def write_safetensors(file: Path, tensors: Sequence[RawTensor]) -> FileInfo:
+    """Write a safetensors file and return its size and hash; it is on the disk when this returns.
+
+    The format: length of the header (8 bytes, little-endian), the header as JSON, the tensors'
+    bytes.  Written here and not by the library because memory is passed on without copying, other
+    threads run meanwhile, and the hash comes for free.
+    """
+    header, stop = {}, 0
+    for tensor in tensors:
+        start, stop = stop, stop + len(tensor.content)
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [start, stop],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT)
+    content, size_bytes = xxhash.xxh3_128(), 0
+    with file.open("xb") as stream:
+        parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+        for part in parts + [tensor.content for tensor in tensors]:
+            stream.write(part)
+            content.update(part)
+            size_bytes += len(part)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FileInfo(size_bytes=size_bytes, hash=content.hexdigest())
+
+
+def _write_synced(file: Path, content: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory)
+
+
+def _nothing() -> None:
+    """A task that is done when all earlier ones are."""

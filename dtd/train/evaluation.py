@@ -1,0 +1,168 @@
+"""Evaluation, spread over the ranks: every rank takes a slice, all ranks get the same figures.
+
+Each metric is a sum and what to divide it by.  Ranks exchange both in one word and add them up in
+rank order, so the result is the same number everywhere and, but for rounding, does not depend on
+the number of ranks.  When to evaluate is decided by the step (`dtd.train.plan`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtd.core.sampler import slice_bounds
+from dtd.errors import TaskError
+from dtd.job import JobSpec
+from dtd.train.data import Loader
+from dtd.train.precision import autocast
+from dtd.train.rows import BatchRequest
+from dtd.train.task import MapDataset, Task
+
+_NAME_SIZE = struct.Struct("!H")
+_VALUES = struct.Struct("!dd")
+_MAX_WORD_BYTES = 32 * 1024
+
+Gather = Callable[[bytes], list[bytes]]
+
+Sums = dict[str, tuple[float, float]]
+"""Name of a metric -> (sum, what to divide it by)."""
+
+
+class Evaluator:
+    """The evaluation of one task; without evaluation rows there is nothing to do.
+
+    Args:
+        task: gives `metrics`, or else its `loss` is the only one.
+        dataset: its evaluation rows.
+        spec: the job.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, task: Task, dataset: MapDataset, spec: JobSpec, device: torch.device
+    ) -> None:
+        self._task = task
+        self._spec = spec
+        self._device = device
+        self.rows = len(dataset)
+        self._loader = Loader(dataset, seed=spec.job.seed, device=str(device))
+
+    def evaluate(
+        self, model: nn.Module, *, rank: int, world_size: int, gather: Gather
+    ) -> dict[str, float]:
+        """Metrics over all rows; every rank calls this at the same step.
+
+        Args:
+            model: put into evaluation mode for the time.
+            rank: which slice of the rows is this rank's.
+            world_size: number of slices.
+            gather: exchanges a word with all ranks.
+
+        Raises:
+            TaskError: the task's metrics are malformed.
+        """
+        start, stop = slice_bounds(self.rows, world_size, rank)
+        word = pack_sums(self._sums(model, start, stop))
+        return mean_values([unpack_sums(word) for word in gather(word)])
+
+    def close(self) -> None:
+        """Stop loading."""
+        self._loader.close()
+
+    def _sums(self, model: nn.Module, start: int, stop: int) -> Sums:
+        size = self._spec.train.eval_batch_size
+        requests = [
+            BatchRequest(step=index, epoch=0, rows=tuple(range(begin, min(begin + size, stop))))
+            for index, begin in enumerate(range(start, stop, size))
+        ]
+        self._loader.start(lambda index: requests[index] if index < len(requests) else None)
+        sums: Sums = {}
+        model.eval()
+        try:
+            with torch.no_grad(), autocast(self._spec.train.precision, self._device):
+                for request in requests:
+                    batch = self._loader.next(request)
+                    _add(sums, self._measure(model, batch, len(request.rows)))
+        finally:
+            model.train()
+        return sums
+
+    def _measure(self, model: nn.Module, batch: Any, rows: int) -> Sums:
+        measure = getattr(self._task, "metrics", None)
+        sums = _checked(measure(model, batch)) if measure is not None else {}
+        if "loss" not in sums:
+            loss = self._task.loss(model, batch)
+            if isinstance(loss, tuple):
+                sums["loss"] = (float(loss[0]), float(loss[1]))
+            else:
+                sums["loss"] = (float(loss) * rows, float(rows))
+        return sums
+
+
+def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
+    """One rank's figures as a word.
+
+    Raises:
+        TaskError: they are too many.
+    """
+    word = b"".join(
+        _NAME_SIZE.pack(len(name.encode())) + name.encode() + _VALUES.pack(*values)
+        for name, values in sums.items()
+    )
+    if len(word) > _MAX_WORD_BYTES:
+        raise TaskError(
+            f"metrics() of the task returned {len(sums)} metrics, {len(word)} bytes with names",
+            remedy=f"return less than {_MAX_WORD_BYTES} bytes of them",
+        )
+    return word
+
+
+def unpack_sums(word: bytes) -> Sums:
+    """The figures of a word."""
+    sums: Sums = {}
+    at = 0
+    while at < len(word):
+        (size,) = _NAME_SIZE.unpack_from(word, at)
+        at += _NAME_SIZE.size
+        name = word[at : at + size].decode()
+        at += size
+        sums[name] = _VALUES.unpack_from(word, at)
+        at += _VALUES.size
+    return sums
+
+
+def mean_values(by_rank: Sequence[Sums]) -> dict[str, float]:
+    """Add up in rank order, then divide; a metric that counted nothing is NaN."""
+    total: Sums = {}
+    for sums in by_rank:
+        _add(total, sums)
+    return {
+        name: value / count if count else float("nan") for name, (value, count) in total.items()
+    }
+
+
+def _add(total: Sums, sums: Sums) -> None:
+    for name, (value, count) in sums.items():
+        so_far, counted = total.get(name, (0.0, 0.0))
+        total[name] = (so_far + value, counted + count)
+
+
+def _checked(values: Any) -> Sums:
+    sums: Sums = {}
+    pairs = values.items() if isinstance(values, Mapping) else [("", values)]
+    for name, pair in pairs:
+        if not (isinstance(name, str) and name and isinstance(pair, tuple) and len(pair) == 2):
+            raise TaskError(
+                f"metrics() of the task returned {name!r}: {pair!r}",
+                remedy="return {name: (sum over the batch, what to divide it by)}",
+            )
+        sums[name] = (_number(pair[0]), _number(pair[1]))
+    return sums
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value)

@@ -1,0 +1,177 @@
+"""Gradients in flat buckets, handed over one by one while backward is still running.
+
+Backward gives every parameter a fresh gradient; a hook copies it into its place in a bucket and
+makes `parameter.grad` a view of that place, so later micro-batches accumulate into the bucket
+itself and the optimizer reads the sums where they arrived.  In the last micro-batch a bucket is
+handed over with its last gradient; what got no gradient counts as zero and goes at the end of
+backward.  A parameter without a gradient on any rank keeps `grad` None, and the optimizer leaves
+it alone.  Parameters that are shared count once, frozen ones not at all.
+
+This file must not know about losses, steps or commits; those are `dtd.train.loop`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dtd.core.buckets import BucketPlan, ParameterShape
+from dtd.core.collective import BucketMemory
+from dtd.errors import TaskError
+from dtd.train.staging import HandOver, staging_for
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def parameter_shapes(named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShape]:
+    """What the bucket plan needs to know of trained parameters."""
+    return [
+        ParameterShape(
+            name=name,
+            elements=parameter.numel(),
+            item_bytes=parameter.element_size(),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+        )
+        for name, parameter in named
+    ]
+
+
+class Gradients:
+    """The buckets of one model and the hooks that fill them.
+
+    Args:
+        parameters: those that are trained, in the plan's order.
+        plan: which gradient lies where.
+        device: where the parameters are.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], plan: BucketPlan, device: torch.device
+    ) -> None:
+        self._parameters = list(parameters)
+        self._names = [shape.name for shape in plan.parameters]
+        self._flats: list[Tensor] = []
+        self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
+        self._bucket_of = [0] * len(self._parameters)
+        for index, bucket in enumerate(plan.buckets):
+            dtype = self._parameters[bucket.places[0].parameter].dtype
+            flat = torch.zeros(bucket.elements, dtype=dtype, device=device)
+            self._flats.append(flat)
+            for place in bucket.places:
+                shape = self._parameters[place.parameter].shape
+                self._views[place.parameter] = flat[place.start : place.stop].view(shape)
+                self._bucket_of[place.parameter] = index
+        self._sizes = [len(bucket.places) for bucket in plan.buckets]
+        self._staging = staging_for(self._flats, device)
+        self._missing = list(self._sizes)
+        self._started = [False] * len(self._flats)
+        self._start: HandOver | None = None
+        self.present = [False] * len(self._parameters)
+        self._hooks: list[RemovableHandle] = [
+            _hook(parameter, partial(self._on_gradient, index))
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    @property
+    def memories(self) -> list[BucketMemory]:
+        """The buckets as the ring sees them."""
+        return self._staging.memories
+
+    # --- filling ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new step: no parameter has a gradient."""
+        self._start = None
+        self._missing = list(self._sizes)
+        self._started = [False] * len(self._flats)
+        self.present = [False] * len(self._parameters)
+        self.release()
+
+    def hand_over_when_full(self, start: HandOver) -> None:
+        """The next backward is the step's last: from now on full buckets leave."""
+        self._start = start
+
+    def finish(self, start: HandOver) -> None:
+        """Backward is over: what is missing is zero, and all buckets leave."""
+        self._start = None
+        for view, present in zip(self._views, self.present, strict=True):
+            if not present:
+                view.zero_()
+        for index, started in enumerate(self._started):
+            if not started:
+                self._started[index] = True
+                self._staging.send(index, start)
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        gradient, view = parameter.grad, self._views[index]
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise TaskError(
+                f"parameter {self._names[index]} has a sparse gradient",
+                remedy="build it without sparse=True",
+            )
+        if not (self.present[index] and gradient.data_ptr() == view.data_ptr()):
+            view.copy_(gradient)
+            parameter.grad = view
+            self.present[index] = True
+        if self._start is not None:
+            self._count(self._bucket_of[index], self._start)
+
+    def _count(self, bucket: int, start: HandOver) -> None:
+        self._missing[bucket] -= 1
+        if self._missing[bucket] == 0:
+            self._started[bucket] = True
+            self._staging.send(bucket, start)
+
+    # --- using -----------------------------------------------------------------------------
+
+    def wait(self, wait: HandOver) -> None:
+        """Return when every bucket holds the sum over all ranks."""
+        for index in range(len(self._flats)):
+            self._staging.receive(index, wait)
+        self._staging.settle()
+
+    def expose(self, present: Sequence[bool]) -> None:
+        """Give every parameter that has a gradient on some rank the sum, and no other one."""
+        for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
+            parameter.grad = view if there else None
+
+    def norm(self) -> float:
+        """Global norm of the sums; not finite if any of them is not."""
+        if not self._flats:
+            return 0.0
+        norms = [
+            torch.linalg.vector_norm(
+                flat, dtype=flat.dtype if flat.dtype in _WIDE else torch.float32
+            ).double()
+            for flat in self._flats
+        ]
+        return math.hypot(*torch.stack(norms).tolist())
+
+    def scale(self, factor: float) -> None:
+        """Multiply all sums."""
+        for flat in self._flats:
+            flat.mul_(factor)
+
+    def release(self) -> None:
+        """Let go of all gradients; the buckets' memory stays."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._staging.close()
+        self.release()
+
+
+def _hook(parameter: Any, on_gradient: Callable[[Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(on_gradient)
+    return handle

@@ -1,0 +1,123 @@
+"""Where a worker's state comes from when memory holds none: checkpoints of the job, or of another.
+
+The job's own newest checkpoint that verifies comes first, then that of the job it starts from
+(`InitFrom`), whole or its weights only.  Damaged ones are passed over with a warning.  Which
+worker's checkpoint is used is decided by the coordinator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtd.core.sampler import Position
+from dtd.errors import CheckpointError
+from dtd.job import JobSpec
+from dtd.train.checkpoint_format import Found, newest_verified
+from dtd.train.checkpoints import read_checkpoint
+from dtd.train.record import HeldState, InitFrom, Reporter
+from dtd.train.replica import reset_replica
+from dtd.train.session import Session
+from dtd.train.state import load_state, load_weights
+
+
+def checkpoint_directory(spec: JobSpec, state_dir: Path) -> Path:
+    """Where a worker keeps the checkpoints of this job and looks for those it may start from."""
+    return Path(spec.checkpoint.directory or state_dir / "checkpoints")
+
+
+class Origin:
+    """The checkpoints that one job may begin or go on with.
+
+    Args:
+        job_id: the job.
+        init_from: another job's checkpoint; None if it begins fresh.
+        directory: where all jobs' checkpoints are.
+        reporter: hears once of each checkpoint that is passed over.
+    """
+
+    def __init__(
+        self, *, job_id: str, init_from: InitFrom | None, directory: Path, reporter: Reporter
+    ) -> None:
+        self._job_id = job_id
+        self._init_from = init_from
+        self._directory = directory
+        self._reporter = reporter
+        self._warned: set[Path] = set()
+
+    def held(self) -> HeldState:
+        """What is on this disk; step 0 where only weights are taken over."""
+        job_id, found = self._newest()
+        if found.path is None or found.manifest is None:
+            return HeldState(
+                job_id=self._job_id, generation=0, step=0, digest="", where="none", label="nothing"
+            )
+        return HeldState(
+            job_id=job_id,
+            generation=found.manifest.generation,
+            step=0 if self._weights_only(job_id) else found.manifest.step,
+            digest=found.manifest.digest,
+            where="checkpoint",
+            label=f"step {found.manifest.step} in {found.path}",
+        )
+
+    def load(self, session: Session, generation: int, step: int) -> None:
+        """Make what `held` said the live state.
+
+        Raises:
+            CheckpointError: this worker does not hold it, or it does not fit the job.
+        """
+        job_id, found = self._newest()
+        if found.path is None or found.manifest is None:
+            raise CheckpointError(f"job {self._job_id} has no sound checkpoint here")
+        weights_only = self._weights_only(job_id)
+        key = (found.manifest.generation, 0 if weights_only else found.manifest.step)
+        if key != (generation, step):
+            raise CheckpointError(
+                f"step {step} of generation {generation} was asked for; the newest sound"
+                f" checkpoint here is {found.path}"
+            )
+        manifest, tensors = read_checkpoint(found.path)
+        if weights_only:
+            reset_replica(session.replica, session.task, session.spec, session.device)
+            load_weights(session.replica, tensors)
+            return
+        load_state(session.replica, tensors, manifest.state)
+        session.checkpoints.parent = found.path.name
+        check_position(session)
+
+    def _weights_only(self, job_id: str) -> bool:
+        origin = self._init_from
+        return origin is not None and origin.mode == "weights" and job_id != self._job_id
+
+    def _newest(self) -> tuple[str, Found]:
+        """(whose it is, the newest that verifies)."""
+        found = self._search(self._job_id, None)
+        if found.path is not None or self._init_from is None:
+            return self._job_id, found
+        return self._init_from.job_id, self._search(self._init_from.job_id, self._init_from.step)
+
+    def _search(self, job_id: str, step: int | None) -> Found:
+        found = newest_verified(self._directory, job_id, step=step)
+        for path, why in found.passed_over:
+            if path not in self._warned:
+                self._warned.add(path)
+                self._reporter.warning("checkpoint_passed_over", f"{path}: {why}")
+        return found
+
+
+def check_position(session: Session) -> None:
+    """A state goes on only over the same rows in batches of the same size.
+
+    Raises:
+        CheckpointError: the live state is at another place than the job's plan has it.
+    """
+    replica = session.replica
+    expected = session.plan.position(replica.step)
+    own = Position(replica.epoch, replica.offset)
+    if replica.ledger.length != len(session.dataset) or expected != own:
+        raise CheckpointError(
+            f"step {replica.step} of the state is row {own.offset} of epoch {own.epoch} over"
+            f" {replica.ledger.length} rows; in this job it is row {expected.offset} of epoch"
+            f" {expected.epoch} over {len(session.dataset)}",
+            remedy="keep the data and job.global_batch_size, or start from its weights only",
+        )

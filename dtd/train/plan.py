@@ -1,0 +1,143 @@
+"""What every step of a job does, as a function of the step alone: rows, slices, what falls due.
+
+Every worker computes the same plan from the job and the length of its dataset.  It knows rows by
+number only; loading them is `dtd.train.data`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dtd.core.sampler import Position, batch_rows, position_of_step, slice_bounds, steps_per_epoch
+from dtd.job import JobSpec
+from dtd.train.rows import BatchRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of one step.
+
+    Attributes:
+        requests: its micro-batches, those without rows left out.
+        first_rows: place of each micro-batch's first row in the global batch.
+        rows: its rows.
+        global_rows: rows of the global batch.
+    """
+
+    requests: tuple[BatchRequest, ...]
+    first_rows: tuple[int, ...]
+    rows: int
+    global_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """Steps of one job over one dataset.
+
+    Attributes:
+        spec: the job.
+        dataset_rows: length of the training dataset.
+    """
+
+    spec: JobSpec
+    dataset_rows: int
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of one epoch."""
+        return steps_per_epoch(self.dataset_rows, self.spec.job.global_batch_size)
+
+    @property
+    def steps_total(self) -> int:
+        """Steps of the whole job."""
+        job = self.spec.job
+        return job.steps if job.steps is not None else (job.epochs or 0) * self.epoch_steps
+
+    def position(self, step: int) -> Position:
+        """Where in the data a step begins."""
+        return position_of_step(
+            step,
+            global_batch_size=self.spec.job.global_batch_size,
+            length=self.dataset_rows,
+        )
+
+    def global_rows(self, step: int) -> int:
+        """Rows of a step's global batch."""
+        left = self.dataset_rows - self.position(step).offset
+        return min(self.spec.job.global_batch_size, left)
+
+    def share(self, step: int, *, rank: int, world_size: int) -> Share:
+        """A rank's slice of a step, cut into micro-batches."""
+        position, global_rows = self.position(step), self.global_rows(step)
+        start, stop = slice_bounds(global_rows, world_size, rank)
+        rows = _rows(
+            self.spec.job.seed,
+            position.epoch,
+            position.offset + start,
+            stop - start,
+            self.dataset_rows,
+        )
+        parts = self.spec.train.grad_accumulation
+        requests, first_rows = [], []
+        for part in range(parts):
+            begin, end = slice_bounds(stop - start, parts, part)
+            if begin < end:
+                requests.append(
+                    BatchRequest(
+                        step=step * parts + part, epoch=position.epoch, rows=rows[begin:end]
+                    )
+                )
+                first_rows.append(start + begin)
+        return Share(
+            requests=tuple(requests),
+            first_rows=tuple(first_rows),
+            rows=stop - start,
+            global_rows=global_rows,
+        )
+
+    def requests(self, *, rank: int, world_size: int) -> Callable[[int], BatchRequest | None]:
+        """What the loader is asked for next, whatever number it is at."""
+        parts = self.spec.train.grad_accumulation
+
+        def next_request(number: int) -> BatchRequest | None:
+            for step in range(number // parts, self.steps_total):
+                for request in self.share(step, rank=rank, world_size=world_size).requests:
+                    if request.step >= number:
+                        return request
+            return None
+
+        return next_request
+
+    def smallest_slice(self, world_size: int) -> int:
+        """Rows of the smallest micro-batch that is not empty, over all steps and ranks."""
+        steps = {0, min(self.epoch_steps, self.steps_total) - 1}
+        return min(
+            len(request.rows)
+            for step in steps
+            for rank in range(world_size)
+            for request in self.share(step, rank=rank, world_size=world_size).requests
+        )
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether the state after `step` steps is evaluated."""
+        if step == 0:
+            return False
+        return (
+            step == self.steps_total or step % (self.spec.train.eval_every or self.epoch_steps) == 0
+        )
+
+    def checkpoint_due(self, step: int) -> bool:
+        """Whether the state after `step` steps is saved."""
+        every = self.spec.checkpoint.every_steps or self.epoch_steps
+        return step == self.steps_total or (step > 0 and step % every == 0)
+
+
+@functools.lru_cache(maxsize=16)
+def _rows(seed: int, epoch: int, offset: int, rows: int, length: int) -> tuple[int, ...]:
+    """Rows of one slice; the loader and the loop both ask for it."""
+    if rows == 0:
+        return ()
+    position = Position(epoch, offset)
+    return tuple(batch_rows(seed=seed, position=position, global_batch_size=rows, length=length))

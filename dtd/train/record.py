@@ -1,0 +1,203 @@
+"""What training tells the rest of the worker, and what it asks of it.
+
+Plain values and two Protocols, without torch: the worker's event loop, its wire messages and tests
+use them in processes that never import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Where = Literal["memory", "checkpoint", "none"]
+OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One committed step, as one rank saw it.
+
+    Attributes:
+        step: committed steps, this one included.
+        epoch: epoch of its rows.
+        loss: mean over the whole global batch; equal on all ranks.
+        lr: learning rate of the first parameter group.
+        grad_norm: global norm of the averaged gradients before clipping.
+        rows: rows of the global batch.
+        step_s: wall time from opening to closing the step.
+        data_s: waiting for this rank's rows.
+        compute_s: forward and backward.
+        comm_s: something was on the wire.
+        exposed_s: the part of `comm_s` during which training stood still.
+        optimizer_s: scaling, clipping, optimizer and buffers.
+        skipped: gradients were not finite, so nothing was updated.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    lr: float
+    grad_norm: float
+    rows: int
+    step_s: float
+    data_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+    optimizer_s: float
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRecord:
+    """Metrics of the state after `step` steps; equal on all ranks."""
+
+    step: int
+    epoch: int
+    metrics: Mapping[str, float]
+    rows: int
+    eval_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint that was published by this worker.
+
+    Attributes:
+        job_id: its job.
+        generation: in which it was taken.
+        step: committed steps in it.
+        digest: hex digest of its state, agreed by all ranks.
+        directory: where it lies.
+        size_bytes: all its files.
+        metrics: of the evaluation at that step; empty if there was none.
+        kept: names of the job's checkpoints on this disk after retention.
+    """
+
+    job_id: str
+    generation: int
+    step: int
+    digest: str
+    directory: str
+    size_bytes: int
+    metrics: Mapping[str, float]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupReport:
+    """What workers compare before they train together; everything but `parameters` must agree."""
+
+    dataset_rows: int
+    dataset_fingerprint: str
+    plan_digest: str
+    numerics_fingerprint: str
+    parameters: int
+    steps_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """The best state that a worker holds.
+
+    Attributes:
+        job_id: the job that it belongs to; another one's if the job starts from that.
+        generation: 0 when nothing was trained.
+        step: committed steps, as they count in this job.
+        digest: hex; empty when nothing was trained.
+        where: in memory, in a checkpoint, or nowhere.
+        label: the same for a person.
+    """
+
+    job_id: str
+    generation: int
+    step: int
+    digest: str
+    where: Where
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Why a generation ended in good order, and the state it left.
+
+    Attributes:
+        kind: "finished": the job's last step is committed and agreed.  "stopped": the job ends
+            early because somebody asked.  "left": this worker asked to leave.  "yielded": the
+            generation ended so that another can begin.
+        step: committed steps.
+        digest: hex digest of the state; empty if it was not computed for a yield.
+        skipped: committed steps that updated nothing.
+        rows_missing: rows that a complete epoch left out; 0 unless something is broken.
+        rows_repeated: rows that were used twice in an epoch; 0 unless something is broken.
+        metrics: of the last evaluation.
+    """
+
+    kind: OutcomeKind
+    step: int
+    digest: str
+    skipped: int
+    rows_missing: int
+    rows_repeated: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateImage:
+    """A whole state as one JSON text and the bytes of its tensors, in the text's order."""
+
+    manifest: bytes
+    blobs: Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitFrom:
+    """Another job's checkpoint to begin with.
+
+    Attributes:
+        job_id: whose.
+        step: which; None is the newest.
+        mode: "resume" takes everything over, "weights" only parameters and buffers.
+    """
+
+    job_id: str
+    step: int | None
+    mode: Literal["resume", "weights"]
+
+
+class Flags(NamedTuple):
+    """What is asked of the training thread, read once a step."""
+
+    checkpoint: bool = False
+    stop: bool = False
+    leave: bool = False
+    yield_: bool = False
+
+
+class Requests(Protocol):
+    """Where the training thread looks for what is asked of it."""
+
+    def flags(self) -> Flags:
+        """What is asked now; must not block."""
+        ...
+
+
+class Reporter(Protocol):
+    """Hears of progress from the training thread; must be quick."""
+
+    def step_committed(self, record: StepRecord) -> None:
+        """A step is committed."""
+        ...
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """An evaluation is complete."""
+        ...
+
+    def checkpoint_saved(self, record: CheckpointRecord) -> None:
+        """A checkpoint was published here."""
+        ...
+
+    def warning(self, event: str, message: str) -> None:
+        """Something an operator should know, which stopped nothing."""
+        ...

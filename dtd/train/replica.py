@@ -1,0 +1,141 @@
+"""One full copy of what is trained, and how a step is applied to it.
+
+Model, optimizer, loss scaler and counters are the whole state of a job: what replicas must hold
+alike, what peers send one another and what checkpoints save (`dtd.train.state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtd.core.ledger import Ledger
+from dtd.core.sampler import Position, advance
+from dtd.errors import TaskError
+from dtd.job import JobSpec
+from dtd.train.activation import wrap_blocks
+from dtd.train.optimizers import optimizer_of
+from dtd.train.precision import LossScaler, loss_scaler
+from dtd.train.schedules import learning_rate
+from dtd.train.task import Task
+
+
+@dataclass(slots=True)
+class Replica:
+    """The state of a job on one worker.
+
+    Attributes:
+        model: on its device.
+        optimizer: over its trained parameters.
+        base_lrs: learning rate of each parameter group before the schedule.
+        scaler: of the loss.
+        trained: names and parameters that are not frozen.
+        ledger: which places of an epoch's order were committed.
+        step: committed steps.
+        updates: committed steps that were not skipped.
+        epoch: epoch of the next row.
+        offset: rows used in that epoch.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    base_lrs: list[float]
+    scaler: LossScaler
+    trained: list[tuple[str, nn.Parameter]]
+    ledger: Ledger
+    step: int = 0
+    updates: int = 0
+    epoch: int = 0
+    offset: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Committed steps that updated nothing."""
+        return self.step - self.updates
+
+    def advance(self, position: Position, rows: int) -> None:
+        """Count a committed step of `rows` rows at `position`.
+
+        The ledger is kept by place: an epoch's order is a bijection, and places cost nothing.
+        """
+        after = advance(position, rows, self.ledger.length)
+        self.ledger.commit(position.epoch, range(position.offset, position.offset + rows))
+        self.step += 1
+        self.epoch, self.offset = after.epoch, after.offset
+
+    def set_learning_rates(self, spec: JobSpec, updates_total: int) -> float:
+        """Prepare the next update; returns the rate of the first parameter group."""
+        groups = self.optimizer.param_groups
+        for group, base_lr in zip(groups, self.base_lrs, strict=True):
+            group["lr"] = learning_rate(
+                spec.schedule, base_lr=base_lr, update=self.updates, updates_total=updates_total
+            )
+        return float(groups[0]["lr"])
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that are not frozen, shared ones once.
+
+    Raises:
+        TaskError: there is none.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise TaskError(
+            "the model has no parameter to train",
+            remedy="build_model() must return a model with requires_grad parameters",
+        )
+    return named
+
+
+def build_model(task: Task, *, seed: int, device: torch.device) -> nn.Module:
+    """The task's model, initialised from the job's seed, ready to train on its device."""
+    torch.manual_seed(seed)
+    model: Any = task.build_model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(
+            f"build_model() of the task returned a {type(model).__name__}",
+            remedy="return a torch.nn.Module",
+        )
+    return model.to(device).train()
+
+
+def build_replica(task: Task, spec: JobSpec, device: torch.device, *, dataset_rows: int) -> Replica:
+    """A fresh state: step 0."""
+    model = build_model(task, seed=spec.job.seed, device=device)
+    if spec.train.activation_checkpointing:
+        wrap_blocks(model)
+    trained = trained_parameters(model)
+    optimizer, base_lrs = fresh_optimizer(task, spec, [parameter for _, parameter in trained])
+    return Replica(
+        model=model,
+        optimizer=optimizer,
+        base_lrs=base_lrs,
+        scaler=loss_scaler(spec.train.precision),
+        trained=trained,
+        ledger=Ledger(dataset_rows),
+    )
+
+
+def fresh_optimizer(
+    task: Task, spec: JobSpec, parameters: Sequence[nn.Parameter]
+) -> tuple[torch.optim.Optimizer, list[float]]:
+    """An optimizer without history, and its groups' learning rates."""
+    optimizer = optimizer_of(task, spec.optimizer, parameters)
+    return optimizer, [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def reset_replica(replica: Replica, task: Task, spec: JobSpec, device: torch.device) -> None:
+    """Go back to step 0 without giving up the model's memory, which hooks and buckets refer to."""
+    fresh = build_model(task, seed=spec.job.seed, device=device)
+    replica.model.load_state_dict(fresh.state_dict())
+    replica.optimizer, replica.base_lrs = fresh_optimizer(
+        task, spec, [parameter for _, parameter in replica.trained]
+    )
+    replica.scaler = loss_scaler(spec.train.precision)
+    replica.ledger = Ledger(replica.ledger.length)
+    replica.step = replica.updates = replica.epoch = replica.offset = 0

@@ -1,0 +1,161 @@
+"""Everything that one job needs in one worker, built once and used by every generation.
+
+The parts know nothing of each other; the loop (`dtd.train.loop`) brings them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dtd.core.buckets import BucketPlan, plan_buckets
+from dtd.core.collective import BucketMemory
+from dtd.job import JobSpec
+from dtd.train.buffers import RunningBuffers
+from dtd.train.checkpoints import Checkpoints
+from dtd.train.data import Loader
+from dtd.train.evaluation import Evaluator
+from dtd.train.gradients import Gradients, parameter_shapes
+from dtd.train.plan import JobPlan
+from dtd.train.precision import check_precision
+from dtd.train.record import Reporter, Requests
+from dtd.train.replica import Replica, build_replica
+from dtd.train.tail import Tail
+from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
+
+_MIB = 1 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One job in one worker.
+
+    Attributes:
+        spec: the job.
+        task: gives loss and metrics.
+        device: where the model is.
+        dataset: the training rows.
+        plan: what each step does.
+        replica: the state.
+        bucket_plan: which gradient lies where.
+        gradients: buckets and hooks.
+        buffers: running buffers.
+        tail: the last bucket.
+        loader: training batches.
+        evaluator: None if the task has no evaluation rows.
+        checkpoints: saves the state.
+        reporter: hears of progress.
+        requests: what is asked of this rank.
+        begun: a step is at hand: begun, and neither committed nor discarded.
+        prepared: every bucket of the step at hand is averaged, and it is not committed.
+        metrics: of the last evaluation.
+    """
+
+    spec: JobSpec
+    task: Task
+    device: torch.device
+    dataset: MapDataset
+    plan: JobPlan
+    replica: Replica
+    bucket_plan: BucketPlan
+    gradients: Gradients
+    buffers: RunningBuffers
+    tail: Tail
+    loader: Loader
+    evaluator: Evaluator | None
+    checkpoints: Checkpoints
+    reporter: Reporter
+    requests: Requests
+    begun: bool = False
+    prepared: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def memories(self) -> list[BucketMemory]:
+        """A step's buckets: gradients, then the tail."""
+        return [*self.gradients.memories, self.tail.memory]
+
+    def begin(self) -> None:
+        """A step begins: remember what it may change before its commit."""
+        self.gradients.begin()
+        self.buffers.take_snapshot()
+        self.begun = True
+
+    def end(self) -> None:
+        """The step is committed or discarded."""
+        self.begun = self.prepared = False
+        self.gradients.release()
+
+    def discard(self) -> None:
+        """Nothing of the step at hand happened, if there is one."""
+        if self.begun:
+            self.buffers.restore()
+            self.end()
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        self.loader.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+        self.gradients.close()
+        self.checkpoints.close()
+
+
+def build_session(
+    *,
+    spec: JobSpec,
+    job_id: str,
+    task: Task,
+    device: torch.device,
+    checkpoint_directory: Path,
+    reporter: Reporter,
+    requests: Requests,
+) -> Session:
+    """Build the model, open the data, lay out the buckets.
+
+    Raises:
+        TaskError: the task, its data or the job's choices do not work here.
+    """
+    check_precision(spec.train.precision, device)
+    dataset, eval_dataset = train_dataset_of(task), eval_dataset_of(task)
+    replica = build_replica(task, spec, device, dataset_rows=len(dataset))
+    bucket_plan = _plan_buckets(spec, replica)
+    buffers = RunningBuffers(replica.model)
+    return Session(
+        spec=spec,
+        task=task,
+        device=device,
+        dataset=dataset,
+        plan=JobPlan(spec=spec, dataset_rows=len(dataset)),
+        replica=replica,
+        bucket_plan=bucket_plan,
+        gradients=Gradients([p for _, p in replica.trained], bucket_plan, device),
+        buffers=buffers,
+        tail=Tail(parameters=len(replica.trained), buffer_elements=buffers.elements),
+        loader=_open_loader(spec, dataset, device),
+        evaluator=Evaluator(task, eval_dataset, spec, device) if eval_dataset else None,
+        checkpoints=Checkpoints(
+            spec=spec, job_id=job_id, directory=checkpoint_directory, reporter=reporter
+        ),
+        reporter=reporter,
+        requests=requests,
+    )
+
+
+def _plan_buckets(spec: JobSpec, replica: Replica) -> BucketPlan:
+    return plan_buckets(
+        parameter_shapes(replica.trained),
+        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
+        first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
+    )
+
+
+def _open_loader(spec: JobSpec, dataset: MapDataset, device: torch.device) -> Loader:
+    return Loader(
+        dataset,
+        seed=spec.job.seed,
+        loader_workers=spec.train.loader_workers,
+        device=str(device),
+    )

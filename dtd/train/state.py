@@ -1,0 +1,206 @@
+"""A replica's whole state as named tensors plus JSON, and the hash over all of it.
+
+    model.<name>                parameters and persistent buffers, shared ones once
+    optimizer.<index>.<key>     optimizer state of the index-th trained parameter
+
+Everything that is not a tensor is metadata: counters, loss scale, parameter groups.  Equal states
+give equal names, bytes and metadata, hence equal digests, on whatever rank and after whatever
+history.  The same form serves digests, state transfer and checkpoints; what is done with it is
+their business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from dtd.core.ledger import Ledger
+from dtd.errors import CheckpointError, TaskError
+from dtd.train.reduce import tensor_bytes
+from dtd.train.replica import Replica
+
+MODEL = "model."
+OPTIMIZER = "optimizer."
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Element types by the name that safetensors gives them."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(name: str, dtype: torch.dtype) -> str:
+    """Name of a tensor's element type.
+
+    Raises:
+        TaskError: states cannot hold it.
+    """
+    if dtype not in _NAMES:
+        raise TaskError(f"{name} has element type {dtype}, which states cannot hold")
+    return _NAMES[dtype]
+
+
+def named_tensors(replica: Replica) -> dict[str, Tensor]:
+    """Live tensors of the state, in an order that depends on the model alone.
+
+    Raises:
+        TaskError: the model's state holds something that is no tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    for name, value in replica.model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise TaskError(
+                f"the model's state_dict() holds {name}, which is no tensor",
+                remedy="keep such state in a buffer",
+            )
+        identity = (value.data_ptr(), value.shape, value.stride())
+        if value.numel() and identity in seen:
+            continue
+        seen.add(identity)
+        tensors[MODEL + name] = value
+    for index, values in sorted(replica.optimizer.state_dict()["state"].items()):
+        for key, value in sorted(values.items()):
+            if isinstance(value, Tensor):
+                tensors[f"{OPTIMIZER}{index}.{key}"] = value.detach()
+    return tensors
+
+
+def metadata(replica: Replica) -> dict[str, Any]:
+    """The state's part that is not tensors, fit for JSON."""
+    state = replica.optimizer.state_dict()
+    scalars = {
+        f"{index}.{key}": _plain(f"optimizer state {key}", value)
+        for index, values in sorted(state["state"].items())
+        for key, value in sorted(values.items())
+        if not isinstance(value, Tensor)
+    }
+    groups = [
+        {key: _plain(key, value) for key, value in sorted(group.items()) if key != "params"}
+        for group in state["param_groups"]
+    ]
+    return {
+        "step": replica.step,
+        "updates": replica.updates,
+        "epoch": replica.epoch,
+        "offset": replica.offset,
+        "ledger": replica.ledger.to_mapping(),
+        "loss_scale": replica.scaler.scale,
+        "loss_scale_good_steps": replica.scaler.good_steps,
+        "optimizer_scalars": scalars,
+        "optimizer_groups": groups,
+    }
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON that is the same for equal values; strict."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def digest_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """16 bytes over names, types, shapes, contents and metadata."""
+    content = xxhash.xxh3_128()
+    shapes = [[name, dtype_name(name, t.dtype), list(t.shape)] for name, t in tensors.items()]
+    content.update(canonical_json([shapes, about]))
+    for tensor in tensors.values():
+        content.update(tensor_bytes(on_host(tensor)))
+    return bytes(content.digest())
+
+
+def state_digest(replica: Replica) -> bytes:
+    """Digest of a live state; equal on all replicas or something is broken."""
+    return digest_of(named_tensors(replica), metadata(replica))
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor itself if it lies contiguously in host memory, else a copy that does."""
+    return tensor.detach().cpu().contiguous()
+
+
+def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Make a replica hold this state; the optimizer may keep the tensors that are given.
+
+    Raises:
+        CheckpointError: the state is not one of this model and optimizer.
+    """
+    load_weights(replica, tensors)
+    try:
+        _load_optimizer(replica, tensors, about)
+        replica.scaler.scale = float(about["loss_scale"])
+        replica.scaler.good_steps = int(about["loss_scale_good_steps"])
+        replica.step, replica.updates = int(about["step"]), int(about["updates"])
+        replica.epoch, replica.offset = int(about["epoch"]), int(about["offset"])
+        replica.ledger = Ledger.from_mapping(about["ledger"])
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
+
+
+def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
+    """Take over parameters and buffers only.
+
+    Raises:
+        CheckpointError: they are not those of this model.
+    """
+    live = {n: t for n, t in named_tensors(replica).items() if n.startswith(MODEL)}
+    given = {n: t for n, t in tensors.items() if n.startswith(MODEL)}
+    differing = sorted(live.keys() ^ given.keys())
+    if differing:
+        raise CheckpointError(
+            f"the state is of another model: {differing[0]} is in only one of the two",
+            remedy="use the same [task] table",
+        )
+    for name, tensor in live.items():
+        if given[name].shape != tensor.shape or given[name].dtype != tensor.dtype:
+            raise CheckpointError(
+                f"the state is of another model: {name} is {tuple(given[name].shape)}"
+                f" {given[name].dtype}, the model's {tuple(tensor.shape)} {tensor.dtype}",
+                remedy="use the same [task] table",
+            )
+    for name, tensor in live.items():
+        tensor.copy_(given[name])
+
+
+def _load_optimizer(
+    replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(OPTIMIZER):
+            index, _, key = name.removeprefix(OPTIMIZER).partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+    for name, value in about["optimizer_scalars"].items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    groups = []
+    saved = about["optimizer_groups"]
+    for own, group in zip(replica.optimizer.state_dict()["param_groups"], saved, strict=True):
+        restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
+        groups.append({**restored, "params": own["params"]})
+    replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _plain(what: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(what, item) for item in value]
+    raise TaskError(
+        f"the optimizer keeps {what} as a {type(value).__name__}, which states cannot hold",
+        remedy="let the optimizer keep tensors, numbers and text only",
+    )

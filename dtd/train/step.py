@@ -1,0 +1,160 @@
+"""The parts of one step: contribute, commit.
+
+`contribute` runs forward and backward over this rank's rows while full buckets leave; `commit`
+applies what came back.  Between the two lies the exchange (`dtd.train.loop`).  A committed step is
+a pure function of the state before it and the averaged buckets, so every rank ends with the same
+state, and a rank that holds the buckets can commit after its ring broke.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from dtd.core.collective import Collective
+from dtd.errors import TaskError
+from dtd.train.plan import Share
+from dtd.train.precision import autocast
+from dtd.train.session import Session
+
+_CLIP_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """Where the time of one step went, in seconds; `aside_s` are exchanges beside training."""
+
+    data_s: float = 0.0
+    compute_s: float = 0.0
+    optimizer_s: float = 0.0
+    aside_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What this rank's rows came to."""
+
+    loss_sum: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a committed step came to; equal on all ranks."""
+
+    epoch: int
+    rows: int
+    loss: float
+    lr: float
+    grad_norm: float
+    skipped: bool
+
+
+def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> Contribution:
+    """Forward and backward over this rank's rows; every bucket is handed over on return."""
+    replica, gradients, buffers = session.replica, session.gradients, session.buffers
+    session.begin()
+    loss_sum, weight = 0.0, 0.0
+    for part, request in enumerate(share.requests):
+        begun_s = time.perf_counter()
+        batch = session.loader.next(request)
+        loaded_s = time.perf_counter()
+        clock.data_s += loaded_s - begun_s
+        key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part])
+        seed_draws(key, session.device)
+        with autocast(session.spec.train.precision, session.device):
+            returned = session.task.loss(replica.model, batch)
+        loss, rows_weight, is_mean = _understand(returned, len(request.rows))
+        if request is share.requests[-1]:
+            gradients.hand_over_when_full(ring.start)
+        part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
+        _backward(loss, part_of_batch * replica.scaler.scale)
+        loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
+        weight += rows_weight
+        clock.compute_s += time.perf_counter() - loaded_s
+    gradients.finish(ring.start)
+    session.tail.write(loss_sum=loss_sum, weight=weight, present=gradients.present)
+    buffers.write_change(
+        session.tail.change,
+        share=share.rows / share.global_rows,
+        counts=ring.rank == ring.world_size - 1,
+    )
+    ring.start(len(gradients.memories))
+    return Contribution(loss_sum=loss_sum, weight=weight)
+
+
+def commit(session: Session) -> Committed:
+    """Apply the averaged buckets: unscale, clip, update, advance."""
+    replica, plan, gradients = session.replica, session.plan, session.gradients
+    totals = session.tail.totals()
+    position, rows = plan.position(replica.step), plan.global_rows(replica.step)
+    lr = replica.set_learning_rates(session.spec, plan.steps_total)
+    gradients.expose(totals.present)
+    factor = rows / totals.weight / replica.scaler.scale if totals.weight else math.nan
+    norm = gradients.norm() * factor
+    finite = math.isfinite(norm)
+    if finite:
+        clip_norm = session.spec.train.clip_norm
+        if clip_norm:
+            factor *= min(1.0, clip_norm / (norm + _CLIP_EPSILON))
+        if factor != 1.0:
+            gradients.scale(factor)
+        replica.optimizer.step()
+        session.buffers.apply_change(totals.change)
+        replica.updates += 1
+    else:
+        session.buffers.restore()
+    replica.scaler.update(finite=finite)
+    replica.advance(position, rows)
+    session.end()
+    return Committed(
+        epoch=position.epoch,
+        rows=rows,
+        loss=totals.loss,
+        lr=lr,
+        grad_norm=norm,
+        skipped=not finite,
+    )
+
+
+def draw_key(seed: int, step: int, first_row: int) -> int:
+    """What keys dropout in one micro-batch: never the rank."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<qqq", seed, step, first_row)) >> 1
+
+
+def seed_draws(key: int, device: torch.device) -> None:
+    """Set the generators that the model draws from; torch.manual_seed would visit every device."""
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(key)
+
+
+def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:
+    """(loss, its weight, whether it is a mean over rows) of what the task's `loss` returned."""
+    pair = returned if isinstance(returned, tuple) else (returned, rows)
+    loss = pair[0]
+    if not (len(pair) == 2 and isinstance(loss, Tensor) and loss.numel() == 1):
+        raise TaskError(
+            f"loss() of the task returned {type(returned).__name__}",
+            remedy="return the mean over the rows as a tensor with one element, or (sum, weight)",
+        )
+    if not loss.requires_grad:
+        raise TaskError(
+            "loss() of the task does not depend on any trained parameter",
+            remedy="compute it from the model that is passed in, without no_grad() or detach()",
+        )
+    return loss, float(pair[1]), not isinstance(returned, tuple)
+
+
+def _backward(loss: Tensor, factor: float) -> None:
+    scaled: Any = loss if factor == 1.0 else loss * factor
+    scaled.backward()

@@ -1,0 +1,133 @@
+"""What a task, a disk or a device does wrong comes out as one sentence, or as it was raised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import RingBroken, TaskError
+from dtd.train.checkpoint_format import list_checkpoints
+from dtd.train.record import Flags
+
+pytestmark = pytest.mark.numerics
+
+
+def test_float16_on_a_cpu(arena, regression) -> None:
+    with pytest.raises(TaskError, match="float16 needs a CUDA device"):
+        arena.start(regression(), arena.spec(train={"precision": "float16"}))
+
+
+def test_a_frozen_model(arena, regression) -> None:
+    class Frozen(regression):
+        def build_model(self):
+            return nn.Linear(6, 3).double().requires_grad_(requires_grad=False)
+
+    with pytest.raises(TaskError, match="no parameter to train"):
+        arena.start(Frozen(), arena.spec())
+
+
+def test_build_model_that_builds_none(arena, regression) -> None:
+    class Wrong(regression):
+        def build_model(self):
+            return "model"
+
+    with pytest.raises(TaskError, match=r"build_model\(\) of the task returned a str"):
+        arena.start(Wrong(), arena.spec())
+
+
+def test_the_users_exception_comes_out_as_it_was_raised(arena, regression) -> None:
+    class Failing(regression):
+        def loss(self, model, batch):
+            raise ZeroDivisionError("mine")
+
+    rank = arena.start(Failing(), arena.spec())
+    arena.generation([rank])
+    assert isinstance(rank.error, ZeroDivisionError)
+    assert rank.run.committed_step == 0
+
+
+def test_one_ranks_exception_breaks_the_others_ring(arena, regression) -> None:
+    class Failing(regression):
+        def loss(self, model, batch):
+            if (batch[0] == self.rows.x[3]).all(1).any():
+                raise ZeroDivisionError("row 3")
+            return super().loss(model, batch)
+
+    ranks = [arena.start(Failing(), arena.spec(), name=f"w{i}") for i in range(3)]
+    for rank in ranks[1:]:
+        arena.copy_state(ranks[0], rank)
+    arena.generation(ranks)
+    assert sorted(type(rank.error).__name__ for rank in ranks) == [
+        "RingBroken",
+        "RingBroken",
+        "ZeroDivisionError",
+    ]
+    assert len({rank.run.held().digest for rank in ranks}) == 1
+
+
+def test_a_full_disk_stops_nothing(arena, regression) -> None:
+    spec = arena.spec(checkpoint={"every_steps": 3})
+    rank = arena.start(regression(), spec)
+    blocked = arena.directory / "w" / "checkpoints"
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.write_text("a file where the directory should be")
+    arena.generation([rank])
+    assert rank.outcome.kind == "finished"
+    assert {event for event, _ in rank.recorder.warnings} == {"checkpoint_failed"}
+    assert "NotADirectoryError" in rank.recorder.warnings[0][1]
+    assert rank.recorder.checkpoints == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_once(arena, regression) -> None:
+    spec = arena.spec(checkpoint={"every_steps": 4})
+    arena.train(regression(), spec, 1)
+    newest = list_checkpoints(arena.directory / "w0" / "checkpoints", "job")[0]
+    (newest / "model.safetensors").write_bytes(b"torn")
+    again = arena.start(regression(), spec, name="w0")
+    assert again.run.held().step == 8
+    assert again.run.held().step == 8
+    ((event, message),) = again.recorder.warnings
+    assert event == "checkpoint_passed_over"
+    assert str(newest) in message
+
+
+def test_bfloat16_trains_alike_on_all_ranks(arena, regression) -> None:
+    class Single(regression):
+        def build_model(self):
+            return super().build_model().float()
+
+        def loss(self, model, batch):
+            return super().loss(model, [tensor.float() for tensor in batch])
+
+    spec = arena.spec(train={"precision": "bfloat16"})
+    ranks = arena.train(Single(), spec, 2)
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+    assert ranks[0].parameters()[0].dtype == torch.float32
+    full = arena.train(Single(), arena.spec(), 2)
+    assert full[0].outcome.digest != ranks[0].outcome.digest
+    losses = [one[0].recorder.steps[-1].loss for one in (ranks, full)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_a_break_during_evaluation_leaves_the_model_in_training_mode(arena, regression) -> None:
+    class Task(regression):
+        def eval_dataset(self):
+            return self.rows
+
+        def metrics(self, model, batch):
+            raise RingBroken("while evaluating")
+
+    rank = arena.start(Task(), arena.spec(train={"eval_every": 4}))
+    arena.generation([rank])
+    assert isinstance(rank.error, RingBroken)
+    assert rank.run.committed_step == 4
+    assert rank.model.training
+
+
+def test_every_step_record_adds_up(arena, regression) -> None:
+    ranks = arena.train(regression(), arena.spec(), 2, ask=lambda step: Flags())
+    for record in ranks[0].recorder.steps:
+        parts = record.data_s + record.compute_s + record.optimizer_s
+        assert 0.0 < parts <= record.step_s
+        assert 0.0 <= record.exposed_s <= record.step_s

@@ -1,0 +1,66 @@
+"""Which blocks are recomputed, and that nothing else changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.train.activation import wrap_blocks
+
+
+class Net(nn.Module):
+    """Blocks in a list, as transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def run(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(5)
+    model(torch.arange(32.0).view(8, 4).sin()).square().sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return gradients, [buffer.clone() for buffer in model.buffers()]
+
+
+def test_gradients_and_buffers_are_those_without() -> None:
+    torch.manual_seed(0)
+    plain = Net()
+    torch.manual_seed(0)
+    wrapped = Net()
+    assert wrap_blocks(wrapped) == 2
+    assert wrapped.state_dict().keys() == plain.state_dict().keys()
+    for mine, theirs in zip(run(wrapped), run(plain), strict=True):
+        assert all(map(torch.equal, mine, theirs))
+
+
+def test_blocks_run_twice_in_training_and_once_otherwise() -> None:
+    model, calls = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), []
+    model[0].register_forward_pre_hook(lambda *_: calls.append("outside"))
+    inner = model[2].forward
+    model[2].forward = lambda x: calls.append("inside") or inner(x)
+    assert wrap_blocks(model) == 2
+    model(torch.ones(1, 4)).sum().backward()
+    assert calls == ["outside", "inside", "inside"]
+    calls.clear()
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    model.eval()
+    model(torch.ones(1, 4)).sum().backward()
+    assert calls == ["outside", "inside"] * 2
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(TaskError, match="finds no blocks"):
+        wrap_blocks(nn.Linear(2, 2))

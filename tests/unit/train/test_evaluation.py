@@ -1,0 +1,91 @@
+"""Words of evaluation results."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtd.errors import TaskError
+from dtd.job import from_mapping
+from dtd.train.evaluation import Evaluator, mean_values, pack_sums, unpack_sums
+
+NUMBERS = st.floats(allow_nan=False)
+
+
+@given(st.dictionaries(st.text(max_size=20), st.tuples(NUMBERS, NUMBERS), max_size=5))
+def test_packing_is_exact(sums) -> None:
+    assert unpack_sums(pack_sums(sums)) == sums
+
+
+def test_too_many_metrics() -> None:
+    with pytest.raises(TaskError, match="returned 2000 metrics"):
+        pack_sums({f"m{index}": (0.0, 1.0) for index in range(2000)})
+
+
+def test_means_add_up_before_they_divide() -> None:
+    values = mean_values([{"a": (1.0, 1.0)}, {}, {"a": (5.0, 2.0), "b": (1.0, 0.0)}])
+    assert values["a"] == 2.0
+    assert math.isnan(values["b"])
+
+
+class Counting:
+    """Rows are their own numbers."""
+
+    def __init__(self, metrics) -> None:
+        self._metrics = metrics
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.tensor(float(row))
+
+    def loss(self, model, batch):
+        return batch.mean()
+
+    def metrics(self, model, batch):
+        return self._metrics(batch)
+
+
+def evaluate(task, world_size: int = 1):
+    spec = from_mapping(
+        {
+            "job": {"name": "j", "task": "digits", "global_batch_size": 4, "epochs": 2},
+            "train": {"eval_batch_size": 3},
+        },
+        source="test",
+    )
+    evaluator = Evaluator(task, task, spec, torch.device("cpu"))
+    model = torch.nn.Linear(1, 1)
+    words: list[bytes] = []
+
+    def collect(word: bytes) -> list[bytes]:
+        words.append(word)
+        return [word]
+
+    for rank in range(world_size):
+        evaluator.evaluate(model, rank=rank, world_size=world_size, gather=collect)
+    evaluator.close()
+    assert model.training
+    return mean_values([unpack_sums(word) for word in words])
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 12])
+def test_every_row_counts_once(world_size) -> None:
+    task = Counting(lambda batch: {"half": (batch.sum() / 2, len(batch))})
+    assert evaluate(task, world_size) == pytest.approx({"half": 2.25, "loss": 4.5})
+
+
+def test_a_task_that_names_its_own_loss() -> None:
+    task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
+    assert evaluate(task) == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("wrong", [3.0, {"a": 3.0}, {"a": (1.0, 2.0, 3.0)}, {4: (1.0, 2.0)}])
+def test_malformed_metrics(wrong) -> None:
+    with pytest.raises(TaskError, match=r"metrics\(\) of the task returned"):
+        evaluate(Counting(lambda batch: wrong))

@@ -1,0 +1,145 @@
+"""Buckets that fill during backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.core.buckets import plan_buckets
+from dtd.errors import RingBroken, TaskError
+from dtd.train.gradients import Gradients, parameter_shapes
+
+CPU = torch.device("cpu")
+
+
+def gradients_of(model: nn.Module, bucket_bytes: int = 1) -> Gradients:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    plan = plan_buckets(
+        parameter_shapes(named), bucket_bytes=bucket_bytes, first_bucket_bytes=bucket_bytes
+    )
+    return Gradients([p for _, p in named], plan, CPU)
+
+
+def chain(depth: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(depth)))
+
+
+def test_buckets_leave_while_backward_runs_last_layer_first() -> None:
+    model, events = chain(), []
+    gradients = gradients_of(model)
+    gradients.begin()
+    gradients.hand_over_when_full(events.append)
+    out = model[1](model[0](torch.ones(2, 4)))
+    out.register_hook(lambda _: events.append("reached layer 1"))
+    model[2](out).sum().backward()
+    events.append("backward is over")
+    gradients.finish(events.append)
+    assert [event for event in events if isinstance(event, int)] == [0, 1, 2]
+    assert events.index("reached layer 1") < events.index(1)
+    assert events[-1] == "backward is over"
+
+
+def test_only_the_last_micro_batch_hands_over_and_all_add_up() -> None:
+    model, started = chain(), []
+    gradients = gradients_of(model, bucket_bytes=128)
+    batches = [torch.randn(2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    gradients.begin()
+    for index, batch in enumerate(batches):
+        if index == 2:
+            assert started == []
+            gradients.hand_over_when_full(started.append)
+        model(batch).square().sum().backward()
+    gradients.finish(started.append)
+    assert started == [0, 1]
+
+    gradients.expose([True] * 3)
+    own = [parameter.grad.clone() for parameter in model.parameters()]
+    gradients.close()
+    sum(model(batch).square().sum() for batch in batches).backward()
+    for mine, parameter in zip(own, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
+
+
+def test_gradients_are_views_of_the_buckets() -> None:
+    model = chain()
+    gradients = gradients_of(model, bucket_bytes=1 << 20)
+    gradients.begin()
+    model(torch.ones(1, 4)).sum().backward()
+    gradients.finish(lambda bucket: None)
+    (memory,) = gradients.memories
+    memory.view[:] = bytes(len(memory.view))
+    gradients.expose([True, False, True])
+    assert [p.grad is None for p in model.parameters()] == [False, True, False]
+    assert float(model[0].weight.grad.abs().sum()) == 0.0
+
+
+def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
+    model, started = chain(), []
+    gradients = gradients_of(model)
+    gradients.begin()
+    model(torch.ones(1, 4)).sum().backward()
+    gradients.begin()  # the step was discarded; its values are still in the buckets
+    gradients.hand_over_when_full(started.append)
+    model[0](torch.ones(1, 4)).sum().backward()
+    assert started == [2]
+    gradients.finish(started.append)
+    assert started == [2, 0, 1]
+    assert gradients.present == [True, False, False]
+    assert [any(memory.view) for memory in gradients.memories] == [False, False, True]
+
+
+def test_no_rows_hand_over_zeros_in_order() -> None:
+    model, started = chain(), []
+    gradients = gradients_of(model)
+    model(torch.ones(1, 4)).sum().backward()
+    gradients.begin()
+    gradients.finish(started.append)
+    assert started == [0, 1, 2]
+    assert not any(any(memory.view) for memory in gradients.memories)
+
+
+def test_a_broken_ring_leaves_backward_as_it_is() -> None:
+    model = chain()
+    gradients = gradients_of(model)
+
+    def start(bucket: int) -> None:
+        raise RingBroken(f"bucket {bucket}")
+
+    gradients.begin()
+    gradients.hand_over_when_full(start)
+    with pytest.raises(RingBroken, match="bucket 0"):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+    gradients = gradients_of(model)
+    gradients.begin()
+    with pytest.raises(TaskError, match=r"parameter 0\.weight has a sparse gradient"):
+        model(torch.tensor([1])).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norm_and_scale(dtype) -> None:
+    model = nn.Linear(2, 2, bias=False).to(dtype)
+    gradients = gradients_of(model)
+    gradients.begin()
+    model(torch.tensor([[3.0, 4.0]], dtype=dtype)).sum().backward()
+    gradients.finish(lambda bucket: None)
+    assert gradients.norm() == pytest.approx(50**0.5, rel=1e-6)
+    gradients.scale(0.5)
+    gradients.expose([True])
+    assert model.weight.grad.tolist() == [[1.5, 2.0], [1.5, 2.0]]
+    model.weight.grad[0, 0] = float("inf")
+    assert gradients.norm() == float("inf")
+
+
+def test_closed_gradients_leave_the_model_alone() -> None:
+    model = chain(1)
+    gradients = gradients_of(model)
+    gradients.close()
+    model(torch.ones(1, 4)).sum().backward()
+    assert not any(gradients.memories[0].view)
+    assert model[0].weight.grad is not None

@@ -1,0 +1,70 @@
+"""The plan of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.job import from_mapping
+from dtd.train.plan import JobPlan
+
+
+def plan(rows: int = 10, *, job=None, **tables) -> JobPlan:
+    base = {"name": "j", "task": "digits", "global_batch_size": 4, "epochs": 2}
+    spec = from_mapping({"job": job or base, **tables}, source="test")
+    return JobPlan(spec=spec, dataset_rows=rows)
+
+
+def test_totals() -> None:
+    assert (plan().epoch_steps, plan().steps_total) == (3, 6)
+    assert [plan().global_rows(step) for step in range(6)] == [4, 4, 2, 4, 4, 2]
+    steps = {"name": "j", "task": "digits", "global_batch_size": 4, "steps": 5}
+    assert plan(job=steps).steps_total == 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("accumulation", [1, 2, 3])
+def test_shares_use_every_row_of_an_epoch_once(world_size, accumulation) -> None:
+    own = plan(train={"grad_accumulation": accumulation})
+    used = []
+    for step in range(3):
+        shares = [own.share(step, rank=r, world_size=world_size) for r in range(world_size)]
+        assert sum(share.rows for share in shares) == own.global_rows(step)
+        for share in shares:
+            assert sum(len(request.rows) for request in share.requests) == share.rows
+            assert all(request.rows for request in share.requests)
+            assert all(request.step // accumulation == step for request in share.requests)
+            used += [row for request in share.requests for row in request.rows]
+        first = [place for share in shares for place in share.first_rows]
+        assert first == sorted(set(first))
+    assert sorted(used) == list(range(10))
+
+
+def test_the_loader_is_told_what_the_loop_will_ask() -> None:
+    own = plan(rows=5, train={"grad_accumulation": 2})
+    asked = [
+        request
+        for step in range(own.steps_total)
+        for request in own.share(step, rank=0, world_size=3).requests
+    ]
+    told, number = [], 0
+    follow = own.requests(rank=0, world_size=3)
+    while (request := follow(number)) is not None:
+        told.append(request)
+        number = request.step + 1
+    assert told == asked
+    assert asked
+
+
+def test_what_falls_due() -> None:
+    own = plan()
+    assert [step for step in range(7) if own.evaluation_due(step)] == [3, 6]
+    assert [step for step in range(7) if own.checkpoint_due(step)] == [3, 6]
+    own = plan(train={"eval_every": 4}, checkpoint={"every_steps": 5})
+    assert [step for step in range(7) if own.evaluation_due(step)] == [4, 6]
+    assert [step for step in range(7) if own.checkpoint_due(step)] == [5, 6]
+
+
+def test_smallest_slice() -> None:
+    assert plan().smallest_slice(1) == 2
+    assert plan().smallest_slice(2) == 1
+    assert plan(rows=12).smallest_slice(2) == 2

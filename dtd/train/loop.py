@@ -60,8 +60,9 @@ def train(session: Session, ring: Collective) -> Outcome:
         timing = ring.close_step()
         _report(session, committed, clock, timing, time.perf_counter() - begun_s)
 
-        if plan.checkpoint_due(replica.step) or word.checkpoint or word.leave:
-            _checkpoint(session, ring, waits=word.checkpoint or word.leave)
+        ends = word.stop or word.leave
+        if plan.checkpoint_due(replica.step) or word.checkpoint or ends:
+            _checkpoint(session, ring, waits=word.checkpoint or ends)
         kind = _ending(word, flags)
         if kind is not None and replica.step < plan.steps_total:
             return _end_early(session, ring, kind, says_why=ends)

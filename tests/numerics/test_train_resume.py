@@ -34,8 +34,11 @@ def last_digest(ranks) -> str:
     return digests.pop()
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["stopped", "last-checkpoint-lost"])
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-def test_resumed_from_disk_is_the_run_that_never_stopped(arena, regression, optimizer) -> None:
+def test_resumed_from_disk_is_the_run_that_never_stopped(
+    arena, regression, optimizer, lost
+) -> None:
     task = dropout_task(regression)
     spec = arena.spec(
         job={"steps": 14},
@@ -51,15 +54,20 @@ def test_resumed_from_disk_is_the_run_that_never_stopped(arena, regression, opti
     assert first.outcome.kind == "stopped"
     assert first.outcome.step == 10
     first.run.close()
+    saved = list_checkpoints(arena.directory / "w/checkpoints", "halves")
+    assert [path.name for path in saved] == ["g000001-s000000010", "g000001-s000000008"]
+    if lost:
+        (saved[0] / "manifest.json").unlink()
 
     second = arena.start(task, spec, job_id="halves")
     held = second.run.held()
-    assert (held.where, held.generation, held.step) == ("checkpoint", 1, 8)
+    from_step = 8 if lost else 10
+    assert (held.where, held.generation, held.step) == ("checkpoint", 1, from_step)
     second.run.adopt_local(held.generation, held.step)
     arena.generation([second], generation=2)
     assert second.outcome.kind == "finished"
     assert second.outcome.digest == whole
-    assert [record.step for record in second.recorder.steps] == list(range(9, 15))
+    assert [record.step for record in second.recorder.steps] == list(range(from_step + 1, 15))
 
 
 def test_the_state_travels_bit_for_bit_to_a_joiner(arena, regression) -> None:

@@ -226,6 +226,7 @@ def job_body(job: Job) -> dict[str, Any]:
     body = {field.name: getattr(job, field.name) for field in fields(Job)}
     body["state"] = job.state.value
     body["checkpoint_holders"] = list(job.checkpoint_holders)
+    body["roster"] = list(job.roster)
     return dict(body, metrics=dict(job.metrics), result=dict(job.result))
 
 
@@ -234,6 +235,7 @@ def job_from_body(body: dict[str, Any]) -> Job:
     known = {field.name: body[field.name] for field in fields(Job)}
     known["state"] = JobState(known["state"])
     known["checkpoint_holders"] = tuple(known["checkpoint_holders"])
+    known["roster"] = tuple(known["roster"])
     return Job(**known)
 
 

@@ -33,6 +33,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
         data_host=message.data_host,
         data_port=message.data_port,
         version=message.version,
+        reason="was about to leave" if leaving else "",
         leaving=leaving,
     )
     books.workers[worker.name] = worker
@@ -173,19 +174,18 @@ def release_leavers(books: Books) -> None:
 
 
 def _is_needed(books: Books, worker: Worker) -> bool:
-    """Without it committed steps would be lost."""
+    """Without it committed steps would be lost, or be on the disk of somebody who is away."""
     job, held = books.job, worker.held
     if job is None or held is None or held.where != "memory":
         return worker.returning
     if books.generation_state is GenerationState.RUNNING and worker.name not in books.roster:
         return False
-    others = [
-        choice.held_key(other)
-        for other in books.workers.values()
-        if other is not worker and not other.leaving and other.held and other.held.where == "memory"
-    ]
-    saved = (job.checkpoint_generation, job.checkpoint_step)
-    return choice.held_key(worker) > max([saved, *others])
+    staying = [w for w in books.workers.values() if not w.leaving and w.state not in GONE]
+    key = choice.held_key(worker)
+    if any(w.held and w.held.where == "memory" and choice.held_key(w) >= key for w in staying):
+        return False
+    heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
+    return bool(heirs) or key > (job.checkpoint_generation, job.checkpoint_step)
 
 
 def release(books: Books, worker: Worker, state: str, reason: str) -> None:

@@ -52,7 +52,8 @@ def _assign(books: Books, job: Job, members: list[Worker], source: int) -> None:
         for w in members
     )
     for rank, worker in enumerate(members):
-        worker.state, worker.reason = WorkerState.FORMING, ""
+        worker.state = WorkerState.FORMING
+        worker.reason = worker.reason if worker.leaving else ""
         assign = m.Assign(
             job=job.id,
             generation=books.generation,

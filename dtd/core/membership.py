@@ -184,6 +184,8 @@ class Membership:
         if books.job is None and books.queue:
             jobs.activate(books, books.queue.popleft(), now)
         admission.release_leavers(books)
+        if books.job is not None:
+            admission.give_up_warming(books, books.job, now)
         if books.job is not None and books.generation_state is GenerationState.RUNNING:
             self._advance_running(books.job)
         if books.job is not None and books.generation_state is GenerationState.ENDING:
@@ -226,7 +228,6 @@ class Membership:
         if job.state is JobState.STOPPING:
             jobs.finish(books, JobState.CANCELLED, job.reason)
             return
-        admission.give_up_warming(books, job, now)
         admission.compare(books, job)
         if not waiting.may_form(books, job, now):
             state = JobState.WARMING if books.warming_since else JobState.WAITING

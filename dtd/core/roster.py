@@ -28,11 +28,15 @@ def choose(workers: Iterable[Worker], *, max_workers: int) -> list[Worker]:
     """The members of the next roster in rank order: by name, so that ranks do not depend on luck.
 
     Holders of the newest state come first in the choice when there are more than `max_workers`.
+    Those who leave as soon as they have handed their state over do not count.
     """
     candidates = list(workers)
     newest = max((held_key(w) for w in candidates), default=(0, 0))
     candidates.sort(key=lambda w: (held_key(w) != newest, natural_key(w.name)))
-    return sorted(candidates[:max_workers], key=lambda w: natural_key(w.name))
+    leaving = [worker for worker in candidates if worker.leaving]
+    staying = [worker for worker in candidates if not worker.leaving]
+    chosen = leaving + staying[: min(max_workers, m.MAX_WORLD - len(leaving))]
+    return sorted(chosen, key=lambda w: natural_key(w.name))
 
 
 def held_key(worker: Worker) -> tuple[int, int]:

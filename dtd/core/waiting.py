@@ -62,8 +62,12 @@ def _absent_holders(books: Books, job: Job) -> list[str]:
 
 def explain(books: Books, job: Job) -> str:
     """Why no generation forms, in words for a person."""
-    if books.warming_since:
-        return f"warming up: {', '.join(sorted(books.warming_since, key=choice.natural_key))}"
+    warming = sorted(books.warming_since, key=choice.natural_key)
+    returning = [name for name in warming if books.workers[name].returning]
+    if returning:
+        return f"waiting for {', '.join(returning)} to leave the last generation"
+    if warming:
+        return f"warming up: {', '.join(warming)}"
     ready, least = len(books.available()), least_workers(job)
     if ready < least:
         refused = [w for w in books.workers.values() if w.state is WorkerState.REFUSED]

@@ -55,7 +55,7 @@ def test_resumed_from_disk_is_the_run_that_never_stopped(
     assert first.outcome.step == 10
     first.run.close()
     saved = list_checkpoints(arena.directory / "w/checkpoints", "halves")
-    assert [path.name for path in saved] == ["g000001-s000000010", "g000001-s000000008"]
+    assert [path.name[-2:] for path in saved] == ["10", "08", "04"]
     if lost:
         (saved[0] / "manifest.json").unlink()
 

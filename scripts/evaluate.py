@@ -152,18 +152,20 @@ def kill(options: argparse.Namespace) -> None:
                 client.request(m.KillWorker(name=f"worker-{options.world - 1}", signal="KILL"))
             assert process.stdout is not None
             summary = json.loads(process.stdout.read())
-        kept = sum(
-            '"event": "worker_started"' in line
-            for index in range(options.world - 1)
-            for line in (directory / f"worker-{index}.log").read_text().splitlines()
-        )
+        others = [_pids(directory / f"worker-{index}.log") for index in range(options.world - 1)]
     print(
         f"killed at step {before}: {summary['state']} after {summary['steps']} steps,"
         f" {summary['steps_lost']} lost, rows missing {summary['rows_missing']}, repeated"
         f" {summary['rows_repeated']}; {summary['restarts']} restart, the other"
-        f" {options.world - 1} workers started {kept} times in all;"
+        f" {options.world - 1} workers kept their processes: {all(len(p) == 1 for p in others)};"
         f" accuracy {summary['eval_accuracy']:.4f}, replicas equal: {_equal(summary)}"
     )
+
+
+def _pids(log: Path) -> set[int]:
+    """Processes that a worker's log comes from."""
+    started = [line for line in log.read_text().splitlines() if '"worker_started"' in line]
+    return {int(json.loads(line)["pid"]) for line in started}
 
 
 def _await_step(

@@ -3,16 +3,15 @@
 A rank offers its entry only after all buckets of the step are averaged, so a complete control word
 proves that every rank has *prepared* the step; it is committed if nobody vetoes.  Entries go once
 round the ring and every rank reduces the same list in rank order, so all reach the same verdict.
-Pure; the layout is in protocol.md, "Control word".
+What must be summed (losses, weights, presence of gradients) is not here but in the step's last
+bucket (`dtd.train.tail`).  Pure; the layout is in protocol.md, "Control word".
 """
 
 from __future__ import annotations
 
-import operator
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Final
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
@@ -20,8 +19,7 @@ from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 FORMAT: Final = 1
 DIGEST_BYTES: Final = 16
 NO_DIGEST_STEP: Final = -1
-MAX_PRESENCE_BYTES: Final = 2**16 - 1
-_HEAD: Final = struct.Struct("!BBddq16sH")
+_ENTRY: Final = struct.Struct("!BBq16s")
 
 VOTE: Final = 0x01
 NEXT_ROSTER: Final = 0x02
@@ -43,11 +41,8 @@ class ControlEntry:
         stop: it asks that the job ends after this step.
         leave: it will leave after this step.
         yield_: it asks that the generation ends after this step.
-        loss_sum: weighted sum of its losses.
-        weight: its share of the weights (rows, or what the task counts).
         digest_step: step after which `digest` was taken, NO_DIGEST_STEP for none.
         digest: 16 bytes over parameters, buffers and optimizer state.
-        presence: one bit a parameter, little-endian: it has a gradient here.
     """
 
     vote: bool = True
@@ -56,11 +51,8 @@ class ControlEntry:
     stop: bool = False
     leave: bool = False
     yield_: bool = False
-    loss_sum: float = 0.0
-    weight: float = 0.0
     digest_step: int = NO_DIGEST_STEP
     digest: bytes = b""
-    presence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +66,9 @@ class ControlWord:
         stop: some rank asks that the job ends.
         leave: some rank leaves.
         yield_: some rank asks that the generation ends.
-        loss_sum: sum over ranks, in rank order.
-        weight: sum over ranks, in rank order.
         digest_step: step of the digests that were compared, NO_DIGEST_STEP for none.
         digest_agreed: the digests are equal; None when there was none to compare.
         dissenters: ranks whose digest is not the most common one.
-        presence: OR of the presence bits.
     """
 
     commit: bool
@@ -88,29 +77,22 @@ class ControlWord:
     stop: bool
     leave: bool
     yield_: bool
-    loss_sum: float
-    weight: float
     digest_step: int
     digest_agreed: bool | None
     dissenters: tuple[int, ...]
-    presence: bytes
 
 
 def encode_entry(entry: ControlEntry) -> bytes:
     """An entry as the payload of a WORD frame.
 
     Raises:
-        LocalProtocolError: the digest and its step, or the presence bits, cannot be said.
+        LocalProtocolError: the digest does not fit its step.
     """
     digest_bytes = 0 if entry.digest_step == NO_DIGEST_STEP else DIGEST_BYTES
     if len(entry.digest) != digest_bytes or entry.digest_step < NO_DIGEST_STEP:
         raise LocalProtocolError(
             f"control word entry: digest of {len(entry.digest)} bytes"
             f" for digest step {entry.digest_step}"
-        )
-    if len(entry.presence) > MAX_PRESENCE_BYTES:
-        raise LocalProtocolError(
-            f"control word entry: {len(entry.presence)} bytes of presence > {MAX_PRESENCE_BYTES}"
         )
     flags = (
         VOTE * entry.vote
@@ -120,16 +102,7 @@ def encode_entry(entry: ControlEntry) -> bytes:
         | LEAVE * entry.leave
         | YIELD * entry.yield_
     )
-    head = _HEAD.pack(
-        FORMAT,
-        flags,
-        entry.loss_sum,
-        entry.weight,
-        entry.digest_step,
-        entry.digest.ljust(DIGEST_BYTES, b"\0"),
-        len(entry.presence),
-    )
-    return head + entry.presence
+    return _ENTRY.pack(FORMAT, flags, entry.digest_step, entry.digest.ljust(DIGEST_BYTES, b"\0"))
 
 
 def decode_entry(data: bytes) -> ControlEntry:
@@ -138,13 +111,11 @@ def decode_entry(data: bytes) -> ControlEntry:
     Raises:
         ProtocolError: BAD_PAYLOAD when it is not one.
     """
-    if len(data) < _HEAD.size:
-        raise _bad(f"{len(data)} bytes are too few")
-    layout, flags, loss_sum, weight, digest_step, digest, presence_bytes = _HEAD.unpack_from(data)
+    if len(data) != _ENTRY.size:
+        raise _bad(f"{len(data)} bytes, not {_ENTRY.size}")
+    layout, flags, digest_step, digest = _ENTRY.unpack(data)
     if layout != FORMAT or flags & ~_KNOWN:
         raise _bad(f"format {layout} with flags {flags:#04x} is not known")
-    if len(data) != _HEAD.size + presence_bytes:
-        raise _bad(f"{len(data)} bytes with {presence_bytes} of presence bits")
     if digest_step < NO_DIGEST_STEP:
         raise _bad(f"digest of step {digest_step}")
     return ControlEntry(
@@ -154,11 +125,8 @@ def decode_entry(data: bytes) -> ControlEntry:
         stop=bool(flags & STOP),
         leave=bool(flags & LEAVE),
         yield_=bool(flags & YIELD),
-        loss_sum=loss_sum,
-        weight=weight,
         digest_step=digest_step,
         digest=digest if digest_step != NO_DIGEST_STEP else b"",
-        presence=data[_HEAD.size :],
     )
 
 
@@ -174,10 +142,6 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
     """
     entries = [decode_entry(payload) for payload in payloads]
     step, agreed, dissenters = _compare_digests(entries)
-    presence = 0
-    for entry in entries:
-        presence |= int.from_bytes(entry.presence, "little")
-    presence_bytes = max(len(entry.presence) for entry in entries)
     return ControlWord(
         commit=all(entry.vote for entry in entries) and agreed is not False,
         next_roster=all(entry.next_roster for entry in entries),
@@ -185,18 +149,10 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
         stop=any(entry.stop for entry in entries),
         leave=any(entry.leave for entry in entries),
         yield_=any(entry.yield_ for entry in entries),
-        loss_sum=_sum_in_order(entry.loss_sum for entry in entries),
-        weight=_sum_in_order(entry.weight for entry in entries),
         digest_step=step,
         digest_agreed=agreed,
         dissenters=dissenters,
-        presence=presence.to_bytes(presence_bytes, "little"),
     )
-
-
-def _sum_in_order(values: Iterable[float]) -> float:
-    """Plain additions: `sum` rounds differently from Python 3.12 on, and ranks may differ."""
-    return reduce(operator.add, values, 0.0)
 
 
 def _compare_digests(

@@ -24,7 +24,7 @@ from dtd.errors import DivergenceError, RingBroken
 from dtd.train.record import EvalRecord, Flags, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
 from dtd.train.state import state_digest
-from dtd.train.step import Clock, Committed, Contribution, commit, contribute
+from dtd.train.step import Clock, Committed, commit, contribute
 
 
 def train(session: Session, ring: Collective) -> Outcome:
@@ -48,12 +48,12 @@ def train(session: Session, ring: Collective) -> Outcome:
 
         begun_s = time.perf_counter()
         share = plan.share(step, rank=ring.rank, world_size=ring.world_size)
-        contribution = contribute(session, ring, share, clock)
+        contribute(session, ring, share, clock)
         session.gradients.wait(ring.wait)
         ring.wait(len(session.gradients.memories))
         session.prepared = True
         flags = session.requests.flags()
-        word = _exchange(session, ring, contribution, flags)
+        word = _exchange(session, ring, flags)
         averaged_s = time.perf_counter()
         committed = commit(session)
         clock.optimizer_s = time.perf_counter() - averaged_s
@@ -68,9 +68,7 @@ def train(session: Session, ring: Collective) -> Outcome:
             return _end_early(session, ring, kind, says_why=ends)
 
 
-def _exchange(
-    session: Session, ring: Collective, contribution: Contribution, flags: Flags
-) -> ControlWord:
+def _exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     """The control word: returns if and only if the step is to be committed."""
     pending = session.checkpoints.pending
     entry = ControlEntry(
@@ -78,8 +76,6 @@ def _exchange(
         stop=flags.stop,
         leave=flags.leave,
         yield_=flags.yield_,
-        loss_sum=contribution.loss_sum,
-        weight=contribution.weight,
         digest_step=pending.step if pending else NO_DIGEST_STEP,
         digest=pending.digest if pending else b"",
     )

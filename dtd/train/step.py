@@ -39,14 +39,6 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """What this rank's rows came to."""
-
-    loss_sum: float
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """What a committed step came to; equal on all ranks."""
 
@@ -58,7 +50,7 @@ class Committed:
     skipped: bool
 
 
-def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> Contribution:
+def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
     """Forward and backward over this rank's rows; every bucket is handed over on return."""
     replica, gradients, buffers = session.replica, session.gradients, session.buffers
     session.begin()
@@ -88,7 +80,6 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         counts=ring.rank == ring.world_size - 1,
     )
     ring.start(len(gradients.memories))
-    return Contribution(loss_sum=loss_sum, weight=weight)
 
 
 def commit(session: Session) -> Committed:

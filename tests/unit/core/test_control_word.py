@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from dtd.core.control_word import (
     DIGEST_BYTES,
-    MAX_PRESENCE_BYTES,
     NO_DIGEST_STEP,
     ControlEntry,
     ControlWord,
@@ -24,7 +22,7 @@ from dtd.core.control_word import (
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 
 A, B, C = (bytes([value]) * DIGEST_BYTES for value in (1, 2, 3))
-HEAD = struct.Struct("!BBddq16sH")
+ENTRY = struct.Struct("!BBq16s")
 
 
 def reduced(*entries: ControlEntry) -> ControlWord:
@@ -53,11 +51,8 @@ def control_entries(draw: st.DrawFn) -> ControlEntry:
         stop=draw(st.booleans()),
         leave=draw(st.booleans()),
         yield_=draw(st.booleans()),
-        loss_sum=draw(st.floats(allow_nan=False)),
-        weight=draw(st.floats(allow_nan=False)),
         digest_step=step,
         digest=digest,
-        presence=draw(st.binary(max_size=40)),
     )
 
 
@@ -66,15 +61,9 @@ def test_an_entry_survives_the_wire(entry: ControlEntry) -> None:
     assert decode_entry(encode_entry(entry)) == entry
 
 
-def test_a_loss_that_is_not_a_number_survives_the_wire() -> None:
-    assert math.isnan(decode_entry(encode_entry(ControlEntry(loss_sum=math.nan))).loss_sum)
-
-
 def test_the_layout_is_the_documented_one() -> None:
-    entry = ControlEntry(
-        checkpoint=True, loss_sum=2.5, weight=32.0, digest_step=7, digest=A, presence=b"\x05"
-    )
-    assert encode_entry(entry) == HEAD.pack(1, 0x01 | 0x04, 2.5, 32.0, 7, A, 1) + b"\x05"
+    entry = ControlEntry(checkpoint=True, digest_step=7, digest=A)
+    assert encode_entry(entry) == ENTRY.pack(1, 0x01 | 0x04, 7, A)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +91,6 @@ def test_every_flag_has_its_bit(field: str, bit: int) -> None:
         ControlEntry(digest_step=3, digest=A[:-1]),
         ControlEntry(digest_step=3, digest=A + b"\0"),
         ControlEntry(digest_step=-2, digest=A),
-        ControlEntry(presence=bytes(MAX_PRESENCE_BYTES + 1)),
     ],
 )
 def test_an_entry_that_cannot_be_said_is_our_own_fault(entry: ControlEntry) -> None:
@@ -110,20 +98,19 @@ def test_an_entry_that_cannot_be_said_is_our_own_fault(entry: ControlEntry) -> N
         encode_entry(entry)
 
 
-def head(layout: int = 1, flags: int = 1, step: int = -1, presence_bytes: int = 0) -> bytes:
-    return HEAD.pack(layout, flags, 0.0, 0.0, step, bytes(16), presence_bytes)
+def raw(layout: int = 1, flags: int = 1, step: int = -1) -> bytes:
+    return ENTRY.pack(layout, flags, step, bytes(16))
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "0 bytes are too few"),
-        (head()[:-1], "are too few"),
-        (head(layout=2), "format 2"),
-        (head(flags=0x41), "flags 0x41"),
-        (head(presence_bytes=1), "1 of presence bits"),
-        (head() + b"\0", "0 of presence bits"),
-        (head(step=-2), "digest of step -2"),
+        (b"", "0 bytes, not 26"),
+        (raw()[:-1], "25 bytes, not 26"),
+        (raw() + b"\0", "27 bytes, not 26"),
+        (raw(layout=2), "format 2"),
+        (raw(flags=0x41), "flags 0x41"),
+        (raw(step=-2), "digest of step -2"),
     ],
 )
 def test_a_payload_that_is_no_entry_is_refused(data: bytes, why: str) -> None:
@@ -132,7 +119,9 @@ def test_a_payload_that_is_no_entry_is_refused(data: bytes, why: str) -> None:
     assert caught.value.code == ErrorCode.BAD_PAYLOAD
 
 
-@given(data=st.binary(max_size=80) | st.binary(max_size=30).map(lambda tail: head() + tail))
+@given(
+    data=st.binary(max_size=80) | st.binary(max_size=17).map(lambda tail: (raw()[:9] + tail)[:26])
+)
 def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         assert len(decode_entry(data).digest) in (0, DIGEST_BYTES)
@@ -157,20 +146,6 @@ def test_one_rank_is_enough_to_ask(field: str) -> None:
     asks = replace(ControlEntry(), **{field: True})
     assert getattr(reduced(ControlEntry(), asks, ControlEntry()), field)
     assert not getattr(reduced(ControlEntry(), ControlEntry()), field)
-
-
-def test_sums_are_made_in_rank_order_by_plain_additions() -> None:
-    losses = [1e16, 1.0, -1e16, 1.0]
-    word = reduced(*(ControlEntry(loss_sum=loss, weight=-loss) for loss in losses))
-    assert word.loss_sum == ((1e16 + 1.0) - 1e16) + 1.0 == 1.0
-    assert word.weight == -1.0
-
-
-def test_presence_is_the_union_and_as_long_as_the_longest() -> None:
-    word = reduced(
-        ControlEntry(presence=b"\x01\x00\x80"), ControlEntry(), ControlEntry(presence=b"\x02")
-    )
-    assert word.presence == b"\x03\x00\x80"
 
 
 def test_without_digests_there_is_nothing_to_agree_on() -> None:
@@ -219,7 +194,7 @@ def test_one_unreadable_entry_spoils_the_word() -> None:
 
 
 @given(entries=st.lists(control_entries(), min_size=1, max_size=9))
-def test_the_verdict_is_the_and_or_and_union_of_the_entries(entries: list[ControlEntry]) -> None:
+def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]) -> None:
     word = reduced(*entries)
     assert word.commit == (all(e.vote for e in entries) and word.digest_agreed is not False)
     assert word.next_roster == all(e.next_roster for e in entries)
@@ -227,6 +202,3 @@ def test_the_verdict_is_the_and_or_and_union_of_the_entries(entries: list[Contro
         assert getattr(word, field) == any(getattr(e, field) for e in entries)
     assert bool(word.dissenters) == (word.digest_agreed is False)
     assert len(word.dissenters) < len(entries)
-    for entry in entries:
-        said = int.from_bytes(entry.presence, "little")
-        assert said & ~int.from_bytes(word.presence, "little") == 0

@@ -1,0 +1,178 @@
+"""The simulated coordinator process: membership core, control connections and a durable store.
+
+The counterpart of `dtd.coordinator.daemon`: effects are performed in order, and what follows a
+write to the store waits for it.  The store outlives the process.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+
+from dtd.core.membership import Membership
+from dtd.core.membership_events import (
+    ENDED,
+    Disconnect,
+    Effect,
+    Event,
+    FromWorker,
+    Incident,
+    Job,
+    JobEnded,
+    SaveJob,
+    Send,
+    Submitted,
+    Ticked,
+    WorkerLost,
+)
+from dtd.sim.network import Port
+from dtd.sim.scheduler import Timer
+from dtd.sim.surroundings import COORDINATOR, Surroundings
+from dtd.wire import messages as m
+
+STORE_S = (0.001, 0.02)
+
+
+@dataclass(slots=True)
+class Store:
+    """What the coordinator has written down: jobs as they were when they were saved."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def last_generation(self) -> int:
+        """The highest generation in any job."""
+        return max((job.generation for job in self.jobs.values()), default=0)
+
+    def unfinished(self) -> list[Job]:
+        """Jobs that had not ended, oldest first."""
+        return [copy.deepcopy(job) for job in self.jobs.values() if job.state not in ENDED]
+
+
+class CoordinatorProcess:
+    """One life of the coordinator.
+
+    Args:
+        surroundings: clock, network, chance, oracle, story.
+        store: what earlier lives have written.
+    """
+
+    def __init__(self, surroundings: Surroundings, store: Store) -> None:
+        self.surroundings = surroundings
+        self.store = store
+        self.alive = True
+        self.membership = Membership(
+            heartbeat_interval_s=surroundings.heartbeat_interval_s,
+            last_generation=store.last_generation(),
+        )
+        self._ports: dict[str, Port] = {}
+        self._names: dict[Port, tuple[str, int]] = {}
+        self._effects: deque[tuple[Effect, Port | None]] = deque()
+        self._storing = False
+        self._timer: Timer | None = None
+        for job in store.jobs.values():
+            if job.state in ENDED and job.id not in surroundings.oracle.ended_jobs:
+                surroundings.oracle.ended(job)
+        for job in store.unfinished():
+            self.handle(Submitted(job=job))
+        surroundings.network.listen(COORDINATOR, self)
+
+    def crash(self) -> None:
+        """Die at once; what was not written is forgotten."""
+        self.alive = False
+        self.surroundings.network.vanish(COORDINATOR)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- connections -----------------------------------------------------------------------
+
+    def accept(self, port: Port, greeting: object) -> bool:
+        """A worker connects; see `dtd.sim.network.Host`."""
+        del greeting
+        port.receive = lambda content: self._on_message(port, content)
+        port.closed = lambda reason: self._on_closed(port, reason)
+        welcome = m.Welcome(
+            protocol=1, version="0", name=COORDINATOR, max_payload_bytes=1024 * 1024
+        )
+        port.send(welcome)
+        return True
+
+    def _on_message(self, port: Port, content: object) -> bool:
+        assert isinstance(content, m.Message)
+        if isinstance(content, m.Register):
+            old = self._ports.get(content.name)
+            if old is not None:
+                del self._names[old]
+                old.close("registered again")
+            self._ports[content.name] = port
+            self._names[port] = content.name, content.incarnation
+        if port in self._names:
+            self.handle(FromWorker(name=self._names[port][0], message=content))
+        return True
+
+    def _on_closed(self, port: Port, reason: str) -> None:
+        known = self._names.pop(port, None)
+        if known is not None:
+            name, incarnation = known
+            if self._ports.get(name) is port:
+                del self._ports[name]
+            self.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
+
+    # --- core ------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the core and do what it answers.
+
+        Raises:
+            RequestRefused: the core says no.
+        """
+        now = self.surroundings.scheduler.now
+        for effect in self.membership.handle(event, now):
+            self._effects.append((copy.deepcopy(effect), self._port_of(effect)))
+        self.surroundings.oracle.membership(self.membership, now)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self.membership.next_deadline(now)
+        if deadline is not None:
+            self._timer = self.surroundings.scheduler.at(deadline, self._on_deadline)
+        self._perform()
+
+    def _on_deadline(self) -> None:
+        if self.alive:
+            self.handle(Ticked())
+
+    def _port_of(self, effect: Effect) -> Port | None:
+        """The connection that an effect is meant for; a later one must not get it."""
+        return self._ports.get(effect.name) if isinstance(effect, Send | Disconnect) else None
+
+    def _perform(self) -> None:
+        while self._effects and not self._storing and self.alive:
+            effect, port = self._effects.popleft()
+            if isinstance(effect, SaveJob):
+                self._save(effect.job)
+            elif isinstance(effect, Incident):
+                self.surroundings.tell(effect.message)
+            elif isinstance(effect, JobEnded):
+                self.surroundings.oracle.ended(effect.job)
+            elif port is not None and isinstance(effect, Send):
+                port.send(effect.message)
+            elif port is not None:
+                assert isinstance(effect, Disconnect)
+                self._disconnect(port, effect.reason)
+
+    def _save(self, job: Job) -> None:
+        self._storing = True
+        delay_s = self.surroundings.draw(STORE_S)
+        self.surroundings.scheduler.after(delay_s, lambda: self._on_saved(job))
+
+    def _on_saved(self, job: Job) -> None:
+        if self.alive:
+            self.store.jobs[job.id] = job
+            self._storing = False
+            self._perform()
+
+    def _disconnect(self, port: Port, reason: str) -> None:
+        name = self._names.pop(port, ("", 0))[0]
+        if self._ports.get(name) is port:
+            del self._ports[name]
+        port.close(reason)

@@ -1,0 +1,126 @@
+"""What can befall a simulated cluster, as verbs with a moment and names.
+
+A plan is a list of faults; the cluster applies each at its moment.  The verbs are those of stories
+(`dtd.sim.story`) and of random plans (`dtd.sim.plans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dtd.core.membership_events import CancelRequested, DrainRequested, Event, KillRequested
+from dtd.sim.network import Network
+from dtd.sim.worker import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that befalls the cluster."""
+
+    at_s: float
+    verb: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join((self.verb, *self.names))
+
+
+class Target(Protocol):
+    """What faults act on: the cluster."""
+
+    network: Network
+
+    def start(self, name: str) -> None:
+        """Start a process; nothing when it runs."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """Kill a process at once; nothing when it does not run."""
+        ...
+
+    def process(self, name: str) -> WorkerProcess | None:
+        """A worker's process, if it runs."""
+        ...
+
+    def ask(self, event: Event) -> None:
+        """Hand an operator's request to the coordinator, if it can be reached."""
+        ...
+
+
+def _restart(target: Target, name: str) -> None:
+    target.start(name)
+
+
+def _crash(target: Target, name: str) -> None:
+    target.stop(name)
+
+
+def _pause(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None:
+        process.pause()
+
+
+def _unpause(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None:
+        process.unpause()
+
+
+def _leave(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None:
+        process.leave()
+
+
+def _hold(target: Target, one: str, other: str) -> None:
+    target.network.stall(one, other)
+    target.network.stall(other, one)
+
+
+def _release(target: Target, one: str, other: str) -> None:
+    target.network.release(one, other)
+    target.network.release(other, one)
+
+
+def _partition_oneway(target: Target, source: str, to: str) -> None:
+    target.network.stall(source, to)
+
+
+def _reset(target: Target, one: str, other: str) -> None:
+    target.network.reset(one, other)
+
+
+def _cancel(target: Target, job: str) -> None:
+    target.ask(CancelRequested(job=job))
+
+
+def _drain(target: Target, name: str) -> None:
+    target.ask(DrainRequested(name=name))
+
+
+def _kill(target: Target, name: str, signal: str) -> None:
+    target.ask(KillRequested(name=name, signal=signal))
+
+
+VERBS: Final[dict[str, Callable[..., None]]] = {
+    "restart": _restart,
+    "crash": _crash,
+    "pause": _pause,
+    "unpause": _unpause,
+    "leave": _leave,
+    "hold": _hold,
+    "release": _release,
+    "partition_oneway": _partition_oneway,
+    "reset": _reset,
+    "cancel": _cancel,
+    "drain": _drain,
+    "kill": _kill,
+}
+
+
+def apply(fault: Fault, target: Target) -> None:
+    """Let it happen now."""
+    VERBS[fault.verb](target, *fault.names)

@@ -1,0 +1,230 @@
+"""The network between simulated processes: connections that are slow, stalled or cut.
+
+A connection behaves like TCP: bytes arrive in order or not at all, a dying process is noticed by
+its peers as an end of stream after everything it had sent, a stalled link delivers everything
+later, a reset one forgets what was under way.  Knows nothing of what it carries.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from dtd.sim.scheduler import Scheduler
+
+SMALL_BYTES = 64
+Link = tuple[str, str]
+
+
+class Host(Protocol):
+    """A process that others can connect to."""
+
+    def accept(self, port: Port, greeting: object) -> bool:
+        """Take a connection and set the port's callbacks; False refuses it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeting:
+    content: object
+
+
+class Port:
+    """One end of a connection.
+
+    Attributes:
+        local: name of the process at this end.
+        remote: name of the process at the other end.
+        is_open: this end may send, and hears what arrives.
+        receive: called with what arrives; False holds it, and all that follows, until `resume`.
+        closed: called once when the other end is gone.
+    """
+
+    def __init__(self, network: Network, local: str, remote: str) -> None:
+        self.local = local
+        self.remote = remote
+        self.is_open = True
+        self.peer: Port = self
+        self.receive: Callable[[object], bool] = _deaf
+        self.closed: Callable[[str], None] = _indifferent
+        self.free_at = 0.0
+        self.arrives_at = 0.0
+        self._network = network
+        self._inbox: deque[object] = deque()
+        self._held = False
+        self._draining = False
+
+    def send(self, content: object, size_bytes: int = SMALL_BYTES) -> None:
+        """Send something; silently nothing when this end is closed."""
+        if self.is_open:
+            self._network.transmit(self, content, size_bytes)
+
+    def resume(self) -> None:
+        """Offer what was held once more."""
+        self._held = False
+        self._drain()
+
+    def close(self, reason: str) -> None:
+        """Send what is under way, then end the stream; no callback comes here any more."""
+        if self.is_open:
+            self._network.transmit(self, _End(reason), SMALL_BYTES)
+            self.is_open = False
+
+    def cut(self) -> None:
+        """The connection was reset under this end."""
+        if self.is_open:
+            self.is_open = False
+            self.closed("connection reset")
+
+    def arrive(self, content: object) -> None:
+        """Something has come over the network."""
+        self._inbox.append(content)
+        self._drain()
+
+    def _drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        while self._inbox and not self._held and self.is_open:
+            content = self._inbox.popleft()
+            if not self._take(content):
+                self._inbox.appendleft(content)
+                self._held = True
+        self._draining = False
+
+    def _take(self, content: object) -> bool:
+        if isinstance(content, _End):
+            self.is_open = False
+            self.closed(content.reason)
+            return True
+        if isinstance(content, _Greeting):
+            self._network.greet(self, content.content)
+            return True
+        return self.receive(content)
+
+
+def _deaf(_content: object) -> bool:
+    return True
+
+
+def _indifferent(_reason: str) -> None:
+    return None
+
+
+class Network:
+    """All links of a cluster.
+
+    Args:
+        scheduler: the clock.
+        rng: where latencies come from.
+        latency_s: least and most time on the way.
+        bytes_per_s: bandwidth of every connection and direction.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rng: random.Random,
+        *,
+        latency_s: tuple[float, float] = (0.0001, 0.0005),
+        bytes_per_s: float = 1e8,
+    ) -> None:
+        self._scheduler = scheduler
+        self._rng = rng
+        self._latency_s = latency_s
+        self._bytes_per_s = bytes_per_s
+        self._hosts: dict[str, Host] = {}
+        self._ports: list[Port] = []
+        self._stalled: dict[Link, list[tuple[Port, object]]] = {}
+        self._paused: dict[str, list[tuple[Port, object]]] = {}
+
+    # --- processes -------------------------------------------------------------------------
+
+    def listen(self, name: str, host: Host) -> None:
+        """A process has started."""
+        self._hosts[name] = host
+
+    def vanish(self, name: str) -> None:
+        """A process is gone: its peers see the end of their streams."""
+        self._hosts.pop(name, None)
+        self._paused.pop(name, None)
+        for port in self._ports:
+            if port.local == name:
+                port.close("connection closed by peer")
+
+    def connect(
+        self,
+        local: str,
+        remote: str,
+        greeting: object,
+        *,
+        receive: Callable[[object], bool],
+        closed: Callable[[str], None],
+    ) -> Port:
+        """Open a connection; a refusal comes as its end."""
+        near, far = Port(self, local, remote), Port(self, remote, local)
+        near.peer, far.peer = far, near
+        near.receive, near.closed = receive, closed
+        self._ports = [port for port in self._ports if port.is_open]
+        self._ports += [near, far]
+        near.send(_Greeting(greeting))
+        return near
+
+    def greet(self, port: Port, greeting: object) -> None:
+        """A connection has reached the process that it is for."""
+        host = self._hosts.get(port.local)
+        if host is None or not host.accept(port, greeting):
+            port.close("connection refused")
+
+    # --- carrying --------------------------------------------------------------------------
+
+    def transmit(self, port: Port, content: object, size_bytes: int) -> None:
+        """Carry something from a port to its peer, after all that was sent before."""
+        begins = max(self._scheduler.now, port.free_at)
+        port.free_at = begins + size_bytes / self._bytes_per_s
+        latency = self._rng.uniform(*self._latency_s)
+        port.arrives_at = max(port.arrives_at, port.free_at + latency)
+        self._scheduler.at(port.arrives_at, partial(self._arrive, port.peer, content))
+
+    def _arrive(self, port: Port, content: object) -> None:
+        link = (port.remote, port.local)
+        if link in self._stalled:
+            self._stalled[link].append((port, content))
+        elif port.local in self._paused:
+            self._paused[port.local].append((port, content))
+        elif port.is_open:
+            port.arrive(content)
+
+    # --- faults ----------------------------------------------------------------------------
+
+    def stall(self, source: str, target: str) -> None:
+        """Deliver nothing from one process to another until `release`."""
+        self._stalled.setdefault((source, target), [])
+
+    def release(self, source: str, target: str) -> None:
+        """Deliver what was stalled, and go on."""
+        for port, content in self._stalled.pop((source, target), []):
+            self._arrive(port, content)
+
+    def pause(self, name: str) -> None:
+        """A process reads nothing until `unpause`."""
+        self._paused.setdefault(name, [])
+
+    def unpause(self, name: str) -> None:
+        """A process reads again."""
+        for port, content in self._paused.pop(name, []):
+            self._arrive(port, content)
+
+    def reset(self, one: str, other: str) -> None:
+        """Reset all connections between two processes; what is under way is lost."""
+        for port in [p for p in self._ports if {p.local, p.remote} == {one, other}]:
+            port.cut()

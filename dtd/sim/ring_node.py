@@ -1,0 +1,173 @@
+"""The shell of the ring machine in the simulation: buckets are lists of integers.
+
+Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce each
+element must be `(1 << world) - 1`, every rank once and nobody twice.  The counterpart over bytes is
+`dtd.net.ring`; both drive `dtd.core.ring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dtd.core.chunks import BucketShape
+from dtd.core.ring import Ring
+from dtd.core.ring_events import (
+    BucketDone,
+    BucketStarted,
+    ChunkReceived,
+    Effect,
+    InScratch,
+    Reduce,
+    SendChunk,
+    SendWord,
+    StepOpened,
+    WordOffered,
+    WordReceived,
+    WordsDone,
+)
+from dtd.sim.oracle import Oracle
+from dtd.wire.frames import Hold
+from dtd.wire.messages import Chunk, Word
+
+ITEM_BYTES = 8
+CHUNK_BYTES = 128
+SCRATCH_SLOTS = 8
+WORD_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What goes over a ring link; `roster_id` is for the oracle only."""
+
+    roster_id: int
+    message: Chunk | Word
+    payload: tuple[int, ...] | bytes
+
+
+class RingNode:
+    """One rank's node of one generation's ring.
+
+    Args:
+        core: the machine.
+        roster_id: which roster the ring is of.
+        oracle: told of every frame accepted and every sum.
+        send: sends a frame and its size to the next rank.
+        resume: offers the held frame again.
+        changed: called when a bucket or an exchange of words is complete.
+    """
+
+    def __init__(
+        self,
+        core: Ring,
+        *,
+        roster_id: int,
+        oracle: Oracle,
+        send: Callable[[Frame, int], None],
+        resume: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.core = core
+        self._roster_id = roster_id
+        self._oracle = oracle
+        self._send = send
+        self._resume = resume
+        self._changed = changed
+        self._buckets: list[list[int]] = []
+        self._slots: dict[int, tuple[int, ...]] = {}
+        self._words: dict[int, list[bytes]] = {}
+        self._unfinished: set[int] = set()
+        self._exchanged: list[bytes] | None = None
+
+    # --- the trainer -----------------------------------------------------------------------
+
+    def open_step(self, step: int, bucket_elements: Sequence[int]) -> None:
+        """Begin a step."""
+        self._buckets = [[1 << self.core.rank] * elements for elements in bucket_elements]
+        self._unfinished = set(range(len(self._buckets)))
+        self._words = {rank: [] for rank in range(self.core.world_size)}
+        shapes = tuple(
+            BucketShape(elements=elements, item_bytes=ITEM_BYTES) for elements in bucket_elements
+        )
+        self._handle(StepOpened(step=step, buckets=shapes))
+
+    def start(self, bucket: int) -> None:
+        """The bucket's own contribution is complete."""
+        self._handle(BucketStarted(bucket=bucket))
+
+    def offer(self, word: bytes) -> None:
+        """This rank's word for the next exchange."""
+        self._exchanged = None
+        self._words[self.core.rank].append(word)
+        self._handle(WordOffered())
+
+    def buckets_done(self) -> bool:
+        """Every bucket of the open step holds the sum."""
+        return not self._unfinished
+
+    def words(self) -> list[bytes] | None:
+        """All ranks' words in rank order, once they are here."""
+        return self._exchanged
+
+    # --- the network -----------------------------------------------------------------------
+
+    def receive(self, content: object) -> bool:
+        """Take a frame from the previous rank; False when its turn has not come."""
+        assert isinstance(content, Frame)
+        message, payload = content.message, content.payload
+        if isinstance(message, Word):
+            if isinstance(self.core.accept_word(message), Hold):
+                return False
+            assert isinstance(payload, bytes)
+            self._oracle.accepted(self._roster_id, content.roster_id)
+            self._words[message.origin].append(payload)
+            self._handle(WordReceived(word=message))
+            return True
+        assert isinstance(payload, tuple)
+        place = self.core.place(message, len(payload) * ITEM_BYTES)
+        if isinstance(place, Hold):
+            return False
+        self._oracle.accepted(self._roster_id, content.roster_id)
+        slot = None
+        if isinstance(place, InScratch):
+            slot = place.slot
+            self._slots[slot] = payload
+        else:
+            self._buckets[place.bucket][place.start : place.stop] = payload
+        self._handle(ChunkReceived(chunk=message, slot=slot))
+        return True
+
+    # --- effects ---------------------------------------------------------------------------
+
+    def _handle(
+        self, event: StepOpened | BucketStarted | WordOffered | WordReceived | ChunkReceived
+    ) -> None:
+        effects = self.core.handle(event, 0.0)
+        self._oracle.ring(self.core)
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, SendChunk):
+            payload = tuple(self._buckets[effect.chunk.bucket][effect.start : effect.stop])
+            self._transmit(effect.chunk, payload, len(payload) * ITEM_BYTES)
+        elif isinstance(effect, Reduce):
+            bucket = self._buckets[effect.bucket]
+            for index, value in enumerate(self._slots.pop(effect.slot), effect.start):
+                bucket[index] += value
+        elif isinstance(effect, SendWord):
+            word = self._words[effect.word.origin][effect.word.sequence]
+            self._transmit(effect.word, word, WORD_BYTES)
+        elif isinstance(effect, BucketDone):
+            self._oracle.summed(self.core.world_size, self._buckets[effect.bucket])
+            self._unfinished.remove(effect.bucket)
+            self._changed()
+        elif isinstance(effect, WordsDone):
+            ranks = range(self.core.world_size)
+            self._exchanged = [self._words[rank][effect.sequence] for rank in ranks]
+            self._changed()
+        else:
+            self._resume()
+
+    def _transmit(self, message: Chunk | Word, payload: tuple[int, ...] | bytes, size: int) -> None:
+        self._send(Frame(self._roster_id, message, payload), 64 + size)

@@ -1,0 +1,89 @@
+"""Stories: a script of what befalls a cluster, and below a line what then happened.
+
+    # Why the story is worth telling.
+    cluster seed=7 workers=3
+    submit steps=12 buckets=40,7 min_workers=2
+    misfit worker-3
+    failing worker-2 step=5
+    at 3.0 crash worker-2
+    at 5.0 restart worker-2
+    --------
+        0.020  job job-1 begins to warm up
+        ...
+
+A story that is told again must be the same, word for word.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from dtd.errors import UsageError
+from dtd.sim.cluster import Cluster
+from dtd.sim.faults import VERBS
+
+RULE: Final = "-" * 8
+
+
+def tell(text: str) -> str:
+    """The script of a story and what happens; what the text says below the rule is not looked at.
+
+    Raises:
+        UsageError: a line of the script is not understood.
+    """
+    script = text.partition(f"{RULE}\n")[0]
+    cluster = _cluster(script).run()
+    return "\n".join([script + RULE, *cluster.story, _ending(cluster), ""])
+
+
+def _ending(cluster: Cluster) -> str:
+    jobs = [
+        f"{job.id} is {job.state.value} at step {job.step}, {job.steps_lost} steps lost"
+        for job in cluster.oracle.ended_jobs.values()
+    ]
+    workers = [f"{name} is {state}" for name, state in cluster.workers_state().items()]
+    return f"{cluster.now_s:9.3f}  {'; '.join(jobs)}; {', '.join(workers) or 'no worker is left'}"
+
+
+def _cluster(script: str) -> Cluster:
+    cluster: Cluster | None = None
+    for number, line in enumerate(script.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        try:
+            if words and cluster is None:
+                cluster = _begin(words)
+            elif words and cluster is not None:
+                _plan(cluster, words)
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise UsageError(f"line {number} of the story is not understood: {line}") from error
+    if cluster is None:
+        raise UsageError("the story has no cluster", remedy="begin with: cluster seed=1 workers=2")
+    return cluster
+
+
+def _begin(words: list[str]) -> Cluster:
+    values = _values(words[1:])
+    return Cluster(values["seed"], workers=values["workers"])
+
+
+def _plan(cluster: Cluster, words: list[str]) -> None:
+    if words[0] == "submit":
+        cluster.submit(**_values(words[1:]))
+    elif words[0] == "misfit":
+        cluster.misfit(words[1])
+    elif words[0] == "failing":
+        cluster.failing(words[1], **_values(words[2:]))
+    elif words[0] == "at" and words[2] in VERBS:
+        cluster.do(words[2], *words[3:], at_s=float(words[1]))
+    else:
+        raise KeyError(words[0])
+
+
+def _values(words: list[str]) -> dict[str, Any]:
+    return {key: _value(key, value) for key, _, value in (word.partition("=") for word in words)}
+
+
+def _value(key: str, value: str) -> Any:
+    if key == "buckets":
+        return [int(elements) for elements in value.split(",")]
+    return float(value) if key.endswith("_s") else int(value)

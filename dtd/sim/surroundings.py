@@ -1,0 +1,58 @@
+"""What every simulated process shares: the clock, the network, chance, the oracle, the story.
+
+Processes are given this one object and reach nothing else of each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dtd.sim.network import Network
+from dtd.sim.oracle import Oracle
+from dtd.sim.scheduler import Scheduler
+
+COORDINATOR = "coordinator"
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things take: each time something between least and most, in seconds."""
+
+    start_s: Range = (0.05, 0.3)
+    reconnect_s: Range = (0.05, 0.5)
+    warm_up_s: Range = (0.5, 2.0)
+    load_s: Range = (0.05, 0.2)
+    compute_s: Range = (0.02, 0.2)
+    optimizer_s: Range = (0.001, 0.01)
+    checkpoint_s: Range = (0.05, 0.4)
+
+
+@dataclass(slots=True, kw_only=True)
+class Surroundings:
+    """The world of one simulation.
+
+    Attributes:
+        restarted: called with the name of a worker whose process ended and shall come again.
+        heartbeat_interval_s: how often workers report; five seconds of silence are too many.
+        story: what happened, a line each.
+    """
+
+    scheduler: Scheduler
+    network: Network
+    rng: random.Random
+    oracle: Oracle
+    pace: Pace
+    restarted: Callable[[str], None]
+    heartbeat_interval_s: float = 0.5
+    story: list[str] = field(default_factory=list)
+
+    def draw(self, limits: Range) -> float:
+        """A duration between the limits."""
+        return self.rng.uniform(*limits)
+
+    def tell(self, text: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self.scheduler.now:9.3f}  {text}")

@@ -1,0 +1,185 @@
+"""A desk to drive the membership core from: workers say things, the desk keeps what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dtd.core.membership import Membership
+from dtd.core.membership_events import (
+    Disconnect,
+    Event,
+    FromWorker,
+    Incident,
+    Job,
+    JobEnded,
+    SaveJob,
+    Send,
+    Submitted,
+    Ticked,
+    WorkerLost,
+)
+from dtd.wire import messages as m
+
+
+class Desk:
+    """A membership core, a clock that the test moves, and everything the core has answered."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.core = Membership(**arguments)
+        self.books = self.core.books
+        self.now = 0.0
+        self.sent: list[Send] = []
+        self.incidents: list[Incident] = []
+        self.disconnected: list[Disconnect] = []
+        self.saved: list[Job] = []
+        self.ended: list[Job] = []
+
+    def handle(self, event: Event) -> None:
+        kept = {
+            Send: self.sent,
+            Incident: self.incidents,
+            Disconnect: self.disconnected,
+        }
+        for effect in self.core.handle(event, self.now):
+            if isinstance(effect, SaveJob):
+                self.saved.append(effect.job)
+            elif isinstance(effect, JobEnded):
+                self.ended.append(effect.job)
+            else:
+                kept[type(effect)].append(effect)
+        self.core.check_invariants()
+
+    def tick(self, now: float) -> None:
+        """Let time pass, with heartbeats of all that are watched."""
+        while self.now < now:
+            self.now = min(now, self.now + 1.0)
+            for name in list(self.books.detector._heard):
+                self.say(name, m.Heartbeat(state=""))
+            self.handle(Ticked())
+
+    def silence(self, now: float, *but: str) -> None:
+        """Let time pass; only some workers go on to send heartbeats."""
+        while self.now < now:
+            self.now = min(now, self.now + 0.5)
+            for name in but:
+                self.say(name, m.Heartbeat(state=""))
+            self.handle(Ticked())
+
+    def submit(self, job_id: str = "j-1", **elastic: Any) -> Job:
+        table = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+        job = Job(id=job_id, spec={"job": {"name": "j"}, "elastic": {**table, **elastic}})
+        self.handle(Submitted(job=job))
+        return job
+
+    # --- what workers say ------------------------------------------------------------------
+
+    def say(self, name: str, message: m.Message) -> None:
+        self.handle(FromWorker(name=name, message=message))
+
+    def register(self, name: str, *, incarnation: int = 1, **more: Any) -> None:
+        register = m.Register(
+            name=name,
+            incarnation=incarnation,
+            pid=1,
+            host="h",
+            device="cpu",
+            data_host="h",
+            data_port=1,
+            version="0",
+            **more,
+        )
+        self.say(name, register)
+
+    def warmed(self, name: str, job: str = "j-1", **more: Any) -> None:
+        values: dict[str, Any] = {
+            "dataset_rows": 100,
+            "dataset_fingerprint": "d",
+            "plan_digest": "p",
+            "numerics_fingerprint": "n",
+            "parameters": 1,
+            "steps_total": 10,
+            "held": (),
+        }
+        self.say(name, m.Warmed(job=job, **{**values, **more}))
+
+    def lost(self, name: str, *, incarnation: int = 1) -> None:
+        self.handle(WorkerLost(name=name, incarnation=incarnation, reason="gone"))
+
+    def run_generation(self, *names: str) -> int:
+        """Register, warm up, and report that all of them run."""
+        for name in names:
+            self.register(name)
+        for name in names:
+            self.warmed(name)
+        return self.all_run(*names)
+
+    def all_run(self, *names: str) -> int:
+        number = self.books.generation
+        for name in names:
+            self.say(name, m.Running(job="j-1", generation=number, step=self.books.start_step))
+        return number
+
+    def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
+        held = m.Held(
+            job="j-1",
+            generation=more.pop("held_generation", generation),
+            step=step,
+            digest="",
+            where="memory",
+        )
+        values: dict[str, Any] = {"suspect": "", "reason": "why", "held": (held,), **more}
+        message = m.Frozen(
+            job="j-1",
+            generation=generation,
+            roster_id=1,
+            committed_step=step,
+            prepared_step=step,
+            control_word=b"",
+            **values,
+        )
+        self.say(name, message)
+
+    def finished(self, name: str, *, generation: int, step: int = 10, **more: Any) -> None:
+        values: dict[str, Any] = {"digest": "x", "stopped": False, "result": {}, **more}
+        self.say(name, m.Finished(job="j-1", generation=generation, step=step, **values))
+
+    def saved_checkpoint(self, name: str, *, generation: int, step: int) -> None:
+        message = m.CheckpointSaved(
+            job="j-1",
+            generation=generation,
+            step=step,
+            digest="",
+            size_bytes=1,
+            directory="",
+            metrics={},
+            kept={},
+        )
+        self.say(name, message)
+
+    # --- what the core has answered --------------------------------------------------------
+
+    def told(self, name: str, kind: type[Any]) -> list[Any]:
+        """Messages of a kind that a worker was sent."""
+        return [s.message for s in self.sent if s.name == name and isinstance(s.message, kind)]
+
+    def kinds(self) -> list[str]:
+        """Kinds of the incidents so far."""
+        return [incident.kind for incident in self.incidents]
+
+    def state(self, name: str) -> str:
+        return self.books.workers[name].state.value
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """A fresh membership core."""
+    return Desk()
+
+
+@pytest.fixture
+def make_desk() -> Callable[..., Desk]:
+    """For cores with arguments."""
+    return Desk

@@ -1,0 +1,324 @@
+from typing import Any
+
+import pytest
+
+from dtd.core import admission
+from dtd.core.membership_events import CancelRequested, DrainRequested
+from dtd.wire import messages as m
+
+
+def held(generation: int, step: int, where: str = "checkpoint") -> tuple[m.Held, ...]:
+    return (m.Held(job="j-1", generation=generation, step=step, digest="", where=where),)
+
+
+# --- registering -----------------------------------------------------------------------------
+
+
+def test_worker_without_a_job_is_idle(desk: Any) -> None:
+    desk.register("a")
+    assert desk.state("a") == "idle"
+    (answer,) = desk.told("a", m.Registered)
+    assert (answer.heartbeat_interval_s, answer.heartbeat_timeout_s) == (0.5, 5.0)
+
+
+def test_worker_that_comes_while_a_job_is_on_warms_up(desk: Any) -> None:
+    desk.submit()
+    desk.register("a")
+    assert desk.state("a") == "warming"
+    assert len(desk.told("a", m.Prepare)) == 1
+
+
+def test_new_incarnation_replaces_the_old_one(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.register("b", incarnation=2)
+    assert "worker_lost" in desk.kinds()
+    assert [one.at_boundary for one in desk.told("a", m.Freeze)] == [False]
+    desk.lost("b", incarnation=1)
+    assert desk.state("b") == "warming"
+
+
+def test_loss_of_a_stranger_is_no_event(desk: Any) -> None:
+    desk.lost("nobody")
+    assert desk.incidents == []
+
+
+def test_worker_is_lost_once(desk: Any) -> None:
+    desk.register("a")
+    desk.lost("a")
+    desk.lost("a")
+    assert desk.kinds().count("worker_lost") == 1
+
+
+def test_nobody_is_prepared_for_a_job_that_stops(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    desk.handle(CancelRequested(job="j-1"))
+    desk.register("b")
+    assert desk.state("b") == "idle"
+
+
+def test_long_gone_workers_are_forgotten(desk: Any) -> None:
+    for number in range(admission.MAX_KNOWN_WORKERS + 5):
+        desk.register(f"w-{number}")
+        desk.lost(f"w-{number}")
+    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
+    assert "w-0" not in desk.books.workers
+
+
+# --- coming back -----------------------------------------------------------------------------
+
+
+def test_worker_of_a_job_that_is_over_starts_afresh(desk: Any) -> None:
+    desk.register("a", job="j-0", generation=3)
+    (release,) = desk.told("a", m.Release)
+    assert release.state == "unknown"
+    assert desk.state("a") == "released"
+
+
+def test_worker_that_comes_back_freezes_and_keeps_what_it_holds(desk: Any) -> None:
+    desk.submit()
+    desk.register("a", job="j-1", generation=3)
+    (freeze,) = desk.told("a", m.Freeze)
+    assert (freeze.generation, freeze.at_boundary) == (3, False)
+    assert desk.core.explain() == "waiting for a to leave the last generation"
+    desk.froze("a", generation=3, step=6)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.generation, assign.held_generation, assign.held_step) == (4, 3, 6)
+
+
+def test_finished_worker_comes_back_with_its_last_step(desk: Any) -> None:
+    desk.submit()
+    desk.register("a", job="j-1", generation=3)
+    desk.finished("a", generation=3, step=10)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.held_generation, assign.held_step) == (3, 10)
+
+
+def test_number_reported_by_one_worker_does_not_disturb_a_running_generation(desk: Any) -> None:
+    """A coordinator that has lost its file hears of generations it has not announced."""
+    desk.submit()
+    number = desk.run_generation("a")
+    desk.register("b", job="j-1", generation=40)
+    assert desk.books.generation == number
+    desk.froze("b", generation=40, step=1, held_generation=0)
+    desk.froze("a", generation=number, step=1)
+    assert desk.books.generation == 41
+
+
+def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
+    desk.submit()
+    desk.register("a")
+    desk.warmed("a")
+    desk.register("b", job="j-1", generation=3)
+    desk.tick(11.5)
+    assert [one.name for one in desk.disconnected] == ["b"]
+    assert "its training hangs" in desk.books.workers["b"].reason
+
+
+def test_endless_warm_up_keeps_others_from_joining_for_so_long_only(desk: Any) -> None:
+    desk.submit(warmup_timeout_s=20.0)
+    desk.run_generation("a")
+    desk.register("b")
+    desk.register("c")
+    desk.warmed("b")
+    desk.tick(19.0)
+    assert desk.told("a", m.Freeze) == []
+    desk.tick(21.0)
+    assert [one.reason for one in desk.told("a", m.Freeze)] == ["b joins"]
+
+
+def test_what_a_returning_worker_says_of_its_data_is_remembered(desk: Any) -> None:
+    """After a bounce of the coordinator a newcomer must still be compared with somebody."""
+    desk.submit()
+    desk.register("a", job="j-1", generation=3)
+    desk.warmed("a")
+    assert desk.state("a") == "warming"
+    desk.froze("a", generation=3, step=6)
+    desk.register("b")
+    desk.warmed("b", dataset_rows=7)
+    assert desk.state("b") == "refused"
+
+
+# --- warming up ------------------------------------------------------------------------------
+
+
+def test_warm_worker_reports_what_it_holds(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    desk.register("a")
+    desk.warmed("a", held=held(2, 6))
+    assert desk.state("a") == "ready"
+    assert desk.books.workers["a"].held == held(2, 6)[0]
+    assert job.total_steps == 10
+
+
+@pytest.mark.parametrize("job", ["j-0", "j-1"])
+def test_late_or_foreign_warmth_is_ignored(desk: Any, job: str) -> None:
+    desk.submit(min_workers=3)
+    desk.register("a")
+    desk.warmed("a")
+    desk.warmed("a", job=job, steps_total=99)
+    assert desk.books.job.total_steps == 10
+    desk.register("b")
+    desk.warmed("b", job="j-0")
+    assert desk.state("b") == "warming"
+
+
+def test_warmth_without_a_job_is_ignored(desk: Any) -> None:
+    desk.register("a")
+    desk.warmed("a")
+    assert desk.state("a") == "idle"
+
+
+def test_warming_may_be_silent_for_longer_than_training(desk: Any) -> None:
+    desk.submit()
+    desk.register("a")
+    desk.silence(29.0)
+    assert desk.state("a") == "warming"
+    desk.silence(33.0)
+    assert desk.state("a") == "lost"
+
+
+def test_warming_for_too_long_is_given_up(desk: Any) -> None:
+    desk.submit(warmup_timeout_s=20.0)
+    desk.register("a")
+    desk.tick(20.0)
+    assert desk.state("a") == "warming"
+    desk.tick(22.0)
+    assert desk.state("a") == "lost"
+    assert "elastic.warmup_timeout_s" in desk.books.workers["a"].reason
+
+
+# --- who may train with whom -----------------------------------------------------------------
+
+
+def test_newcomer_that_differs_from_those_who_train_is_refused(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("b")
+    desk.register("a")
+    desk.warmed("a", numerics_fingerprint="arm", steps_total=99)
+    assert desk.state("a") == "refused"
+    assert "arm, not n" in desk.books.workers["a"].reason
+    assert job.total_steps == 10
+
+
+def test_before_anybody_has_trained_the_majority_decides(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    for name in "abc":
+        desk.register(name)
+    desk.warmed("a", dataset_rows=7, steps_total=3)
+    assert desk.state("a") == "ready"
+    desk.warmed("b")
+    desk.warmed("c")
+    assert [desk.state(name) for name in "abc"] == ["refused", "forming", "forming"]
+    assert job.total_steps == 10
+
+
+def test_refused_worker_is_looked_at_again_when_the_other_is_gone(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    for name in "ab":
+        desk.register(name)
+    desk.warmed("a", dataset_rows=7)
+    desk.warmed("b")
+    assert [desk.state(name) for name in "ab"] == ["ready", "refused"]
+    assert "b is refused: its dataset has 100 rows" in desk.core.explain()
+    desk.handle(DrainRequested(name="a"))
+    assert [desk.state(name) for name in "ab"] == ["released", "ready"]
+    assert desk.books.workers["b"].reason == ""
+    assert desk.kinds().count("worker_refused") == 1
+
+
+# --- leaving ---------------------------------------------------------------------------------
+
+
+def test_worker_that_holds_nothing_leaves_at_once(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    desk.register("a")
+    desk.say("a", m.Leave(reason="stop"))
+    assert desk.told("a", m.Release) == [m.Release(job="j-1", state="left", reason="stop")]
+
+
+def test_idle_worker_leaves_at_once(desk: Any) -> None:
+    desk.register("a")
+    desk.handle(DrainRequested(name="a"))
+    assert desk.told("a", m.Release) == [
+        m.Release(job="", state="left", reason="drained by the operator")
+    ]
+
+
+def test_member_leaves_at_the_step_boundary(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.handle(DrainRequested(name="a"))
+    assert [one.leave for one in desk.told("a", m.Freeze)] == [True]
+    assert [one.leave for one in desk.told("b", m.Freeze)] == [False]
+    desk.froze("a", generation=number, step=3)
+    assert desk.state("a") == "frozen"
+    desk.froze("b", generation=number, step=3)
+    assert desk.state("a") == "released"
+    assert desk.books.roster == ["b"]
+
+
+def test_member_that_asks_while_its_generation_forms_leaves_after_the_first_step(
+    desk: Any,
+) -> None:
+    desk.submit()
+    for name in "ab":
+        desk.register(name)
+    for name in "ab":
+        desk.warmed(name)
+    desk.say("b", m.Leave(reason="stop"))
+    assert desk.told("b", m.Freeze) == []
+    desk.all_run("a", "b")
+    assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [True]
+
+
+def test_the_only_one_who_remembers_stays_until_another_does(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.lost("a")
+    desk.handle(DrainRequested(name="b"))
+    desk.froze("b", generation=number, step=7)
+    assert desk.books.roster == ["b"]
+    alone = desk.all_run("b")
+    assert [one.leave for one in desk.told("b", m.Freeze)][-1] is True
+    desk.register("a", incarnation=2)
+    desk.saved_checkpoint("b", generation=alone, step=8)
+    desk.froze("b", generation=alone, step=8)
+    assert desk.state("b") == "frozen"
+    desk.warmed("a")
+    assert desk.books.roster == ["a", "b"]
+    together = desk.all_run("a", "b")
+    for name in "ab":
+        desk.froze(name, generation=together, step=9)
+    assert desk.state("b") == "released"
+    assert desk.books.roster == ["a"]
+
+
+def test_the_only_worker_leaves_when_its_state_is_saved(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    desk.say("a", m.Leave(reason="stop"))
+    desk.saved_checkpoint("a", generation=number, step=3)
+    desk.froze("a", generation=number, step=3)
+    assert desk.state("a") == "released"
+
+
+def test_standby_leaves_although_it_remembers_something_old(desk: Any) -> None:
+    desk.submit(max_workers=1)
+    desk.run_generation("a")
+    desk.register("b", job="j-1", generation=1)
+    desk.handle(DrainRequested(name="b"))
+    assert desk.state("b") == "warming"
+    desk.froze("b", generation=1, step=0)
+    assert desk.state("b") == "released"
+
+
+def test_wish_to_leave_outlives_the_connection_but_not_the_process(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.handle(DrainRequested(name="b"))
+    desk.register("b", job="j-1", generation=1)
+    assert desk.books.workers["b"].leaving
+    desk.register("b", incarnation=2)
+    assert not desk.books.workers["b"].leaving

@@ -69,7 +69,7 @@ class Coordinator:
         self.job_numbers: dict[str, int] = {}
         self._next_number = store.next_job_number()
         self._driver: Driver[Event, Effect] = Driver(self.membership, self._queue_effect, Ticked)
-        self._effects: asyncio.Queue[tuple[Effect, dict[str, Any]]] = asyncio.Queue()
+        self._effects: asyncio.Queue[tuple[Effect | asyncio.Future[None], Any]] = asyncio.Queue()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._links: dict[str, tuple[Link, int]] = {}
         self._names: dict[Link, tuple[str, int]] = {}
@@ -118,6 +118,12 @@ class Coordinator:
             RequestRefused: the core says no.
         """
         self._driver.handle(event)
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done: what was decided is written down."""
+        done = asyncio.get_running_loop().create_future()
+        self._effects.put_nowait((done, None))
+        await done
 
     def new_job_id(self, name: str) -> str:
         """A fresh id for a job of this name."""
@@ -221,21 +227,29 @@ class Coordinator:
     # --- effects -----------------------------------------------------------------------------
 
     def _queue_effect(self, effect: Effect) -> None:
-        """Keep the order of effects; a job is written as it is now, not as it will be."""
-        body = job_body(effect.job) if isinstance(effect, SaveJob) else {}
-        self._effects.put_nowait((effect, body))
+        """Keep the order of effects, with what they mean now.
 
-    async def _perform(self, effect: Effect, body: dict[str, Any]) -> None:
+        A job is written as it is, not as it will be, and a message goes to the connection that
+        the worker has, not to one that it may have after the store has written.
+        """
+        if isinstance(effect, SaveJob):
+            self._effects.put_nowait((effect, job_body(effect.job)))
+        elif isinstance(effect, Send | Disconnect):
+            self._effects.put_nowait((effect, self._links.get(effect.name, (None, 0))[0]))
+        else:
+            self._effects.put_nowait((effect, None))
+
+    async def _perform(self, effect: Effect | asyncio.Future[None], about: Any) -> None:
         if isinstance(effect, Send):
-            self._send(effect)
+            self._send(effect, about)
+        elif isinstance(effect, asyncio.Future):
+            effect.set_result(None)
         elif isinstance(effect, SaveJob):
-            await self._save_job(body)
+            await self._save_job(about)
         elif isinstance(effect, Incident):
             self._on_incident(effect)
-        elif isinstance(effect, Disconnect):
-            link, _ = self._links.get(effect.name, (None, 0))
-            if link is not None:
-                link.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
+        elif isinstance(effect, Disconnect) and about is not None:
+            about.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
         elif isinstance(effect, JobEnded):
             self._desk.job_ended(effect.job)
 
@@ -246,8 +260,7 @@ class Coordinator:
         except sqlite3.Error as error:
             log.error("store_failed", job=body["id"], error=str(error))
 
-    def _send(self, effect: Send) -> None:
-        link, _ = self._links.get(effect.name, (None, 0))
+    def _send(self, effect: Send, link: Link | None) -> None:
         if link is None:
             return
         link.send(effect.message)

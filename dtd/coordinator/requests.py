@@ -108,7 +108,7 @@ class RequestDesk:
         if isinstance(request, m.WaitJob):
             return await self._wait(request.job)
         if isinstance(request, m.CancelJob):
-            return self._cancel(request.job)
+            return await self._cancel(request.job)
         if isinstance(request, m.KillWorker | m.DrainWorker):
             return self._kill_or_drain(request)
         return await self._read(request)
@@ -158,6 +158,7 @@ class RequestDesk:
             from_mode=mode,
         )
         self._coordinator.handle(Submitted(job=submitted))
+        await self._coordinator.settled()
         return {"job": job_id}
 
     async def _has_checkpoint(self, request: m.SubmitJob) -> None:
@@ -177,8 +178,9 @@ class RequestDesk:
             await self._ended.setdefault(job_id, asyncio.Event()).wait()
         return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
 
-    def _cancel(self, job_id: str) -> dict[str, Any]:
+    async def _cancel(self, job_id: str) -> dict[str, Any]:
         self._coordinator.handle(CancelRequested(job=job_id))
+        await self._coordinator.settled()
         return {"job": job_id, "state": JobState.STOPPING.value}
 
     def _kill_or_drain(self, request: m.KillWorker | m.DrainWorker) -> dict[str, Any]:

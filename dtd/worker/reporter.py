@@ -37,7 +37,7 @@ class JobReporter:
         self._generation = 0
         self._rank = -1
         self._step: StepRecord | None = None
-        self._rate = 0.0
+        self._epoch = -1
         self._told_s = 0.0
         self._told_step = -1
         self._means: dict[str, float] = {}
@@ -62,13 +62,15 @@ class JobReporter:
         """The next steps belong to this generation."""
         self._generation, self._rank = assign.generation, assign.rank
         self._flags = Flags()
+        self._step = None
         self._log = structlog.get_logger().bind(
             job=self._job, generation=assign.generation, rank=assign.rank
         )
 
     def step_committed(self, record: StepRecord) -> None:
         """A step was committed."""
-        if self._step is None or self._step.epoch != record.epoch:
+        if record.epoch != self._epoch:
+            self._epoch = record.epoch
             self._epoch_losses.clear()
         self._step = record
         self._log.info("step_committed", **dataclasses.asdict(record))
@@ -143,7 +145,7 @@ class JobReporter:
         metrics = {str(name): float(value) for name, value in outcome.metrics.items()}
         return {
             "steps": outcome.step,
-            "epochs": self._step.epoch + 1 if self._step is not None else 0,
+            "epochs": self._epoch + 1,
             "skipped_steps": outcome.skipped,
             "rows_missing": outcome.rows_missing,
             "rows_repeated": outcome.rows_repeated,

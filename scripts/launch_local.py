@@ -139,8 +139,14 @@ def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> L
     started_s = time.monotonic()
     last: dict[str, Any] = {}
 
+    refused: set[str] = set()
+
     def on_status(status: dict[str, Any]) -> None:
         display.update(status)
+        for worker in status["workers"]:
+            if worker["state"] == "refused" and worker["name"] not in refused:
+                refused.add(worker["name"])
+                display.say(f"{worker['name']} is refused: {worker['reason']}")
         if status["job"] is not None and status["job"]["id"] == job:
             last.update(status["job"])
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 import msgpack
 
 from dtd import __version__, job
+from dtd.coordinator.store import Store
+from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     CancelRequested,
     DrainRequested,
+    Event,
     Job,
     JobState,
     KillRequested,
@@ -23,27 +27,50 @@ from dtd.core.membership_events import (
 )
 from dtd.core.status import status_of
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.net.link import Link
 from dtd.wire import messages as m
+from dtd.wire.connection import FROM_OPENER
 
-if TYPE_CHECKING:
-    from dtd.coordinator.daemon import Coordinator
-    from dtd.net.link import Link
+T = TypeVar("T")
 
-CTL_REQUESTS: Final = (
-    m.SubmitJob,
-    m.GetStatus,
-    m.WaitJob,
-    m.CancelJob,
-    m.KillWorker,
-    m.DrainWorker,
-    m.ListJobs,
-    m.ReadLogs,
-    m.ReadEvents,
-    m.ListCheckpoints,
-)
+CTL_REQUESTS: Final = tuple(FROM_OPENER[m.Role.CTL] - {m.Error, m.Goodbye})
 SIGNALS: Final = ("KILL", "TERM", "STOP")
 MAX_PENDING_REQUESTS: Final = 64
 ENDED_STATES: Final = ("done", "failed", "cancelled")
+
+
+class Coordinator(Protocol):
+    """What the desk needs of the daemon behind it."""
+
+    address: str
+    started_s: float
+    store: Store
+    membership: Membership
+
+    @property
+    def now(self) -> float:
+        """The clock that the core sees."""
+        ...
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the core; raises RequestRefused."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done."""
+        ...
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of the store."""
+        ...
+
+    def new_job_id(self, name: str) -> str:
+        """A fresh id for a job of this name."""
+        ...
+
+    def connected(self) -> frozenset[str]:
+        """Names of the workers whose control connection stands."""
+        ...
 
 
 class RequestDesk:

@@ -8,6 +8,7 @@ before, so an idle worker has not paid for it.  It talks to the event loop throu
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -198,6 +199,7 @@ class Trainer(threading.Thread):
         """The job's own code, data or numbers failed: the job ends with this."""
         blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
         trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
-        log.error("training_failed", error=f"{blame}{error}", traceback=trace)
+        log.error("training_failed", error=f"{blame}{error}")
+        sys.stderr.write(trace)  # captured: `dtdctl logs` shows it
         failed = m.Failed(job=self._prepare.job, reason=f"{blame}{error}"[:4000], traceback=trace)
         self._post(member.TrainerFailed(failed=failed))

@@ -48,3 +48,9 @@ def test_it_survives_being_written_down(length, rows):
     read.commit(read.epoch, [0])
     ledger.commit(ledger.epoch, [0])
     assert read.to_mapping() == ledger.to_mapping()
+
+
+def test_an_epoch_of_which_nothing_was_used_here_is_not_missing():
+    ledger = Ledger(10)
+    ledger.commit(4, [0])
+    assert (ledger.epoch, ledger.rows_missing, ledger.committed) == (4, 0, 1)

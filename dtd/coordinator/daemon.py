@@ -242,7 +242,7 @@ class Coordinator:
     async def _perform(self, effect: Effect | asyncio.Future[None], about: Any) -> None:
         if isinstance(effect, Send):
             self._send(effect, about)
-        elif isinstance(effect, asyncio.Future):
+        elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
             effect.set_result(None)
         elif isinstance(effect, SaveJob):
             await self._save_job(about)

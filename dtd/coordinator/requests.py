@@ -7,6 +7,7 @@ the membership's books and the store; decisions are the core's.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -80,7 +81,7 @@ class RequestDesk:
         self._coordinator = coordinator
         self._pending: dict[Link, asyncio.Queue[m.Message]] = {}
         self._tasks: dict[Link, asyncio.Task[None]] = {}
-        self._ended: dict[str, asyncio.Event] = {}
+        self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._news = asyncio.Event()
 
     def ask(self, link: Link, request: m.Message) -> None:
@@ -110,7 +111,8 @@ class RequestDesk:
         """Wake whoever waits for the job."""
         waiting = self._ended.pop(ended.id, None)
         if waiting is not None:
-            waiting.set()
+            result = {"state": ended.state.value, "reason": ended.reason, "result": ended.result}
+            waiting.set_result({"job": ended.id, **result})
 
     def something_happened(self) -> None:
         """Wake whoever follows events."""
@@ -124,6 +126,10 @@ class RequestDesk:
                 answer = await self._answer(request)
             except DtdError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
+                return
+            except sqlite3.Error as error:
+                why = f"the coordinator's store fails: {error}"
+                link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="look after its disk"))
                 return
             link.send(m.Result(), msgpack.packb(answer, use_bin_type=True))
 
@@ -201,9 +207,12 @@ class RequestDesk:
             )
 
     async def _wait(self, job_id: str) -> dict[str, Any]:
-        while (known := await self._known_job(job_id))["state"] not in ENDED_STATES:
-            await self._ended.setdefault(job_id, asyncio.Event()).wait()
-        return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
+        known = await self._known_job(job_id)
+        if known["state"] in ENDED_STATES:
+            return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
+        if job_id not in self._ended:
+            self._ended[job_id] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._ended[job_id])
 
     async def _cancel(self, job_id: str) -> dict[str, Any]:
         self._coordinator.handle(CancelRequested(job=job_id))

@@ -11,7 +11,8 @@ import fcntl
 import json
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Final
@@ -63,44 +64,63 @@ class Store:
         path = state_dir / "coordinator.sqlite3"
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
+        try:
+            version = self._open_schema()
+        except sqlite3.Error as error:
+            version = f"that cannot be read ({error})"
+        if version != SCHEMA_VERSION:
+            self.close()
             raise ConfigError(
                 f"{path} has schema {version}, this dtd writes {SCHEMA_VERSION}",
                 remedy="run the dtd version that wrote it, or use another --state-dir",
             )
+
+    def _open_schema(self) -> int | str:
+        """The file's schema; a new file gets ours."""
+        self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version == 0:
+            version = SCHEMA_VERSION
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={version}; COMMIT")
+        return version
 
     def close(self) -> None:
         """Close the file and give up the directory."""
         self._db.close()
         self._lock.close()
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        """All or nothing; what failed must not stay open, or nothing later would be durable."""
+        cursor = self._db.cursor()
+        cursor.execute("BEGIN")
+        try:
+            yield cursor
+            cursor.execute("COMMIT")
+        except BaseException:
+            self._db.rollback()
+            raise
+
     # --- jobs --------------------------------------------------------------------------------
 
     def next_job_number(self) -> int:
         """A number that no job has had."""
-        row = self._db.execute("SELECT COALESCE(MAX(number), 0) + 1 FROM jobs").fetchone()
-        return int(row[0])
+        return 1 + int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM jobs").fetchone()[0])
 
     def save_job(self, number: int, body: dict[str, Any]) -> None:
         """Write a job down durably."""
-        now, state = time.time(), body["state"]
+        now = time.time()
         self._db.execute(
             "INSERT INTO jobs (number, id, body, submitted_s) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (number) DO UPDATE SET body = excluded.body",
             (number, body["id"], json.dumps(body), now),
         )
-        if state == JobState.RUNNING:
+        if body["state"] == JobState.RUNNING:
             self._db.execute(
                 "UPDATE jobs SET started_s = ? WHERE number = ? AND started_s IS NULL",
                 (now, number),
             )
-        elif state in {ended.value for ended in ENDED}:
+        elif body["state"] in ENDED:
             self._db.execute(
                 "UPDATE jobs SET ended_s = ? WHERE number = ? AND ended_s IS NULL", (now, number)
             )
@@ -154,7 +174,8 @@ class Store:
                 incident.message,
             ),
         )
-        self._db.execute("DELETE FROM events WHERE seq <= ?", (_seq(cursor) - MAX_EVENTS,))
+        newest = cursor.lastrowid or 0
+        self._db.execute("DELETE FROM events WHERE seq <= ?", (newest - MAX_EVENTS,))
 
     def events(self, after: int) -> list[dict[str, Any]]:
         """A page of incidents after a cursor; with cursor 0 the newest page."""
@@ -167,15 +188,13 @@ class Store:
     def add_lines(self, job: str, rank: int, worker: str, lines: Iterable[str]) -> None:
         """Append what a job printed."""
         now = time.time()
-        cursor = self._db.cursor()
-        cursor.execute("BEGIN")
-        cursor.executemany(
-            "INSERT INTO logs (time_s, job, rank, worker, text) VALUES (?, ?, ?, ?, ?)",
-            [(now, job, rank, worker, line) for line in lines],
-        )
-        newest = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM logs").fetchone()[0]
-        cursor.execute("DELETE FROM logs WHERE seq <= ?", (newest - MAX_LOG_LINES,))
-        cursor.execute("COMMIT")
+        with self._transaction() as cursor:
+            cursor.executemany(
+                "INSERT INTO logs (time_s, job, rank, worker, text) VALUES (?, ?, ?, ?, ?)",
+                [(now, job, rank, worker, line) for line in lines],
+            )
+            newest = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM logs").fetchone()[0]
+            cursor.execute("DELETE FROM logs WHERE seq <= ?", (newest - MAX_LOG_LINES,))
 
     def lines(self, job: str, after: int) -> list[dict[str, Any]]:
         """A page of a job's lines after a cursor."""
@@ -187,27 +206,25 @@ class Store:
 
     def save_checkpoint(self, worker: str, saved: m.CheckpointSaved) -> None:
         """Add a worker's checkpoint and forget those that it does not keep any more."""
-        cursor = self._db.cursor()
-        cursor.execute("BEGIN")
-        cursor.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                saved.job,
-                saved.generation,
-                saved.step,
-                worker,
-                saved.size_bytes,
-                saved.directory,
-                saved.digest,
-                json.dumps(saved.metrics),
-            ),
-        )
-        names = saved.kept.get("names", [])
-        query = "SELECT rowid, directory FROM checkpoints WHERE job = ? AND worker = ?"
-        for rowid, directory in cursor.execute(query, (saved.job, worker)).fetchall():
-            if Path(directory).name not in names:
-                cursor.execute("DELETE FROM checkpoints WHERE rowid = ?", (rowid,))
-        cursor.execute("COMMIT")
+        with self._transaction() as cursor:
+            cursor.execute(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    saved.job,
+                    saved.generation,
+                    saved.step,
+                    worker,
+                    saved.size_bytes,
+                    saved.directory,
+                    saved.digest,
+                    json.dumps(saved.metrics),
+                ),
+            )
+            names = saved.kept.get("names", [])
+            query = "SELECT rowid, directory FROM checkpoints WHERE job = ? AND worker = ?"
+            for rowid, directory in cursor.execute(query, (saved.job, worker)).fetchall():
+                if Path(directory).name not in names:
+                    cursor.execute("DELETE FROM checkpoints WHERE rowid = ?", (rowid,))
 
     def checkpoints(self, job: str) -> list[dict[str, Any]]:
         """Known checkpoints of one job, or of all, newest first."""
@@ -260,10 +277,6 @@ def _job_row(
 
 def _dicts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
     return [dict(row) for row in cursor.fetchall()]
-
-
-def _seq(cursor: sqlite3.Cursor) -> int:
-    return int(cursor.lastrowid or 0)
 
 
 def _lock(state_dir: Path) -> IO[str]:

@@ -9,8 +9,9 @@ boundary) or lies in the checkpoint directory.  Runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -49,6 +50,14 @@ class Resource:
     blobs: Sequence[Blob]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Opened:
+    """A resource that one link fetches; ranges are answered one after the other."""
+
+    resource: Resource
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class RingAcceptor(Protocol):
     """A generation that waits for its previous neighbour."""
 
@@ -81,7 +90,7 @@ class DataServer:
         self._open_checkpoint = open_checkpoint
         self._server = Server(self._new_link)
         self._offers: dict[str, asyncio.Future[Resource]] = {}
-        self._open: dict[Link, Resource] = {}
+        self._open: dict[Link, _Opened] = {}
         self._early: dict[tuple[int, int, int], Link] = {}
         self._expected: dict[tuple[int, int, int], RingAcceptor] = {}
         self._generation = 0
@@ -117,11 +126,16 @@ class DataServer:
             future.set_result(content)
 
     def withdraw(self) -> None:
-        """End all offers, also those that are waited for."""
+        """End all offers, also those that are waited for; checkpoints stay open."""
         offers, self._offers = self._offers, {}
+        ended = [future.result() for future in offers.values() if future.done()]
         for future in offers.values():
             future.cancel()
-        self._open.clear()
+        self._open = {
+            link: opened
+            for link, opened in self._open.items()
+            if not any(opened.resource is resource for resource in ended)
+        }
 
     def _offer(self, resource: str) -> asyncio.Future[Resource]:
         if resource not in self._offers:
@@ -194,7 +208,7 @@ class DataServer:
         except asyncio.CancelledError:
             link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} is not offered any more"))
             raise
-        self._open[link] = resource
+        self._open[link] = _Opened(resource=resource)
         infos = [m.BlobInfo(name=b.name, size_bytes=b.size_bytes) for b in resource.blobs]
         for start in range(0, max(1, len(infos)), INFO_BLOBS):
             more = start + INFO_BLOBS < len(infos)
@@ -208,24 +222,25 @@ class DataServer:
         return await asyncio.shield(self._offer(name))
 
     async def _answer_range(self, link: Link, request: m.FetchRange) -> None:
-        resource = self._open.get(link)
-        try:
-            data = await self._read(resource, request)
-        except ProtocolError as error:
-            link.fail(error)
-            return
-        except OSError as error:
-            link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
-            return
-        link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
-        drained = link.drained()
-        if drained is not None:
-            await drained
+        opened = self._open.get(link)
+        async with opened.turn if opened is not None else contextlib.nullcontext():
+            try:
+                data = await self._read(self._open.get(link), request)
+            except ProtocolError as error:
+                link.fail(error)
+                return
+            except OSError as error:
+                link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
+                return
+            link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
+            drained = link.drained()
+            if drained is not None:
+                await drained
 
-    async def _read(self, resource: Resource | None, request: m.FetchRange) -> bytes | memoryview:
-        if resource is None or request.blob >= len(resource.blobs):
+    async def _read(self, opened: _Opened | None, request: m.FetchRange) -> bytes | memoryview:
+        if opened is None or request.blob >= len(opened.resource.blobs):
             raise ProtocolError(ErrorCode.BAD_FIELD, "FETCH_RANGE.blob: no such blob is open")
-        blob = resource.blobs[request.blob]
+        blob = opened.resource.blobs[request.blob]
         end = request.offset + request.length
         if not 0 < request.length <= MAX_FETCH_BYTES or end > blob.size_bytes:
             raise ProtocolError(

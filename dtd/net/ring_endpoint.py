@@ -77,7 +77,9 @@ class RingEndpoint:
         )
 
     def connect(self) -> None:
-        """Begin to connect to both neighbours."""
+        """Begin to connect to both neighbours; nothing when it has ended meanwhile."""
+        if self._ended:
+            return
         if len(self.assign.roster) == 1:
             self._up()
             return
@@ -158,13 +160,13 @@ class RingEndpoint:
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A neighbour is gone."""
-        if link is self._out and link.connection.role and self._in is None and self._retry(error):
+        if link is self._out and self._retry(error):
             return
         neighbour = self._next if link is self._out else self._previous
         self._fail(neighbour.name, str(error) if error is not None else "the link was closed")
 
     def _retry(self, error: DtdError | None) -> bool:
-        """A neighbour that was slow to learn of the generation is called again."""
+        """A neighbour that takes long to take over the state did not welcome us: call again."""
         timed_out = isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT
         if timed_out and not self._ended:
             self._connecting = asyncio.create_task(self._connect_next())

@@ -55,9 +55,8 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
-        self.ending: asyncio.Future[member.Restart | member.Exit]
-        self.ending = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
+        self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
         self._bridge = Bridge(self._loop)
         self._data = DataServer(config.name, self._open_checkpoint)
         self._link: Link | None = None
@@ -100,7 +99,7 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Leave in good order; a second call leaves at once."""
-        if self._core.stopping or self._link is None:
+        if self._link is None or self._core.stopping:
             self._end(member.Exit(reason=reason))
             return
         log.info("worker_stopping", reason=reason)
@@ -183,6 +182,8 @@ class Worker:
 
     def _perform(self, effect: member.Effect) -> None:
         if isinstance(effect, member.Tell):
+            if isinstance(effect.message, m.Finished | m.Failed):
+                self._send_output()  # who waits for the end finds all that was printed before it
             self._tell(effect.message)
         elif isinstance(effect, member.WarmUp):
             self._warm_up(effect.prepare)
@@ -209,7 +210,7 @@ class Worker:
         self._job = prepare.job
         self._chunk_bytes = int(prepare.spec["sync"]["chunk_kib"]) * 1024
         self._checkpoint_directory = str(prepare.spec["checkpoint"]["directory"])
-        capture_output(self._from_thread(self._take_line))
+        capture_output(self._from_thread(self._lines.append))
         self._reporter = JobReporter(prepare.job, self._from_thread(self._tell))
         self._trainer = Trainer(
             prepare,
@@ -277,9 +278,6 @@ class Worker:
             **figures,
         )
 
-    def _take_line(self, line: str) -> None:
-        self._lines.append(line)
-
     async def _keep_output(self) -> None:
         while True:
             await asyncio.sleep(OUTPUT_EVERY_S)
@@ -288,7 +286,8 @@ class Worker:
     def _send_output(self) -> None:
         if not self._lines or self._link is None:
             return
-        lines, self._lines = self._lines, deque(maxlen=MAX_WAITING_LINES)
+        lines = [*self._lines]
+        self._lines.clear()
         for line in lines:
             log.info("job_output", line=line)
         text = "\n".join(lines).encode("utf-8", "replace")[:DEFAULT_MAX_PAYLOAD_BYTES]

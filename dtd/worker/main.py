@@ -58,14 +58,18 @@ def _make_state_dir(config: WorkerConfig) -> None:
 async def _serve(config: WorkerConfig) -> member.Restart | member.Exit:
     loop = asyncio.get_running_loop()
     worker = Worker(config)
+    stopping = asyncio.Event()
 
     def stop(name: str) -> None:
+        stopping.set()
         worker.stop(name)
         loop.call_later(STOP_PATIENCE_S, worker.stop, f"{name}, and no boundary was reached")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    return await worker.run()
+    ending = await worker.run()
+    # Asked while a restart was under way: the new process would know nothing of it.
+    return member.Exit(reason="stopped") if stopping.is_set() else ending
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,20 +1,25 @@
-"""A small server that speaks the protocol from a script, for tests of blocking clients."""
+"""For tests of blocking code: a server that speaks from a script, and a loop in a thread."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 import msgpack
 import pytest
+import uvloop
 
 from dtd.address import Address
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, FrameDecoder
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
 
 # What a script says to a message: bytes to send, or None to close the connection.
 Script = Callable[[m.Message], bytes | None]
@@ -131,3 +136,37 @@ def free_address() -> Address:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
     return Address(host, port)
+
+
+class LoopThread:
+    """An event loop of the daemons' kind, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="loop")
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call it there and return its result."""
+
+        async def do() -> T:
+            return function(*arguments)
+
+        return self.run(do())
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(PATIENCE_S)
+        self.loop.close()
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    """A running event loop in another thread."""
+    made = LoopThread()
+    yield made
+    made.close()

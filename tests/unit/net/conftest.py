@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 import pytest
 import uvloop
 
+from dtd.address import Address
 from dtd.core.collective import BucketMemory
+from dtd.errors import DtdError
+from dtd.net.link import Link
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection
+from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
+
+PATIENCE_S = 10.0
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -36,3 +44,65 @@ def memory_of() -> Callable[[np.ndarray], BucketMemory]:
         )
 
     return make
+
+
+class Peer:
+    """The opening side of a link: keeps what arrives until a test asks for it."""
+
+    def __init__(self, hello: m.Hello) -> None:
+        connection = Connection(opened=True, role=m.Role(hello.role))
+        self.link = Link(self, connection, hello=hello)
+        self.opened = asyncio.Event()
+        self._arrived: asyncio.Queue[tuple[m.Message, bytes]] = asyncio.Queue()
+        self._closed: asyncio.Future[DtdError | None] = asyncio.get_running_loop().create_future()
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        self.opened.set()
+
+    def link_place(self, link: Link, message: m.Message, payload_bytes: int) -> None:
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        self._arrived.put_nowait((message, bytes(payload)))
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        self._closed.set_result(error)
+
+    async def welcomed(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.opened.wait()
+
+    async def next(self) -> tuple[m.Message, bytes]:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._arrived.get()
+
+    async def end(self) -> DtdError | None:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._closed
+
+
+@pytest.fixture
+async def dial() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
+    """Connects to an address with a role, and says HELLO."""
+    peers = []
+
+    async def connect(address: Address, role: m.Role, **hello: int) -> Peer:
+        peer = Peer(
+            m.Hello(
+                role=role,
+                name="peer",
+                protocol_min=1,
+                protocol_max=1,
+                version="test",
+                max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
+                **hello,
+            )
+        )
+        peers.append(peer)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: peer.link, address.host, address.port)
+        return peer
+
+    yield connect
+    for peer in peers:
+        peer.link.abort()

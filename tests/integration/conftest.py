@@ -1,0 +1,182 @@
+"""Real daemons on loopback, jobs that stop where a test wants them to, and questions to both."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.job import parse_job, to_mapping
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+from scripts.child import Child
+from scripts.local_cluster import LocalCluster
+
+PATIENCE_S = 100.0
+LOOK_AGAIN_S = 0.05
+
+GATED_JOB = """
+[job]
+name = "gated"
+task = "gated_task:Gated"
+epochs = 4
+global_batch_size = 128
+seed = 7
+[optimizer]
+momentum = 0.9
+[checkpoint]
+every_steps = 10
+[elastic]
+settle_s = 0.0
+"""
+
+
+class Gates:
+    """The gates of one job, all closed at first."""
+
+    def __init__(self, directory: Path, holds: list[int]) -> None:
+        directory.mkdir()
+        self.task = {"gates": str(directory), "holds": holds}
+        self._locks: list[IO[str]] = []
+        for index in range(len(holds)):
+            gate = (directory / str(index)).open("w")
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            self._locks.append(gate)
+
+    def open(self, index: int) -> None:
+        """Let everyone pass; harmless when it is open."""
+        self._locks[index].close()
+
+
+class Daemons:
+    """A coordinator, some workers, and questions to them."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self.directory = directory
+        self.cluster = LocalCluster(
+            directory=directory,
+            listen=Address("127.0.0.1", 0),
+            workers=workers,
+            device="cpu",
+            say=lambda _text: None,
+        )
+        self.gates: list[Gates] = []
+        self._seen = 0
+
+    def child(self, name: str) -> Child:
+        return self.cluster._children[name]
+
+    def connect(self) -> ControlClient:
+        return ControlClient(self.cluster.address, timeout_s=PATIENCE_S)
+
+    def ask(self, message: m.Message) -> dict[str, Any]:
+        with self.connect() as client:
+            return client.request(message)
+
+    def hold(self, *holds: int) -> Gates:
+        """Gates at which a job of `GATED_JOB` will stop."""
+        made = Gates(self.directory / f"gates-{len(self.gates)}", list(holds))
+        self.gates.append(made)
+        return made
+
+    def submit(
+        self, *overrides: str, gates: Gates | None = None, text: str = GATED_JOB, **request: Any
+    ) -> str:
+        """Submit a job and return its id."""
+        spec = to_mapping(parse_job(text, source="test", overrides=overrides))
+        if gates is not None:
+            spec["task"] |= gates.task
+        return str(self.ask(m.SubmitJob(spec=spec, **request))["job"])
+
+    def wait(self, job: str) -> dict[str, Any]:
+        """Its answer to WAIT_JOB."""
+        return self.ask(m.WaitJob(job=job))
+
+    def await_event(self, kind: str, containing: str = "") -> dict[str, Any]:
+        """The next event of this kind after the last one that was awaited."""
+        while True:
+            page = self.ask(m.ReadEvents(after=self._seen, follow=True))
+            for event in page["events"]:
+                self._seen = event["seq"]
+                if event["kind"] == kind and containing in event["message"]:
+                    return dict(event)
+
+    def events(self, kind: str, job: str) -> list[dict[str, Any]]:
+        """All events of this kind about this job."""
+        found = self.ask(m.ReadEvents())["events"]
+        return [event for event in found if (event["kind"], event["job"]) == (kind, job)]
+
+    def until(self, job: str, condition: Callable[[], bool]) -> None:
+        """Look again and again while the job has not ended."""
+        with self.connect() as waiting:
+            waiting.ask(m.WaitJob(job=job))
+            while not condition():
+                ended = waiting.answer(timeout_s=LOOK_AGAIN_S)
+                assert ended is None, ended
+
+    def await_idle(self) -> None:
+        """All workers wait for a job."""
+        while True:
+            seen = self.ask(m.ReadEvents())["next"]
+            if {worker["state"] for worker in self.ask(m.GetStatus())["workers"]} == {"idle"}:
+                return
+            self.ask(m.ReadEvents(after=seen, follow=True))
+
+    def pids(self) -> dict[str, int]:
+        return {worker["name"]: worker["pid"] for worker in self.ask(m.GetStatus())["workers"]}
+
+    def crash(self) -> None:
+        """Everything is killed at once."""
+        children = list(self.cluster._children.values())
+        for child in children:
+            child.signal_group(signal.SIGKILL)
+        for child in children:
+            child.wait(PATIENCE_S)
+
+    def start_again(self) -> None:
+        """Whatever has died is started again, with the same state."""
+        self.cluster.tend()  # plans
+        self.cluster.tend()  # starts
+        listening = Address(self.cluster.address.host, self.cluster.address.port)
+        coordinator = self.child("coordinator")
+        while True:
+            try:
+                socket.create_connection((listening.host, listening.port), PATIENCE_S).close()
+            except ConnectionRefusedError:
+                assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
+            else:
+                return
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        for gates in self.gates:
+            for index in range(len(gates.task["holds"])):
+                gates.open(index)
+
+
+@pytest.fixture(scope="module")
+def start_daemons(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], Daemons]]:
+    """Starts clusters of so many workers; none of their processes outlives the module's tests."""
+    started: list[Daemons] = []
+
+    def start(workers: int) -> Daemons:
+        made = Daemons(tmp_path_factory.mktemp("cluster"), workers)
+        started.append(made)
+        made.cluster.start()
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        try:
+            yield start
+        finally:
+            for one in started:
+                one.stop()

@@ -1,0 +1,164 @@
+"""Two workers and their coordinator through job after job, good ones and bad ones."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import ErrorCode
+from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.wire import messages as m
+from dtd.wire.frames import FrameDecoder
+
+pytestmark = pytest.mark.integration
+
+NAMES = ["worker-0", "worker-1"]
+
+
+class TwoJobs:
+    """The same job twice: the first is done, the second waits at its gate until `finish`."""
+
+    def __init__(self, daemons):
+        self.daemons = daemons
+        first_gates = daemons.hold(3)
+        self._gates = daemons.hold(3)
+        self.first = daemons.submit(gates=first_gates)
+        self.second = daemons.submit(gates=self._gates)
+        daemons.await_event("generation_running")
+        self.status = daemons.ask(m.GetStatus())
+        self.pids = daemons.pids()
+        first_gates.open(0)
+        self.answer = daemons.wait(self.first)
+        daemons.await_event("generation_running")
+
+    def finish(self):
+        """The answer for the second one; may be called again."""
+        self._gates.open(0)
+        return self.daemons.wait(self.second)
+
+
+@pytest.fixture(scope="module")
+def daemons(start_daemons):
+    return start_daemons(2)
+
+
+@pytest.fixture(scope="module")
+def two_jobs(daemons):
+    return TwoJobs(daemons)
+
+
+@pytest.fixture
+def idle(daemons, two_jobs):
+    """The daemons, when no job is left."""
+    two_jobs.finish()
+    daemons.await_idle()
+    return daemons
+
+
+def built_lines(daemons, job):
+    """(worker, pid, interpreter) of the lines that the task printed."""
+    lines = daemons.ask(m.ReadLogs(job=job))["lines"]
+    built = [line for line in lines if line["text"].startswith("built by")]
+    return {(line["worker"], *line["text"].split()[2:]) for line in built}
+
+
+def test_a_job_is_done_by_equal_replicas_and_uses_every_row_once(two_jobs):
+    answer, result = two_jobs.answer, two_jobs.answer["result"]
+    assert (answer["job"], answer["state"], answer["reason"]) == (two_jobs.first, "done", "")
+    assert (result["steps"], result["epochs"], result["world_size"]) == (32, 4, 2)
+    assert sorted(result["replica_digests"]) == NAMES
+    assert len(set(result["replica_digests"].values())) == 1
+    assert (result["rows_missing"], result["rows_repeated"], result["steps_lost"]) == (0, 0, 0)
+    assert result["eval_accuracy"] == result["metrics"]["accuracy"] > 0.8
+
+
+def test_the_same_job_twice_ends_in_the_same_bytes(two_jobs):
+    again = two_jobs.finish()
+    assert again["state"] == "done"
+    assert again["result"]["replica_digests"] == two_jobs.answer["result"]["replica_digests"]
+    assert again["result"]["train_loss"] == two_jobs.answer["result"]["train_loss"]
+
+
+def test_a_second_job_waits_for_the_first_and_gets_clean_interpreters(daemons, two_jobs):
+    assert two_jobs.status["job"]["id"] == two_jobs.first
+    assert two_jobs.status["queue"] == [two_jobs.second]
+    first, second = built_lines(daemons, two_jobs.first), built_lines(daemons, two_jobs.second)
+    where = {(name, str(pid)) for name, pid in two_jobs.pids.items()}
+    assert {line[:2] for line in first} == {line[:2] for line in second} == where
+    assert len({line[2] for line in first | second}) == 4
+    (forming,) = daemons.events("generation_forming", two_jobs.second)
+    (done,) = daemons.events("job_done", two_jobs.first)
+    assert done["seq"] < forming["seq"]
+
+
+def test_what_a_task_prints_is_there_when_the_job_has_ended(daemons, two_jobs):
+    lines = daemons.ask(m.ReadLogs(job=two_jobs.first))
+    assert {line["worker"] for line in lines["lines"]} == set(NAMES)
+    assert lines["next"] == lines["lines"][-1]["seq"]
+    assert daemons.ask(m.ReadLogs(job=two_jobs.first, after=lines["next"]))["lines"] == []
+
+
+def test_jobs_are_listed_newest_first(daemons, two_jobs):
+    jobs = {job["id"]: job for job in daemons.ask(m.ListJobs())["jobs"]}
+    assert list(jobs).index(two_jobs.second) < list(jobs).index(two_jobs.first)
+    first = jobs[two_jobs.first]
+    assert (first["state"], first["step"], first["total_steps"]) == ("done", 32, 32)
+    assert first["submitted_s"] <= first["started_s"] <= first["ended_s"]
+
+
+def final_checkpoint(daemons, job):
+    found = daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]
+    assert [one["step"] for one in found] == [32, 30, 20]
+    return found[0]
+
+
+def test_a_checkpoint_is_listed_with_what_it_is_worth(daemons, two_jobs):
+    last = final_checkpoint(daemons, two_jobs.first)
+    assert last["digest"] in two_jobs.answer["result"]["replica_digests"].values()
+    assert last["metrics"] == two_jobs.answer["result"]["metrics"]
+    assert (last["worker"], last["generation"], last["verified"]) == ("worker-0", 1, True)
+
+
+def garbage(address):
+    """What is said to somebody who sends it; it ends because the other side closes."""
+    with socket.create_connection((address.host, address.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: dtd\r\n\r\n")
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+    return [m.decode_message(frame.header) for frame in FrameDecoder().feed(received)]
+
+
+def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
+    last = final_checkpoint(idle, two_jobs.first)
+    data_port = Address(last["data_host"], last["data_port"])
+    resource = f"checkpoint/{two_jobs.first}/{last['name']}"
+    with idle.connect() as operator, FetchClient(data_port, resource) as fetching:
+        for address in (idle.cluster.address, data_port):
+            (told,) = garbage(address)
+            assert told.code == ErrorCode.BAD_MAGIC
+        assert operator.request(m.GetStatus())["job"] is None
+        fetching.fetch("model.safetensors", tmp_path / "model")
+        assert file_digest(tmp_path / "model") == fetching.digest_of("model.safetensors")
+    assert idle.pids() == two_jobs.pids
+
+
+def test_a_task_that_raises_fails_the_job_with_its_traceback(idle):
+    job = idle.submit("task.fails_at=2")
+    answer = idle.wait(job)
+    assert answer["state"] == "failed"
+    assert answer["reason"].endswith(": ValueError: row 17 is odd")
+    assert answer["reason"].partition(":")[0] in NAMES
+    assert "gated_task.py" in answer["result"]["traceback"]
+    assert answer["result"]["traceback"].rstrip().endswith("ValueError: row 17 is odd")
+
+
+def test_missing_data_fails_the_job_with_one_sentence(idle, tmp_path):
+    overrides = ("job.task='mnist'", f"task.data='{tmp_path}'")
+    answer = idle.wait(idle.submit(*overrides))
+    assert answer["state"] == "failed"
+    assert str(tmp_path) in answer["reason"]
+    assert "\n" not in answer["reason"]
+    assert "Traceback" not in answer["reason"]

@@ -1,0 +1,122 @@
+"""The coordinator's process: who may speak, what survives a restart, and its end."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+import dtd.coordinator.main as main_module
+from dtd import __version__
+from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError, RequestRefused
+from dtd.wire import messages as m
+
+
+def test_it_says_where_it_listens(daemon):
+    text = (daemon.config.state_dir / "address").read_text()
+    assert text == str(daemon.address)
+    assert daemon.address.port > 0
+
+
+def test_a_worker_is_known_by_where_it_calls_from_unless_it_says_so(daemon, play):
+    worker = play(daemon)
+    worker.say(m.Heartbeat(state="idle", memory_bytes=1000, waiting="waits for a job"))
+    worker.hear(m.HeartbeatAck)
+    (known,) = daemon.ask(m.GetStatus())["workers"]
+    assert (known["name"], known["pid"], known["state"]) == ("worker-0", 4711, "idle")
+    assert (known["memory_bytes"], known["reason"]) == (1000, "waits for a job")
+    assert daemon.coordinator.membership.books.workers["worker-0"].data_host == "10.0.0.1"
+
+
+def test_nothing_is_heard_before_register(daemon, play):
+    worker, other = play(daemon), play(daemon, "worker-1", joins=False)
+    other.say(m.Heartbeat(state="idle"))
+    with pytest.raises(ProtocolError, match="REGISTER must come first") as caught:
+        other.hear(m.HeartbeatAck)
+    assert caught.value.code == ErrorCode.WRONG_STATE
+    worker.say(m.Heartbeat(state="idle"))
+    worker.hear(m.HeartbeatAck)
+
+
+def test_the_newer_worker_of_a_name_takes_the_place(daemon, play):
+    old, new = play(daemon), play(daemon, pid=4712)
+    with pytest.raises(RequestRefused, match="another worker registered as worker-0") as caught:
+        old.hear(m.Release)
+    assert "--name" in caught.value.remedy
+    new.say(m.Heartbeat(state="idle"))
+    new.hear(m.HeartbeatAck)
+    assert [worker["pid"] for worker in daemon.ask(m.GetStatus())["workers"]] == [4712]
+
+
+def test_a_worker_whose_connection_ends_is_lost(daemon, play):
+    play(daemon).close()
+    seen, kinds = 0, []
+    while "worker_lost" not in kinds:
+        page = daemon.ask(m.ReadEvents(after=seen, follow=True))
+        seen, kinds = page["next"], [event["kind"] for event in page["events"]]
+    (worker,) = daemon.ask(m.GetStatus())["workers"]
+    assert worker["state"] == "lost"
+
+
+def test_jobs_are_taken_up_again_after_a_restart(start_daemon, spec):
+    first = start_daemon()
+    ended, active, queued = [first.ask(m.SubmitJob(spec=spec))["job"] for _ in range(3)]
+    first.ask(m.CancelJob(job=ended))
+    first.ask(m.WaitJob(job=ended))
+    second = start_daemon()
+    status = second.ask(m.GetStatus())
+    assert (status["job"]["id"], status["queue"]) == (active, [queued])
+    assert second.ask(m.WaitJob(job=ended))["state"] == "cancelled"
+    assert second.ask(m.SubmitJob(spec=spec)) == {"job": "digits-4"}
+
+
+def test_generations_go_on_counting_after_a_restart(start_daemon, play, spec):
+    first = start_daemon()
+    job = first.ask(m.SubmitJob(spec=spec))["job"]
+    generation = play(first).run_alone().generation
+    second = start_daemon()
+    assign = play(second, pid=4712).run_alone()
+    assert assign.job == job
+    assert assign.generation > generation
+
+
+def test_everyone_hears_its_end(start_daemon):
+    client = start_daemon().connect()
+    start_daemon()
+    with pytest.raises(CoordinatorUnreachable, match="closed the connection before it answered"):
+        client.request(m.GetStatus())
+    client.close()
+
+
+def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
+    def fail(*_arguments):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    worker = play(daemon)
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    worker.warm_up()
+    for method in ("save_job", "save_checkpoint", "add_incident", "add_lines"):
+        monkeypatch.setattr(daemon.coordinator.store, method, fail)
+    assign = worker.hear(m.Assign)
+    worker.say(m.Running(job=job, generation=assign.generation, step=0))
+    worker.save(assign, 20)
+    worker.say(m.JobOutput(job=job, rank=0), b"a line")
+    with daemon.connect() as waiting:
+        waiting.ask(m.WaitJob(job=job))
+        waiting.ask(m.GetStatus())
+        assert waiting.answer(timeout_s=0.02) is None
+        worker.finish(assign)
+        assert worker.hear(m.Release).state == "done"
+        assert waiting.answer()["state"] == "done"
+
+
+def test_wrong_settings_are_said_in_words(capsys, tmp_path):
+    arguments = ["--listen", "0.0.0.0:7117", "--state-dir", str(tmp_path)]
+    assert main_module.main(arguments) == 78
+    assert "dtd-coordinator: " in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit):
+        main_module.main(["--version"])
+    assert capsys.readouterr().out == f"dtd {__version__}\n"

@@ -1,0 +1,357 @@
+"""Every request of an operator, over a real connection to a real coordinator."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import pytest
+
+from dtd.coordinator.requests import MAX_PENDING_REQUESTS
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+
+def refused(daemon, message):
+    """(words, remedy) of a refusal."""
+    with pytest.raises(RequestRefused) as caught:
+        daemon.ask(message)
+    return caught.value.message, caught.value.remedy
+
+
+def submit(daemon, spec, **request):
+    return daemon.ask(m.SubmitJob(spec=spec, **request))["job"]
+
+
+def await_state(daemon, job, state):
+    """Wait until a job has this state; each change is an event."""
+    seen = 0
+    while True:
+        status = daemon.ask(m.GetStatus())["job"]
+        if status is not None and (status["id"], status["state"]) == (job, state):
+            return status
+        seen = daemon.ask(m.ReadEvents(after=seen, follow=True))["next"]
+
+
+# --- jobs ------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_coordinator_that_nobody_knows(daemon):
+    status = daemon.ask(m.GetStatus())
+    assert (status["schema"], status["job"], status["workers"], status["queue"]) == (
+        1,
+        None,
+        [],
+        [],
+    )
+    assert status["coordinator"]["address"] == str(daemon.address)
+    assert status["coordinator"]["uptime_s"] >= 0
+    assert "dtdctl submit" in status["explain"]
+
+
+def test_submitted_jobs_have_numbers_and_wait_in_line(daemon, spec):
+    assert [submit(daemon, spec) for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
+    status = daemon.ask(m.GetStatus())
+    assert (status["job"]["id"], status["queue"]) == ("digits-1", ["digits-2", "digits-3"])
+    listed = daemon.ask(m.ListJobs())["jobs"]
+    assert [job["id"] for job in listed] == ["digits-3", "digits-2", "digits-1"]
+    assert listed[0]["state"] == "queued"
+
+
+def test_a_job_is_written_down_before_its_id_is_told(daemon, spec):
+    job = submit(daemon, spec)
+    reader = sqlite3.connect(daemon.config.state_dir / "coordinator.sqlite3")
+    assert reader.execute("SELECT id FROM jobs").fetchall() == [(job,)]
+    reader.close()
+
+
+def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
+    spec["job"]["task"] = "dgits"
+    spec["job"]["global_batch_size"] = 0
+    words, _ = refused(daemon, m.SubmitJob(spec=spec))
+    assert "submitted job: 2 problems" in words
+    assert "global_batch_size" in words
+    assert daemon.ask(m.ListJobs()) == {"jobs": []}
+
+
+def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
+    monkeypatch.setattr("dtd.core.jobs.MAX_QUEUED_JOBS", 1)
+    submit(daemon, spec)
+    submit(daemon, spec)
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec))
+    assert words == "1 jobs are queued already"
+    assert "dtdctl cancel" in remedy
+    assert len(daemon.ask(m.ListJobs())["jobs"]) == 2
+
+
+def test_a_job_from_submission_to_its_result(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    with daemon.connect() as waiting:
+        waiting.ask(m.WaitJob(job=job))
+        assign = worker.run_alone()
+        await_state(daemon, job, "running")
+        assert waiting.answer(timeout_s=0) is None
+        worker.say(m.Evaluated(job=job, step=20, metrics={"accuracy": 0.5}))
+        worker.save(assign, 20)
+        worker.finish(assign)
+        answer = waiting.answer()
+    assert (answer["job"], answer["state"], answer["reason"]) == (job, "done", "")
+    result = answer["result"]
+    assert (result["train_loss"], result["metrics"]) == (0.5, {"accuracy": 0.5})
+    assert result["replica_digests"] == {"worker-0": "ab"}
+    assert (result["world_size"], result["steps_lost"]) == (1, 0)
+    assert worker.hear(m.Release).state == "done"
+    assert daemon.ask(m.WaitJob(job=job)) == answer
+    assert daemon.ask(m.GetStatus())["job"] is None
+    (listed,) = daemon.ask(m.ListJobs())["jobs"]
+    assert (listed["state"], listed["step"], listed["total_steps"]) == ("done", 20, 20)
+
+
+def test_a_failed_job_has_the_traceback_in_its_result(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    worker.say(m.Failed(job=job, reason="ValueError: no", traceback="Traceback ..."))
+    answer = daemon.ask(m.WaitJob(job=job))
+    assert (answer["state"], answer["reason"]) == ("failed", "worker-0: ValueError: no")
+    assert answer["result"]["traceback"] == "Traceback ..."
+
+
+def test_many_may_wait_for_the_same_job(daemon, spec):
+    job = submit(daemon, spec)
+    clients = [daemon.connect() for _ in range(3)]
+    for client in clients:
+        client.ask(m.WaitJob(job=job))
+    daemon.ask(m.CancelJob(job=job))
+    assert {client.answer()["state"] for client in clients} == {"cancelled"}
+    for client in clients:
+        client.close()
+
+
+def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    assign = worker.run_alone()
+    await_state(daemon, job, "running")
+    assert daemon.ask(m.CancelJob(job=job)) == {"job": job, "state": "stopping"}
+    freeze = worker.hear(m.Freeze)
+    assert (freeze.at_boundary, freeze.stop) == (True, True)
+    worker.finish(assign, 7, stopped=True)
+    answer = daemon.ask(m.WaitJob(job=job))
+    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
+    assert answer["result"]["steps"] == 7
+
+
+def test_cancelling_a_queued_job_drops_it(daemon, spec):
+    _, second = submit(daemon, spec), submit(daemon, spec)
+    daemon.ask(m.CancelJob(job=second))
+    answer = daemon.ask(m.WaitJob(job=second))
+    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled while queued")
+    assert daemon.ask(m.GetStatus())["queue"] == []
+
+
+@pytest.mark.parametrize(
+    "request_", [m.WaitJob(job="x"), m.ReadLogs(job="x"), m.ListCheckpoints(job="x")]
+)
+def test_a_job_that_does_not_exist(daemon, request_):
+    assert refused(daemon, request_) == ("job 'x' does not exist", "see `dtdctl jobs`")
+
+
+def test_a_job_that_does_not_exist_cannot_be_cancelled_or_gone_on_with(daemon, spec):
+    words, remedy = refused(daemon, m.CancelJob(job="x"))
+    assert (words, remedy) == ("job x is neither running nor queued", "dtdctl jobs")
+    words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job="x"))
+    assert words == "job 'x' does not exist"
+
+
+# --- from another job's checkpoint --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stopped", "mode"), [(False, "weights"), (True, "resume")])
+def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job=parent))
+    assert words == f"job {parent} has no checkpoint"
+    assign = worker.run_alone()
+    await_state(daemon, parent, "running")
+    worker.save(assign, 5)
+    worker.save(assign, 10, f"g{assign.generation:06}-s{5:09}")
+    if stopped:
+        daemon.ask(m.CancelJob(job=parent))
+        worker.finish(assign, 12, stopped=True)
+    else:
+        worker.save(assign, 20, *(f"g{assign.generation:06}-s{step:09}" for step in (5, 10)))
+        worker.finish(assign)
+    daemon.ask(m.WaitJob(job=parent))
+
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec, from_job=parent, from_step=11))
+    assert words == f"job {parent} has no checkpoint of step 11"
+    assert remedy.startswith("kept steps: 5, 10")
+    job = submit(daemon, spec, from_job=parent, from_step=10)
+    prepare = play(daemon, "worker-1").hear(m.Prepare)
+    assert (prepare.job, prepare.from_job, prepare.from_step) == (job, parent, 10)
+    assert prepare.from_mode == mode
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+def test_a_signal_is_passed_on(daemon, play):
+    worker = play(daemon, pid=4712)
+    answer = daemon.ask(m.KillWorker(name="worker-0", signal="STOP"))
+    assert answer == {"name": "worker-0", "pid": 4712, "signal": "STOP"}
+    assert worker.hear(m.Signal).signal == "STOP"
+
+
+def test_a_signal_that_is_not_offered(daemon, play):
+    play(daemon)
+    words, remedy = refused(daemon, m.KillWorker(name="worker-0", signal="HUP"))
+    assert (words, remedy) == ("signal 'HUP' is not offered", "one of KILL, TERM, STOP")
+
+
+def test_a_worker_that_is_not_connected(daemon, play):
+    request = m.KillWorker(name="x", signal="KILL")
+    assert refused(daemon, request) == ("no worker 'x' is connected", "connected: none")
+    play(daemon, "worker-10")
+    play(daemon, "worker-9")
+    words, remedy = refused(daemon, m.DrainWorker(name="x"))
+    assert (words, remedy) == ("no worker 'x' is connected", "connected: worker-9, worker-10")
+
+
+def test_an_idle_worker_is_drained_at_once(daemon, play):
+    worker = play(daemon)
+    assert daemon.ask(m.DrainWorker(name="worker-0")) == {"name": "worker-0"}
+    assert worker.hear(m.Release).state == "left"
+
+
+# --- logs, events, checkpoints ----------------------------------------------------------------
+
+
+def test_what_a_job_printed(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    assert daemon.ask(m.ReadLogs(job=job, after=3)) == {"lines": [], "next": 3}
+    worker.say(m.JobOutput(job=job, rank=2), "first\nsecond: é\ufffd".encode())
+    worker.say(m.JobOutput(job=job, rank=2), b"broken \xff")
+    worker.say(m.Failed(job=job, reason="no", traceback=""))
+    daemon.ask(m.WaitJob(job=job))
+    answer = daemon.ask(m.ReadLogs(job=job))
+    assert [line["text"] for line in answer["lines"]] == [
+        "first",
+        "second: é\ufffd",
+        "broken \ufffd",
+    ]
+    assert {(line["rank"], line["worker"]) for line in answer["lines"]} == {(2, "worker-0")}
+    assert answer["next"] == answer["lines"][-1]["seq"]
+    rest = daemon.ask(m.ReadLogs(job=job, after=answer["lines"][0]["seq"]))
+    assert len(rest["lines"]) == 2
+
+
+def test_events_from_a_cursor_on(daemon, play):
+    assert daemon.ask(m.ReadEvents()) == {"events": [], "next": 0}
+    play(daemon, "worker-0")
+    play(daemon, "worker-1")
+    answer = daemon.ask(m.ReadEvents())
+    assert [(e["kind"], e["worker"]) for e in answer["events"]] == [
+        ("worker_registered", "worker-0"),
+        ("worker_registered", "worker-1"),
+    ]
+    assert daemon.ask(m.ReadEvents(after=answer["next"]))["events"] == []
+
+
+def test_who_follows_events_is_answered_when_there_is_one(daemon, play):
+    with daemon.connect() as following:
+        following.ask(m.ReadEvents(follow=True))
+        assert following.answer(timeout_s=0.02) is None
+        play(daemon)
+        (event,) = following.answer()["events"]
+    assert (event["kind"], event["worker"]) == ("worker_registered", "worker-0")
+    assert event["message"]
+    assert event["time_s"] > 0
+
+
+def test_checkpoints_and_where_they_can_be_had(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    assign = worker.run_alone()
+    worker.save(assign, 10)
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=job))
+    answer = daemon.ask(m.ListCheckpoints(job=job))
+    (found,) = answer["checkpoints"]
+    name = f"g{assign.generation:06}-s000000020"
+    assert found["name"] == name
+    assert found["directory"] == f"/state/checkpoints/{job}/{name}"
+    assert (found["job"], found["step"], found["worker"]) == (job, 20, "worker-0")
+    assert (found["data_host"], found["data_port"], found["alive"]) == ("10.0.0.1", 4000, True)
+    assert (found["metrics"], found["verified"]) == ({"accuracy": 0.5}, True)
+    assert answer["spec"]["job"]["name"] == "digits"
+    worker.close()
+    while daemon.ask(m.ListCheckpoints())["checkpoints"][0]["alive"]:
+        pass
+    assert "spec" not in daemon.ask(m.ListCheckpoints())
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_requests(daemon, spec):
+    with daemon.connect() as client:
+        client.ask(m.SubmitJob(spec=spec))
+        client.ask(m.ListJobs())
+        client.ask(m.CancelJob(job="digits-1"))
+        client.ask(m.WaitJob(job="digits-1"))
+        client.ask(m.GetStatus())
+        assert client.answer() == {"job": "digits-1"}
+        assert [job["id"] for job in client.answer()["jobs"]] == ["digits-1"]
+        assert client.answer()["state"] == "stopping"
+        assert client.answer()["state"] == "cancelled"
+        assert client.answer()["job"] is None
+
+
+def test_a_refusal_ends_the_connection(daemon):
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job="x"))
+        with pytest.raises(RequestRefused):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"] is None
+
+
+def test_too_many_unanswered_requests_are_refused(daemon, spec):
+    job = submit(daemon, spec)
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job=job))
+        for _ in range(MAX_PENDING_REQUESTS + 1):
+            client.ask(m.GetStatus())
+        with pytest.raises(RequestRefused, match=f"{MAX_PENDING_REQUESTS} requests are unanswered"):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"]["id"] == job
+
+
+def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
+    def fail():
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(daemon.coordinator.store, "jobs", fail)
+    words, _ = refused(daemon, m.ListJobs())
+    assert words == "the coordinator's store fails: disk I/O error"
+    assert daemon.ask(m.GetStatus())["job"] is None
+
+
+def test_who_leaves_before_the_answer_costs_nothing(daemon, spec):
+    go_on = threading.Event()
+    daemon.coordinator._store_thread.submit(go_on.wait, 30)
+    leaving = daemon.connect()
+    leaving.ask(m.SubmitJob(spec=spec))
+    while daemon.ask(m.GetStatus())["job"] is None:
+        pass
+    leaving.close()
+    while daemon.call(lambda: len(daemon.coordinator._desk._tasks)):
+        pass
+    go_on.set()
+    assert submit(daemon, spec) == "digits-2"
+    assert daemon.ask(m.GetStatus())["job"]["id"] == "digits-1"

@@ -1,0 +1,267 @@
+"""What the coordinator must not forget is there after it was closed, and bounded."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+import dtd.coordinator.store as store_module
+from dtd.coordinator.store import SCHEMA_VERSION, Store, job_body, job_from_body
+from dtd.core.membership_events import Incident, Job, JobState
+from dtd.errors import ConfigError
+from dtd.wire import messages as m
+
+SPEC = {"job": {"name": "digits", "task": "digits"}}
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def store(state_dir):
+    made = Store(state_dir)
+    yield made
+    made.close()
+
+
+def job(number=1, **changed):
+    return Job(id=f"digits-{number}", spec=SPEC, **changed)
+
+
+def saved(step, *kept, generation=1, **changed):
+    values = {
+        "job": "digits-1",
+        "generation": generation,
+        "step": step,
+        "digest": f"digest of {step}",
+        "size_bytes": 1000 + step,
+        "directory": f"/state/checkpoints/digits-1/step-{step}",
+        "metrics": {"accuracy": 0.5},
+        "kept": {"names": [*kept, f"step-{step}"]},
+    }
+    return m.CheckpointSaved(**(values | changed))
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def test_a_new_directory_is_its_owners_alone(state_dir, store):
+    assert state_dir.stat().st_mode & 0o777 == 0o700
+    assert (store.jobs(), store.events(0), store.next_job_number()) == ([], [], 1)
+    assert store.last_generation() == 0
+
+
+def test_it_is_written_durably(store):
+    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert store._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+
+
+def test_a_second_coordinator_is_refused_until_the_first_has_gone(state_dir, store):
+    with pytest.raises(ConfigError, match=f"another coordinator uses {state_dir}") as caught:
+        Store(state_dir)
+    assert "--state-dir" in caught.value.remedy
+    store.close()
+    Store(state_dir).close()
+
+
+def test_another_schema_is_refused_with_a_remedy(state_dir):
+    Store(state_dir).close()
+    path = state_dir / "coordinator.sqlite3"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version=7")
+    database.close()
+    for _ in range(2):  # a refusal leaves the directory unlocked
+        with pytest.raises(ConfigError, match="has schema 7, this dtd writes 1") as caught:
+            Store(state_dir)
+        assert "the dtd version that wrote it" in caught.value.remedy
+
+
+def test_a_damaged_file_is_refused_in_words(state_dir):
+    state_dir.mkdir()
+    (state_dir / "coordinator.sqlite3").write_bytes(b"this is no database" * 100)
+    with pytest.raises(ConfigError, match=r"coordinator\.sqlite3 .*file is not a database"):
+        Store(state_dir)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
+        Store(tmp_path / "file" / "state")
+    assert "--state-dir" in caught.value.remedy
+
+
+# --- jobs ------------------------------------------------------------------------------------
+
+
+def test_a_job_comes_back_as_it_was(state_dir, store):
+    whole = job(
+        state=JobState.RUNNING,
+        from_job="digits-0",
+        from_step=5,
+        from_mode="resume",
+        generation=4,
+        world_size=2,
+        step=17,
+        total_steps=100,
+        epoch=1,
+        loss=0.5,
+        samples_per_s=9.5,
+        steps_lost=1,
+        checkpoint_generation=3,
+        checkpoint_step=10,
+        checkpoint_holders=("worker-0", "worker-1"),
+        roster=("worker-0", "worker-1"),
+        metrics={"accuracy": 0.5},
+        result={"steps": 17},
+    )
+    store.save_job(1, job_body(whole))
+    store.close()
+    again = Store(state_dir)
+    try:
+        ((number, found),) = again.unfinished_jobs()
+        assert number == 1
+        assert job_body(found) == job_body(whole)
+        assert found.state is JobState.RUNNING
+        assert found.checkpoint_holders == whole.checkpoint_holders
+        assert (again.next_job_number(), again.last_generation()) == (2, 4)
+    finally:
+        again.close()
+
+
+def test_a_body_is_a_snapshot():
+    changing = job(metrics={"accuracy": 0.5})
+    body = job_body(changing)
+    changing.metrics["accuracy"] = 0.9
+    changing.result["steps"] = 3
+    changing.step = 3
+    assert (body["metrics"], body["result"], body["step"]) == ({"accuracy": 0.5}, {}, 0)
+    assert job_from_body(body).metrics == {"accuracy": 0.5}
+
+
+def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
+    for number, state in enumerate(JobState, start=1):
+        store.save_job(number, job_body(job(number, state=state)))
+    ended = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+    unfinished = [found.state for _, found in store.unfinished_jobs()]
+    assert unfinished == [state for state in JobState if state not in ended]
+    assert [row["id"] for row in store.jobs()][:2] == ["digits-9", "digits-8"]
+    assert len(store.jobs()) == len(JobState)
+
+
+def test_times_are_those_of_the_first_change(store, monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def time(self):
+            self.now += 1.0
+            return self.now
+
+    monkeypatch.setattr(store_module, "time", Clock())
+    states = [JobState.QUEUED, JobState.RUNNING, JobState.RUNNING, JobState.DONE, JobState.DONE]
+    for state in states:
+        store.save_job(1, job_body(job(state=state)))
+    found = store.job("digits-1")
+    assert (found["submitted_s"], found["started_s"], found["ended_s"]) == (1.0, 2.0, 4.0)
+    assert found["spec"] == SPEC
+    assert store.job("digits-2") is None
+
+
+# --- events and lines ------------------------------------------------------------------------
+
+
+def test_events_are_read_from_a_cursor_on(store, monkeypatch):
+    monkeypatch.setattr(store_module, "PAGE_ROWS", 3)
+    for number in range(1, 8):
+        store.add_incident(Incident(kind="k", message=f"{number}", job="digits-1", step=number))
+    assert [event["message"] for event in store.events(0)] == ["5", "6", "7"]
+    page = store.events(2)
+    assert [event["message"] for event in page] == ["3", "4", "5"]
+    assert [event["message"] for event in store.events(page[-1]["seq"])] == ["6", "7"]
+    assert store.events(7) == []
+    assert set(page[0]) == {
+        *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message")
+    }
+
+
+def test_old_events_make_room(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_EVENTS", 5)
+    for number in range(12):
+        store.add_incident(Incident(kind="k", message=f"{number}"))
+    assert [event["message"] for event in store.events(0)] == ["7", "8", "9", "10", "11"]
+
+
+def test_lines_are_read_per_job_from_a_cursor_on(store, monkeypatch):
+    monkeypatch.setattr(store_module, "PAGE_ROWS", 2)
+    store.add_lines("digits-1", 0, "worker-0", ["a", "b"])
+    store.add_lines("digits-2", 0, "worker-0", ["other"])
+    store.add_lines("digits-1", 1, "worker-1", ["c"])
+    first = store.lines("digits-1", 0)
+    assert [(line["text"], line["rank"], line["worker"]) for line in first] == [
+        ("a", 0, "worker-0"),
+        ("b", 0, "worker-0"),
+    ]
+    assert [line["text"] for line in store.lines("digits-1", first[-1]["seq"])] == ["c"]
+    assert [line["text"] for line in store.lines("digits-2", 0)] == ["other"]
+
+
+def test_old_lines_make_room(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_LOG_LINES", 4)
+    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3)])
+    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3, 9)])
+    assert [line["text"] for line in store.lines("digits-1", 0)] == ["5", "6", "7", "8"]
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+def steps(store, name=""):
+    return [(one["worker"], one["generation"], one["step"]) for one in store.checkpoints(name)]
+
+
+def test_checkpoints_are_those_that_workers_keep(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(20, "step-10"))
+    store.save_checkpoint("worker-1", saved(20, generation=2))
+    assert steps(store) == [("worker-1", 2, 20), ("worker-0", 1, 20), ("worker-0", 1, 10)]
+    store.save_checkpoint("worker-0", saved(30, "step-20", generation=3))
+    assert steps(store) == [("worker-0", 3, 30), ("worker-1", 2, 20), ("worker-0", 1, 20)]
+    newest = store.checkpoints("digits-1")[0]
+    assert newest["metrics"] == {"accuracy": 0.5}
+    assert newest["directory"] == "/state/checkpoints/digits-1/step-30"
+    assert store.checkpoints("digits-2") == []
+
+
+def test_checkpoints_of_another_job_stay(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(20, job="digits-2"))
+    assert [one["job"] for one in store.checkpoints("")] == ["digits-1", "digits-2"]
+
+
+def test_the_same_checkpoint_again_replaces_itself(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(10, size_bytes=7))
+    assert [one["size_bytes"] for one in store.checkpoints("")] == [7]
+
+
+@pytest.mark.parametrize("broken", ["checkpoint", "lines"])
+def test_what_fails_half_way_leaves_nothing_and_what_follows_is_durable(state_dir, store, broken):
+    store.save_checkpoint("worker-0", saved(10))
+    if broken == "checkpoint":
+        with pytest.raises(TypeError):
+            store.save_checkpoint("worker-0", saved(20, kept={"names": 5}))
+    else:
+        with pytest.raises(sqlite3.Error):
+            store.add_lines("digits-1", 0, "worker-0", ["good", object()])
+    assert steps(store) == [("worker-0", 1, 10)]
+    assert store.lines("digits-1", 0) == []
+    store.save_job(1, job_body(job()))
+    store.add_lines("digits-1", 0, "worker-0", ["after"])
+    # As another process would find it after a crash of this one.
+    reader = sqlite3.connect(state_dir / "coordinator.sqlite3")
+    assert reader.execute("SELECT id FROM jobs").fetchall() == [("digits-1",)]
+    assert reader.execute("SELECT text FROM logs").fetchall() == [("after",)]
+    reader.close()

@@ -1,0 +1,315 @@
+"""The data port: rings that are expected, early or stale, and bytes that may be fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import dtd.net.data_server as data_server_module
+from dtd.address import Address
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.net.data_server import (
+    INFO_BLOBS,
+    MAX_FETCH_BYTES,
+    Blob,
+    DataServer,
+    Resource,
+    file_blob,
+    memory_blob,
+    welcome,
+)
+from dtd.wire import messages as m
+
+CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
+
+
+class Acceptor:
+    """A generation that welcomes its previous neighbour."""
+
+    def __init__(self):
+        self.links = []
+
+    def accept_ring(self, link):
+        if self.links:
+            raise ProtocolError(ErrorCode.WRONG_STATE, "this ring has its previous neighbour")
+        self.links.append(link)
+        link.welcome(welcome("acceptor"))
+
+
+class Port:
+    """A data server with checkpoints, and where it listens."""
+
+    def __init__(self, address, server, checkpoints):
+        self.address, self.server, self.checkpoints = address, server, checkpoints
+
+
+@pytest.fixture
+async def port():
+    checkpoints = {}
+
+    def open_checkpoint(name):
+        if name not in checkpoints:
+            raise CheckpointError(f"{name} is not here", remedy="ask another worker")
+        return checkpoints[name]
+
+    server = DataServer("worker-0", open_checkpoint)
+    bound = await server.listen(Address("127.0.0.1", 0))
+    yield Port(bound, server, checkpoints)
+    server.close()
+
+
+def ring(generation, roster_id=7, rank=1):
+    return {"generation": generation, "roster_id": roster_id, "rank": rank}
+
+
+async def turned_away(peer):
+    error = await peer.end()
+    assert isinstance(error, ProtocolError)
+    return error
+
+
+# --- rings -----------------------------------------------------------------------------------
+
+
+async def test_the_expected_ring_is_handed_over(port, dial):
+    acceptor = Acceptor()
+    port.server.expect_ring(3, 7, 1, acceptor)
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    await peer.welcomed()
+    assert len(acceptor.links) == 1
+
+
+async def test_an_early_ring_waits_for_its_generation(port, dial):
+    port.server.expect_ring(2, 7, 1, Acceptor())
+    early = await dial(port.address, m.Role.RING, **ring(3))
+    # A second link is served after the first one's HELLO has been read.
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    assert not early.opened.is_set()
+    acceptor = Acceptor()
+    port.server.expect_ring(3, 7, 1, acceptor)
+    await early.welcomed()
+    assert len(acceptor.links) == 1
+
+
+async def test_a_stale_ring_is_fenced(port, dial):
+    port.server.expect_ring(3, 7, 1, Acceptor())
+    error = await turned_away(await dial(port.address, m.Role.RING, **ring(2)))
+    assert error.code == ErrorCode.STALE_GENERATION
+    assert error.message == "ring of generation 2; worker-0 is in 3"
+
+
+@pytest.mark.parametrize("other", [ring(3, roster_id=8), ring(3, rank=2)])
+async def test_a_ring_of_another_roster_or_rank_is_fenced(port, dial, other):
+    port.server.expect_ring(3, 7, 1, Acceptor())
+    error = await turned_away(await dial(port.address, m.Role.RING, **other))
+    assert error.code == ErrorCode.STALE_GENERATION
+
+
+async def test_an_early_ring_becomes_stale(port, dial):
+    early = await dial(port.address, m.Role.RING, **ring(3))
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    port.server.expect_ring(4, 7, 1, Acceptor())
+    assert (await turned_away(early)).code == ErrorCode.STALE_GENERATION
+
+
+async def test_a_second_neighbour_is_refused(port, dial):
+    port.server.expect_ring(3, 7, 1, Acceptor())
+    first = await dial(port.address, m.Role.RING, **ring(3))
+    await first.welcomed()
+    error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
+    assert error.code == ErrorCode.WRONG_STATE
+    assert not first.link.closing
+
+
+async def test_too_many_early_rings_are_refused(port, dial, monkeypatch):
+    monkeypatch.setattr(data_server_module, "MAX_EARLY_RINGS", 2)
+    waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 1)]
+    error = await turned_away(await dial(port.address, m.Role.RING, **ring(5, rank=2)))
+    assert error.code == ErrorCode.REFUSED
+    assert "too many rings wait" in error.message
+    # One that has gone makes room.
+    waiting[0].link.close()
+    await waiting[0].end()
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    acceptor = Acceptor()
+    late = await dial(port.address, m.Role.RING, **ring(5, rank=2))
+    port.server.expect_ring(5, 7, 2, acceptor)
+    await late.welcomed()
+
+
+# --- fetching --------------------------------------------------------------------------------
+
+
+async def opened(port, dial, name):
+    """(peer, names and sizes of the blobs, manifest)."""
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource=name))
+    blobs, more = [], True
+    while more:
+        info, manifest = await peer.next()
+        blobs += [(blob.name, blob.size_bytes) for blob in info.blobs]
+        more = info.more
+    return peer, blobs, manifest
+
+
+async def fetched(peer, blob, offset, length):
+    peer.link.send(m.FetchRange(blob=blob, offset=offset, length=length))
+    message, payload = await peer.next()
+    assert message == m.FetchData(blob=blob, offset=offset)
+    return payload
+
+
+def state(content=b"0123456789"):
+    blobs = [memory_blob("0", memoryview(content)), memory_blob("1", memoryview(b""))]
+    return Resource(manifest=b"{}", blobs=blobs)
+
+
+async def test_ranges_of_what_is_offered(port, dial):
+    port.server.offer("state/1", state())
+    peer, blobs, manifest = await opened(port, dial, "state/1")
+    assert (blobs, manifest) == ([("0", 10), ("1", 0)], b"{}")
+    assert await fetched(peer, 0, 0, 10) == b"0123456789"
+    assert await fetched(peer, 0, 7, 3) == b"789"
+
+
+async def test_who_comes_early_waits_for_the_offer(port, dial):
+    opening = asyncio.create_task(opened(port, dial, "state/1"))
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    assert not opening.done()
+    port.server.offer("state/1", state())
+    peer, _, _ = await opening
+    assert await fetched(peer, 0, 0, 1) == b"0"
+
+
+async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
+    port.server.offer("state/1", state())
+    peer, _, _ = await opened(port, dial, "state/1")
+    port.server.withdraw()
+    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
+    error = await turned_away(peer)
+    assert (error.code, "no such blob is open" in error.message) == (ErrorCode.BAD_FIELD, True)
+
+
+async def test_who_still_waits_for_a_withdrawn_offer_is_told(port, dial):
+    waiting = await dial(port.address, m.Role.FETCH)
+    await waiting.welcomed()
+    waiting.link.send(m.FetchOpen(resource="state/1"))
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    port.server.withdraw()
+    error = await turned_away(waiting)
+    assert (error.code, error.message) == (ErrorCode.REFUSED, "state/1 is not offered any more")
+    port.server.offer("state/1", state())
+    _, blobs, _ = await opened(port, dial, "state/1")
+    assert blobs[0] == ("0", 10)
+
+
+async def test_a_checkpoint_stays_open_when_offers_are_withdrawn(port, dial, tmp_path):
+    (tmp_path / "model").write_bytes(b"weights")
+    port.checkpoints[CHECKPOINT] = Resource(manifest=b"{}", blobs=[file_blob(tmp_path / "model")])
+    port.server.offer("state/1", state())
+    peer, blobs, _ = await opened(port, dial, CHECKPOINT)
+    assert blobs == [("model", 7)]
+    port.server.withdraw()
+    assert await fetched(peer, 0, 2, 5) == b"ights"
+
+
+async def test_a_checkpoint_that_is_not_here_is_refused(port, dial):
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource="checkpoint/other"))
+    error = await turned_away(peer)
+    assert (error.code, error.message) == (ErrorCode.REFUSED, "checkpoint/other is not here")
+    assert error.remedy == "ask another worker"
+
+
+async def test_a_file_that_has_gone_is_refused(port, dial, tmp_path):
+    (tmp_path / "model").write_bytes(b"weights")
+    port.checkpoints[CHECKPOINT] = Resource(manifest=b"{}", blobs=[file_blob(tmp_path / "model")])
+    peer, _, _ = await opened(port, dial, CHECKPOINT)
+    (tmp_path / "model").unlink()
+    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
+    error = await turned_away(peer)
+    assert (error.code, "cannot be read" in error.message) == (ErrorCode.REFUSED, True)
+
+
+@pytest.mark.parametrize(
+    ("blob", "offset", "length"),
+    [(2, 0, 1), (0, 0, 0), (0, 0, 11), (0, 10, 1), (0, 2**63 - 1, 1), (0, 0, MAX_FETCH_BYTES + 1)],
+)
+async def test_ranges_that_cannot_be_had_are_refused(port, dial, blob, offset, length):
+    port.server.offer("state/1", state())
+    peer, _, _ = await opened(port, dial, "state/1")
+    peer.link.send(m.FetchRange(blob=blob, offset=offset, length=length))
+    error = await turned_away(peer)
+    assert error.code == ErrorCode.BAD_FIELD
+    assert error.message.startswith("FETCH_RANGE")
+
+
+async def test_a_range_of_more_than_one_frame_may_hold_is_refused(port, dial):
+    port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES + 1)))
+    peer, _, _ = await opened(port, dial, "state/1")
+    assert len(await fetched(peer, 0, 1, MAX_FETCH_BYTES)) == MAX_FETCH_BYTES
+    peer.link.send(m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES + 1))
+    assert (await turned_away(peer)).code == ErrorCode.BAD_FIELD
+
+
+async def test_a_range_before_anything_is_open_is_refused(port, dial):
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
+    assert (await turned_away(peer)).code == ErrorCode.BAD_FIELD
+
+
+async def test_answers_come_in_the_order_of_the_questions(port, dial):
+    first_may_go = threading.Event()
+
+    def read(offset, length):
+        if offset == 0:
+            assert first_may_go.wait(10)
+        return bytes([offset])
+
+    blob = Blob(name="0", size_bytes=4, read=read)
+    port.server.offer("state/1", Resource(manifest=b"", blobs=[blob]))
+    peer, _, _ = await opened(port, dial, "state/1")
+    for offset in range(4):
+        peer.link.send(m.FetchRange(blob=0, offset=offset, length=1))
+    for _ in range(3):  # time enough for the others to be answered, if they were
+        await (await dial(port.address, m.Role.FETCH)).welcomed()
+    first_may_go.set()
+    assert [(await peer.next())[1] for _ in range(4)] == [b"\0", b"\1", b"\2", b"\3"]
+
+
+async def test_a_long_list_of_blobs_comes_in_pages(port, dial):
+    blobs = [memory_blob(str(i), memoryview(b"x")) for i in range(2 * INFO_BLOBS + 1)]
+    port.server.offer("state/1", Resource(manifest=b"the manifest", blobs=blobs))
+    peer, infos, manifest = await opened(port, dial, "state/1")
+    assert [name for name, _ in infos] == [blob.name for blob in blobs]
+    assert manifest == b"the manifest"
+    assert await fetched(peer, 2 * INFO_BLOBS, 0, 1) == b"x"
+
+
+async def test_a_request_with_a_payload_is_refused(port, dial):
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource="state/1"), b"payload")
+    assert (await turned_away(peer)).code == ErrorCode.BAD_PAYLOAD
+
+
+async def test_a_ring_that_speaks_before_it_is_welcome_is_turned_away(port, dial):
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    peer.link.send(m.Word(generation=3, step=0, sequence=0, hop=0, origin=0, source=0), b"w")
+    assert (await turned_away(peer)).code == ErrorCode.WRONG_STATE
+
+
+async def test_the_end_is_said_to_everyone(port, dial):
+    port.server.offer("state/1", state())
+    peer, _, _ = await opened(port, dial, "state/1")
+    waiting = await dial(port.address, m.Role.FETCH)
+    await waiting.welcomed()
+    waiting.link.send(m.FetchOpen(resource="state/2"))
+    port.server.close()
+    assert await peer.end() is None
+    assert await waiting.end() is None

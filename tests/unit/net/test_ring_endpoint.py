@@ -1,0 +1,320 @@
+"""Rings of real sockets on one event loop: they come up, add, and break."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import numpy as np
+import pytest
+
+import dtd.net.link as link_module
+import dtd.net.ring_endpoint as ring_endpoint_module
+from dtd.address import Address
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.net.data_server import DataServer
+from dtd.net.ring_endpoint import RingEndpoint
+from dtd.wire import messages as m
+
+PATIENCE_S = 10.0
+GENERATION = 4
+
+
+def no_checkpoint(name):
+    raise CheckpointError(f"{name} is not here")
+
+
+class Node:
+    """One rank: its data port, its endpoint once it is made, and what that reports."""
+
+    def __init__(self, rank):
+        self.name = f"worker-{rank}"
+        self.server = DataServer(self.name, no_checkpoint)
+        self.up = asyncio.Event()
+        self.broken = asyncio.get_running_loop().create_future()
+        self.buckets = asyncio.Queue()
+        self.words = asyncio.Queue()
+
+    def make(self, assign, chunk_bytes):
+        self.endpoint = RingEndpoint(
+            assign,
+            self.server,
+            chunk_bytes=chunk_bytes,
+            up=self._on_up,
+            broken=lambda suspect, reason: self.broken.set_result((suspect, reason)),
+            bucket_done=self.buckets.put_nowait,
+            words_done=self.words.put_nowait,
+        )
+
+    def _on_up(self):
+        assert not self.up.is_set()
+        self.up.set()
+
+    async def step(self, number, buckets, word):
+        """One step of training: all buckets, then the word."""
+        node = self.endpoint.node
+        node.open_step(number, tuple(buckets))
+        for bucket in range(len(buckets)):
+            node.start(bucket)
+        async with asyncio.timeout(PATIENCE_S):
+            done = {await self.buckets.get() for _ in buckets}
+            assert done == set(range(len(buckets)))
+            node.offer(word)
+            return await self.words.get()
+
+
+class Ranks:
+    """All ranks of one ring."""
+
+    def __init__(self, size):
+        self.nodes = [Node(rank) for rank in range(size)]
+
+    async def listen(self, ports=None, *, chunk_bytes=64):
+        """Make the endpoints; a rank whose port is given does not listen yet."""
+        members = []
+        for rank, node in enumerate(self.nodes):
+            port = (ports or {}).get(rank, 0)
+            if not port:
+                port = (await node.server.listen(Address("127.0.0.1", 0))).port
+            members.append(m.Member(name=node.name, incarnation=1, host="127.0.0.1", port=port))
+        for rank, node in enumerate(self.nodes):
+            node.make(
+                m.Assign(
+                    job="job-1",
+                    generation=GENERATION,
+                    roster_id=9,
+                    rank=rank,
+                    roster=tuple(members),
+                    source_rank=0,
+                    held_generation=0,
+                    held_step=0,
+                ),
+                chunk_bytes,
+            )
+
+    async def come_up(self):
+        for node in self.nodes:
+            node.endpoint.connect()
+        await self.are_up()
+
+    async def are_up(self):
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(node.up.wait() for node in self.nodes))
+
+    async def are_broken(self):
+        """(suspect, reason) of each rank."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.gather(*(node.broken for node in self.nodes))
+
+    def close(self):
+        for node in self.nodes:
+            node.endpoint.end("the test is over")
+            node.server.close()
+
+
+@pytest.fixture
+async def ranks():
+    """Makes rings of a size; they are closed in the end."""
+    made = []
+
+    def make(size):
+        made.append(Ranks(size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_every_rank_ends_with_the_sum_and_all_words(ranks, memory_of, size):
+    ring = ranks(size)
+    await ring.listen()
+    await ring.come_up()
+    for step in range(3):
+        arrays = [
+            [np.full(100, (1 << rank) + step, dtype=np.int64), np.arange(7) * rank]
+            for rank in range(size)
+        ]
+        words = await asyncio.gather(
+            *(
+                node.step(step, [memory_of(array) for array in arrays[rank]], bytes([rank, step]))
+                for rank, node in enumerate(ring.nodes)
+            )
+        )
+        for first, second in arrays:
+            assert (first == (1 << size) - 1 + step * size).all()
+            assert (second == np.arange(7) * sum(range(size))).all()
+        assert words == [[bytes([rank, step]) for rank in range(size)]] * size
+
+
+async def test_buckets_larger_than_what_the_kernel_buffers(ranks, memory_of):
+    ring = ranks(2)
+    await ring.listen(chunk_bytes=1 << 20)
+    await ring.come_up()
+    arrays = [np.arange(3_000_000, dtype=np.int32) + rank for rank in range(2)]
+    await asyncio.gather(
+        *(node.step(0, [memory_of(arrays[rank])], b"") for rank, node in enumerate(ring.nodes))
+    )
+    for array in arrays:
+        assert (array == 2 * np.arange(3_000_000, dtype=np.int32) + 1).all()
+
+
+async def test_a_dead_neighbour_is_the_suspect(ranks):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    ring.nodes[1].endpoint.end("it dies")
+    (suspect, reason), own = await ring.are_broken()
+    assert suspect == "worker-1"
+    assert "lost" in reason
+    assert own == ("", "it dies")
+
+
+async def test_everyone_notices_that_one_has_died(ranks):
+    ring = ranks(3)
+    await ring.listen()
+    await ring.come_up()
+    ring.nodes[1].endpoint.end("it dies")
+    reports = await ring.are_broken()
+    suspects = {suspect for suspect, _ in reports}
+    # Each in turn cuts its links, so the news may reach the third from the second.
+    assert "worker-1" in suspects
+    assert suspects <= {"", "worker-0", "worker-1", "worker-2"}
+    assert reports[1] == ("", "it dies")
+
+
+async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    first, second = ring.nodes
+    first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
+    first.endpoint.node.start(0)
+    second.endpoint._out.abort()
+    (suspect, _), (other, reason) = await ring.are_broken()
+    assert (suspect, other) == ("worker-1", "worker-0")
+    assert "cut from this side" in reason
+    assert first.buckets.empty()
+
+
+async def test_it_breaks_once_and_says_nothing_after_its_end(ranks):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    node = ring.nodes[0]
+    node.endpoint.end("first")
+    node.endpoint.end("second")
+    assert await node.broken == ("", "first")
+
+
+async def test_a_neighbour_that_listens_late_is_called_again(ranks, memory_of, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    refused, sleep = asyncio.Event(), asyncio.sleep
+
+    async def pause(_pause_s):
+        refused.set()
+        await sleep(0)
+
+    monkeypatch.setattr(ring_endpoint_module.asyncio, "sleep", pause)
+    ring = ranks(2)
+    await ring.listen({1: port})
+    ring.nodes[0].endpoint.connect()
+    async with asyncio.timeout(PATIENCE_S):
+        await refused.wait()
+    await ring.nodes[1].server.listen(Address("127.0.0.1", port))
+    ring.nodes[1].endpoint.connect()
+    await ring.are_up()
+    arrays = [np.ones(10), np.ones(10)]
+    await asyncio.gather(
+        *(node.step(0, [memory_of(arrays[rank])], b"") for rank, node in enumerate(ring.nodes))
+    )
+    assert (arrays[0] == 2).all()
+
+
+async def test_a_neighbour_that_takes_over_the_state_for_long_is_called_again(ranks, monkeypatch):
+    called_again = asyncio.Event()
+    calls = []
+    ring = ranks(3)
+    await ring.listen()
+    slow = ring.nodes[1]
+    new_link = slow.server._server._new_link
+
+    def count():
+        calls.append(1)
+        if len(calls) == 2:
+            called_again.set()
+        return new_link()
+
+    monkeypatch.setattr(slow.server._server, "_new_link", count)
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.02)
+    # The last rank is connected to the first one while that waits for the second one's welcome.
+    ring.nodes[2].endpoint.connect()
+    ring.nodes[0].endpoint.connect()
+    async with asyncio.timeout(PATIENCE_S):
+        await called_again.wait()
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", PATIENCE_S)
+    slow.endpoint.connect()
+    await ring.are_up()
+    assert not any(node.broken.done() for node in ring.nodes)
+
+
+async def test_a_ring_that_ends_before_it_is_up_calls_nobody_any_more(ranks):
+    ring = ranks(2)
+    await ring.listen()
+    node = ring.nodes[0]
+    node.endpoint.connect()
+    connecting = node.endpoint._connecting
+    node.endpoint.end("another generation follows")
+    await asyncio.wait([connecting], timeout=PATIENCE_S)
+    assert connecting.cancelled()
+    assert await node.broken == ("", "another generation follows")
+    assert not node.up.is_set()
+
+
+async def test_a_ring_that_has_ended_is_not_expected_in_place_of_the_next_one(ranks, dial):
+    ring = ranks(2)
+    await ring.listen()
+    late, node = ring.nodes[0].endpoint, ring.nodes[0]
+    late.end("another generation follows")
+    node.server.expect_ring(GENERATION + 1, 10, 1, late)
+    late.connect()
+    own = late.assign.roster[0]
+    hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
+    error = await (await dial(Address(own.host, own.port), m.Role.RING, **hello)).end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.STALE_GENERATION
+
+
+async def test_a_second_previous_neighbour_is_turned_away(ranks, dial):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    first = ring.nodes[0].endpoint.assign.roster[0]
+    hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
+    peer = await dial(Address(first.host, first.port), m.Role.RING, **hello)
+    error = await peer.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.WRONG_STATE
+    assert not ring.nodes[0].broken.done()
+
+
+async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial):
+    ring = ranks(2)
+    await ring.listen()
+    node = ring.nodes[0]
+    node.endpoint.connect()
+    own = node.endpoint.assign.roster[0]
+    hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
+    peer = await dial(Address(own.host, own.port), m.Role.RING, **hello)
+    await peer.welcomed()
+    stale = m.Word(generation=GENERATION - 1, step=0, sequence=0, hop=0, origin=1, source=1)
+    peer.link.send(stale, b"word")
+    error = await peer.end()
+    assert isinstance(error, ProtocolError)
+    assert error.code == ErrorCode.STALE_GENERATION
+    async with asyncio.timeout(PATIENCE_S):
+        suspect, reason = await node.broken
+    assert suspect == "worker-1"
+    assert "generation" in reason

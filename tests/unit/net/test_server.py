@@ -1,0 +1,94 @@
+"""Listening: addresses, the limit on connections, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import dtd.net.server as server_module
+from dtd.address import Address
+from dtd.errors import ConfigError
+from dtd.net.link import Link
+from dtd.net.server import Server
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection
+
+LOOPBACK = Address("127.0.0.1", 0)
+PATIENCE_S = 10.0
+
+
+class Welcoming:
+    """Welcomes everyone, and counts."""
+
+    def __init__(self):
+        self.server = Server(self._new_link)
+        self.gone = asyncio.Queue()
+
+    def _new_link(self):
+        return Link(self, Connection(opened=False, accepts=frozenset({m.Role.CTL})))
+
+    def link_opened(self, link, message):
+        link.welcome(m.Welcome(protocol=1, version="test", name="s", max_payload_bytes=1 << 20))
+
+    def link_received(self, link, message, payload):
+        raise AssertionError("nothing is sent")
+
+    def link_closed(self, link, error):
+        self.gone.put_nowait(error)
+
+
+@pytest.fixture
+async def welcoming():
+    made = Welcoming()
+    yield made
+    made.server.close(m.Goodbye())
+
+
+async def test_port_0_becomes_a_real_one(welcoming, dial):
+    bound = await welcoming.server.listen(LOOPBACK)
+    assert bound.host == "127.0.0.1"
+    assert bound.port > 0
+    peer = await dial(bound, m.Role.CTL)
+    await peer.welcomed()
+
+
+async def test_an_address_in_use_is_named_with_a_remedy(welcoming):
+    bound = await welcoming.server.listen(LOOPBACK)
+    with pytest.raises(ConfigError, match=f"listen address {bound} is in use") as caught:
+        await Server(welcoming._new_link).listen(bound)
+    assert "--listen" in caught.value.remedy
+
+
+async def test_an_address_of_somebody_else_cannot_be_bound(welcoming):
+    with pytest.raises(ConfigError, match=r"listen address 192\.0\.2\.1:\d+ cannot be bound"):
+        await welcoming.server.listen(Address("192.0.2.1", 7117))
+
+
+async def test_everyone_hears_a_goodbye_and_nobody_new_is_served(welcoming, dial):
+    bound = await welcoming.server.listen(LOOPBACK)
+    peers = [await dial(bound, m.Role.CTL) for _ in range(2)]
+    for peer in peers:
+        await peer.welcomed()
+    welcoming.server.close(m.Goodbye(reason="the end"))
+    for peer in peers:
+        assert await peer.end() is None
+    with pytest.raises(ConnectionRefusedError):
+        await dial(bound, m.Role.CTL)
+
+
+async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, dial, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+    bound = await welcoming.server.listen(LOOPBACK)
+    first, second = [await dial(bound, m.Role.CTL) for _ in range(2)]
+    await first.welcomed()
+    await second.welcomed()
+    third = await dial(bound, m.Role.CTL)
+    assert await third.end() is not None
+    async with asyncio.timeout(PATIENCE_S):
+        await welcoming.gone.get()
+        first.link.close()
+        await welcoming.gone.get()
+    fourth = await dial(bound, m.Role.CTL)
+    await fourth.welcomed()
+    assert not second.link.closing

@@ -1,0 +1,267 @@
+"""The crossing: training threads on one side, the event loop and its sockets on the other."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import uvloop
+
+from dtd.address import Address
+from dtd.core.collective import BucketMemory, all_reduce
+from dtd.errors import CheckpointError, RingBroken
+from dtd.net.data_server import DataServer
+from dtd.wire import messages as m
+from dtd.worker.bridge import Bridge, RingCollective
+
+GENERATION = 3
+PATIENCE_S = 30.0
+
+
+def memory_of(array):
+    def add(start, stop, received):
+        array[start:stop] += np.frombuffer(received, dtype=array.dtype)
+
+    return BucketMemory(view=memoryview(array.view(np.uint8)), item_bytes=array.itemsize, add=add)
+
+
+class Rings:
+    """The collectives of all ranks; their loop runs in one other thread, they in one each."""
+
+    def __init__(self, loop_thread, size):
+        self._loop_thread = loop_thread
+        self.agreed = [0] * size
+        self.servers, self.collectives = loop_thread.run(self._make(size))
+        self._pool = ThreadPoolExecutor(size)
+
+    async def _make(self, size):
+        def no_checkpoint(name):
+            raise CheckpointError(f"{name} is not here")
+
+        servers = [DataServer(f"worker-{rank}", no_checkpoint) for rank in range(size)]
+        bound = [await server.listen(Address("127.0.0.1", 0)) for server in servers]
+        roster = tuple(
+            m.Member(name=f"worker-{rank}", incarnation=1, host=at.host, port=at.port)
+            for rank, at in enumerate(bound)
+        )
+        bridge = Bridge(self._loop_thread.loop)
+        collectives = [
+            RingCollective(
+                bridge, self._assign(rank, roster), server, chunk_bytes=64, agreed=self._agree(rank)
+            )
+            for rank, server in enumerate(servers)
+        ]
+        return servers, collectives
+
+    def _agree(self, rank):
+        def agreed():
+            self.agreed[rank] += 1
+
+        return agreed
+
+    def _assign(self, rank, roster):
+        return m.Assign(
+            job="job-1",
+            generation=GENERATION,
+            roster_id=9,
+            rank=rank,
+            roster=roster,
+            source_rank=0,
+            held_generation=0,
+            held_step=0,
+        )
+
+    def start(self, work):
+        """Let every rank's thread do this with its collective; their futures."""
+        return [self._pool.submit(work, collective) for collective in self.collectives]
+
+    def all(self, work):
+        return [future.result(PATIENCE_S) for future in self.start(work)]
+
+    def end(self, rank, reason):
+        self._loop_thread.call(self.collectives[rank].end, reason)
+
+    def close(self):
+        for rank, server in enumerate(self.servers):
+            self.end(rank, "the test is over")
+            self._loop_thread.call(server.close)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def rings(loop_thread):
+    made = []
+
+    def make(size):
+        made.append(Rings(loop_thread, size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def connect(collective):
+    collective.connect()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_all_reduce_and_gather_from_threads(rings, size):
+    def work(collective):
+        collective.connect()
+        ends = []
+        for step in range(4):
+            array = np.full(1000, (1 << collective.rank) + step, dtype=np.int64)
+            collective.open_step(step, [memory_of(array)])
+            all_reduce(collective, 0)
+            words = collective.gather(bytes([collective.rank, step]))
+            timing = collective.close_step()
+            ends.append((array, words, timing))
+        return ends
+
+    ring = rings(size)
+    for ends in ring.all(work):
+        for step, (array, words, timing) in enumerate(ends):
+            assert (array == (1 << size) - 1 + step * size).all()
+            assert words == [bytes([rank, step]) for rank in range(size)]
+            assert (timing.sent_bytes > 0) == (size > 1)
+            assert timing.busy_s >= 0
+            assert timing.exposed_s >= 0
+    assert ring.agreed == [1] * size
+
+
+def test_a_rank_knows_its_place(rings):
+    places = [(c.rank, c.world_size, c.generation) for c in rings(2).collectives]
+    assert places == [(0, 2, GENERATION), (1, 2, GENERATION)]
+
+
+def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
+    go_on = threading.Barrier(2)
+
+    def work(collective):
+        collective.connect()
+        arrays = [np.ones(500), np.ones(3)]
+        collective.open_step(0, [memory_of(array) for array in arrays])
+        collective.start(1)
+        collective.start(0)
+        go_on.wait(PATIENCE_S)
+        collective.wait(0)
+        collective.wait(1)
+        collective.wait(0)
+        return arrays
+
+    for arrays in rings(2).all(work):
+        assert all((array == 2).all() for array in arrays)
+
+
+@pytest.mark.parametrize("where", ["connect", "wait", "gather"])
+def test_who_blocks_hears_that_the_ring_has_ended(rings, where):
+    ring = rings(2)
+    blocks = threading.Event()
+
+    def work(collective):
+        if where != "connect":
+            collective.connect()
+            collective.open_step(0, [memory_of(np.ones(10))])
+        blocks.set()
+        if where == "connect":
+            collective.connect()
+        elif where == "wait":
+            collective.start(0)
+            collective.wait(0)
+        else:
+            collective.gather(b"word")
+
+    first, second = ring.collectives
+    if where == "connect":
+        threads = [ring._pool.submit(work, first)]
+    else:
+        threads = [ring._pool.submit(work, first), ring._pool.submit(connect, second)]
+        threads.pop().result(PATIENCE_S)
+    assert blocks.wait(PATIENCE_S)
+    ring.end(0, "a new generation will be formed")
+    with pytest.raises(RingBroken, match="a new generation will be formed"):
+        threads[0].result(PATIENCE_S)
+    assert first.suspect == ""
+
+
+def test_a_neighbours_death_names_the_suspect(rings):
+    ring = rings(2)
+    ring.all(connect)
+    ring.end(1, "it dies")
+
+    def work(collective):
+        collective.open_step(0, [memory_of(np.ones(10))])
+        collective.start(0)
+        collective.wait(0)
+
+    for future in ring.start(work):
+        with pytest.raises(RingBroken):
+            future.result(PATIENCE_S)
+    assert ring.collectives[0].suspect == "worker-1"
+    assert ring.collectives[1].suspect == ""
+
+
+def test_a_broken_ring_stays_broken(rings):
+    ring = rings(2)
+    ring.all(connect)
+    ring.end(0, "the end")
+
+    def work(collective):
+        with pytest.raises(RingBroken, match="the end"):
+            collective.wait(0)
+        for call in (
+            lambda: collective.open_step(0, []),
+            lambda: collective.start(0),
+            lambda: collective.wait(0),
+            lambda: collective.gather(b""),
+        ):
+            with pytest.raises(RingBroken, match="the end"):
+                call()
+
+    ring._pool.submit(work, ring.collectives[0]).result(PATIENCE_S)
+
+
+def test_an_end_without_a_reason_has_words_too(rings):
+    ring = rings(2)
+    ring.all(connect)
+    ring.end(0, "")
+    with pytest.raises(RingBroken, match="the ring has ended"):
+        ring.collectives[0].wait(0)
+
+
+def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
+    ring = rings(2)
+    ring.all(connect)
+    collective = ring.collectives[0]
+    collective.open_step(0, [memory_of(np.ones(10))])
+    collective.start(0)
+    collective.start(0)
+    with pytest.raises(RingBroken, match="LocalProtocolError"):
+        collective.gather(b"")
+
+
+def test_it_says_what_it_waits_for(rings):
+    ring = rings(2)
+    ring.all(connect)
+    ring.collectives[0].open_step(0, [memory_of(np.ones(10))])
+    ring.collectives[0].start(0)
+    assert ring._loop_thread.call(ring.collectives[0].explain)
+
+
+def test_calls_to_a_loop_that_has_closed_are_dropped():
+    loop = uvloop.new_event_loop()
+    loop.close()
+    called = []
+    Bridge(loop).post(called.append, 1)
+    assert called == []
+
+
+def test_calls_run_on_the_loop_in_order(loop_thread):
+    bridge, called = Bridge(loop_thread.loop), []
+    for number in range(5):
+        bridge.post(called.append, number)
+    loop_thread.call(called.append, threading.get_ident())
+    assert called[:5] == [0, 1, 2, 3, 4]

@@ -1,0 +1,206 @@
+"""What the training thread reports: figures, progress now and then, the job's result."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import dtd.worker.reporter as reporter_module
+from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
+from dtd.wire import messages as m
+from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
+
+
+def assign(*, generation=3, rank=0):
+    return m.Assign(
+        job="digits-1",
+        generation=generation,
+        roster_id=9,
+        rank=rank,
+        roster=(m.Member(name="worker-0", incarnation=1, host="127.0.0.1", port=1),),
+        source_rank=0,
+        held_generation=0,
+        held_step=0,
+    )
+
+
+def record(step, **changed):
+    values = {
+        "step": step,
+        "epoch": 0,
+        "loss": 1.0 / step,
+        "lr": 0.1,
+        "grad_norm": 2.0,
+        "rows": 64,
+        "step_s": 0.5,
+        "data_s": 0.1,
+        "compute_s": 0.2,
+        "comm_s": 0.15,
+        "exposed_s": 0.05,
+        "optimizer_s": 0.01,
+        "skipped": False,
+    }
+    return StepRecord(**(values | changed))
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(reporter_module, "time", made)
+    return made
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def reporter(clock, told):
+    made = JobReporter("digits-1", told.append)
+    made.begin_generation(assign())
+    return made
+
+
+def test_progress_is_told_now_and_then(reporter, clock, told):
+    for step in range(1, 6):
+        reporter.step_committed(record(step))
+    assert [message.step for message in told] == [1]
+    clock.now_s += 1.5 * PROGRESS_EVERY_S
+    reporter.step_committed(record(6))
+    reporter.step_committed(record(7))
+    assert [message.step for message in told] == [1, 6]
+    reporter.flush()
+    reporter.flush()
+    assert [message.step for message in told] == [1, 6, 7]
+    assert told[2] == m.Progress(
+        job="digits-1",
+        generation=3,
+        step=7,
+        epoch=0,
+        loss=1 / 7,
+        learning_rate=0.1,
+        grad_norm=2.0,
+        rows=64,
+        step_s=0.5,
+        compute_s=0.2,
+        comm_s=0.15,
+        exposed_s=0.05,
+        skipped=False,
+    )
+
+
+def test_only_rank_0_tells_progress_and_evaluations(reporter, told):
+    reporter.begin_generation(assign(rank=1))
+    reporter.step_committed(record(1))
+    reporter.evaluated(EvalRecord(step=1, epoch=0, metrics={"loss": 1.0}, rows=9, eval_s=0.1))
+    reporter.flush()
+    assert told == []
+    reporter.begin_generation(assign(rank=0))
+    reporter.evaluated(EvalRecord(step=1, epoch=0, metrics={"loss": 1.0}, rows=9, eval_s=0.1))
+    assert told == [m.Evaluated(job="digits-1", step=1, metrics={"loss": 1.0})]
+
+
+def test_nothing_to_flush_before_the_first_step(reporter, told):
+    reporter.flush()
+    assert told == []
+
+
+def test_a_checkpoint_is_told_by_whoever_wrote_it(reporter, told):
+    reporter.begin_generation(assign(rank=1))
+    reporter.checkpoint_saved(
+        CheckpointRecord(
+            job_id="digits-1",
+            generation=2,
+            step=10,
+            digest="ab",
+            directory="/state/checkpoints/digits-1/g000002-s000000010",
+            size_bytes=99,
+            metrics={"accuracy": 0.5},
+            kept=("g000002-s000000010",),
+        )
+    )
+    (saved,) = told
+    assert (saved.generation, saved.step, saved.size_bytes) == (2, 10, 99)
+    assert saved.kept == {"names": ["g000002-s000000010"]}
+    m.encode_header(saved)
+
+
+def test_a_long_warning_fits_into_a_message(reporter, told):
+    reporter.warning("checkpoint_failed", "é" * 100_000)
+    (notice,) = told
+    assert notice.event == "checkpoint_failed"
+    m.encode_header(notice)
+
+
+def test_flags_are_those_of_the_generation_at_hand(reporter):
+    assert reporter.flags() == Flags()
+    reporter.end_at_boundary(stop=False, leave=False)
+    assert reporter.flags() == Flags(yield_=True)
+    reporter.end_at_boundary(stop=False, leave=True)
+    assert reporter.flags() == Flags(yield_=True, leave=True)
+    reporter.end_at_boundary(stop=True, leave=False)
+    assert reporter.flags() == Flags(stop=True)
+    reporter.begin_generation(assign(generation=4))
+    assert reporter.flags() == Flags()
+
+
+def test_heartbeats_carry_recent_means(reporter):
+    assert reporter.heartbeat_fields() == {}
+    reporter.step_committed(record(1, step_s=1.0, comm_s=0.4))
+    fields = reporter.heartbeat_fields()
+    assert (fields["step"], fields["generation"], fields["step_s"]) == (1, 3, 1.0)
+    assert fields["samples_per_s"] == 64.0
+    reporter.step_committed(record(2, step_s=0.5, comm_s=0.4))
+    fields = reporter.heartbeat_fields()
+    assert fields["step_s"] == pytest.approx(0.9)
+    assert fields["comm_s"] == pytest.approx(0.4)
+    m.encode_header(m.Heartbeat(state="running", job="digits-1", **fields))
+
+
+def test_a_step_that_took_no_time_has_no_rate(reporter):
+    reporter.step_committed(record(1, step_s=0.0))
+    assert reporter.heartbeat_fields()["samples_per_s"] == 0.0
+
+
+def outcome(**changed):
+    values = {
+        "kind": "finished",
+        "step": 12,
+        "digest": "ab",
+        "skipped": 1,
+        "rows_missing": 0,
+        "rows_repeated": 0,
+        "metrics": {"loss": 0.25, "accuracy": 0.9},
+    }
+    return Outcome(**(values | changed))
+
+
+def test_the_result_is_of_the_last_epoch_and_of_all_steps(reporter):
+    for step in range(1, 9):
+        epoch = (step - 1) // 4
+        reporter.step_committed(record(step, epoch=epoch, loss=float(step)))
+    result = reporter.result(outcome())
+    assert (result["steps"], result["epochs"], result["skipped_steps"]) == (12, 2, 1)
+    assert result["train_loss"] == (5 + 6 + 7 + 8) / 4
+    assert (result["eval_loss"], result["eval_accuracy"]) == (0.25, 0.9)
+    assert result["samples_per_s"] == 128.0
+    assert result["mean_comm_s"] == pytest.approx(0.15)
+    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
+
+
+def test_the_result_of_who_joined_after_the_last_step(reporter):
+    result = reporter.result(outcome(metrics={}))
+    assert math.isnan(result["train_loss"])
+    assert (result["epochs"], result["eval_accuracy"], result["mean_step_s"]) == (0, None, 0.0)

@@ -250,6 +250,6 @@ class Member:
 
     def _on_stop_asked(self, event: StopAsked) -> list[Effect]:
         if self.state is MemberState.IDLE:
-            return [Exit(reason=event.reason)]
+            return [Tell(message=m.Leave(reason=event.reason)), Exit(reason=event.reason)]
         self.stopping = event.reason
         return [Tell(message=m.Leave(reason=event.reason))]

@@ -275,8 +275,11 @@ def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> Non
 # --- ending ----------------------------------------------------------------------------------
 
 
-def test_idle_worker_stops_at_once(worker: Worker) -> None:
-    assert worker.does(member.StopAsked(reason="stop")) == [member.Exit(reason="stop")]
+def test_idle_worker_says_so_and_stops_at_once(worker: Worker) -> None:
+    assert worker.does(member.StopAsked(reason="stop")) == [
+        member.Tell(message=m.Leave(reason="stop")),
+        member.Exit(reason="stop"),
+    ]
 
 
 def test_idle_worker_has_nothing_to_be_released_from(worker: Worker) -> None:

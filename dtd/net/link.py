@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
-from dtd.wire.frames import HOLD, FrameDecoder, Hold, encode_frame
+from dtd.wire.frames import FrameDecoder, Hold, encode_frame
 from dtd.wire.header import Header
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -246,6 +246,3 @@ class Link(asyncio.BufferedProtocol):
                 ErrorCode.TIMEOUT, f"no handshake with {self.peer} within {HANDSHAKE_TIMEOUT_S} s"
             )
         )
-
-
-__all__ = ["HOLD", "Link", "LinkHandler"]

@@ -31,10 +31,9 @@ from dtd.core.ring_events import (
 )
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.frames import Hold
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import MAX_WORD_BYTES, Chunk, Word
 
 SCRATCH_SLOTS = 8
-MAX_WORD_BYTES = 32 * 1024
 
 Send = Callable[[Chunk | Word, "bytes | memoryview"], None]
 

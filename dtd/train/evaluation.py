@@ -21,10 +21,10 @@ from dtd.train.data import Loader
 from dtd.train.precision import autocast
 from dtd.train.rows import BatchRequest
 from dtd.train.task import MapDataset, Task
+from dtd.wire.messages import MAX_WORD_BYTES
 
 _NAME_SIZE = struct.Struct("!H")
 _VALUES = struct.Struct("!dd")
-_MAX_WORD_BYTES = 32 * 1024
 
 Gather = Callable[[bytes], list[bytes]]
 
@@ -113,10 +113,10 @@ def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
         _NAME_SIZE.pack(len(name.encode())) + name.encode() + _VALUES.pack(*values)
         for name, values in sums.items()
     )
-    if len(word) > _MAX_WORD_BYTES:
+    if len(word) > MAX_WORD_BYTES:
         raise TaskError(
             f"metrics() of the task returned {len(sums)} metrics, {len(word)} bytes with names",
-            remedy=f"return less than {_MAX_WORD_BYTES} bytes of them",
+            remedy=f"return less than {MAX_WORD_BYTES} bytes of them",
         )
     return word
 

@@ -13,11 +13,12 @@ import pytest
 
 import dtd.net.link as link_module
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.link import HOLD, Link
+from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
+    HOLD,
     LARGEST_MAX_PAYLOAD_BYTES,
     FrameDecoder,
     Hold,

@@ -143,12 +143,30 @@ class CheckpointError(DtdError):
 
 
 class DivergenceError(DtdError):
-    """Replicas that are equal by construction are not equal."""
+    """Replicas that are equal by construction are not equal.
+
+    `dissenters` are the ranks that differ from the most common state; `majority` says whether more
+    than half of all ranks share that one.
+    """
 
     blame = "hardware or task"
 
+    def __init__(self, message: str, *, dissenters: tuple[int, ...], majority: bool) -> None:
+        super().__init__(message)
+        self.dissenters = dissenters
+        self.majority = majority
+
 
 class RingBroken(DtdError):
-    """The generation ended while a step was under way; nothing of that step was applied."""
+    """The generation ended while a step was under way; nothing of that step was applied.
+
+    `suspect` is the worker that the ring lost, `evidence` how ("ended", "reset", "silent",
+    "unreachable" or "corrupt"); both are empty when the coordinator ended the generation.
+    """
 
     blame = "network or peer"
+
+    def __init__(self, message: str, *, suspect: str = "", evidence: str = "") -> None:
+        super().__init__(message)
+        self.suspect = suspect
+        self.evidence = evidence

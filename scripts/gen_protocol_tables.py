@@ -63,12 +63,12 @@ def _frames_table() -> list[str]:
 
 def _sender(cls: type[Any]) -> str:
     for role, (opener, acceptor) in SIDES.items():
-        for allowed, who in (
-            (connection.FROM_OPENER[role], opener),
-            (connection.FROM_ACCEPTOR[role], acceptor),
-        ):
-            if cls in allowed:
-                return f"| {role.value} | {who} | open |"
+        by_opener = cls in connection.FROM_OPENER[role]
+        by_acceptor = cls in connection.FROM_ACCEPTOR[role]
+        if by_opener or by_acceptor:
+            both = by_opener and by_acceptor
+            who = "either" if both else opener if by_opener else acceptor
+            return f"| {role.value} | {who} | open |"
     raise SystemExit(f"{cls.__name__} is in no table of dtd.wire.connection")
 
 
@@ -81,7 +81,7 @@ def _replace_fields(text: str, record: type[Any]) -> str:
     if head is None:
         raise SystemExit(f"protocol.md has no section for {name}")
     start = head.start()
-    end = text.index("\n#", head.end())
+    end = text.index("\n#", head.end()) + 1
     before, section, after = text[:start], text[start:end], text[end:]
     meanings = dict(_FIELD.findall(section))
     defaults = {field.name: field.default for field in fields(record)}
@@ -101,11 +101,7 @@ def _replace_table(text: str, first: str, rows: list[str]) -> str:
 
 def _example(found: re.Match[str]) -> str:
     values: dict[str, Any] = json.loads(found["json"])
-    cls = m.message_types()[values["t"]]
     payload = bytes.fromhex(found["payload"] or "")
-    for name, kind, _check, _required in kinds.layout(cls):
-        if kind.startswith("bytes") and name in values:
-            values[name] = bytes.fromhex(values[name])
     message = m.decode_message(values)
     head, tag = frames.encode_frame(m.encode_header(message), payload)
     prefix = head[: frames.PREFIX_BYTES].hex()

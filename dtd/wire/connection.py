@@ -51,6 +51,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Notice,
         m.Progress,
         m.Leave,
+        m.Probed,
     },
     m.Role.CTL: _ENDS
     | {
@@ -64,17 +65,29 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.ReadLogs,
         m.ReadEvents,
         m.ListCheckpoints,
+        m.ResumeJob,
     },
-    m.Role.RING: _ENDS | {m.Chunk, m.Word},
+    m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat},
+    m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchOpen, m.FetchRange},
 }
 
 # What the accepting side may send in OPEN, by role.
 FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
     m.Role.WORKER: _ENDS
-    | {m.Registered, m.HeartbeatAck, m.Prepare, m.Assign, m.Freeze, m.Release, m.Signal},
+    | {
+        m.Registered,
+        m.HeartbeatAck,
+        m.Prepare,
+        m.Assign,
+        m.Freeze,
+        m.Release,
+        m.Signal,
+        m.Probe,
+    },
     m.Role.CTL: _ENDS | {m.Result},
-    m.Role.RING: _ENDS,
+    m.Role.RING: _ENDS | {m.Beat},
+    m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
 }
 

@@ -14,7 +14,6 @@ from dtd.errors import ErrorCode, ProtocolError
 
 NAME_CHARACTERS: Final = 255
 TEXT_CHARACTERS: Final = 16384
-BLOB_BYTES: Final = 4096
 
 Check = Callable[[str, Any], Any]
 
@@ -52,17 +51,6 @@ def _text(limit: int) -> Check:
     return check
 
 
-def _bytes(limit: int) -> Check:
-    def check(where: str, value: Any) -> bytes:
-        if not isinstance(value, bytes):
-            raise bad_field(where, f"expected bytes, got {type(value).__name__}")
-        if len(value) > limit:
-            raise bad_field(where, f"{len(value)} bytes > {limit}")
-        return value
-
-    return check
-
-
 def _boolean(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise bad_field(where, f"expected a boolean, got {type(value).__name__}")
@@ -89,7 +77,6 @@ F64 = Annotated[float, "f64", _number]
 Flag = Annotated[bool, "bool", _boolean]
 Name = Annotated[str, f"text<={NAME_CHARACTERS}", _text(NAME_CHARACTERS)]
 Text = Annotated[str, f"text<={TEXT_CHARACTERS}", _text(TEXT_CHARACTERS)]
-Blob = Annotated[bytes, f"bytes<={BLOB_BYTES}", _bytes(BLOB_BYTES)]
 Map = Annotated[dict[str, Any], "map", _mapping]
 
 

@@ -22,7 +22,6 @@ from dtd.wire.fields import (
     U16,
     U32,
     U64,
-    Blob,
     Flag,
     Map,
     Name,
@@ -44,6 +43,7 @@ class Role(enum.StrEnum):
     WORKER = "worker"
     CTL = "ctl"
     RING = "ring"
+    LIFELINE = "lifeline"
     FETCH = "fetch"
 
 
@@ -86,12 +86,16 @@ def _message(number: int) -> Callable[[type[MessageT]], type[MessageT]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One line of a roster; its place in the list is its rank."""
+    """One line of a roster; its place in the list is its rank.
+
+    `holds`: it has the state that the generation starts from, and gives it to those who have not.
+    """
 
     name: Name
     incarnation: U64
     host: Name
     port: U16
+    holds: Flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +170,10 @@ class Goodbye:
 
 @_message(0x10)
 class Register:
-    """A worker introduces itself, with the generation it still runs, if any."""
+    """A worker introduces itself, with the generation it still takes part in, if any.
+
+    `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
+    """
 
     name: Name
     incarnation: U64
@@ -180,6 +187,7 @@ class Register:
     generation: U32 = 0
     roster_id: U64 = 0
     step: U64 = 0
+    phase: Name = ""
 
 
 @_message(0x11)
@@ -192,7 +200,12 @@ class Registered:
 
 @_message(0x12)
 class Heartbeat:
-    """The worker's process is alive; its counters say whether training is."""
+    """The worker's process is alive; its counters say whether training is.
+
+    `own_s`: mean seconds of a step that this worker works rather than waits for others.
+    `stalled_s`: since its training thread last made progress, 0 while that waits for the ring;
+    beyond `patience_s` it counts as stuck, and `where` names the line that it is in.
+    """
 
     state: Name
     job: Name = ""
@@ -205,7 +218,11 @@ class Heartbeat:
     compute_s: F64 = 0.0
     comm_s: F64 = 0.0
     exposed_s: F64 = 0.0
+    own_s: F64 = 0.0
     memory_bytes: U64 = 0
+    stalled_s: F64 = 0.0
+    patience_s: F64 = 0.0
+    where: Text = ""
     waiting: Text = ""
 
 
@@ -241,14 +258,16 @@ class Warmed:
 
 @_message(0x16)
 class Assign:
-    """A new generation: its roster, this worker's rank in it, and who holds the state."""
+    """A new generation: its roster, this worker's rank in it, and the state it starts from.
+
+    A state is named by the generation that committed its last step and the number of its steps.
+    """
 
     job: Name
     generation: U32
     roster_id: U64
     rank: U16
     roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)]
-    source_rank: U16
     held_generation: U32
     held_step: U64
 
@@ -275,25 +294,35 @@ class Freeze:
 
 @_message(0x19)
 class Frozen:
-    """The worker takes no further part in a generation, and this is what it holds."""
+    """The worker takes no further part in a generation, and this is what it holds.
+
+    (`prepared_generation`, `prepared_step`) names the state that it would hold after committing
+    what it has prepared, and is what it holds when nothing is.  `evidence` says how it lost
+    `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt" or
+    "diverged"; it is empty when the generation ended in good order.
+    """
 
     job: Name
     generation: U32
     roster_id: U64
-    committed_step: U64
+    prepared_generation: U32
     prepared_step: U64
-    control_word: Blob
     held: Annotated[tuple[Held, ...], list_of(Held, 1)]
     suspect: Name
+    evidence: Name
     reason: Text
 
 
 @_message(0x1A)
 class Finished:
-    """The worker has committed the job's last step, or its last one before a stop."""
+    """The worker has committed the job's last step, or its last one before a stop.
+
+    `held_generation` committed that step; `generation` is the one that agreed on the digest.
+    """
 
     job: Name
     generation: U32
+    held_generation: U32
     step: U64
     digest: Name
     stopped: Flag
@@ -360,7 +389,10 @@ class Notice:
 
 @_message(0x21)
 class Progress:
-    """One committed step, from rank 0: what curves and metrics are made of."""
+    """One committed step, from rank 0: what curves and metrics are made of.
+
+    `skipped` says whether this step was committed without an update, `skipped_steps` how many were.
+    """
 
     job: Name
     generation: U32
@@ -375,6 +407,7 @@ class Progress:
     comm_s: F64
     exposed_s: F64
     skipped: Flag
+    skipped_steps: U64
 
 
 @_message(0x22)
@@ -382,6 +415,24 @@ class Leave:
     """The worker wants to leave at the next step boundary; it is released when it may go."""
 
     reason: Text
+
+
+@_message(0x23)
+class Probe:
+    """Coordinator to worker: can you open a connection to that worker's data port?"""
+
+    name: Name
+    host: Name
+    port: U16
+
+
+@_message(0x24)
+class Probed:
+    """The answer to PROBE."""
+
+    name: Name
+    reachable: Flag
+    reason: Text = ""
 
 
 # --- ring and fetch --------------------------------------------------------------------------
@@ -410,6 +461,13 @@ class Word:
     hop: U16
     origin: U16
     source: U16
+
+
+@_message(0x32)
+class Beat:
+    """Sent in both directions of a ring link at the heartbeat interval: this side is alive."""
+
+    generation: U32
 
 
 @_message(0x38)
@@ -518,6 +576,13 @@ class ListCheckpoints:
     job: Name = ""
 
 
+@_message(0x4C)
+class ResumeJob:
+    """Let a waiting job go on without those who may hold a newer state and are away."""
+
+    job: Name
+
+
 @_message(0x4A)
 class Result:
     """The answer to a dtdctl request; the payload is a msgpack map."""
@@ -554,8 +619,11 @@ Message = (
     | Notice
     | Progress
     | Leave
+    | Probe
+    | Probed
     | Chunk
     | Word
+    | Beat
     | FetchOpen
     | FetchInfo
     | FetchRange
@@ -570,6 +638,7 @@ Message = (
     | ReadLogs
     | ReadEvents
     | ListCheckpoints
+    | ResumeJob
     | Result
     | Signal
 )

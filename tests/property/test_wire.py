@@ -48,7 +48,6 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "text<=255": st.text(max_size=255),
     "text<=16384": st.text(max_size=300),
-    "bytes<=4096": st.binary(max_size=100),
     "map": maps,
 }
 

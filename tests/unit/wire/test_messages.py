@@ -15,7 +15,7 @@ from dtd.wire.frames import FrameDecoder
 from dtd.wire.header import MAX_HEADER_BYTES, decode_header
 
 TYPES = sorted(m.message_types().items())
-SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "bytes": b"x", "map": {}}
+SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "map": {}}
 
 
 def sample(cls: type[Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_every_field_is_checked(number: int, cls: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [0, 0x05, 0x4C, 2**63, -1, True, 1.0, "HELLO", None, [1], {}, "x" * 60_000],
+    [0, 0x05, 0x4D, 2**63, -1, True, 1.0, "HELLO", None, [1], {}, "x" * 60_000],
     ids=lambda n: str(n)[:10],
 )
 def test_unknown_types_are_refused(number: Any) -> None:

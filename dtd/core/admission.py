@@ -1,20 +1,20 @@
 """Workers come, warm up, and go: from REGISTER to READY, and out again.
 
 Part of the membership machine; changes the books, adds effects.  What a generation does with the
-workers that are ready is the business of `dtd.core.generations`.
+workers that are ready is the business of `dtd.core.forming`, `running` and `ending`.
 """
 
 from __future__ import annotations
 
-from dtd.core import generations
+from dtd.core import ending
 from dtd.core import roster as choice
-from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.books import AVAILABLE, GONE, MEMBERS, Books, GenerationState
 from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
 from dtd.wire import messages as m
 
 MAX_KNOWN_WORKERS = 256
 WARMING_SILENCE_S = 30.0
-COMPARED = frozenset({WorkerState.READY, WorkerState.REFUSED})
+COMPARED = AVAILABLE | {WorkerState.REFUSED}
 
 
 def register(books: Books, message: m.Register, now: float) -> None:
@@ -23,8 +23,24 @@ def register(books: Books, message: m.Register, now: float) -> None:
     leaving = known is not None and known.leaving and known.incarnation == message.incarnation
     if known is not None and known.state not in GONE:
         lose(books, known, "the worker registered again", now)
+    if known is None or known.incarnation != message.incarnation:
+        books.links.forget(message.name)
+    _fence(books, message)
     _make_room(books)
-    worker = Worker(
+    worker = newcomer(message)
+    worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
+    books.workers[worker.name] = worker
+    books.detector.watch(worker.name, now)
+    greet(books, worker)
+    if message.generation:
+        _take_back(books, worker, message, now)
+    elif books.job is not None and books.job.state is not JobState.STOPPING:
+        prepare(books, worker, books.job, now)
+
+
+def newcomer(message: m.Register) -> Worker:
+    """A worker as it introduces itself."""
+    return Worker(
         name=message.name,
         incarnation=message.incarnation,
         pid=message.pid,
@@ -33,21 +49,27 @@ def register(books: Books, message: m.Register, now: float) -> None:
         data_host=message.data_host,
         data_port=message.data_port,
         version=message.version,
-        reason="was about to leave" if leaving else "",
-        leaving=leaving,
     )
-    books.workers[worker.name] = worker
-    books.detector.watch(worker.name, now)
+
+
+def greet(books: Books, worker: Worker) -> None:
+    """Tell a worker that it is known."""
     answer = m.Registered(
         heartbeat_interval_s=books.heartbeat_interval_s,
         heartbeat_timeout_s=books.heartbeat_timeout_s,
     )
     books.send(worker.name, answer)
     books.incident("worker_registered", f"{worker.name} registered", worker=worker.name)
-    if message.generation:
-        _take_back(books, worker, message, now)
-    elif books.job is not None and books.job.state is not JobState.STOPPING:
-        prepare(books, worker, books.job, now)
+
+
+def _fence(books: Books, message: m.Register) -> None:
+    """A member that does not know of its generation takes no part in it, now or later.
+
+    It is a new process, or its ASSIGN was lost together with the connection.
+    """
+    job = books.job
+    if job is not None and message.name in job.roster and message.generation != job.generation:
+        job.fenced = True
 
 
 def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:
@@ -89,11 +111,13 @@ def _begin_warming(books: Books, worker: Worker, now: float) -> None:
 
 def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
     """The worker has its model and data: is it fit to train with the others?"""
-    if books.job is None or message.job != books.job.id or worker.state is not WorkerState.WARMING:
+    if books.job is None or message.job != books.job.id:
+        return
+    if worker.state in MEMBERS or worker.returning:
+        worker.warmed = message
+    if worker.state is not WorkerState.WARMING or worker.returning:
         return
     worker.warmed = message
-    if worker.returning:
-        return
     worker.held = message.held[0] if message.held else choice.NOTHING_HELD
     _end_warming(books, worker, now)
     compare(books, books.job)
@@ -101,7 +125,15 @@ def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
 
 def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now: float) -> None:
     """A returned worker has left its old generation and says what it holds."""
-    worker.held = choice.held_by(message)
+    worker.held, worker.frozen_in = choice.held_by(message), message.generation
+    worker.prepared = choice.held_key(worker)
+    if isinstance(message, m.Frozen):
+        worker.prepared = (message.prepared_generation, message.prepared_step)
+    if books.job is not None and message.generation == books.job.generation:
+        books.job.fenced = True
+    if books.distrusted == message.generation and choice.in_memory(worker):
+        expel(books, worker, "states differ, and none has a majority", now)
+        return
     worker.returning = False
     _end_warming(books, worker, now)
 
@@ -109,14 +141,14 @@ def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now
 def _end_warming(books: Books, worker: Worker, now: float) -> None:
     books.warming_since.pop(worker.name, None)
     books.detector.watch(worker.name, now)
-    worker.state = WorkerState.READY
+    worker.state, worker.ready_since = WorkerState.READY, now
 
 
 def compare(books: Books, job: Job) -> None:
     """Refuse newcomers that must not train with those who have trained, else with the majority."""
     by_name = sorted(books.workers.values(), key=lambda worker: choice.natural_key(worker.name))
     trained = [w for w in by_name if w.state in MEMBERS or (w.held and w.held.where == "memory")]
-    newcomers = [w for w in by_name if w.state in COMPARED and w not in trained]
+    newcomers = [w for w in by_name if w.state in COMPARED and w.warmed and w not in trained]
     reports = [w.warmed for w in trained or newcomers if w.warmed is not None]
     if not reports:
         return
@@ -127,8 +159,29 @@ def compare(books: Books, job: Job) -> None:
         why = choice.disagreement(reference, worker.warmed)
         if why and worker.state is not WorkerState.REFUSED:
             books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
-        worker.state = WorkerState.REFUSED if why else WorkerState.READY
-        worker.reason = why
+        if why:
+            worker.state, worker.reason = WorkerState.REFUSED, why
+        elif worker.state is WorkerState.REFUSED:
+            worker.state, worker.reason = WorkerState.READY, ""
+
+
+def fails_alone(books: Books, worker: Worker, message: m.Failed) -> bool:
+    """Whether a newcomer failed to warm up for a job that others train: it is refused.
+
+    Where nobody trains yet a failure is taken for the job's own.
+    """
+    others = [w for w in books.workers.values() if w.state in MEMBERS or choice.in_memory(w)]
+    if worker.state is not WorkerState.WARMING or worker.returning or not others:
+        return False
+    books.warming_since.pop(worker.name, None)
+    worker.state, worker.reason = WorkerState.REFUSED, message.reason
+    books.incident(
+        "worker_refused",
+        f"{worker.name} is refused: it cannot warm up: {message.reason}",
+        worker=worker.name,
+        traceback=message.traceback,
+    )
+    return True
 
 
 def give_up_warming(books: Books, job: Job, now: float) -> None:
@@ -136,34 +189,50 @@ def give_up_warming(books: Books, job: Job, now: float) -> None:
     limit_s = float(job.spec["elastic"]["warmup_timeout_s"])
     for name, since in list(books.warming_since.items()):
         worker = books.workers[name]
-        if worker.returning and now - since > generations.FREEZE_PATIENCE_S:
-            evict(books, worker, "came back and did not freeze: its training hangs", now)
+        if worker.returning and now - since > ending.freeze_patience_s(worker):
+            expel(books, worker, "came back and did not freeze: its training hangs", now)
         elif now - since > limit_s:
             why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
-            evict(books, worker, why, now)
+            expel(books, worker, why, now)
 
 
 def evict(books: Books, worker: Worker, reason: str, now: float) -> None:
-    """Close a worker's connection and count it as lost."""
+    """Close a silent worker's connection and count it as lost."""
     books.emit(Disconnect(name=worker.name, reason=reason))
     lose(books, worker, reason, now)
+
+
+def expel(books: Books, worker: Worker, reason: str, now: float) -> None:
+    """Evict a worker whose process answers but whose training hangs: it starts afresh."""
+    job = books.job.id if books.job is not None else ""
+    books.send(worker.name, m.Release(job=job, state="evicted", reason=reason))
+    evict(books, worker, reason, now)
 
 
 def lose(books: Books, worker: Worker, reason: str, now: float) -> None:
     """A worker is gone without having been let go."""
     was_member = worker.state in MEMBERS
+    silent_s = books.detector.silence_s(worker.name, now)
     worker.state, worker.reason = WorkerState.LOST, reason
     _forget(books, worker)
-    books.incident("worker_lost", f"{worker.name} is lost: {reason}", worker=worker.name)
+    books.incident(
+        "worker_lost",
+        f"{worker.name} is lost: {reason}",
+        worker=worker.name,
+        silent_s=round(silent_s, 3),
+    )
     if was_member:
-        generations.member_lost(books, worker, reason, now)
+        if books.has_run and not worker.leaving and not worker.signalled:
+            books.casualties.append(worker.name)
+            books.bereaved = True
+        ending.member_lost(books, worker, reason, now, silent_s=silent_s)
 
 
-def let_leave(books: Books, worker: Worker, reason: str) -> None:
+def let_leave(books: Books, worker: Worker, reason: str, now: float) -> None:
     """A worker wants to go, or shall: a member at a step boundary, others when nothing is lost."""
     worker.leaving, worker.reason = True, reason
     if worker.state in MEMBERS and books.generation_state is GenerationState.RUNNING:
-        generations.end_at_boundary(books, f"{worker.name} leaves: {reason}")
+        ending.end_at_boundary(books, f"{worker.name} leaves: {reason}", now)
 
 
 def release_leavers(books: Books) -> None:
@@ -185,7 +254,8 @@ def _is_needed(books: Books, worker: Worker) -> bool:
     if any(w.held and w.held.where == "memory" and choice.held_key(w) >= key for w in staying):
         return False
     heirs = [w for w in staying if w.state in (WorkerState.WARMING, WorkerState.READY)]
-    return bool(heirs) or key > (job.checkpoint_generation, job.checkpoint_step)
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    return bool(heirs) or max(key, worker.prepared) > saved
 
 
 def release(books: Books, worker: Worker, state: str, reason: str) -> None:
@@ -198,6 +268,7 @@ def release(books: Books, worker: Worker, state: str, reason: str) -> None:
 
 def _forget(books: Books, worker: Worker) -> None:
     worker.held = worker.warmed = worker.heartbeat = None
+    worker.prepared, worker.frozen_in = (0, 0), 0
     worker.returning = False
     books.detector.forget(worker.name)
     books.warming_since.pop(worker.name, None)

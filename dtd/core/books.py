@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from dtd.core.detector import Detector
+from dtd.core.incidents import Recovery
+from dtd.core.links import Links
 from dtd.core.membership_events import (
     ENDED,
     Effect,
@@ -22,8 +25,10 @@ from dtd.core.membership_events import (
 )
 from dtd.wire import messages as m
 
-MEMBERS = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.FINISHED})
-AVAILABLE = frozenset({WorkerState.READY, WorkerState.FROZEN})
+MEMBERS = frozenset(
+    {WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY, WorkerState.FINISHED}
+)
+AVAILABLE = frozenset({WorkerState.READY, WorkerState.FROZEN, WorkerState.BARRED})
 GONE = frozenset({WorkerState.RELEASED, WorkerState.LOST})
 
 
@@ -53,7 +58,16 @@ class Books:
         must_settle: the job has not formed a generation since it was activated.
         resume_by: until when a holder of the newest checkpoint is waited for.
         freeze_by: when members that have not reported FROZEN are given up.
+        form_at: no generation is formed before, after several that came to nothing.
         fruitless: generations in a row that committed no step.
+        casualties: workers that died or hung in generations that ran, since the last commit.
+        bereaved: the current generation has lost such a worker.
+        deadly: generations in a row that ran, committed no step and lost such a worker.
+        has_run: the current generation has run, or was running when this coordinator started.
+        advanced_at: when the current generation's committed step was last seen to advance.
+        distrusted: newest generation in which states differed and none had a majority.
+        links: pairs of workers that cannot reach each other.
+        recovery: what the job is recovering from, until it commits again.
     """
 
     heartbeat_interval_s: float
@@ -73,7 +87,16 @@ class Books:
     must_settle: bool = True
     resume_by: float | None = None
     freeze_by: float | None = None
+    form_at: float | None = None
     fruitless: int = 0
+    casualties: list[str] = field(default_factory=list)
+    bereaved: bool = False
+    deadly: int = 0
+    has_run: bool = False
+    advanced_at: float | None = None
+    distrusted: int = 0
+    links: Links = field(default_factory=Links)
+    recovery: Recovery | None = None
     effects: list[Effect] = field(default_factory=list)
 
     def members(self) -> list[Worker]:
@@ -91,14 +114,23 @@ class Books:
         """
         return [w for w in self.workers.values() if w.state in AVAILABLE]
 
+    def living(self) -> set[str]:
+        """Names of all workers that are not gone."""
+        return {worker.name for worker in self.workers.values() if worker.state not in GONE}
+
     def survivors(self, job: Job) -> list[Worker]:
-        """Available workers that remember where the job's last generation ended."""
+        """Available workers that remember where the job's last generation ended.
+
+        One that was to receive that generation's state, and did not, remembers only older days.
+        """
+        start = (job.start_generation, job.start_step)
         return [
             worker
             for worker in self.available()
             if worker.name in job.roster
             and worker.held is not None
             and worker.held.where == "memory"
+            and max((worker.held.generation, worker.held.step), worker.prepared) >= start
             and worker.held.step + 1 >= job.step
         ]
 
@@ -110,6 +142,18 @@ class Books:
             if name not in self.workers or self.workers[name].state is WorkerState.LOST
         ]
 
+    def advance(self) -> None:
+        """A step is committed: what went wrong before did not keep the job from it."""
+        self.fruitless = self.deadly = 0
+        self.casualties.clear()
+        self.bereaved = False
+
+    def slept(self, gap_s: float) -> None:
+        """This process did not run for a while: what others said meanwhile is yet to be read."""
+        self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
+        if self.freeze_by is not None:
+            self.freeze_by += gap_s
+
     def emit(self, effect: Effect) -> None:
         """Add an effect of the event at hand."""
         self.effects.append(effect)
@@ -118,8 +162,10 @@ class Books:
         """Add a message to a worker."""
         self.emit(Send(name=name, message=message))
 
-    def incident(self, kind: str, message: str, *, worker: str = "", step: int = 0) -> None:
-        """Add something for an operator to read."""
+    def incident(
+        self, kind: str, message: str, *, worker: str = "", step: int = 0, **details: Any
+    ) -> None:
+        """Add something for an operator to read, with figures."""
         self.emit(
             Incident(
                 kind=kind,
@@ -128,6 +174,7 @@ class Books:
                 worker=worker,
                 generation=self.generation if self.roster else 0,
                 step=step,
+                details=details,
             )
         )
 

@@ -75,6 +75,10 @@ class Collective(Protocol):
         """Number of the roster."""
         ...
 
+    def check(self) -> None:
+        """Raise if the ring is broken; costs nothing, so that long work can be cut short."""
+        ...
+
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
         """Begin step `step` (0-based); its buckets are known by their index from here on.
 

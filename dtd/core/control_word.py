@@ -69,6 +69,7 @@ class ControlWord:
         digest_step: step of the digests that were compared, NO_DIGEST_STEP for none.
         digest_agreed: the digests are equal; None when there was none to compare.
         dissenters: ranks whose digest is not the most common one.
+        majority: more than half of all ranks have the most common one.
     """
 
     commit: bool
@@ -80,6 +81,32 @@ class ControlWord:
     digest_step: int
     digest_agreed: bool | None
     dissenters: tuple[int, ...]
+    majority: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Ranks' digests against one another.
+
+    Attributes:
+        dissenters: ranks that have not the most common one; empty if all have the same.
+        majority: more than half of all ranks have the most common one.
+    """
+
+    dissenters: tuple[int, ...]
+    majority: bool
+
+
+def compare(said: Sequence[tuple[int, bytes]]) -> Comparison:
+    """Compare all ranks' (step, digest), in rank order; of equally common ones the greatest counts.
+
+    So a tie is decided by the digests and not by the ranks.
+    """
+    common = max(said, key=lambda one: (said.count(one), one))
+    return Comparison(
+        dissenters=tuple(rank for rank, one in enumerate(said) if one != common),
+        majority=2 * said.count(common) > len(said),
+    )
 
 
 def encode_entry(entry: ControlEntry) -> bytes:
@@ -141,7 +168,10 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
         ProtocolError: BAD_PAYLOAD when an entry cannot be read.
     """
     entries = [decode_entry(payload) for payload in payloads]
-    step, agreed, dissenters = _compare_digests(entries)
+    digests = [(entry.digest_step, entry.digest) for entry in entries]
+    digest_step = max(step for step, _ in digests)
+    compared = compare(digests)
+    agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
     return ControlWord(
         commit=all(entry.vote for entry in entries) and agreed is not False,
         next_roster=all(entry.next_roster for entry in entries),
@@ -149,19 +179,8 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
         stop=any(entry.stop for entry in entries),
         leave=any(entry.leave for entry in entries),
         yield_=any(entry.yield_ for entry in entries),
-        digest_step=step,
+        digest_step=digest_step,
         digest_agreed=agreed,
-        dissenters=dissenters,
+        dissenters=compared.dissenters,
+        majority=compared.majority,
     )
-
-
-def _compare_digests(
-    entries: Sequence[ControlEntry],
-) -> tuple[int, bool | None, tuple[int, ...]]:
-    """(step, agreed, ranks that differ from the most common digest)."""
-    said = [(entry.digest_step, entry.digest) for entry in entries]
-    if all(step == NO_DIGEST_STEP for step, _ in said):
-        return NO_DIGEST_STEP, None, ()
-    common = max(said, key=lambda one: (said.count(one), one))
-    dissenters = tuple(rank for rank, one in enumerate(said) if one != common)
-    return common[0], not dissenters, dissenters

@@ -42,9 +42,19 @@ class Detector:
         """Seconds since the last sign of life; 0 for whom we do not watch."""
         return max(0.0, now - self._heard.get(name, now))
 
+    def awake(self, now: float) -> float:
+        """This process runs; returns for how long it did not, which counts for nobody's silence."""
+        gap = 0.0
+        if self._looked is not None:
+            gap = max(0.0, now - self._looked - 2 * self.tick_s)
+        if gap:
+            self._heard = {name: min(now, heard + gap) for name, heard in self._heard.items()}
+        self._looked = now
+        return gap
+
     def suspects(self, now: float) -> list[tuple[str, str]]:
         """(name, reason) of everyone silent for longer than his time-out, in name order."""
-        self._give_back(now)
+        self.awake(now)
         return [
             (name, f"no heartbeat for {now - heard:.1f} s (limit {self._patience[name]:g} s)")
             for name, heard in sorted(self._heard.items())
@@ -54,10 +64,3 @@ class Detector:
     def next_deadline(self, now: float) -> float | None:
         """When to look again."""
         return now + self.tick_s if self._heard else None
-
-    def _give_back(self, now: float) -> None:
-        if self._looked is not None:
-            gap = now - self._looked - 2 * self.tick_s
-            if gap > 0:
-                self._heard = {name: min(now, heard + gap) for name, heard in self._heard.items()}
-        self._looked = now

@@ -5,7 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, generations
+from dtd.core import admission, adoption, ending, running
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
 from dtd.errors import RequestRefused
@@ -32,8 +32,12 @@ def submit(books: Books, job: Job) -> None:
 def activate(books: Books, job: Job, now: float) -> None:
     """Make a queued job the active one and warm up whoever is idle."""
     books.job = job
-    books.fruitless = 0
+    books.advance()
     books.must_settle = True
+    books.recovery = None
+    if job.announced:
+        adoption.adopt(books, job, now)
+        return
     if job.state is not JobState.STOPPING:
         job.state = JobState.WARMING
     books.emit(SaveJob(job=job))
@@ -60,15 +64,32 @@ def cancel(books: Books, job_id: str) -> None:
     active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
     books.emit(SaveJob(job=active))
     if books.generation_state is GenerationState.RUNNING:
-        generations.freeze(books, at_boundary=True, stop=True, reason=active.reason)
+        ending.freeze(books, at_boundary=True, stop=True, reason=active.reason)
 
 
-def progress(books: Books, job: Job, message: m.Progress) -> None:
+def resume(books: Books, job_id: str, now: float) -> None:
+    """Go on without those who may hold a newer state: the operator knows that they are gone.
+
+    Raises:
+        RequestRefused: the job does not wait for anybody.
+    """
+    job = books.job
+    if job is None or job.id != job_id:
+        raise RequestRefused(f"job {job_id} is not the active one", remedy="dtdctl jobs")
+    if books.generation_state is not GenerationState.NONE:
+        raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
+    job.fenced = True
+    books.resume_by = now
+    books.incident("job_resumed", f"job {job.id} goes on without those who are away")
+
+
+def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
     """The newest committed step's figures, from rank 0."""
-    generations.progressed(books, job, message.generation, message.step)
+    running.progressed(books, job, message.generation, message.step, now)
     if message.generation == books.generation:
         job.epoch, job.loss = message.epoch, message.loss
         job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
+        job.skipped_steps = max(job.skipped_steps, message.skipped_steps)
 
 
 def checkpoint_saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None:
@@ -101,9 +122,15 @@ def finish(books: Books, state: JobState, reason: str, *, traceback: str = "") -
     for worker in books.workers.values():
         if worker.state not in GONE | {WorkerState.IDLE}:
             admission.release(books, worker, "left" if worker.leaving else state.value, reason)
-    generations.reset(books)
+    ending.reset(books)
     books.job = None
     books.settle_by = books.resume_by = None
+
+
+def fail(books: Books, name: str, message: m.Failed) -> None:
+    """The job's own code, data or numbers failed on a worker."""
+    reason = f"{name}: {message.reason}"
+    finish(books, JobState.FAILED, reason, traceback=message.traceback)
 
 
 def _end(books: Books, job: Job, state: JobState, reason: str) -> None:

@@ -23,10 +23,13 @@ from dtd.core.member_events import (
     Exit,
     FormRing,
     FromCoordinator,
+    ProbeAnswered,
+    ProbePeer,
     Raise,
     Restart,
     StopAsked,
     Tell,
+    TrainerDiverged,
     TrainerFailed,
     TrainerFinished,
     TrainerFroze,
@@ -47,10 +50,13 @@ __all__ = [
     "FromCoordinator",
     "Member",
     "MemberState",
+    "ProbeAnswered",
+    "ProbePeer",
     "Raise",
     "Restart",
     "StopAsked",
     "Tell",
+    "TrainerDiverged",
     "TrainerFailed",
     "TrainerFinished",
     "TrainerFroze",
@@ -111,6 +117,10 @@ class Member:
         if isinstance(event, TrainerFailed):
             self._report = event.failed
             return [Tell(message=event.failed)]
+        if isinstance(event, TrainerDiverged):
+            return self._on_trainer_diverged(event)
+        if isinstance(event, ProbeAnswered):
+            return [Tell(message=event.probed)]
         return self._on_stop_asked(event)
 
     def next_deadline(self, now: float) -> float | None:
@@ -156,6 +166,7 @@ class Member:
             generation=generation.generation,
             roster_id=generation.roster_id,
             step=self._step,
+            phase=self.state.value,
         )
 
     def _on_message(self, message: m.Message) -> list[Effect]:
@@ -171,6 +182,8 @@ class Member:
             return self._on_release(message)
         if isinstance(message, m.Signal):
             return [Raise(signal=message.signal)]
+        if isinstance(message, m.Probe):
+            return [ProbePeer(probe=message)]
         return []
 
     def _on_registered(self) -> list[Effect]:
@@ -178,7 +191,8 @@ class Member:
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))
-        if self._report is not None and (self.assign is None or isinstance(self._report, m.Failed)):
+        trains = self.state in (MemberState.FORMING, MemberState.RUNNING)
+        if self._report is not None and (not trains or isinstance(self._report, m.Failed)):
             effects.append(Tell(message=self._report))
         if self.stopping:
             effects.append(Tell(message=m.Leave(reason=self.stopping)))
@@ -238,15 +252,22 @@ class Member:
             job=self.assign.job,
             generation=event.generation,
             roster_id=self.assign.roster_id,
-            committed_step=event.held.step,
+            prepared_generation=event.prepared_generation,
             prepared_step=event.prepared_step,
-            control_word=b"",
             held=(event.held,),
             suspect=event.suspect,
+            evidence=event.evidence,
             reason=event.reason,
         )
         self._report = frozen
         return [Tell(message=frozen)]
+
+    def _on_trainer_diverged(self, event: TrainerDiverged) -> list[Effect]:
+        """This replica is the odd one out: nothing in this process is worth keeping."""
+        if self.assign is None or event.generation != self.assign.generation:
+            return []
+        notice = m.Notice(job=self.assign.job, event="replica_diverged", message=event.reason)
+        return [Tell(message=notice), Restart(reason=event.reason)]
 
     def _on_stop_asked(self, event: StopAsked) -> list[Effect]:
         if self.state is MemberState.IDLE:

@@ -42,13 +42,30 @@ class TrainerRunning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFroze:
-    """The trainer has left the generation with this state; `suspect` is who broke the ring."""
+    """The trainer has left the generation with this state; the fields are those of FROZEN."""
 
     generation: int
     held: m.Held
+    prepared_generation: int
     prepared_step: int
     suspect: str
+    evidence: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerDiverged:
+    """Most ranks hold another state than this one."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswered:
+    """What became of a PROBE."""
+
+    probed: m.Probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +95,8 @@ Event = (
     | TrainerWarm
     | TrainerRunning
     | TrainerFroze
+    | TrainerDiverged
+    | ProbeAnswered
     | TrainerFinished
     | TrainerFailed
     | StopAsked
@@ -124,6 +143,13 @@ class EndAtBoundary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePeer:
+    """Try to open a connection to another worker's data port."""
+
+    probe: m.Probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
     """Send this process a signal: KILL, TERM or STOP."""
 
@@ -144,4 +170,4 @@ class Exit:
     reason: str
 
 
-Effect = Tell | WarmUp | FormRing | BreakRing | EndAtBoundary | Raise | Restart | Exit
+Effect = Tell | WarmUp | FormRing | BreakRing | EndAtBoundary | ProbePeer | Raise | Restart | Exit

@@ -8,12 +8,13 @@ A generation is *forming* until every member runs, *running* until somebody is l
 to be added, and *ending* until every living member has frozen.  Pure: events and a clock value in,
 effects out.  The coordinator never sees a gradient or a parameter.
 
-This file dispatches; `admission`, `generations` and `jobs` change the books.
+This file dispatches; what changes the books is in `admission`, `adoption`, `forming`, `running`,
+`ending`, `suspicion` and `jobs`.
 """
 
 from __future__ import annotations
 
-from dtd.core import admission, generations, jobs, waiting
+from dtd.core import admission, adoption, ending, forming, jobs, running, suspicion, waiting
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState
 from dtd.core.detector import Detector
@@ -26,6 +27,7 @@ from dtd.core.membership_events import (
     Job,
     JobState,
     KillRequested,
+    ResumeRequested,
     Submitted,
     Worker,
     WorkerLost,
@@ -34,8 +36,11 @@ from dtd.core.membership_events import (
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
-MAX_FRUITLESS_GENERATIONS = 8
-TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING})
+MAX_FRUITLESS_GENERATIONS = 64
+MAX_DEADLY_GENERATIONS = 4
+"""So many generations in a row in which a worker died or hung in the same step end the job."""
+UNREACHED = GONE | {WorkerState.AWAY}
+TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY})
 
 
 class Membership:
@@ -50,8 +55,8 @@ class Membership:
     def __init__(
         self,
         *,
-        heartbeat_interval_s: float = 0.5,
-        heartbeat_timeout_s: float = 5.0,
+        heartbeat_interval_s: float = 0.25,
+        heartbeat_timeout_s: float = 1.5,
         last_generation: int = 0,
     ) -> None:
         self.books = Books(
@@ -69,6 +74,7 @@ class Membership:
         """
         books = self.books
         books.effects = []
+        books.slept(books.detector.awake(now))
         if isinstance(event, FromWorker):
             self._on_message(event.name, event.message, now)
         elif isinstance(event, WorkerLost):
@@ -77,12 +83,14 @@ class Membership:
             jobs.submit(books, event.job)
         elif isinstance(event, CancelRequested):
             jobs.cancel(books, event.job)
+        elif isinstance(event, ResumeRequested):
+            jobs.resume(books, event.job, now)
         elif isinstance(event, DrainRequested):
-            admission.let_leave(books, self._connected(event.name), "drained by the operator")
+            admission.let_leave(books, self._connected(event.name), "drained by the operator", now)
         elif isinstance(event, KillRequested):
             self._on_kill_requested(event)
-        for name, reason in books.detector.suspects(now):
-            admission.evict(books, books.workers[name], reason, now)
+        suspicion.evict_silent(books, now)
+        suspicion.probe(books, now)
         self._advance(now)
         return books.effects
 
@@ -94,6 +102,9 @@ class Membership:
             books.settle_by,
             books.resume_by,
             books.freeze_by,
+            books.form_at,
+            books.links.next_deadline(),
+            running.admission_deadline(books),
         )
         return min(
             (moment for moment in waits if moment is not None and moment > now), default=None
@@ -108,37 +119,41 @@ class Membership:
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         books = self.books
         if isinstance(message, m.Register):
-            admission.register(books, message, now)
+            if not adoption.comes_back(books, message, now):
+                admission.register(books, message, now)
             return
         worker = books.workers[name]
         books.detector.heard(name, now)
         if isinstance(message, m.Heartbeat):
-            self._on_heartbeat(worker, message)
+            self._on_heartbeat(worker, message, now)
         elif isinstance(message, m.Leave):
-            admission.let_leave(books, worker, message.reason)
+            admission.let_leave(books, worker, message.reason, now)
+        elif isinstance(message, m.Probed):
+            suspicion.probed(books, worker, message)
         elif isinstance(message, m.Warmed):
             admission.warmed(books, worker, message, now)
         elif books.job is not None and getattr(message, "job", "") == books.job.id:
             self._on_job_message(books.job, worker, message, now)
 
-    def _on_heartbeat(self, worker: Worker, message: m.Heartbeat) -> None:
+    def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
         worker.heartbeat = message
         self.books.send(worker.name, m.HeartbeatAck())
         job = self.books.job
-        if job is not None and message.job == job.id and worker.state is WorkerState.RUNNING:
-            generations.progressed(self.books, job, message.generation, message.step)
+        if job is not None and message.job == job.id and worker.state in MEMBERS:
+            running.progressed(self.books, job, message.generation, message.step, now)
+            suspicion.expel_stuck(self.books, worker, message, now)
 
     def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
         books = self.books
         if isinstance(message, m.Progress):
-            jobs.progress(books, job, message)
+            jobs.progress(books, job, message, now)
         elif isinstance(message, m.Evaluated):
             job.metrics = {str(key): float(value) for key, value in message.metrics.items()}
         elif isinstance(message, m.CheckpointSaved):
             jobs.checkpoint_saved(books, job, worker.name, message)
         elif isinstance(message, m.Failed):
-            reason = f"{worker.name}: {message.reason}"
-            jobs.finish(books, JobState.FAILED, reason, traceback=message.traceback)
+            if not admission.fails_alone(books, worker, message):
+                jobs.fail(books, worker.name, message)
         elif isinstance(message, m.Notice):
             books.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
         elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
@@ -148,20 +163,27 @@ class Membership:
 
     def _on_member_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
         if isinstance(message, m.Running):
-            generations.member_running(self.books, job, worker, message)
+            forming.member_running(self.books, job, worker, message, now)
         elif isinstance(message, m.Frozen):
-            generations.member_frozen(self.books, worker, message, now)
+            if message.generation == self.books.generation:
+                running.reported(self.books, job, message, now)
+                ending.member_frozen(self.books, job, worker, message, now)
+                suspicion.accused(self.books, message, now)
+                suspicion.diverged(self.books, message, now)
         elif isinstance(message, m.Finished):
-            generations.member_finished(self.books, job, worker, message)
+            ending.member_finished(self.books, job, worker, message)
 
     def _on_worker_lost(self, event: WorkerLost, now: float) -> None:
         worker = self.books.workers.get(event.name)
         if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
             return
-        admission.lose(self.books, worker, event.reason, now)
+        stays = not event.farewell and adoption.goes_away(self.books, worker, event.reason, now)
+        if not stays:
+            admission.lose(self.books, worker, event.reason, now)
 
     def _on_kill_requested(self, event: KillRequested) -> None:
         worker = self._connected(event.name)
+        worker.signalled = True
         self.books.send(worker.name, m.Signal(signal=event.signal))
         self.books.incident(
             "worker_signalled",
@@ -171,9 +193,9 @@ class Membership:
 
     def _connected(self, name: str) -> Worker:
         worker = self.books.workers.get(name)
-        if worker is not None and worker.state not in GONE:
+        if worker is not None and worker.state not in UNREACHED:
             return worker
-        here = [w.name for w in self.books.workers.values() if w.state not in GONE]
+        here = [w.name for w in self.books.workers.values() if w.state not in UNREACHED]
         known = ", ".join(sorted(here, key=choice.natural_key)) or "none"
         raise RequestRefused(f"no worker {name!r} is connected", remedy=f"connected: {known}")
 
@@ -187,7 +209,7 @@ class Membership:
         if books.job is not None:
             admission.give_up_warming(books, books.job, now)
         if books.job is not None and books.generation_state is GenerationState.RUNNING:
-            self._advance_running(books.job)
+            self._advance_running(books.job, now)
         if books.job is not None and books.generation_state is GenerationState.ENDING:
             self._advance_ending(books.job, now)
         if books.job is not None and books.generation_state is GenerationState.NONE:
@@ -195,11 +217,11 @@ class Membership:
         if books.job is None and books.queue:
             self._advance(now)
 
-    def _advance_running(self, job: Job) -> None:
+    def _advance_running(self, job: Job, now: float) -> None:
         if all(member.state is WorkerState.FINISHED for member in self.books.members()):
             self._finish(job)
         else:
-            generations.admit_ready(self.books, job)
+            running.admit_ready(self.books, job, now)
 
     def _finish(self, job: Job) -> None:
         if job.state is JobState.STOPPING and job.step < job.total_steps:
@@ -213,13 +235,13 @@ class Membership:
             for name in books.not_frozen():
                 if books.workers[name].state is not WorkerState.FINISHED:
                     why = "did not freeze in time: its training thread does not answer"
-                    admission.evict(books, books.workers[name], why, now)
+                    admission.expel(books, books.workers[name], why, now)
         if any(books.workers[n].state is not WorkerState.FINISHED for n in books.not_frozen()):
             return
-        if generations.is_complete(books, job):
+        if ending.is_complete(books, job):
             self._finish(job)
             return
-        generations.close(books)
+        ending.close(books, job, now)
         admission.release_leavers(books)
 
     def _advance_waiting(self, job: Job, now: float) -> None:
@@ -235,12 +257,23 @@ class Membership:
                 job.state = state
                 books.incident(f"job_{state.value}", f"job {job.id} waits: {self.explain()}")
             return
-        books.fruitless += 1
-        if books.fruitless > MAX_FRUITLESS_GENERATIONS:
-            why = f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+        forming.count_prepared(books, job)
+        why = self._hopeless(job)
+        if why:
             jobs.finish(books, JobState.FAILED, why)
             return
-        generations.form(books, job, books.available())
+        books.fruitless += 1
+        forming.form(books, job)
+
+    def _hopeless(self, job: Job) -> str:
+        """Why it makes no sense to go on; empty when it does."""
+        books = self.books
+        if books.deadly >= MAX_DEADLY_GENERATIONS:
+            dead = ", ".join(dict.fromkeys(books.casualties))
+            return f"step {job.step + 1} kills worker after worker: {dead} died or hung in it"
+        if books.fruitless >= MAX_FRUITLESS_GENERATIONS:
+            return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
+        return ""
 
     # --- explaining ------------------------------------------------------------------------
 
@@ -253,7 +286,7 @@ class Membership:
             stopping = job.state is JobState.STOPPING
             return "stopping at the next step boundary" if stopping else ""
         if books.generation_state is GenerationState.FORMING:
-            late = [w.name for w in books.members() if w.state is WorkerState.FORMING]
+            late = [w.name for w in books.members() if w.state in TRAINING]
             return f"forming generation {books.generation}: waiting for {', '.join(late)}"
         if books.generation_state is GenerationState.ENDING:
             late = [w.name for w in books.members() if w.state in TRAINING]

@@ -21,8 +21,10 @@ class WorkerState(enum.StrEnum):
     READY = "ready"
     FORMING = "forming"
     RUNNING = "running"
+    AWAY = "away"
     FROZEN = "frozen"
     FINISHED = "finished"
+    BARRED = "barred"
     REFUSED = "refused"
     RELEASED = "released"
     LOST = "lost"
@@ -51,9 +53,14 @@ class Worker:
 
     Attributes:
         leaving: it goes as soon as nothing is lost by that.
+        signalled: the operator has sent its process a signal, so its end is no sign of anything.
         returning: it has come back with a generation of ours and has not left that yet.
+        ready_since: when it became ready to join.
         warmed: what it reported of its data, model and numerics.
         held: the newest state it reported; what a running member holds is newer.
+        prepared: the state it would hold after committing what it has prepared, as (generation
+            that commits the last step, steps).
+        frozen_in: the generation in which it reported FROZEN or FINISHED last.
     """
 
     name: str
@@ -67,16 +74,27 @@ class Worker:
     state: WorkerState = WorkerState.IDLE
     reason: str = ""
     leaving: bool = False
+    signalled: bool = False
     returning: bool = False
+    ready_since: float = 0.0
     warmed: m.Warmed | None = None
     held: m.Held | None = None
+    prepared: tuple[int, int] = (0, 0)
+    frozen_in: int = 0
     digest: str = ""
     heartbeat: m.Heartbeat | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One job, from submission to its result."""
+    """One job, from submission to its result.
+
+    Attributes:
+        roster, roster_id: members of the newest generation, in rank order.
+        announced: that generation was announced and has not ended, as far as we know.
+        fenced: one of its members can take no further part in it, so it commits nothing more.
+        start_generation, start_step: the state that it starts from.
+    """
 
     id: str
     spec: dict[str, Any]
@@ -97,6 +115,12 @@ class Job:
     checkpoint_step: int = 0
     checkpoint_holders: tuple[str, ...] = ()
     roster: tuple[str, ...] = ()
+    roster_id: int = 0
+    announced: bool = False
+    fenced: bool = True
+    start_generation: int = 0
+    start_step: int = 0
+    skipped_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -119,11 +143,12 @@ class FromWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """The control connection of this incarnation is gone."""
+    """The control connection of this incarnation is gone; `farewell`: it said goodbye before."""
 
     name: str
     incarnation: int
     reason: str
+    farewell: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +161,13 @@ class Submitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     """The operator wants the job stopped."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    """The operator knows that those who are waited for will not come back."""
 
     job: str
 
@@ -161,7 +193,14 @@ class Ticked:
 
 
 Event = (
-    FromWorker | WorkerLost | Submitted | CancelRequested | DrainRequested | KillRequested | Ticked
+    FromWorker
+    | WorkerLost
+    | Submitted
+    | CancelRequested
+    | ResumeRequested
+    | DrainRequested
+    | KillRequested
+    | Ticked
 )
 
 
@@ -193,7 +232,7 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something an operator will want to read about."""
+    """Something an operator will want to read about; `details` are figures, fit for JSON."""
 
     kind: str
     message: str
@@ -201,6 +240,7 @@ class Incident:
     worker: str = ""
     generation: int = 0
     step: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who is in the next generation, in which order, and who holds the state it starts from.
+"""Who is in the next generation, in which order, and which state it starts from.
 
 Pure functions over what the workers have reported; each choice comes with its reason.
 """
@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from dtd.core.membership_events import Worker
+from dtd.core.links import Pair, pair_of
+from dtd.core.membership_events import Job, Worker
 from dtd.wire import messages as m
 
 NOTHING_HELD = m.Held(job="", generation=0, step=0, digest="", where="none")
+MAX_TRIES: Final = 10_000
+"""Bound of the search for a ring; with few bad links the first try succeeds."""
+
+Key = tuple[int, int]
+"""Names a state: the generation that committed its last step, and the number of its steps."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -24,25 +32,62 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
-def choose(workers: Iterable[Worker], *, max_workers: int) -> list[Worker]:
-    """The members of the next roster in rank order: by name, so that ranks do not depend on luck.
-
-    Holders of the newest state come first in the choice when there are more than `max_workers`.
-    Those who leave as soon as they have handed their state over do not count.
-    """
-    candidates = list(workers)
-    newest = max((held_key(w) for w in candidates), default=(0, 0))
-    candidates.sort(key=lambda w: (held_key(w) != newest, natural_key(w.name)))
-    leaving = [worker for worker in candidates if worker.leaving]
-    staying = [worker for worker in candidates if not worker.leaving]
-    chosen = leaving + staying[: min(max_workers, m.MAX_WORLD - len(leaving))]
-    return sorted(chosen, key=lambda w: natural_key(w.name))
+# --- the state ---------------------------------------------------------------------------------
 
 
-def held_key(worker: Worker) -> tuple[int, int]:
-    """(generation, step) of the newest state a worker holds."""
+def held_key(worker: Worker) -> Key:
+    """The newest state that a worker holds."""
     held = worker.held or NOTHING_HELD
     return held.generation, held.step
+
+
+def in_memory(worker: Worker) -> bool:
+    """It holds its state in memory rather than on a disk, or not at all."""
+    return worker.held is not None and worker.held.where == "memory"
+
+
+def start_key(job: Job, available: Iterable[Worker]) -> Key:
+    """The state that the next generation starts from: no committed step may be lost.
+
+    A step that every member we hear of holds prepared may have been committed by one that we do
+    not hear of, so it is committed (ADR 0006).  If one of them does not hold it prepared it has not
+    voted, so nobody has committed it.  What was once decided to be committed stays so.
+    """
+    workers = list(available)
+    keys = [held_key(worker) for worker in workers]
+    ended = {w.prepared for w in workers if w.frozen_in == job.generation > 0}
+    if len(ended) == 1:
+        keys += [key for key in ended if key[0] == job.generation]
+    decided = (job.start_generation, job.start_step)
+    keys += [worker.prepared for worker in workers if worker.prepared == decided]
+    return max(keys, default=(0, 0))
+
+
+def holds(worker: Worker, start: Key) -> bool:
+    """It has this state, or can commit the step that leads to it."""
+    if held_key(worker) == start:
+        return worker.held is not None and worker.held.where != "none"
+    return in_memory(worker) and worker.prepared == start
+
+
+def holders(members: Sequence[Worker], start: Key) -> list[bool]:
+    """For each rank, whether it holds the state; of a fresh one the lowest rank's is taken.
+
+    Fresh states are equal on equal machines only, so whoever remembers one comes first.
+    """
+    held = [holds(worker, start) for worker in members]
+    return held if any(held) else [rank == 0 for rank in range(len(members))]
+
+
+def start_held(job: Job) -> m.Held:
+    """What a member holds once it runs in the job's newest generation."""
+    return m.Held(
+        job=job.id,
+        generation=job.start_generation,
+        step=job.start_step,
+        digest="",
+        where="memory",
+    )
 
 
 def held_by(message: m.Frozen | m.Finished) -> m.Held:
@@ -51,25 +96,88 @@ def held_by(message: m.Frozen | m.Finished) -> m.Held:
         return message.held[0] if message.held else NOTHING_HELD
     return m.Held(
         job=message.job,
-        generation=message.generation,
+        generation=message.held_generation,
         step=message.step,
         digest=message.digest,
         where="memory",
     )
 
 
-def source_rank(roster: Sequence[Worker]) -> int:
-    """The lowest rank that holds the newest state; in memory rather than on disk."""
-    newest = max(held_key(worker) for worker in roster)
-    holders = [rank for rank, worker in enumerate(roster) if held_key(worker) == newest]
-    in_memory = [rank for rank in holders if (roster[rank].held or NOTHING_HELD).where == "memory"]
-    return (in_memory or holders)[0]
+# --- the members -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Members of a roster in rank order, and who must stay out for want of a working link."""
+
+    members: list[Worker]
+    barred: list[Worker]
+
+
+def choose(
+    workers: Iterable[Worker], *, start: Key, max_workers: int, bad_links: Collection[Pair]
+) -> Choice:
+    """The members of the next roster.
+
+    Holders of the state come first when there are more than `max_workers`; those who leave as soon
+    as they have handed their state over do not count.  Ranks go by name, so that they do not depend
+    on luck, unless a bad link stands between two neighbours.  If no order avoids all bad links,
+    somebody who has one stays out: rather one that lacks the state, then the one with most bad
+    links, then the last by name.
+    """
+    candidates = sorted(workers, key=lambda w: (not holds(w, start), natural_key(w.name)))
+    barred: list[Worker] = []
+    while True:
+        leaving = [worker for worker in candidates if worker.leaving]
+        staying = [worker for worker in candidates if not worker.leaving]
+        chosen = leaving + staying[: min(max_workers, m.MAX_WORLD - len(leaving))]
+        chosen.sort(key=lambda w: natural_key(w.name))
+        order = ring_order([worker.name for worker in chosen], bad_links)
+        if order is not None:
+            by_name = {worker.name: worker for worker in chosen}
+            return Choice(members=[by_name[name] for name in order], barred=barred)
+        worst = max(chosen, key=lambda w: _blame(w, chosen, start, bad_links))
+        candidates.remove(worst)
+        barred.append(worst)
+
+
+def _blame(
+    worker: Worker, chosen: Sequence[Worker], start: Key, bad_links: Collection[Pair]
+) -> tuple[bool, int, tuple[tuple[int, int, str], ...]]:
+    broken = sum(pair_of(worker.name, other.name) in bad_links for other in chosen)
+    return broken > 0 and not holds(worker, start), broken, natural_key(worker.name)
+
+
+def ring_order(names: Sequence[str], bad_links: Collection[Pair]) -> list[str] | None:
+    """The first order of `names` in which no bad link joins neighbours; None if there is none."""
+    if not names:
+        return []
+    order, tries = [names[0]], 0
+    untried: list[list[str]] = [list(names[1:])]
+    while True:
+        tries += 1
+        closed = len(names) == 1 or pair_of(order[-1], order[0]) not in bad_links
+        if len(order) == len(names) and closed:
+            return order
+        while untried and not untried[-1]:
+            untried.pop()
+            order.pop()
+        if not untried or tries > MAX_TRIES:
+            return None
+        candidate = untried[-1].pop(0)
+        order = order[: len(untried)]
+        if pair_of(order[-1], candidate) not in bad_links:
+            order.append(candidate)
+            untried.append([name for name in names if name not in order])
 
 
 def roster_id(job: str, generation: int, roster: Sequence[Worker]) -> int:
     """An id that no other roster has: incarnations are drawn at random by the workers."""
     text = f"{job}\0{generation}\0" + "\0".join(f"{w.name}={w.incarnation}" for w in roster)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+# --- who fits whom -----------------------------------------------------------------------------
 
 
 def reference(reports: Sequence[m.Warmed]) -> m.Warmed:

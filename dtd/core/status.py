@@ -5,6 +5,8 @@ Fields are only ever added under one schema number; `docs/status.schema.json` de
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.core import roster as choice
@@ -13,11 +15,30 @@ from dtd.core.membership_events import Job, Worker, WorkerState
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1
+# What a straggler costs is named when it is more than both of these; less is noise.
+STRAGGLER_SHARE: Final = 0.05
+STRAGGLER_S: Final = 0.001
 _NO_HEARTBEAT: Final = m.Heartbeat(state="")
+_UNHEARD: Final = frozenset({WorkerState.LOST, WorkerState.RELEASED, WorkerState.AWAY})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    """A job that has ended, and when (Unix time)."""
+
+    job: Job
+    ended_s: float
 
 
 def status_of(
-    books: Books, *, explain: str, address: str, uptime_s: float, version: str, now: float
+    books: Books,
+    *,
+    explain: str,
+    address: str,
+    uptime_s: float,
+    version: str,
+    now: float,
+    last_job: EndedJob | None = None,
 ) -> dict[str, Any]:
     """What `dtdctl status` shows."""
     names = sorted(books.workers, key=choice.natural_key)
@@ -28,13 +49,45 @@ def status_of(
         "workers": [_worker(books, books.workers[name], now) for name in names],
         "queue": [job.id for job in books.queue],
         "explain": explain,
+        "last_job": None if last_job is None else _ended(last_job),
     }
+
+
+def straggler(beats: Mapping[str, m.Heartbeat]) -> dict[str, Any] | None:
+    """Who holds the others up, and what that costs in seconds a step.
+
+    All members wait for the one that works longest in a step (`own_s`: time in which it does not
+    wait for others).  It costs what it works longer than the median of the others, and is named
+    when that is more than 5 % of a step and more than a millisecond.
+
+    Args:
+        beats: the running members' last heartbeats by name.
+    """
+    measured = {name: beat for name, beat in beats.items() if beat.own_s > 0 and beat.step_s > 0}
+    if len(measured) < 2:
+        return None
+    slowest = max(sorted(measured), key=lambda name: measured[name].own_s)
+    usual_s = _median([beat.own_s for name, beat in measured.items() if name != slowest])
+    cost_s = measured[slowest].own_s - usual_s
+    step_s = max(beat.step_s for beat in measured.values())
+    if cost_s <= max(STRAGGLER_S, STRAGGLER_SHARE * step_s):
+        return None
+    return {"name": slowest, "cost_s": cost_s}
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _job(books: Books, job: Job) -> dict[str, Any]:
     rows = int(job.spec["job"]["global_batch_size"])
-    beats = [w.heartbeat for w in books.members() if w.heartbeat and w.heartbeat.step_s > 0]
-    slowest_s = max((beat.step_s for beat in beats), default=0.0)
+    running = {
+        worker.name: worker.heartbeat
+        for worker in books.members()
+        if worker.heartbeat is not None and worker.state is WorkerState.RUNNING
+    }
+    slowest_s = max((beat.step_s for beat in running.values()), default=0.0)
     return {
         "id": job.id,
         "name": job.name,
@@ -49,15 +102,33 @@ def _job(books: Books, job: Job) -> dict[str, Any]:
         "loss": job.loss,
         "samples_per_s": rows / slowest_s if slowest_s > 0 else job.samples_per_s,
         "steps_lost": job.steps_lost,
+        "skipped_steps": job.skipped_steps,
+        "straggler": straggler(running),
         "reason": job.reason,
         "eval": dict(job.metrics),
+    }
+
+
+def _ended(ended: EndedJob) -> dict[str, Any]:
+    job = ended.job
+    return {
+        "id": job.id,
+        "name": job.name,
+        "task": job.spec["job"]["task"],
+        "state": job.state.value,
+        "step": job.step,
+        "total_steps": job.total_steps,
+        "steps_lost": job.steps_lost,
+        "ended_s": ended.ended_s,
+        "reason": job.reason,
+        "traceback": str(job.result.get("traceback", "")),
     }
 
 
 def _worker(books: Books, worker: Worker, now: float) -> dict[str, Any]:
     beat = worker.heartbeat or _NO_HEARTBEAT
     rank = books.roster.index(worker.name) if worker.name in books.roster else None
-    gone = worker.state in (WorkerState.LOST, WorkerState.RELEASED)
+    unheard = worker.state in _UNHEARD
     return {
         "name": worker.name,
         "pid": worker.pid,
@@ -66,12 +137,16 @@ def _worker(books: Books, worker: Worker, now: float) -> dict[str, Any]:
         "host": worker.host,
         "device": worker.device,
         "step": beat.step,
-        "last_heartbeat_s": None if gone else books.detector.silence_s(worker.name, now),
+        "last_heartbeat_s": None if unheard else books.detector.silence_s(worker.name, now),
         "reason": worker.reason or beat.waiting,
         "samples_per_s": beat.samples_per_s,
         "step_s": beat.step_s,
         "compute_s": beat.compute_s,
         "comm_s": beat.comm_s,
         "exposed_s": beat.exposed_s,
+        "own_s": beat.own_s,
         "memory_bytes": beat.memory_bytes,
+        "stalled_s": beat.stalled_s,
+        "patience_s": beat.patience_s,
+        "where": beat.where,
     }

@@ -7,19 +7,49 @@ ones at the very beginning, and whoever may hold a newer state than those who ar
 
 from __future__ import annotations
 
+from dtd.core import forming
 from dtd.core import roster as choice
 from dtd.core.books import Books, least_workers
 from dtd.core.membership_events import Job, WorkerState
 
 RESUME_WAIT_S = 60.0
+QUICK_GENERATIONS = 3
+FIRST_PAUSE_S = 0.1
+MAX_DOUBLINGS = 6
 
 
 def may_form(books: Books, job: Job, now: float) -> bool:
     """Nothing is worth waiting for any more."""
-    if len(books.available()) < least_workers(job) or _waits_for_warm_up(books, job):
-        books.settle_by = None
+    if _may_run_elsewhere(job):
         return False
-    return _has_settled(books, job, now) and _has_newest(books, job, now)
+    enough = len(books.available()) >= least_workers(job)
+    if not enough or _waits_for_warm_up(books, job) or _lacks_links(books, job):
+        books.settle_by = books.form_at = None
+        return False
+    if not (_has_settled(books, job, now) and _has_newest(books, job, now)):
+        books.form_at = None
+        return False
+    return _has_paused(books, now)
+
+
+def _may_run_elsewhere(job: Job) -> bool:
+    """Nobody has stopped for certain: the last generation may train on, out of our hearing."""
+    return job.generation > 0 and not job.fenced
+
+
+def _lacks_links(books: Books, job: Job) -> bool:
+    """Without those who have no working link to the others there are too few."""
+    return bool(books.links.bad) and len(forming.choose(books, job).members) < least_workers(job)
+
+
+def _has_paused(books: Books, now: float) -> bool:
+    """Generations that come to nothing follow each other ever more slowly."""
+    if books.fruitless <= QUICK_GENERATIONS:
+        return True
+    if books.form_at is None:
+        doublings = min(books.fruitless - QUICK_GENERATIONS, MAX_DOUBLINGS)
+        books.form_at = now + FIRST_PAUSE_S * 2**doublings
+    return now >= books.form_at
 
 
 def _waits_for_warm_up(books: Books, job: Job) -> bool:
@@ -44,11 +74,16 @@ def _has_settled(books: Books, job: Job, now: float) -> bool:
 
 def _has_newest(books: Books, job: Job, now: float) -> bool:
     """Wait a while for whoever holds the newest state rather than go further back."""
-    if books.survivors(job) or not _absent_holders(books, job):
+    if _is_newest_here(books, job):
         return True
     if books.resume_by is None:
         books.resume_by = now + RESUME_WAIT_S
     return now >= books.resume_by
+
+
+def _is_newest_here(books: Books, job: Job) -> bool:
+    """Nobody who may come back can hold a newer state than those who are here."""
+    return bool(books.survivors(job)) or not _absent_holders(books, job)
 
 
 def _absent_holders(books: Books, job: Job) -> list[str]:
@@ -62,6 +97,12 @@ def _absent_holders(books: Books, job: Job) -> list[str]:
 
 def explain(books: Books, job: Job) -> str:
     """Why no generation forms, in words for a person."""
+    if _may_run_elsewhere(job):
+        away = ", ".join(job.roster)
+        return (
+            f"waiting for {away}: generation {job.generation} may still run there;"
+            f" `dtdctl resume {job.id}` if they are gone for good"
+        )
     warming = sorted(books.warming_since, key=choice.natural_key)
     returning = [name for name in warming if books.workers[name].returning]
     if returning:
@@ -73,8 +114,16 @@ def explain(books: Books, job: Job) -> str:
         refused = [w for w in books.workers.values() if w.state is WorkerState.REFUSED]
         why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
         return f"{ready} of at least {least} workers are ready{why}"
-    if books.resume_by is not None:
+    if _lacks_links(books, job):
+        dead = "; ".join(f"{one} and {other}" for one, other in sorted(books.links.bad))
+        return f"waiting for a working link between {dead}"
+    if books.form_at is not None:
+        return f"pausing after {books.fruitless} generations that committed no step"
+    if books.resume_by is not None and not _is_newest_here(books, job):
         step = max(job.step, job.checkpoint_step)
         holders = ", ".join(_absent_holders(books, job))
-        return f"waiting for {holders}: nobody here holds the state of step {step}"
+        return (
+            f"waiting for {holders}: nobody here holds the state of step {step};"
+            f" `dtdctl resume {job.id}` goes on without it"
+        )
     return "settling: giving late workers a moment to join"

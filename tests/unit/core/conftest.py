@@ -23,6 +23,8 @@ from dtd.core.membership_events import (
 )
 from dtd.wire import messages as m
 
+TICK_S = 0.25
+
 
 class Desk:
     """A membership core, a clock that the test moves, and everything the core has answered."""
@@ -55,17 +57,17 @@ class Desk:
     def tick(self, now: float) -> None:
         """Let time pass, with heartbeats of all that are watched."""
         while self.now < now:
-            self.now = min(now, self.now + 1.0)
+            self.now = min(now, self.now + TICK_S)
             for name in list(self.books.detector._heard):
                 self.say(name, m.Heartbeat(state=""))
             self.handle(Ticked())
 
-    def silence(self, now: float, *but: str) -> None:
+    def silence(self, now: float, *but: str, **figures: Any) -> None:
         """Let time pass; only some workers go on to send heartbeats."""
         while self.now < now:
-            self.now = min(now, self.now + 0.5)
+            self.now = min(now, self.now + TICK_S)
             for name in but:
-                self.say(name, m.Heartbeat(state=""))
+                self.say(name, m.Heartbeat(state="", **figures))
             self.handle(Ticked())
 
     def submit(self, job_id: str = "j-1", **elastic: Any) -> Job:
@@ -105,8 +107,21 @@ class Desk:
         }
         self.say(name, m.Warmed(job=job, **{**values, **more}))
 
-    def lost(self, name: str, *, incarnation: int = 1) -> None:
-        self.handle(WorkerLost(name=name, incarnation=incarnation, reason="gone"))
+    def lost(self, name: str, *, incarnation: int = 1, farewell: bool = True) -> None:
+        """The connection is gone; with a farewell the process is, too."""
+        lost = WorkerLost(name=name, incarnation=incarnation, reason="gone", farewell=farewell)
+        self.handle(lost)
+
+    def back(self, name: str, phase: str = "running", **more: Any) -> None:
+        """A member connects again and says which generation it takes part in."""
+        books = self.books
+        values = {"generation": books.generation, "roster_id": books.roster_id, **more}
+        self.register(name, job="j-1", phase=phase, **values)
+
+    def beat(self, name: str, *, step: int = 0, **more: Any) -> None:
+        """A heartbeat of a member."""
+        values = {"generation": self.books.generation, **more}
+        self.say(name, m.Heartbeat(state="running", job="j-1", step=step, **values))
 
     def run_generation(self, *names: str) -> int:
         """Register, warm up, and report that all of them run."""
@@ -123,27 +138,35 @@ class Desk:
         return number
 
     def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
+        """It holds `step` steps, of which its generation has committed the last."""
+        by = more.pop("held_generation", generation if step > self.books.start_step else None)
         held = m.Held(
             job="j-1",
-            generation=more.pop("held_generation", generation),
+            generation=self.books.job.start_generation if by is None else by,
             step=step,
             digest="",
-            where="memory",
+            where=more.pop("where", "memory"),
         )
-        values: dict[str, Any] = {"suspect": "", "reason": "why", "held": (held,), **more}
+        prepared = more.pop("prepared", (held.generation, held.step))
+        values: dict[str, Any] = {"suspect": "", "evidence": "", "reason": "why", **more}
         message = m.Frozen(
             job="j-1",
             generation=generation,
             roster_id=1,
-            committed_step=step,
-            prepared_step=step,
-            control_word=b"",
-            **values,
+            prepared_generation=prepared[0],
+            prepared_step=prepared[1],
+            **{"held": (held,), **values},
         )
         self.say(name, message)
 
     def finished(self, name: str, *, generation: int, step: int = 10, **more: Any) -> None:
-        values: dict[str, Any] = {"digest": "x", "stopped": False, "result": {}, **more}
+        values = {
+            "held_generation": generation,
+            "digest": "x",
+            "stopped": False,
+            "result": {},
+            **more,
+        }
         self.say(name, m.Finished(job="j-1", generation=generation, step=step, **values))
 
     def saved_checkpoint(self, name: str, *, generation: int, step: int) -> None:
@@ -168,6 +191,10 @@ class Desk:
     def kinds(self) -> list[str]:
         """Kinds of the incidents so far."""
         return [incident.kind for incident in self.incidents]
+
+    def told_of(self, kind: str) -> list[Incident]:
+        """The incidents of one kind."""
+        return [incident for incident in self.incidents if incident.kind == kind]
 
     def state(self, name: str) -> str:
         return self.books.workers[name].state.value

@@ -18,7 +18,7 @@ def test_worker_without_a_job_is_idle(desk: Any) -> None:
     desk.register("a")
     assert desk.state("a") == "idle"
     (answer,) = desk.told("a", m.Registered)
-    assert (answer.heartbeat_interval_s, answer.heartbeat_timeout_s) == (0.5, 5.0)
+    assert (answer.heartbeat_interval_s, answer.heartbeat_timeout_s) == (0.25, 1.5)
 
 
 def test_worker_that_comes_while_a_job_is_on_warms_up(desk: Any) -> None:
@@ -116,16 +116,28 @@ def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
     assert "its training hangs" in desk.books.workers["b"].reason
 
 
-def test_endless_warm_up_keeps_others_from_joining_for_so_long_only(desk: Any) -> None:
-    desk.submit(warmup_timeout_s=20.0)
-    desk.run_generation("a")
-    desk.register("b")
-    desk.register("c")
-    desk.warmed("b")
-    desk.tick(19.0)
-    assert desk.told("a", m.Freeze) == []
-    desk.tick(21.0)
-    assert [one.reason for one in desk.told("a", m.Freeze)] == ["b joins"]
+def test_one_who_comes_back_in_a_long_step_is_given_time_to_freeze(desk: Any) -> None:
+    """Its training thread looks at the ring once a step; its memory may be the newest."""
+    desk.submit()
+    desk.register("b", job="j-1", generation=3)
+    desk.say("b", m.Heartbeat(state="running", step_s=2.0))
+    desk.silence(19.5, "b", step_s=2.0)
+    assert desk.disconnected == []
+    desk.silence(20.5, "b", step_s=2.0)
+    assert [one.name for one in desk.disconnected] == ["b"]
+
+
+def test_who_comes_back_from_replicas_that_differed_starts_afresh(desk: Any) -> None:
+    """Nobody can say whether its memory is right, and it would be the newest."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("c")
+    for name in "ab":
+        desk.froze(name, generation=number, step=2, evidence="diverged", where="checkpoint")
+    desk.register("c", job="j-1", generation=number)
+    desk.froze("c", generation=number, step=7, held_generation=number)
+    assert [one.state for one in desk.told("c", m.Release)] == ["evicted"]
+    assert desk.state("c") == "lost"
 
 
 def test_what_a_returning_worker_says_of_its_data_is_remembered(desk: Any) -> None:
@@ -304,6 +316,19 @@ def test_the_only_worker_leaves_when_its_state_is_saved(desk: Any) -> None:
     assert desk.state("a") == "released"
 
 
+def test_the_only_one_who_can_commit_a_step_stays(desk: Any) -> None:
+    """Who died may have committed it; the checkpoint is older."""
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.saved_checkpoint("b", generation=number, step=3)
+    desk.beat("b", step=4)
+    desk.handle(DrainRequested(name="a"))
+    desk.lost("b")
+    desk.froze("a", generation=number, step=3, prepared=(number, 4))
+    assert desk.state("a") == "forming"
+    assert (job.start_step, job.steps_lost) == (4, 0)
+
+
 def test_standby_leaves_although_it_remembers_something_old(desk: Any) -> None:
     desk.submit(max_workers=1)
     desk.run_generation("a")
@@ -322,3 +347,32 @@ def test_wish_to_leave_outlives_the_connection_but_not_the_process(desk: Any) ->
     assert desk.books.workers["b"].leaving
     desk.register("b", incarnation=2)
     assert not desk.books.workers["b"].leaving
+
+
+def test_a_newcomer_that_cannot_warm_up_does_not_fail_the_job_of_others(desk):
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.register("c")
+    desk.say("c", m.Failed(job="j-1", reason="no data here", traceback="line 1"))
+    assert desk.state("c") == "refused"
+    assert desk.books.workers["c"].reason == "no data here"
+    assert desk.books.job is not None
+    desk.tick(desk.now + 200.0)
+    assert desk.state("c") == "refused"
+    assert desk.ended == []
+
+
+def test_a_newcomer_that_cannot_warm_up_fails_a_job_that_nobody_trains(desk):
+    desk.submit()
+    desk.register("a")
+    desk.register("b")
+    desk.warmed("b")
+    desk.say("a", m.Failed(job="j-1", reason="no such file", traceback="line 1"))
+    assert [job.state.value for job in desk.ended] == ["failed"]
+
+
+def test_a_member_that_fails_fails_the_job(desk):
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.say("a", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    assert [job.state.value for job in desk.ended] == ["failed"]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from dtd.core.control_word import (
     DIGEST_BYTES,
     NO_DIGEST_STEP,
+    Comparison,
     ControlEntry,
     ControlWord,
+    compare,
     decode_entry,
     encode_entry,
     reduce_entries,
@@ -202,3 +204,25 @@ def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]
         assert getattr(word, field) == any(getattr(e, field) for e in entries)
     assert bool(word.dissenters) == (word.digest_agreed is False)
     assert len(word.dissenters) < len(entries)
+
+
+@pytest.mark.parametrize(
+    ("digests", "dissenters", "majority"),
+    [
+        ([A], (), True),
+        ([A, A, A], (), True),
+        ([A, B, A], (1,), True),
+        ([A, B], (0,), False),
+        ([B, A, A, B], (1, 2), False),
+        ([A, B, B, B], (0,), True),
+        ([b"1" * 16, b"2" * 16, b"3" * 16], (0, 1), False),
+    ],
+)
+def test_a_majority_is_more_than_half(
+    digests: list[bytes], dissenters: tuple[int, ...], majority: bool
+) -> None:
+    word = reduced(*(with_digest(digest) for digest in digests))
+    assert (word.dissenters, word.majority) == (dissenters, majority)
+    assert compare([(3, digest) for digest in digests]) == Comparison(
+        dissenters=dissenters, majority=majority
+    )

@@ -13,7 +13,7 @@ def cancel(desk: Any, job: str = "j-1") -> None:
 
 
 def progress(generation: int, step: int, **more: Any) -> m.Progress:
-    values = {"rows": 32, "step_s": 0.5, **more}
+    values = {"rows": 32, "step_s": 0.5, "skipped_steps": 0, **more}
     return m.Progress(
         job="j-1",
         generation=generation,

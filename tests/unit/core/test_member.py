@@ -27,7 +27,9 @@ WARMED = m.Warmed(
     steps_total=9,
     held=(),
 )
-FINISHED = m.Finished(job="j", generation=4, step=9, digest="x", stopped=False, result={})
+FINISHED = m.Finished(
+    job="j", generation=4, held_generation=4, step=9, digest="x", stopped=False, result={}
+)
 FAILED = m.Failed(job="j", reason="boom", traceback="")
 PREPARE = m.Prepare(job="j", spec={})
 
@@ -38,8 +40,7 @@ def assign(generation: int = 4) -> m.Assign:
         generation=generation,
         roster_id=11,
         rank=0,
-        roster=(m.Member(name="w", incarnation=7, host="h", port=1),),
-        source_rank=0,
+        roster=(m.Member(name="w", incarnation=7, host="h", port=1, holds=True),),
         held_generation=3,
         held_step=5,
     )
@@ -54,10 +55,16 @@ def release(state: str = "done") -> m.Release:
     return m.Release(job="j", state=state, reason="because")
 
 
-def froze(generation: int = 4, step: int = 6) -> member.TrainerFroze:
+def froze(generation: int = 4, step: int = 6, evidence: str = "reset") -> member.TrainerFroze:
     held = m.Held(job="j", generation=generation, step=step, digest="", where="memory")
     return member.TrainerFroze(
-        generation=generation, held=held, prepared_step=step, suspect="v", reason="reset"
+        generation=generation,
+        held=held,
+        prepared_generation=generation,
+        prepared_step=step + 1,
+        suspect="v",
+        evidence=evidence,
+        reason="connection reset",
     )
 
 
@@ -146,10 +153,21 @@ def test_warm_worker_says_so_again(worker: Worker) -> None:
     assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
 
 
-def test_member_says_what_its_data_are_and_waits_to_be_asked_for_its_state(worker: Worker) -> None:
-    worker.become(MemberState.RUNNING)
-    worker.does(froze())
+@pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
+def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
+    worker: Worker, state: MemberState
+) -> None:
+    worker.become(state)
+    (register,) = worker.tells(member.ControlOpened())
+    assert isinstance(register, m.Register)
+    assert register.phase == state.value
     assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
+
+
+def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    (report,) = worker.tells(froze())
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, report]
 
 
 def test_failure_is_said_again_whatever_came_before(worker: Worker) -> None:
@@ -210,9 +228,34 @@ def test_frozen_report_says_what_it_holds_and_whom_it_suspects(worker: Worker) -
     worker.become(MemberState.RUNNING)
     (report,) = worker.tells(froze())
     assert isinstance(report, m.Frozen)
-    assert (report.generation, report.roster_id, report.committed_step) == (4, 11, 6)
-    assert (report.suspect, report.reason) == ("v", "reset")
-    assert report.held[0].where == "memory"
+    assert (report.generation, report.roster_id) == (4, 11)
+    assert (report.held[0].generation, report.held[0].step) == (4, 6)
+    assert (report.prepared_generation, report.prepared_step) == (4, 7)
+    assert (report.suspect, report.evidence) == ("v", "reset")
+    assert (report.reason, report.held[0].where) == ("connection reset", "memory")
+
+
+def diverged(generation: int) -> member.TrainerDiverged:
+    return member.TrainerDiverged(generation=generation, reason="others differ")
+
+
+def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    notice, restart = worker.does(diverged(4))
+    assert notice == member.Tell(
+        message=m.Notice(job="j", event="replica_diverged", message="others differ")
+    )
+    assert restart == member.Restart(reason="others differ")
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def test_probe_is_made_and_answered_in_any_state(worker: Worker) -> None:
+    probe = m.Probe(name="v", host="h", port=2)
+    assert worker.hears(probe) == [member.ProbePeer(probe=probe)]
+    probed = m.Probed(name="v", reachable=False, reason="no route")
+    assert worker.tells(member.ProbeAnswered(probed=probed)) == [probed]
 
 
 @pytest.mark.parametrize("state", [MemberState.FORMING, MemberState.RUNNING])
@@ -265,7 +308,9 @@ def test_finished_worker_repeats_its_report(worker: Worker) -> None:
     assert register.step == 9
 
 
-@pytest.mark.parametrize("event", [froze(3), member.TrainerRunning(generation=3, step=5)])
+@pytest.mark.parametrize(
+    "event", [froze(3), member.TrainerRunning(generation=3, step=5), diverged(3)]
+)
 def test_news_of_an_old_generation_is_ignored(worker: Worker, event: Any) -> None:
     worker.become(MemberState.RUNNING)
     assert worker.does(event) == []

@@ -1,7 +1,11 @@
 from typing import Any
 
-from dtd.core.membership_events import Job, JobState, Submitted
+import pytest
+
+from dtd.core import waiting
+from dtd.core.membership_events import JobState, ResumeRequested
 from dtd.core.waiting import RESUME_WAIT_S
+from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 
@@ -77,7 +81,10 @@ def test_after_a_total_loss_it_goes_on_once_all_are_back(desk: Any) -> None:
     desk.register("a", incarnation=2)
     desk.warmed("a")
     assert job.state is JobState.WAITING
-    assert desk.core.explain() == "waiting for b: nobody here holds the state of step 9"
+    assert desk.core.explain() == (
+        "waiting for b: nobody here holds the state of step 9; `dtdctl resume j-1` goes on without"
+        " it"
+    )
     desk.register("b", incarnation=2)
     desk.warmed("b")
     assert desk.books.roster == ["a", "b"]
@@ -137,33 +144,141 @@ def test_survivors_one_step_behind_a_checkpoint_do_not_wait_for_it(desk: Any) ->
     assert desk.told("b", m.Assign)[-1].held_step == 5
 
 
-def restored(**elastic: Any) -> Job:
-    """A job as a restarted coordinator reads it back."""
-    table = {"min_workers": 1, "max_workers": 2, "settle_s": 5.0, "warmup_timeout_s": 60.0}
-    spec = {"job": {"name": "j"}, "elastic": {**table, **elastic}}
-    return Job(id="j-1", spec=spec, state=JobState.RUNNING, generation=3, roster=("a", "b"))
-
-
-def test_restarted_coordinator_goes_on_once_all_members_are_back(make_desk: Any) -> None:
-    desk = make_desk(last_generation=3)
-    desk.handle(Submitted(job=restored()))
-    for name in "ab":
-        desk.register(name, job="j-1", generation=3)
-    desk.froze("a", generation=3, step=5)
-    desk.froze("b", generation=3, step=5)
-    assert desk.books.generation == 4
-    assert desk.books.roster == ["a", "b"]
-
-
-def test_restarted_coordinator_does_not_begin_again_with_a_stranger(make_desk: Any) -> None:
-    desk = make_desk(last_generation=3)
-    desk.handle(Submitted(job=restored()))
-    desk.register("c")
-    desk.warmed("c")
-    desk.tick(30.0)
-    assert desk.books.roster == []
-    assert "waiting for a, b" in desk.core.explain()
-    desk.register("a", job="j-1", generation=3)
-    desk.froze("a", generation=3, step=700)
-    desk.tick(36.0)
+def test_joiner_that_never_got_the_state_is_no_survivor(desk: Any) -> None:
+    """What it remembers is one step old, and those who have the newest may come back with it."""
+    desk.submit()
+    number = desk.run_generation("a", "c")
+    desk.beat("a", step=4)
+    desk.lost("c")
+    desk.froze("a", generation=number, step=4, prepared=(number, 5))
+    second = desk.all_run("a")
+    desk.register("c", job="j-1", generation=number)
+    desk.froze("c", generation=number, step=4, held_generation=number)
+    desk.froze("a", generation=second, step=5, held_generation=number)
     assert desk.books.roster == ["a", "c"]
+    desk.lost("a")
+    desk.froze("c", generation=second + 1, step=4, held_generation=number)
+    assert desk.books.roster == []
+    assert "waiting for a" in desk.core.explain()
+    desk.register("a", job="j-1", generation=second + 1)
+    desk.froze("a", generation=second + 1, step=5, held_generation=number)
+    assert desk.told("c", m.Assign)[-1].held_step == 5
+
+
+def test_who_is_more_than_one_step_behind_is_no_survivor(desk: Any) -> None:
+    """Members of one ring are never two steps apart: it must have been elsewhere."""
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.beat("b", step=4)
+    desk.lost("b")
+    desk.froze("a", generation=number, step=2)
+    assert desk.books.survivors(job) == []
+    assert "waiting for b: nobody here holds the state of step 4" in desk.core.explain()
+
+
+def test_member_that_has_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.saved_checkpoint("a", generation=number, step=5)
+    desk.beat("a", step=5)
+    desk.lost("a")
+    desk.lost("b")
+    desk.register("b", incarnation=2)
+    desk.warmed("b")
+    assert desk.books.roster == []
+    assert "waiting for a" in desk.core.explain()
+
+
+def test_same_process_that_comes_back_has_stopped_only_when_it_says_so(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b")
+    desk.silence(2.0)
+    desk.register("a", job="j-1", generation=number)
+    assert not job.fenced
+    desk.froze("a", generation=number, step=0)
+    assert job.fenced
+
+
+def test_operator_may_say_that_nobody_comes_back(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a", "b")
+    desk.beat("a", step=9)
+    desk.lost("a")
+    desk.lost("b")
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    assert desk.books.roster == []
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.books.roster == ["a"]
+    assert job.steps_lost == 9
+    assert "job_resumed" in desk.kinds()
+
+
+def test_operator_who_is_in_a_hurry_is_not_told_to_wait_for_nobody(desk: Any) -> None:
+    desk.submit(settle_s=2.0)
+    desk.register("a")
+    desk.warmed("a")
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.core.explain() == "settling: giving late workers a moment to join"
+
+
+@pytest.mark.parametrize(("job", "why"), [("k-1", "not the active one"), ("j-1", "does not wait")])
+def test_nothing_to_resume(desk: Any, job: str, why: str) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    with pytest.raises(RequestRefused, match=why):
+        desk.handle(ResumeRequested(job=job))
+
+
+def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(desk: Any) -> None:
+    """Both members were evicted for their silence, and neither is known to have stopped."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    desk.silence(2.0)
+    desk.silence(90.0, "c")
+    desk.warmed("c")
+    assert desk.books.roster == []
+    assert f"generation {number} may still run there" in desk.core.explain()
+    desk.register("b", incarnation=2)
+    assert desk.core.explain() == "warming up: b"
+    desk.warmed("b")
+    assert "waiting for a" in desk.core.explain()
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    assert desk.books.roster == ["a", "b", "c"]
+
+
+def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    pauses_s = []
+    for _ in range(12):
+        before = desk.now
+        desk.froze("a", generation=number, step=0)
+        if desk.books.roster == []:
+            assert desk.core.explain().startswith("pausing after")
+            assert desk.core.next_deadline(desk.now) is not None
+        while desk.books.roster == []:
+            desk.tick(desk.now + 0.25)
+        pauses_s.append(desk.now - before)
+        number = desk.all_run("a")
+    assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25, 6.5, 6.5, 6.5, 6.5]
+    desk.beat("a", step=1)
+    desk.froze("a", generation=number, step=1)
+    assert desk.books.roster == ["a"]
+
+
+def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b")
+    for _ in range(waiting.QUICK_GENERATIONS):
+        for name in "ab":
+            desk.froze(name, generation=number, step=0)
+        number = desk.all_run("a", "b")
+    for name in "ab":
+        desk.froze(name, generation=number, step=0)
+    assert desk.books.form_at is not None
+    desk.lost("b")
+    assert desk.books.form_at is None
+    assert desk.core.explain() == "1 of at least 2 workers are ready"

@@ -1,0 +1,105 @@
+"""Control connections come and go while a generation runs on; so does the coordinator itself.
+
+A generation needs its ring, not its coordinator.  A member whose control connection is lost is
+*away*: it has a while to come back, and longer as long as its generation's step advances, for that
+needs every member.  A coordinator that starts adopts the generation that its store names: all its
+members are away at first.  Part of the membership machine; changes the books, adds effects.
+"""
+
+from __future__ import annotations
+
+from dtd.core import admission, ending, forming
+from dtd.core.books import MEMBERS, Books, GenerationState
+from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.wire import messages as m
+
+ADOPTION_PATIENCE = 2
+"""Heartbeat time-outs that members have to come back to a coordinator that has just started."""
+
+NEVER_HEARD = 0
+"""Incarnation of a member that this coordinator knows from its store alone."""
+
+PHASES = {
+    "forming": WorkerState.FORMING,
+    "running": WorkerState.RUNNING,
+    "frozen": WorkerState.RUNNING,  # until it repeats its report
+    "finished": WorkerState.RUNNING,
+}
+
+
+def adopt(books: Books, job: Job, now: float) -> None:
+    """Take up the generation that an earlier coordinator has announced."""
+    books.generation = max(books.generation, job.generation)
+    books.roster, books.roster_id = list(job.roster), job.roster_id
+    books.start_step = job.start_step
+    formed = job.state is not JobState.FORMING
+    books.generation_state = GenerationState.RUNNING if formed else GenerationState.FORMING
+    books.has_run = formed
+    books.must_settle = False
+    patience_s = ADOPTION_PATIENCE * books.heartbeat_timeout_s
+    for name in job.roster:
+        books.workers[name] = _absent(name)
+        books.detector.watch(name, now, timeout_s=patience_s)
+    books.incident(
+        "generation_adopted",
+        f"generation {books.generation} is taken up: {', '.join(books.roster)} are expected",
+        step=job.step,
+    )
+
+
+def _absent(name: str) -> Worker:
+    return Worker(
+        name=name,
+        incarnation=NEVER_HEARD,
+        pid=0,
+        host="",
+        device="",
+        data_host="",
+        data_port=0,
+        version="",
+        state=WorkerState.AWAY,
+        reason="has not come back since the coordinator started",
+    )
+
+
+def goes_away(books: Books, worker: Worker, reason: str, now: float) -> bool:
+    """Whether the generation may go on without this member's control connection."""
+    trains = worker.state in (WorkerState.RUNNING, WorkerState.FINISHED)
+    if not trains or books.generation_state is not GenerationState.RUNNING:
+        return False
+    worker.state, worker.reason = WorkerState.AWAY, f"control connection lost: {reason}"
+    books.detector.watch(worker.name, now)
+    books.incident("worker_away", f"{worker.name}: {worker.reason}", worker=worker.name)
+    return True
+
+
+def comes_back(books: Books, message: m.Register, now: float) -> bool:
+    """Whether this is a member of the current generation that reconnects."""
+    known, job = books.workers.get(message.name), books.job
+    if known is None or job is None or known.state not in MEMBERS:
+        return False
+    same_process = known.incarnation in (message.incarnation, NEVER_HEARD)
+    same_generation = (message.generation, message.roster_id) == (books.generation, books.roster_id)
+    if not (same_process and same_generation):
+        return False
+    worker = admission.newcomer(message)
+    worker.state = PHASES.get(message.phase, WorkerState.RUNNING)
+    worker.leaving, worker.held, worker.warmed = known.leaving, known.held, known.warmed
+    worker.heartbeat, worker.signalled = known.heartbeat, known.signalled
+    books.workers[worker.name] = worker
+    books.detector.watch(worker.name, now)
+    admission.greet(books, worker)
+    if books.generation_state is GenerationState.ENDING:
+        _catch_up(books, worker)
+    elif job.state is JobState.STOPPING:
+        ending.freeze_one(books, worker, at_boundary=True, stop=True, reason=job.reason)
+    forming.check_running(books, job, now)
+    return True
+
+
+def _catch_up(books: Books, worker: Worker) -> None:
+    """It may have missed that the generation ends."""
+    recovery = books.recovery
+    at_boundary = books.freeze_by is None
+    reason = recovery.cause if recovery is not None else "the generation ends"
+    ending.freeze_one(books, worker, at_boundary=at_boundary, stop=False, reason=reason)

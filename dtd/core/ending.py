@@ -1,0 +1,183 @@
+"""A generation ends: at a step boundary or at once, and members say what they hold.
+
+Part of the membership machine; changes the books, adds effects.
+"""
+
+from __future__ import annotations
+
+from dtd.core import roster as choice
+from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.incidents import Recovery
+from dtd.core.links import DEAD
+from dtd.core.membership_events import Job, Worker, WorkerState
+from dtd.wire import messages as m
+
+FREEZE_PATIENCE_S = 5.0
+FREEZE_PATIENCE_STEPS = 10
+
+
+def freeze(books: Books, *, at_boundary: bool, stop: bool, reason: str) -> None:
+    """Ask every member that still takes part to end the generation."""
+    for name in books.not_frozen():
+        freeze_one(books, books.workers[name], at_boundary=at_boundary, stop=stop, reason=reason)
+
+
+def freeze_one(books: Books, worker: Worker, *, at_boundary: bool, stop: bool, reason: str) -> None:
+    """Ask one member to end the generation."""
+    message = m.Freeze(
+        generation=books.generation,
+        at_boundary=at_boundary,
+        stop=stop,
+        reason=reason,
+        leave=worker.leaving,
+    )
+    books.send(worker.name, message)
+
+
+def end_at_boundary(books: Books, reason: str, now: float) -> None:
+    """End a running generation after its current step; no step is redone."""
+    freeze(books, at_boundary=True, stop=False, reason=reason)
+    _begin_ending(books, reason, now, at_boundary=True)
+
+
+def end_now(
+    books: Books, reason: str, now: float, *, worker: str = "", silent_s: float = 0
+) -> None:
+    """End the generation at once; members that do not answer in time are given up."""
+    if books.generation_state is not GenerationState.ENDING:
+        _begin_ending(books, reason, now, worker=worker, silent_s=silent_s)
+    else:
+        assert books.recovery is not None, "a generation ends, and nothing is recovered from"
+        books.recovery.breaks(reason, now, worker=worker, silent_s=silent_s)
+    freeze(books, at_boundary=False, stop=False, reason=reason)
+    waited_for = [books.workers[name] for name in books.not_frozen()]
+    books.freeze_by = now + max(map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S)
+
+
+def freeze_patience_s(worker: Worker) -> float:
+    """How long a worker may take to freeze: it does so when it next waits for its ring.
+
+    Never less than the time without progress that it is allowed anyway (its first step may have to
+    be compiled); one that is stuck for longer is expelled for that.
+    """
+    beat = worker.heartbeat
+    if beat is None:
+        return FREEZE_PATIENCE_S
+    return max(FREEZE_PATIENCE_S, FREEZE_PATIENCE_STEPS * beat.step_s, beat.patience_s)
+
+
+def _begin_ending(
+    books: Books,
+    reason: str,
+    now: float,
+    *,
+    at_boundary: bool = False,
+    worker: str = "",
+    silent_s: float = 0.0,
+) -> None:
+    books.generation_state = GenerationState.ENDING
+    if books.recovery is None:
+        books.recovery = Recovery(
+            cause=reason,
+            worker=worker,
+            began_at=now,
+            detected_after_s=silent_s,
+            at_boundary=at_boundary,
+            running=books.has_run,
+        )
+    else:
+        books.recovery.again(at_boundary=at_boundary, running=books.has_run)
+    books.incident("generation_ending", f"generation {books.generation} ends: {reason}")
+
+
+def member_lost(books: Books, worker: Worker, reason: str, now: float, *, silent_s: float) -> None:
+    """A member is gone: its ring cannot go on."""
+    why = f"{worker.name} is lost: {reason}"
+    if books.recovery is not None and books.recovery.worker == worker.name:
+        books.recovery.cause = why  # more than its neighbour knew
+    end_now(books, why, now, worker=worker.name, silent_s=silent_s)
+
+
+def member_frozen(books: Books, job: Job, worker: Worker, message: m.Frozen, now: float) -> None:
+    """A member takes no further part and says what it holds."""
+    worker.state, worker.frozen_in = WorkerState.FROZEN, message.generation
+    worker.held = choice.held_by(message)
+    worker.prepared = (message.prepared_generation, message.prepared_step)
+    job.fenced = True
+    if message.evidence:
+        _tell_evidence(books, worker, message)
+    # At a step boundary the first to leave may reset its links to the others.
+    known = message.evidence in ("", "reset") or books.freeze_by is not None
+    if books.generation_state is GenerationState.ENDING and known:
+        return
+    about, reason, silent_s = worker.name, f"{worker.name} has frozen: {message.reason}", 0.0
+    if message.suspect:
+        about = message.suspect
+        reason = f"{worker.name} has lost {about} ({message.evidence}: {message.reason})"
+    if message.evidence in DEAD:
+        silent_s = books.heartbeat_timeout_s
+    end_now(books, reason, now, worker=about, silent_s=silent_s)
+
+
+def _tell_evidence(books: Books, worker: Worker, message: m.Frozen) -> None:
+    if message.evidence == "diverged":
+        books.incident("replicas_diverged", f"{worker.name}: {message.reason}", worker=worker.name)
+        return
+    suspect = books.workers.get(message.suspect)
+    if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
+        books.links.accuse(worker.name, message.suspect, message.evidence)
+    books.incident(
+        "ring_broken",
+        f"{worker.name} lost its ring: {message.reason}",
+        worker=worker.name,
+        suspect=message.suspect,
+        evidence=message.evidence,
+    )
+
+
+def member_finished(books: Books, job: Job, worker: Worker, message: m.Finished) -> None:
+    """A member has committed the last step and its digest agrees with everyone's."""
+    if message.generation != books.generation:
+        return
+    worker.state, worker.digest = WorkerState.FINISHED, message.digest
+    worker.held, worker.frozen_in = choice.held_by(message), message.generation
+    worker.prepared = choice.held_key(worker)
+    job.fenced = True
+    job.step = max(job.step, message.step)
+    if message.result:
+        job.result = dict(message.result)
+
+
+def is_complete(books: Books, job: Job) -> bool:
+    """Every member that is still here has finished, and the final checkpoint is saved.
+
+    A rank 0 that died between the last step and its checkpoint leaves finished replicas and nothing
+    on any disk: then one more generation, of those who remember, saves it.
+    """
+    states = {member.state for member in books.members()} - GONE
+    return states == {WorkerState.FINISHED} and job.checkpoint_step >= job.step
+
+
+def close(books: Books, job: Job, now: float) -> None:
+    """The last living member has frozen: there is no generation now."""
+    for member in books.members():
+        if member.state is WorkerState.FINISHED:
+            member.state = WorkerState.READY
+    for pair, evidence in books.links.judge(books.living(), now):
+        one, other = pair
+        books.incident(
+            "link_bad",
+            f"{one} and {other} live and cannot reach each other ({evidence}); probed from now on",
+            evidence=evidence,
+        )
+    books.deadly += books.bereaved
+    job.announced = False
+    reset(books)
+
+
+def reset(books: Books) -> None:
+    """Forget the generation."""
+    books.generation_state = GenerationState.NONE
+    books.roster = []
+    books.freeze_by = None
+    books.has_run = books.bereaved = False

@@ -1,0 +1,163 @@
+"""The next generation: its roster and the state it starts from, until every member runs.
+
+Part of the membership machine; changes the books, adds effects.  It is announced when every living
+member of the last one has reported FROZEN (or FINISHED) and at least one has stopped for certain: a
+single member that has stopped stops the ring, so two generations never commit side by side
+(ADR 0006).  What follows is `dtd.core.running`, then `dtd.core.ending`.
+"""
+
+from __future__ import annotations
+
+from dtd.core import ending
+from dtd.core import roster as choice
+from dtd.core.books import Books, GenerationState, most_workers
+from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
+from dtd.wire import messages as m
+
+
+def form(books: Books, job: Job) -> None:
+    """Announce the next generation."""
+    start = choice.start_key(job, books.available())
+    chosen = choose(books, job)
+    bar(books, chosen.barred)
+    members = chosen.members
+    books.must_settle = False
+    books.settle_by = books.resume_by = books.form_at = None
+    books.generation = max(books.generation, books.highest_seen, start[0]) + 1
+    books.roster = [worker.name for worker in members]
+    books.roster_id = choice.roster_id(job.id, books.generation, members)
+    books.generation_state = GenerationState.FORMING
+    books.has_run = False
+    books.advanced_at = None
+    books.start_step = start[1]
+    _count_lost(books, job)
+    _count_redone(books, job, start)
+    job.state = JobState.FORMING
+    job.generation, job.world_size, job.step = books.generation, len(members), start[1]
+    job.start_generation, job.start_step = start
+    job.roster, job.roster_id = tuple(books.roster), books.roster_id
+    job.announced, job.fenced = True, False
+    books.emit(SaveJob(job=job))
+    holds = choice.holders(members, start)
+    _assign(books, job, members, holds)
+    donors = [worker.name for worker, has in zip(members, holds, strict=True) if has]
+    books.incident(
+        "generation_forming",
+        f"generation {books.generation}: {', '.join(books.roster)};"
+        f" state of step {books.start_step} from {', '.join(donors)}",
+        step=books.start_step,
+    )
+
+
+def count_prepared(books: Books, job: Job) -> None:
+    """A step that is committed because all hold it prepared is progress like any other."""
+    if choice.start_key(job, books.available())[1] > job.step:
+        books.advance()
+
+
+def choose(books: Books, job: Job) -> choice.Choice:
+    """Who would be in a generation formed now."""
+    return choice.choose(
+        books.available(),
+        start=choice.start_key(job, books.available()),
+        max_workers=most_workers(job),
+        bad_links=books.links.bad,
+    )
+
+
+def bar(books: Books, barred: list[Worker]) -> None:
+    """Keep these out of rosters until their links are good again."""
+    for worker in barred:
+        others = ", ".join(books.links.unreachable_from(worker.name))
+        worker.reason = f"no working link to {others}; probed every few seconds"
+        if worker.state is not WorkerState.BARRED:
+            books.incident(
+                "worker_barred", f"{worker.name} stays out: {worker.reason}", worker=worker.name
+            )
+        worker.state = WorkerState.BARRED
+
+
+def _assign(books: Books, job: Job, members: list[Worker], holds: list[bool]) -> None:
+    roster = tuple(
+        m.Member(
+            name=w.name, incarnation=w.incarnation, host=w.data_host, port=w.data_port, holds=has
+        )
+        for w, has in zip(members, holds, strict=True)
+    )
+    for rank, worker in enumerate(members):
+        worker.state = WorkerState.FORMING
+        worker.reason = worker.reason if worker.leaving else ""
+        assign = m.Assign(
+            job=job.id,
+            generation=books.generation,
+            roster_id=books.roster_id,
+            rank=rank,
+            roster=roster,
+            held_generation=job.start_generation,
+            held_step=job.start_step,
+        )
+        books.send(worker.name, assign)
+
+
+def _count_lost(books: Books, job: Job) -> None:
+    lost = job.step - books.start_step
+    if lost > 0:
+        job.steps_lost += lost
+        if books.recovery is not None:
+            books.recovery.steps_lost += lost
+        books.incident(
+            "steps_lost",
+            f"nobody holds the last {lost} committed steps",
+            step=books.start_step,
+            steps_lost=lost,
+        )
+
+
+def _count_redone(books: Books, job: Job, start: choice.Key) -> None:
+    """A generation that broke had a step under way, unless that one is committed after all."""
+    recovery = books.recovery
+    if recovery is None or recovery.at_boundary or not recovery.running:
+        return
+    recovery.steps_redone += start not in {w.prepared for w in _prepared(books, job)}
+
+
+def _prepared(books: Books, job: Job) -> list[Worker]:
+    """Members that hold a step prepared which they have not committed."""
+    ended = (w for w in books.available() if w.frozen_in == job.generation)
+    return [worker for worker in ended if worker.prepared != choice.held_key(worker)]
+
+
+def member_running(books: Books, job: Job, worker: Worker, message: m.Running, now: float) -> None:
+    """A member's ring is up and its state agreed; when all are, the generation runs."""
+    if worker.state is not WorkerState.FORMING or message.generation != books.generation:
+        return
+    worker.state, worker.held = WorkerState.RUNNING, choice.start_held(job)
+    worker.prepared = choice.held_key(worker)
+    check_running(books, job, now)
+
+
+def check_running(books: Books, job: Job, now: float) -> None:
+    """Once nobody is still forming, the generation runs."""
+    waited_for = (WorkerState.FORMING, WorkerState.AWAY)
+    if books.generation_state is not GenerationState.FORMING:
+        return
+    if any(member.state in waited_for for member in books.members()):
+        return
+    books.generation_state = GenerationState.RUNNING
+    books.has_run = True
+    books.advanced_at = now
+    stopping = job.state is JobState.STOPPING
+    if not stopping:
+        job.state = JobState.RUNNING
+    books.emit(SaveJob(job=job))
+    books.incident(
+        "generation_running",
+        f"generation {books.generation} runs with {len(books.roster)} workers"
+        f" from step {books.start_step}",
+        step=books.start_step,
+    )
+    leaving = [member.name for member in books.members() if member.leaving]
+    if stopping:
+        ending.freeze(books, at_boundary=True, stop=True, reason=job.reason)
+    elif leaving:
+        ending.end_at_boundary(books, f"{', '.join(leaving)} leaves", now)

@@ -1,0 +1,126 @@
+"""Pairs of living workers that cannot reach each other.
+
+A ring tells only that a link is broken, not whose fault it is.  A link that was reset may be
+tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
+are not made neighbours (`dtd.core.roster`) until probes in both directions have passed.  Pure;
+times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+PROBE_EVERY_S: Final = 2.0
+AGAIN_WITHIN_S: Final = 60.0
+MAX_LINKS: Final = 4096
+DEAD: Final = frozenset({"silent", "unreachable"})
+"""Evidence that a link is dead while both its ends may live; others may be mere accidents."""
+
+ENDED: Final = "ended"
+"""Evidence that the process at the other end is no more."""
+
+Pair = tuple[str, str]
+
+
+def pair_of(one: str, other: str) -> Pair:
+    """The two ends of a link, in one order."""
+    return (one, other) if one < other else (other, one)
+
+
+@dataclass(slots=True)
+class _Probing:
+    """A bad link: when to probe next, and the directions in which it works by now."""
+
+    at: float
+    passed: set[Pair] = field(default_factory=set)
+
+
+class Links:
+    """What is known of links between workers."""
+
+    def __init__(self) -> None:
+        self._accused: dict[Pair, str] = {}
+        self._accidents: dict[Pair, float] = {}
+        self._bad: dict[Pair, _Probing] = {}
+
+    # --- evidence --------------------------------------------------------------------------
+
+    def accuse(self, by: str, suspect: str, evidence: str) -> None:
+        """A member lost its neighbour in the generation at hand."""
+        self._accused[by, suspect] = evidence
+
+    def judge(self, alive: Collection[str], now: float) -> list[tuple[Pair, str]]:
+        """The generation has ended; (link, evidence) of those that are bad from now on.
+
+        Whoever freezes cuts its links, so that a reset says something only when both ends blame
+        each other: then neither had another reason.
+        """
+        accused, self._accused = self._accused, {}
+        said: dict[Pair, list[str]] = {}
+        for (by, suspect), evidence in sorted(accused.items()):
+            if by in alive and suspect in alive:
+                said.setdefault(pair_of(by, suspect), []).append(evidence)
+        bad: dict[Pair, str] = {}
+        for pair, both in said.items():
+            dead = [evidence for evidence in both if evidence in DEAD]
+            mutual = len(both) == 2
+            if pair in self._bad or not (dead or mutual):
+                continue
+            if dead or self._happened_before(pair, now):
+                bad[pair] = (dead or both)[0]
+        for pair in list(bad)[: max(0, MAX_LINKS - len(self._bad))]:
+            self._bad[pair] = _Probing(at=now)
+        return list(bad.items())
+
+    def _happened_before(self, pair: Pair, now: float) -> bool:
+        before = self._accidents.get(pair)
+        self._accidents = {p: at for p, at in self._accidents.items() if now - at < AGAIN_WITHIN_S}
+        self._accidents[pair] = now
+        return before is not None and now - before < AGAIN_WITHIN_S
+
+    def forget(self, name: str) -> None:
+        """A worker is gone or has started afresh: what was known of its links is out of date."""
+        self._accused = {pair: why for pair, why in self._accused.items() if name not in pair}
+        self._accidents = {pair: at for pair, at in self._accidents.items() if name not in pair}
+        self._bad = {pair: probing for pair, probing in self._bad.items() if name not in pair}
+
+    # --- what follows from it ----------------------------------------------------------------
+
+    @property
+    def bad(self) -> frozenset[Pair]:
+        """Links that must not be used."""
+        return frozenset(self._bad)
+
+    def unreachable_from(self, name: str) -> list[str]:
+        """To whom this worker has no working link."""
+        return sorted(a if b == name else b for a, b in self._bad if name in (a, b))
+
+    # --- probing -----------------------------------------------------------------------------
+
+    def due(self, alive: Collection[str], now: float) -> list[Pair]:
+        """(who probes, whom) of every probe that is due; the next is due a while later."""
+        probes: list[Pair] = []
+        for (one, other), probing in self._bad.items():
+            if now >= probing.at:
+                probing.at, probing.passed = now + PROBE_EVERY_S, set()
+                if one in alive and other in alive:
+                    probes += [(one, other), (other, one)]
+        return probes
+
+    def answered(self, by: str, suspect: str, *, reachable: bool) -> bool:
+        """A probe has come back; True when the link is good again in both directions."""
+        pair = pair_of(by, suspect)
+        probing = self._bad.get(pair)
+        if probing is None or not reachable:
+            return False
+        probing.passed.add((by, suspect))
+        if len(probing.passed) < 2:
+            return False
+        del self._bad[pair]
+        return True
+
+    def next_deadline(self) -> float | None:
+        """When a probe is due."""
+        return min((probing.at for probing in self._bad.values()), default=None)

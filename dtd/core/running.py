@@ -1,0 +1,83 @@
+"""A generation that runs: it advances, and somebody may become ready to join it.
+
+Part of the membership machine; changes the books, adds effects.
+"""
+
+from __future__ import annotations
+
+from dtd.core import forming
+from dtd.core import roster as choice
+from dtd.core.books import Books, GenerationState, most_workers
+from dtd.core.ending import end_at_boundary
+from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.wire import messages as m
+
+ADMIT_PATIENCE_S = 0.5
+"""A worker that is ready waits so long for others that warm up, to join together with them."""
+
+
+def progressed(books: Books, job: Job, generation: int, step: int, now: float) -> None:
+    """A member has committed a step."""
+    if generation != books.generation or step <= max(books.start_step, job.step):
+        return
+    books.advance()
+    books.advanced_at = now
+    job.step = step
+    if books.recovery is not None and books.generation_state is not GenerationState.ENDING:
+        recovery, books.recovery = books.recovery, None
+        books.incident(
+            "recovered",
+            f"job {job.id} trains again: {recovery.cause}",
+            worker=recovery.worker,
+            step=step,
+            **recovery.details(now),
+        )
+
+
+def reported(books: Books, job: Job, message: m.Frozen, now: float) -> None:
+    """A member that has frozen may have committed steps that no heartbeat told of."""
+    held = choice.held_by(message)
+    if held.generation == message.generation:
+        progressed(books, job, message.generation, held.step, now)
+
+
+def admit_ready(books: Books, job: Job, now: float) -> None:
+    """End the running generation at a step boundary when somebody is ready to join."""
+    finishing = any(member.state is WorkerState.FINISHED for member in books.members())
+    if finishing or job.state is JobState.STOPPING or len(books.roster) >= most_workers(job):
+        return
+    ready = [w for w in _ready(books) if now >= ready_by(books, w)]
+    if not ready or not _fit_in(books, job, ready):
+        return
+    for worker in ready:
+        worker.reason = "joins at the next step boundary"
+    end_at_boundary(books, f"{', '.join(w.name for w in ready)} joins", now)
+
+
+def _ready(books: Books) -> list[Worker]:
+    return [w for w in books.workers.values() if w.state is WorkerState.READY and not w.leaving]
+
+
+def _fit_in(books: Books, job: Job, ready: list[Worker]) -> bool:
+    """With them the ring would grow; bad links may leave no place for them."""
+    candidates = [*books.members(), *ready]
+    choice_now = choice.choose(
+        candidates,
+        start=(job.start_generation, job.start_step),
+        max_workers=most_workers(job),
+        bad_links=books.links.bad,
+    )
+    forming.bar(books, [worker for worker in choice_now.barred if worker in ready])
+    return len(choice_now.members) > len(books.roster)
+
+
+def ready_by(books: Books, worker: Worker) -> float:
+    """When a ready worker joins even though others still warm up."""
+    return worker.ready_since + (ADMIT_PATIENCE_S if books.warming_since else 0.0)
+
+
+def admission_deadline(books: Books) -> float | None:
+    """When somebody will have waited long enough to join."""
+    if books.generation_state is not GenerationState.RUNNING:
+        return None
+    return min((ready_by(books, worker) for worker in _ready(books)), default=None)

@@ -1,0 +1,253 @@
+from typing import Any
+
+import pytest
+
+from dtd.core import ending
+from dtd.core.membership import MAX_DEADLY_GENERATIONS
+from dtd.core.membership_events import JobState, KillRequested, Ticked
+from dtd.wire import messages as m
+
+# --- by a loss -------------------------------------------------------------------------------
+
+
+def test_lost_member_ends_the_generation_and_survivors_go_on_from_what_they_hold(
+    desk: Any,
+) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("b")
+    assert [one.at_boundary for one in desk.told("a", m.Freeze)] == [False]
+    desk.froze("a", generation=number, step=4, suspect="b", evidence="reset")
+    assert desk.told("a", m.Assign)[-1].generation == number
+    desk.froze("c", generation=number, step=4)
+    assign = desk.told("a", m.Assign)[-1]
+    assert (assign.generation, assign.held_generation, assign.held_step) == (number + 1, number, 4)
+    (incident,) = desk.told_of("ring_broken")
+    assert incident.details == {"suspect": "b", "evidence": "reset"}
+
+
+def test_frozen_member_ends_the_generation_of_all(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number, step=4)
+    assert "a has frozen" in desk.told("b", m.Freeze)[-1].reason
+    desk.froze("b", generation=number, step=4)
+    assert desk.books.generation == number + 1
+
+
+def test_report_of_an_older_generation_is_ignored(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number - 1, step=4)
+    desk.finished("a", generation=number - 1)
+    assert desk.state("a") == "running"
+
+
+# --- who does not freeze ---------------------------------------------------------------------
+
+
+def test_member_that_does_not_freeze_in_time_is_told_to_start_afresh(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("c")
+    desk.froze("a", generation=number, step=4)
+    assert desk.core.explain() == f"ending generation {number}: waiting for b"
+    desk.tick(ending.FREEZE_PATIENCE_S - 0.25)
+    assert desk.disconnected == []
+    assert desk.core.next_deadline(desk.now) == ending.FREEZE_PATIENCE_S
+    desk.tick(ending.FREEZE_PATIENCE_S)
+    assert [one.name for one in desk.disconnected] == ["b"]
+    assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
+    assert desk.books.roster == ["a"]
+
+
+@pytest.mark.parametrize("figures", [{"step_s": 5.0}, {"patience_s": 50.0}])
+def test_slow_or_first_steps_give_more_time_to_freeze(desk: Any, figures: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.beat("a", **figures)
+    desk.lost("b")
+    assert desk.books.freeze_by == desk.now + 50.0
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_anybody(desk: Any) -> None:
+    """The reports lie unread in its sockets."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("c")
+    desk.now += 60.0
+    desk.handle(Ticked())
+    assert desk.disconnected == []
+    for name in "ab":
+        desk.froze(name, generation=number, step=4)
+    assert desk.books.roster == ["a", "b"]
+
+
+def test_only_those_who_have_not_finished_are_evicted(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.finished("a", generation=number)
+    desk.lost("c")
+    desk.tick(ending.FREEZE_PATIENCE_S)
+    assert [one.name for one in desk.disconnected] == ["b"]
+
+
+# --- at a boundary ---------------------------------------------------------------------------
+
+
+def test_ring_that_breaks_before_the_boundary_gives_the_others_a_deadline(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    desk.warmed("c")
+    assert desk.books.freeze_by is None
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
+    assert desk.books.freeze_by is not None
+    assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [True, False]
+
+
+def test_who_leaves_first_at_the_boundary_breaks_nothing(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    desk.warmed("c")
+    desk.froze("a", generation=number, step=1, suspect="b", evidence="reset")
+    assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [True]
+
+
+# --- one step that kills ---------------------------------------------------------------------
+
+
+def die(desk: Any, name: str, *, then: str) -> None:
+    """One dies in the step at hand and comes back; another goes on."""
+    number = desk.books.generation
+    incarnation = desk.books.workers[name].incarnation
+    desk.lost(name, incarnation=incarnation)
+    desk.froze(then, generation=number, step=desk.books.start_step)
+    desk.register(name, incarnation=incarnation + 1)
+    desk.warmed(name)
+    desk.tick(desk.now + 10.0)
+    if desk.books.roster == [then]:
+        number = desk.all_run(then)
+        desk.froze(then, generation=number, step=desk.books.start_step)
+        desk.tick(desk.now + 10.0)
+    desk.all_run("a", "b")
+
+
+def test_step_that_kills_worker_after_worker_fails_the_job(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    desk.run_generation("a", "b")
+    for _ in range(MAX_DEADLY_GENERATIONS - 1):
+        die(desk, "b", then="a")
+        assert job.state is JobState.RUNNING
+    die(desk, "a", then="b")
+    assert job.state is JobState.FAILED
+    assert job.reason == "step 1 kills worker after worker: b, a died or hung in it"
+
+
+@pytest.mark.parametrize("why", ["drill", "leaving", "progress", "prepared"])
+def test_deaths_that_say_nothing_about_the_step_do_not_count(desk: Any, why: str) -> None:
+    job = desk.submit(min_workers=2)
+    desk.run_generation("a", "b")
+    for step in range(1, 2 * MAX_DEADLY_GENERATIONS):
+        if why == "drill":
+            desk.handle(KillRequested(name="b", signal="KILL"))
+        elif why == "leaving":
+            desk.books.workers["b"].leaving = True
+        elif why == "progress":
+            desk.beat("a", step=step)
+        if why == "prepared":
+            number = desk.books.generation
+            desk.lost("b", incarnation=step)
+            held = {"step": step - 1, "held_generation": desk.books.job.start_generation}
+            desk.froze("a", generation=number, prepared=(number, step), **held)
+            desk.register("b", incarnation=step + 1)
+            desk.warmed("b")
+            desk.all_run("a", "b")
+        else:
+            die(desk, "b", then="a")
+        assert job.state is JobState.RUNNING, step
+        assert desk.books.deadly <= 1
+
+
+def test_generations_that_end_without_a_death_do_not_count(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    desk.run_generation("a", "b")
+    die(desk, "b", then="a")
+    for _ in range(MAX_DEADLY_GENERATIONS):
+        number = desk.books.generation
+        for name in "ab":
+            desk.froze(name, generation=number, step=0)
+        desk.tick(desk.now + 10.0)
+        desk.all_run("a", "b")
+    assert (job.state, desk.books.deadly) == (JobState.RUNNING, 1)
+
+
+def test_death_while_forming_says_nothing_about_a_step(desk: Any) -> None:
+    desk.submit()
+    for name in "ab":
+        desk.register(name)
+    for name in "ab":
+        desk.warmed(name)
+    desk.lost("b")
+    assert desk.books.casualties == []
+
+
+# --- finishing -------------------------------------------------------------------------------
+
+
+def test_job_is_done_when_all_have_finished(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.finished("a", generation=number)
+    assert desk.ended == []
+    desk.finished("b", generation=number)
+    assert desk.ended == [job]
+
+
+def test_job_is_done_when_a_member_dies_after_the_final_checkpoint(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.saved_checkpoint("a", generation=number, step=10)
+    desk.finished("a", generation=number)
+    desk.lost("b")
+    assert (job.state, job.result["replica_digests"]) == (JobState.DONE, {"a": "x"})
+
+
+def test_job_without_its_final_checkpoint_goes_on_until_it_is_saved(desk: Any) -> None:
+    """Rank 0 died between the last step and its checkpoint: the result would be lost."""
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.finished("b", generation=number)
+    desk.lost("a")
+    assert desk.ended == []
+    assign = desk.told("b", m.Assign)[-1]
+    assert (assign.generation, assign.held_step) == (number + 1, 10)
+    desk.all_run("b")
+    desk.saved_checkpoint("b", generation=number + 1, step=10)
+    desk.finished("b", generation=number + 1, held_generation=number)
+    assert job.state is JobState.DONE
+
+
+def test_released_member_does_not_keep_the_job_from_ending(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("c")
+    desk.froze("b", generation=number, step=9)
+    desk.saved_checkpoint("a", generation=number, step=10)
+    desk.say("b", m.Leave(reason="stop"))
+    assert desk.state("b") == "released"
+    desk.finished("a", generation=number)
+    assert job.state is JobState.DONE
+
+
+def test_members_that_finished_go_on_with_those_who_did_not(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.finished("a", generation=number)
+    desk.lost("c")
+    assert "waiting for b" in desk.core.explain()
+    desk.froze("b", generation=number, step=9, prepared=(number, 10))
+    assign = desk.told("b", m.Assign)[-1]
+    assert (assign.generation, assign.held_step) == (number + 1, 10)
+    assert [one.holds for one in assign.roster] == [True, True]

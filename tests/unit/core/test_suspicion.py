@@ -1,0 +1,242 @@
+from typing import Any
+
+import pytest
+
+from dtd.core import suspicion
+from dtd.core.membership_events import Ticked
+from dtd.wire import messages as m
+
+# --- silence ---------------------------------------------------------------------------------
+
+
+def test_silent_member_is_evicted_within_two_seconds(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.silence(1.5, "b")
+    assert desk.state("a") == "running"
+    desk.silence(2.0, "b")
+    assert desk.state("a") == "lost"
+    assert "no heartbeat for" in desk.disconnected[0].reason
+
+
+def test_silence_is_excused_while_the_generation_advances(desk: Any) -> None:
+    """Every step needs every member: what commits steps lives, whatever reaches us of it."""
+    desk.submit()
+    desk.run_generation("a", "b")
+    for step in range(1, 21):
+        desk.now += 0.25
+        desk.beat("b", step=step)
+    assert desk.now == 5.0
+    assert desk.state("a") == "running"
+    assert desk.books.workers["a"].reason.endswith("but its generation advances")
+    desk.silence(desk.now + 1.0, "b")
+    assert desk.state("a") == "lost"
+
+
+def test_slow_steps_count_as_advancing_for_longer(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.beat("b", step=1, step_s=4.0)
+    for _ in range(4 * 6):
+        desk.now += 0.25
+        desk.beat("b", step=1, step_s=4.0)
+    assert desk.now == suspicion.ADVANCING_STEPS * 4.0
+    assert desk.state("a") == "running"
+    desk.now += 0.25
+    desk.beat("b", step=1, step_s=4.0)
+    assert desk.state("a") == "lost"
+
+
+def test_silence_of_one_who_is_no_member_is_not_excused(desk: Any) -> None:
+    desk.submit(max_workers=1)
+    desk.run_generation("a")
+    desk.register("b")
+    desk.warmed("b")
+    for step in range(1, 9):
+        desk.now += 0.25
+        desk.beat("a", step=step)
+    assert desk.state("b") == "lost"
+
+
+# --- a neighbour's word ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evidence", ["silent", "unreachable"])
+def test_neighbours_word_and_missed_beats_evict(desk: Any, evidence: str) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.silence(0.75, "a")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence=evidence)
+    assert desk.state("b") == "lost"
+    assert "silent towards its neighbour" in desk.disconnected[0].reason
+    assert desk.books.roster == ["a"]
+
+
+def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk: Any) -> None:
+    """The kernel closes a dead process's connections one after the other."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
+    assert desk.books.roster == ["a"]
+
+
+def test_neighbours_word_alone_evicts_nobody(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.silence(0.5, "a")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
+    assert desk.disconnected == []
+
+
+def test_reset_is_no_reason_to_doubt_a_worker_that_answers_a_little_late(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.silence(0.75, "a")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
+    assert desk.disconnected == []
+
+
+def test_beats_missed_while_the_coordinator_slept_are_not_missed(desk: Any) -> None:
+    """They lie unread in its sockets, behind the neighbour's word."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.now = 10.0
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
+    assert desk.disconnected == []
+
+
+def test_member_whose_connection_and_ring_are_both_gone_is_lost_at_once(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.lost("b", farewell=False)
+    assert desk.state("b") == "away"
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
+    assert desk.state("b") == "lost"
+    assert desk.books.roster == ["a"]
+
+
+@pytest.mark.parametrize("suspect", ["", "nobody", "c"])
+def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect: str) -> None:
+    desk.submit(max_workers=2)
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    desk.warmed("c")
+    desk.froze("a", generation=number, step=0, suspect=suspect, evidence="silent")
+    assert desk.disconnected == []
+    assert desk.state("c") == "ready"
+
+
+# --- a training thread that is stuck ------------------------------------------------------------
+
+
+def test_member_that_is_stuck_is_told_to_start_afresh(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.beat("b", stalled_s=5.0, patience_s=5.0)
+    assert desk.disconnected == []
+    desk.beat("b", stalled_s=5.25, patience_s=5.0, where="task.py:12 in loss")
+    why = "its training thread has been stuck in task.py:12 in loss for 5.2 s (limit 5.0 s)"
+    assert [one.reason for one in desk.disconnected] == [why]
+    assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
+    desk.froze("a", generation=number, step=0)
+    assert desk.books.roster == ["a"]
+
+
+def test_where_it_is_stuck_may_be_unknown(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.beat("b", stalled_s=6.0, patience_s=5.0)
+    assert "has been stuck for 6.0 s" in desk.disconnected[0].reason
+
+
+@pytest.mark.parametrize("state", ["forming", "ending"])
+def test_member_may_be_stuck_in_any_phase(desk: Any, state: str) -> None:
+    desk.submit()
+    for name in "abc":
+        desk.register(name)
+    for name in "abc":
+        desk.warmed(name)
+    if state == "ending":
+        desk.all_run("a", "b", "c")
+        desk.lost("c")
+    desk.beat("b", stalled_s=6.0, patience_s=5.0)
+    assert desk.state("b") == "lost"
+
+
+def test_who_was_stuck_in_another_generation_is_not_to_blame(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.beat("b", generation=number + 1, stalled_s=6.0, patience_s=5.0)
+    desk.beat("b", stalled_s=6.0, patience_s=0.0)
+    assert desk.disconnected == []
+
+
+# --- replicas that differ ------------------------------------------------------------------------
+
+
+def test_who_differs_from_the_majority_starts_afresh(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged")
+    assert [one.name for one in desk.disconnected] == ["c"]
+    desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged")
+    assert desk.books.roster == ["a", "b"]
+    assert [one.worker for one in desk.told_of("replicas_diverged")] == ["a", "b"]
+
+
+def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.froze("c", generation=number, step=3)
+    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged")
+    assert desk.state("c") == "lost"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_without_a_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
+    """One was stopped before it saw the digests, and does not know."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    if first:
+        desk.froze("b", generation=number, step=3)
+    desk.froze("a", generation=number, step=0, where="none", evidence="diverged")
+    if not first:
+        desk.froze("b", generation=number, step=3)
+    assert [desk.state(name) for name in "ab"] == ["frozen", "lost"]
+    desk.register("b", incarnation=2)
+    desk.warmed("b")
+    assign = desk.told("a", m.Assign)[-1]
+    assert assign.generation == number + 1
+    assert (assign.held_generation, assign.held_step) == (0, 0)
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def bad_link(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation(*"abcd")
+    for name in "abcd":
+        other = {"a": "b", "b": "a"}.get(name, "")
+        desk.froze(name, generation=number, step=0, suspect=other, evidence="silent" * bool(other))
+
+
+def test_ends_of_a_bad_link_are_asked_to_try_again(desk: Any) -> None:
+    bad_link(desk)
+    desk.handle(Ticked())
+    assert desk.told("a", m.Probe) == [m.Probe(name="b", host="h", port=1)]
+    assert desk.told("b", m.Probe) == [m.Probe(name="a", host="h", port=1)]
+    desk.tick(2.0)
+    assert len(desk.told("a", m.Probe)) == 2
+
+
+def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:
+    bad_link(desk)
+    desk.handle(Ticked())
+    desk.say("a", m.Probed(name="b", reachable=True))
+    desk.say("b", m.Probed(name="a", reachable=False, reason="no route"))
+    assert desk.told_of("link_good") == []
+    desk.say("b", m.Probed(name="a", reachable=True))
+    assert desk.books.links.bad == frozenset()
+    assert len(desk.told_of("link_good")) == 1

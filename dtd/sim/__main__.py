@@ -1,28 +1,35 @@
-"""Run a simulation from the command line.
+"""Run simulations from the command line.
 
 `python -m dtd.sim SEED ...` tells what happens in the random plan of each seed;
-`python -m dtd.sim FILE ...` tells the stories in these files again, and writes them back.
+`python -m dtd.sim FILE ...` tells the stories in these files again, and writes them back;
+`python -m dtd.sim --seeds FIRST:END [--jobs N]` runs many plans and names those that fail.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
-from dtd.sim import plans, story
+from dtd.sim import many, plans, story
 
 
-def main(arguments: list[str]) -> None:
-    """Do what the module says."""
-    for argument in arguments:
-        if argument.isdigit():
-            _run_plan(int(argument))
+def main(arguments: list[str]) -> int:
+    """Do what the module says; 1 when a plan of many fails."""
+    parser = argparse.ArgumentParser(prog="python -m dtd.sim", description="Run simulations.")
+    parser.add_argument("what", nargs="*", metavar="SEED|FILE", help="a plan or a story to tell")
+    parser.add_argument("--seeds", metavar="FIRST:END", help="run these plans, END not included")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    parsed = parser.parse_args(arguments)
+    for what in parsed.what:
+        if what.isdigit():
+            _tell_plan(int(what))
         else:
-            path = Path(argument)
-            path.write_text(story.tell(path.read_text()))
+            Path(what).write_text(story.tell(Path(what).read_text()))
+    return _run_many(parsed.seeds, parsed.jobs) if parsed.seeds else 0
 
 
-def _run_plan(seed: int) -> None:
+def _tell_plan(seed: int) -> None:
     cluster = plans.draw(seed)
     try:
         cluster.run()
@@ -30,5 +37,17 @@ def _run_plan(seed: int) -> None:
         sys.stdout.write("\n".join([f"seed {seed}", *cluster.story, ""]))
 
 
+def _run_many(seeds: str, jobs: int) -> int:
+    first, _, end = seeds.partition(":")
+    played = []
+    for one in many.play_all(range(int(first), int(end)), jobs=jobs):
+        played.append(one)
+        if one.failure:
+            sys.stdout.write(f"seed {one.seed}: {one.failure}\n")
+            sys.stdout.flush()
+    sys.stdout.write(many.summary(played) + "\n")
+    return 1 if any(one.failure for one in played) else 0
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -63,6 +63,7 @@ class CoordinatorProcess:
         self.alive = True
         self.membership = Membership(
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
+            heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
             last_generation=store.last_generation(),
         )
         self._ports: dict[str, Port] = {}
@@ -128,7 +129,10 @@ class CoordinatorProcess:
         """
         now = self.surroundings.scheduler.now
         for effect in self.membership.handle(event, now):
-            self._effects.append((copy.deepcopy(effect), self._port_of(effect)))
+            port = self._port_of(effect)
+            self._effects.append((copy.deepcopy(effect), port))
+            if isinstance(effect, Send) and port is not None:
+                self._tell_oracle(effect, port)
         self.surroundings.oracle.membership(self.membership, now)
         if self._timer is not None:
             self._timer.cancel()
@@ -136,6 +140,10 @@ class CoordinatorProcess:
         if deadline is not None:
             self._timer = self.surroundings.scheduler.at(deadline, self._on_deadline)
         self._perform()
+
+    def _tell_oracle(self, effect: Send, port: Port) -> None:
+        if isinstance(effect.message, m.Release) and effect.message.state == "evicted":
+            self.surroundings.oracle.lineage.expelled(*self._names[port])
 
     def _on_deadline(self) -> None:
         if self.alive:
@@ -152,6 +160,7 @@ class CoordinatorProcess:
                 self._save(effect.job)
             elif isinstance(effect, Incident):
                 self.surroundings.tell(effect.message)
+                self.surroundings.oracle.incident(effect)
             elif isinstance(effect, JobEnded):
                 self.surroundings.oracle.ended(effect.job)
             elif port is not None and isinstance(effect, Send):

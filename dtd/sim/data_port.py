@@ -1,17 +1,20 @@
 """A simulated worker's data port: neighbours connect their rings, joiners fetch the state.
 
 The counterpart of `dtd.net.data_server`: a ring that comes early waits, a stale one is refused; a
-state is served once it is offered.
+state is served piece by piece once it is offered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from dtd.sim.network import Port
 from dtd.sim.replica import STATE_BYTES, State
 
+PIECES: Final = 8
+WELCOME: Final = "welcome"
 RingKey = tuple[int, int, int]
 
 
@@ -24,27 +27,56 @@ class RingHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchHello:
-    """A joiner asks for the state that a generation starts from."""
+    """A joiner will ask for pieces of the state that a generation starts from."""
 
     generation: int
 
 
-class DataPort:
-    """What listens under a worker's name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHello:
+    """Somebody only wants to know whether he gets through."""
 
-    def __init__(self) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One piece of a state."""
+
+    index: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    generation: int
+    index: int
+    port: Port
+
+
+class DataPort:
+    """What listens under a worker's name.
+
+    Args:
+        sending: called before each piece of a state is sent; False when the process is gone.
+    """
+
+    def __init__(self, sending: Callable[[], bool]) -> None:
+        self._sending = sending
         self._generation = 0
         self._expected: RingKey | None = None
         self._taker: Callable[[Port], None] | None = None
         self._early: dict[RingKey, Port] = {}
         self._offers: dict[int, State] = {}
-        self._asking: list[tuple[int, Port]] = []
+        self._asked: list[_Asked] = []
+        self._fetching: list[Port] = []
 
     def accept(self, port: Port, greeting: object) -> bool:
         """Somebody connects; see `dtd.sim.network.Host`."""
         if isinstance(greeting, FetchHello):
-            self._asking.append((greeting.generation, port))
-            self._serve()
+            self._fetching.append(port)
+            port.receive = lambda index: self._on_asked(greeting.generation, index, port)
+            return True
+        if isinstance(greeting, ProbeHello):
+            port.send(WELCOME)
             return True
         assert isinstance(greeting, RingHello)
         if greeting.key == self._expected and self._taker is not None:
@@ -58,6 +90,8 @@ class DataPort:
         port.receive = _later
         return True
 
+    # --- rings -----------------------------------------------------------------------------
+
     def expect_ring(self, key: RingKey, taker: Callable[[Port], None]) -> None:
         """Give the neighbour's port to `taker`; refuse those of older generations."""
         self._generation, self._expected, self._taker = key[0], key, taker
@@ -69,26 +103,31 @@ class DataPort:
             taker(early)
             early.resume()
 
+    # --- states ----------------------------------------------------------------------------
+
     def offer(self, generation: int, state: State) -> None:
         """Serve the state of a generation until `withdraw`."""
         self._offers[generation] = state
-        self._serve()
+        asked, self._asked = self._asked, []
+        for one in asked:
+            self._on_asked(one.generation, one.index, one.port)
 
     def withdraw(self) -> None:
         """Serve nothing, and send away who is waiting."""
         self._offers.clear()
-        for _, port in self._asking:
+        self._asked.clear()
+        for port in self._fetching:
             port.close("not offered any more")
-        self._asking.clear()
+        self._fetching.clear()
 
-    def _serve(self) -> None:
-        waiting = []
-        for generation, port in self._asking:
-            if generation in self._offers:
-                port.send(self._offers[generation], STATE_BYTES)
-            else:
-                waiting.append((generation, port))
-        self._asking = waiting
+    def _on_asked(self, generation: int, index: object, port: Port) -> bool:
+        assert isinstance(index, int)
+        state = self._offers.get(generation)
+        if state is None:
+            self._asked.append(_Asked(generation, index, port))
+        elif self._sending():
+            port.send(Piece(index=index, state=state), STATE_BYTES // PIECES)
+        return True
 
 
 def _later(_content: object) -> bool:

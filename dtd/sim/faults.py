@@ -1,7 +1,8 @@
-"""What can befall a simulated cluster, as verbs with a moment and names.
+"""What can befall a simulated cluster, as verbs with names.
 
-A plan is a list of faults; the cluster applies each at its moment.  The verbs are those of stories
-(`dtd.sim.story`) and of random plans (`dtd.sim.plans`).
+A plan is a list of faults, each with its moment: a time, or a worker that reaches a phase
+(`dtd.sim.phases`).  The verbs are those of stories (`dtd.sim.story`) and of random plans
+(`dtd.sim.plans`).  Whom a fault touches is told to the oracle: everybody else must not suffer.
 """
 
 from __future__ import annotations
@@ -10,8 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dtd.core.membership_events import CancelRequested, DrainRequested, Event, KillRequested
+from dtd.core.membership_events import (
+    CancelRequested,
+    DrainRequested,
+    Event,
+    KillRequested,
+    ResumeRequested,
+)
 from dtd.sim.network import Network
+from dtd.sim.oracle import Oracle
+from dtd.sim.phases import Ambushes
 from dtd.sim.worker import WorkerProcess
 
 
@@ -19,7 +28,6 @@ from dtd.sim.worker import WorkerProcess
 class Fault:
     """Something that befalls the cluster."""
 
-    at_s: float
     verb: str
     names: tuple[str, ...]
 
@@ -28,9 +36,11 @@ class Fault:
 
 
 class Target(Protocol):
-    """What faults act on: the cluster."""
+    """What faults act on: the machines of the cluster."""
 
     network: Network
+    oracle: Oracle
+    ambushes: Ambushes
 
     def start(self, name: str) -> None:
         """Start a process; nothing when it runs."""
@@ -69,6 +79,25 @@ def _unpause(target: Target, name: str) -> None:
         process.unpause()
 
 
+def _stick(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        process.trainer.thread.stick()
+
+
+def _unstick(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        process.trainer.thread.unstick()
+
+
+def _corrupt(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        target.oracle.flipped()
+        process.trainer.session.corrupt()
+
+
 def _leave(target: Target, name: str) -> None:
     process = target.process(name)
     if process is not None:
@@ -93,8 +122,16 @@ def _reset(target: Target, one: str, other: str) -> None:
     target.network.reset(one, other)
 
 
+def _flip(target: Target, source: str, to: str) -> None:
+    target.network.flip(source, to)
+
+
 def _cancel(target: Target, job: str) -> None:
     target.ask(CancelRequested(job=job))
+
+
+def _resume(target: Target, job: str) -> None:
+    target.ask(ResumeRequested(job=job))
 
 
 def _drain(target: Target, name: str) -> None:
@@ -105,22 +142,37 @@ def _kill(target: Target, name: str, signal: str) -> None:
     target.ask(KillRequested(name=name, signal=signal))
 
 
+def _calm(target: Target) -> None:
+    target.ambushes.lift()
+    target.network.heal()
+
+
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "restart": _restart,
     "crash": _crash,
     "pause": _pause,
     "unpause": _unpause,
+    "stick": _stick,
+    "unstick": _unstick,
+    "corrupt": _corrupt,
     "leave": _leave,
     "hold": _hold,
     "release": _release,
     "partition_oneway": _partition_oneway,
     "reset": _reset,
+    "flip": _flip,
     "cancel": _cancel,
+    "resume": _resume,
     "drain": _drain,
     "kill": _kill,
+    "calm": _calm,
 }
+HARMLESS: Final = frozenset({"restart", "unpause", "unstick", "release", "cancel", "calm"})
+"""Whoever these touch suffers nothing by them."""
 
 
 def apply(fault: Fault, target: Target) -> None:
     """Let it happen now."""
+    if fault.verb not in HARMLESS:
+        target.oracle.struck(fault.names)
     VERBS[fault.verb](target, *fault.names)

@@ -2,7 +2,8 @@
 
 A connection behaves like TCP: bytes arrive in order or not at all, a dying process is noticed by
 its peers as an end of stream after everything it had sent, a stalled link delivers everything
-later, a reset one forgets what was under way.  Knows nothing of what it carries.
+later, a reset one forgets what was under way.  What is damaged on its way is noticed, as by a
+checksum, and ends the connection.  Knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Protocol
 from dtd.sim.scheduler import Scheduler
 
 SMALL_BYTES = 64
+DAMAGED = "a frame was damaged on its way"
 Link = tuple[str, str]
 
 
@@ -36,6 +38,11 @@ class _End:
 @dataclass(frozen=True, slots=True)
 class _Greeting:
     content: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Damaged:
+    """Something whose checksum is wrong."""
 
 
 class Port:
@@ -58,6 +65,7 @@ class Port:
         self.closed: Callable[[str], None] = _indifferent
         self.free_at = 0.0
         self.arrives_at = 0.0
+        self.misses_rest = False
         self._network = network
         self._inbox: deque[object] = deque()
         self._held = False
@@ -79,6 +87,12 @@ class Port:
             self._network.transmit(self, _End(reason), SMALL_BYTES)
             self.is_open = False
 
+    def abort(self, reason: str) -> None:
+        """End the stream at once; what is under way may be lost."""
+        if self.is_open:
+            self.peer.misses_rest = self._network.chance()
+            self.close(reason)
+
     def cut(self) -> None:
         """The connection was reset under this end."""
         if self.is_open:
@@ -87,6 +101,8 @@ class Port:
 
     def arrive(self, content: object) -> None:
         """Something has come over the network."""
+        if self.misses_rest and not isinstance(content, _End):
+            return
         self._inbox.append(content)
         self._drain()
 
@@ -108,6 +124,10 @@ class Port:
             return True
         if isinstance(content, _Greeting):
             self._network.greet(self, content.content)
+            return True
+        if isinstance(content, _Damaged):
+            self.close("connection reset")
+            self.closed(DAMAGED)
             return True
         return self.receive(content)
 
@@ -146,6 +166,7 @@ class Network:
         self._ports: list[Port] = []
         self._stalled: dict[Link, list[tuple[Port, object]]] = {}
         self._paused: dict[str, list[tuple[Port, object]]] = {}
+        self._flips: set[Link] = set()
 
     # --- processes -------------------------------------------------------------------------
 
@@ -185,6 +206,10 @@ class Network:
         if host is None or not host.accept(port, greeting):
             port.close("connection refused")
 
+    def chance(self) -> bool:
+        """One or the other."""
+        return self._rng.random() < 0.5
+
     # --- carrying --------------------------------------------------------------------------
 
     def transmit(self, port: Port, content: object, size_bytes: int) -> None:
@@ -197,6 +222,9 @@ class Network:
 
     def _arrive(self, port: Port, content: object) -> None:
         link = (port.remote, port.local)
+        if link in self._flips and not isinstance(content, _End | _Greeting):
+            self._flips.remove(link)
+            content = _Damaged()
         if link in self._stalled:
             self._stalled[link].append((port, content))
         elif port.local in self._paused:
@@ -215,6 +243,12 @@ class Network:
         for port, content in self._stalled.pop((source, target), []):
             self._arrive(port, content)
 
+    def heal(self) -> None:
+        """All links work again."""
+        self._flips.clear()
+        for link in list(self._stalled):
+            self.release(*link)
+
     def pause(self, name: str) -> None:
         """A process reads nothing until `unpause`."""
         self._paused.setdefault(name, [])
@@ -228,3 +262,7 @@ class Network:
         """Reset all connections between two processes; what is under way is lost."""
         for port in [p for p in self._ports if {p.local, p.remote} == {one, other}]:
             port.cut()
+
+    def flip(self, source: str, target: str) -> None:
+        """Damage what next comes from one process to another on an open connection."""
+        self._flips.add((source, target))

@@ -1,69 +1,81 @@
 """The judge of a simulation: what must never happen, whatever the faults.
 
 Every process tells it what it does; it compares with what all others did.  It knows more than any
-process could, so it never takes part in a decision.  The rules:
+process could, so it never takes part in a decision.  What no committed step may suffer is in
+`dtd.sim.lineage`; the other rules:
 
 * a generation's number belongs to one roster, whose workers have the same data;
 * a ring accepts frames of its own roster only, and sums every rank once and nobody twice;
-* a state is what its step says: no step is skipped, repeated or mixed with another; one generation
-  and step have one lineage;
-* within a generation nobody is more than one step ahead of anybody;
-* once a newer generation runs, an older one commits at most the step it had prepared;
-* a generation starts from the newest state that any of its members remembers, and at most one
-  step behind anybody who lives;
+* a state is what its step says, unless its bits were flipped;
+* within a generation nobody is more than one step ahead of anybody, and replicas that differ commit
+  nothing more;
+* once a newer generation runs, an older one commits only what that one has started from;
+* nobody is evicted or restarted, no ring breaks and no link is called bad without a cause in the
+  plan that touches one of those concerned;
 * a job that is done has done all its steps, equally everywhere, and its result is on a disk;
 * the cores' own invariants hold after every event, and whoever waits says what for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
 
 from dtd.core.books import GenerationState
 from dtd.core.member import Member, MemberState
 from dtd.core.membership import Membership
-from dtd.core.membership_events import Job, JobState
+from dtd.core.membership_events import Incident, Job, JobState
 from dtd.core.ring import Ring
+from dtd.sim.lineage import Broken, Lineage, Memory, require
 from dtd.sim.replica import State, expected
 from dtd.wire import messages as m
 
+__all__ = ["Broken", "Oracle", "require"]
+
 Generation = tuple[str, int]
 EXPLAIN_EVERY = 16
-
-
-class Broken(AssertionError):
-    """A rule was broken; the message says which, and who did it."""
-
-
-def require(holds: bool, rule: str, *details: Any) -> None:
-    """Raise when a rule does not hold."""
-    if not holds:
-        raise Broken(": ".join([rule, *map(str, details)]))
 
 
 class Oracle:
     """What has happened so far, seen from above.
 
     Args:
-        remembered: the steps that living workers have in memory, by name, for a job.
+        remembered: what living workers have in memory of a job.
         saved: the newest step of a job on any disk.
     """
 
     def __init__(
-        self, *, remembered: Callable[[str], dict[str, int]], saved: Callable[[str], int]
+        self, *, remembered: Callable[[str], Iterable[Memory]], saved: Callable[[str], int]
     ) -> None:
         self._remembered = remembered
         self._saved = saved
         self.frames = 0
         self.commits = 0
         self.checks = 0
+        self.generations = 0
         self.ended_jobs: dict[str, Job] = {}
+        self.lineage = Lineage()
+        self._touched: set[str] = set()
+        self._flipped = False
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
-        self._lineages: dict[tuple[str, int, int], str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}
+        self._contents: dict[tuple[str, int, int], set[str]] = {}
         self._running: dict[str, tuple[int, int]] = {}
+
+    # --- the plan --------------------------------------------------------------------------
+
+    def struck(self, names: Collection[str]) -> None:
+        """A fault touches these."""
+        self._touched.update(names)
+
+    def flipped(self) -> None:
+        """Bits of a state have flipped: from now on anybody may be taken for the one who errs."""
+        self._flipped = True
+
+    def caused(self, names: Collection[str], what: str, *details: object) -> None:
+        """Something happens to these that must not happen to the innocent."""
+        guilty = self._flipped or not self._touched.isdisjoint(names)
+        require(guilty, f"{what} without a cause", sorted(names), *details)
 
     # --- data plane ------------------------------------------------------------------------
 
@@ -93,48 +105,44 @@ class Oracle:
         silent = core.state is MemberState.RUNNING
         require(silent != bool(core.explain()), "a member waits and does not say for what", name)
 
-    def assigned(self, assign: m.Assign, own: tuple[int, int], dataset: str) -> None:
-        """A worker joins a generation; `own` is the newest state it really has."""
+    def restarted(self, name: str, reason: str) -> None:
+        """A worker starts afresh of its own accord."""
+        if self.ended_jobs:
+            self.struck([name])  # it served a job that is over, and is missed until it is back
+        self.caused([name], "a worker restarts", reason)
+
+    def assigned(self, assign: m.Assign, dataset: str) -> None:
+        """A worker joins a generation."""
         data = self._datasets.setdefault((assign.job, assign.generation), dataset)
         require(data == dataset, "workers with different data train together", assign)
         known = self._rosters.setdefault((assign.job, assign.generation), assign)
         same = (known.roster_id, known.roster) == (assign.roster_id, assign.roster)
         require(same, "two rosters have one number", assign.generation)
-        start = (assign.held_generation, assign.held_step)
-        require(
-            own <= start,
-            "a generation starts from an old state although a member has a newer one",
-            f"generation {assign.generation} starts from {start}",
-            f"{assign.roster[assign.rank].name} has {own}",
-        )
-        if self._running.get(assign.job, (0, 0))[0] < assign.generation:
-            living = self._remembered(assign.job)
-            require(
-                max(living.values(), default=0) <= assign.held_step + 1,
-                "steps are lost that a living worker remembers",
-                f"generation {assign.generation} starts from {start}",
-                living,
-            )
+        self.lineage.assigned(assign)
 
     def adopted(self, assign: m.Assign, state: State) -> None:
         """A worker has the state that its generation starts from."""
-        require(
-            state.key == (assign.held_generation, assign.held_step),
-            "a worker starts from another state than it was told",
-            assign,
-            state,
-        )
         self._honest(state)
+        self.lineage.adopted(assign, state)
 
-    def joined(self, assign: m.Assign) -> None:
+    def joined(self, assign: m.Assign, incarnation: int) -> None:
         """A rank knows that all ranks have joined with the same state."""
         newest = (assign.generation, assign.held_step)
         self._running[assign.job] = max(self._running.get(assign.job, (0, 0)), newest)
+        self.lineage.took_part(assign, incarnation)
+
+    def froze(self, assign: m.Assign, evidence: str, reason: str) -> None:
+        """A ring has broken under a rank."""
+        names = {member.name for member in assign.roster}
+        self.caused(names, "a ring breaks", f"generation {assign.generation}", evidence, reason)
 
     def committed(self, assign: m.Assign, state: State) -> None:
         """A rank has committed a step."""
         self.commits += 1
         self._honest(state)
+        if self.lineage.is_given_up(state):
+            return
+        self.lineage.committed(state)
         start = assign.held_step
         steps = self._steps.setdefault((assign.job, assign.generation), {})
         steps[assign.rank] = state.step
@@ -145,22 +153,34 @@ class Oracle:
             f"generation {assign.generation}",
             others,
         )
-        running, running_start = self._running[assign.job]
+        self._not_fenced(assign, state)
+        self._not_diverged(state)
+
+    def completed(self, state: State) -> None:
+        """A rank commits what it had prepared, because a newer generation starts from it."""
+        self.commits += 1
+        self._honest(state)
+        self.lineage.committed(state)
+
+    def _not_fenced(self, assign: m.Assign, state: State) -> None:
+        running, start = self._running[assign.job]
         require(
-            assign.generation >= running or state.step <= running_start + 1,
+            assign.generation >= running or state.step <= start,
             "a fenced generation goes on",
             f"generation {assign.generation} commits step {state.step}",
-            f"generation {running} runs from {running_start}",
+            f"generation {running} runs from {start}",
         )
 
+    def _not_diverged(self, state: State) -> None:
+        """Replicas that differed after the last step must not have committed this one."""
+        before = self._contents.get((state.job, state.generation, state.step - 1), set())
+        require(len(before) <= 1, "replicas that differ go on", state)
+        here = self._contents.setdefault((state.job, *state.key), set())
+        here.add(state.content)
+
     def _honest(self, state: State) -> None:
-        require(
-            state.content == expected(state.job, state.step),
-            "a state is not what its step says",
-            state,
-        )
-        known = self._lineages.setdefault((state.job, *state.key), state.lineage)
-        require(known == state.lineage, "two states have one generation and step", state)
+        honest = state.corrupt or state.content == expected(state.job, state.step)
+        require(honest, "a state is not what its step says", state)
 
     # --- coordinator -----------------------------------------------------------------------
 
@@ -169,6 +189,17 @@ class Oracle:
         self.checks += 1
         core.check_invariants()
         books = core.books
+        if books.job is not None and books.generation_state is GenerationState.FORMING:
+            job = books.job
+            start = (job.start_generation, job.start_step)
+            self.generations = max(self.generations, job.generation)
+            self.lineage.decided(
+                job.id,
+                job.generation,
+                start,
+                members=job.roster,
+                living=self._remembered(job.id),
+            )
         waits = books.job is not None and books.generation_state is not GenerationState.RUNNING
         require(
             bool(core.explain()) or not waits,
@@ -180,16 +211,30 @@ class Oracle:
         watched = books.job is None or not books.members() or deadline is not None
         require(watched, "a generation has members and nobody looks at the clock")
 
+    def incident(self, incident: Incident) -> None:
+        """The coordinator tells of something."""
+        if incident.kind == "worker_lost":
+            self.caused([incident.worker], "a worker is evicted", incident.message)
+        elif incident.kind in ("worker_barred", "link_bad"):
+            concerned = incident.message.replace(",", " ").replace(";", " ").split()
+            self.caused(concerned, "a link is called bad", incident.message)
+
     def ended(self, job: Job) -> None:
         """A job has reached its last state."""
         require(job.id not in self.ended_jobs, "a job ends twice", job.id)
         self.ended_jobs[job.id] = job
+        lost = self.lineage.lost(job.id)
+        require(job.steps_lost <= lost, "steps are called lost that are not", job.steps_lost, lost)
         if job.state is JobState.DONE:
-            require(self._saved(job.id) == job.step, "no disk has the result", job.id)
-            digests = set(job.result["replica_digests"].values())
-            require(job.step == job.total_steps, "a job is done before its last step", job.step)
-            require(
-                digests == {expected(job.id, job.step)},
-                "the replicas of a finished job differ from an honest one",
-                job.result,
-            )
+            self._done(job)
+
+    def _done(self, job: Job) -> None:
+        require(self._saved(job.id) == job.step, "no disk has the result", job.id)
+        require(job.step == job.total_steps, "a job is done before its last step", job.step)
+        digests = set(job.result["replica_digests"].values())
+        require(len(digests) == 1, "the replicas of a finished job differ", job.result)
+        require(
+            self._flipped or digests == {expected(job.id, job.step)},
+            "the replicas of a finished job differ from an honest one",
+            job.result,
+        )

@@ -11,12 +11,15 @@ import random
 from typing import Final
 
 from dtd.sim.cluster import Cluster
+from dtd.sim.phases import Phase
 from dtd.sim.surroundings import COORDINATOR
 
 CALM_S: Final = 14.0
-WORLDS: Final = (2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6, 8, 12, 16)
+WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32, 64)
 MOST_FAULTS: Final = 9
 NEIGHBOURS: Final = 0.6
+AMBUSHED: Final = ("crash", "crash", "crash", "pause", "stick", "corrupt")
+AFTER_CALM: Final = ("restart", "unpause", "unstick")
 
 
 def draw(seed: int) -> Cluster:
@@ -24,12 +27,15 @@ def draw(seed: int) -> Cluster:
     rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
     workers = rng.choice(WORLDS)
     cluster = Cluster(seed, workers=workers)
+    steps = rng.randint(5, 60 if workers < 8 else 15 if workers < 24 else 6)
     cluster.submit(
-        steps=rng.randint(5, 60 if workers < 8 else 15),
+        steps=steps,
         buckets=[rng.choice((0, 1, 5, 17, 40)) for _ in range(rng.randint(1, 3))],
         min_workers=rng.randint(1, max(1, workers // 2)),
         max_workers=rng.choice((64, 64, workers, max(workers // 2, 1))),
         checkpoint_every=rng.choice((0, 2, 5)),
+        evaluate_every=rng.choice((0, 0, 3)),
+        copies=rng.choice((1, 1, 2)),
         settle_s=rng.choice((0.2, 1.0)),
     )
     if rng.random() < 0.2:
@@ -38,19 +44,23 @@ def draw(seed: int) -> Cluster:
     if rng.random() < 0.1 and workers > 2:
         cluster.misfit(rng.choice(names))
     for _ in range(rng.randint(0, MOST_FAULTS)):
-        _add_fault(cluster, rng, names)
-    for name in (COORDINATOR, *names):
-        cluster.restart(name, at_s=CALM_S).do("unpause", name, at_s=CALM_S)
+        _add_fault(cluster, rng, names, steps)
+    cluster.do("calm", at_s=CALM_S).restart(COORDINATOR, at_s=CALM_S)
+    for name in names:
+        for verb in AFTER_CALM:
+            cluster.do(verb, name, at_s=CALM_S)
     return cluster
 
 
-def _add_fault(cluster: Cluster, rng: random.Random, names: list[str]) -> None:
+def _add_fault(cluster: Cluster, rng: random.Random, names: list[str], steps: int) -> None:
     at_s = rng.uniform(0.5, CALM_S * 0.6)
     until_s = at_s + rng.choice((rng.uniform(0.01, 0.5), rng.uniform(0.5, 6.5)))
     one, other = _pair(rng, names)
     worker = rng.choice(names)
     kind = rng.choice(KINDS)
-    if kind == "bounce":
+    if kind == "ambush":
+        _lay(cluster, rng, worker, steps)
+    elif kind == "bounce":
         cluster.bounce(worker, at_s=at_s, down_s=until_s - at_s)
     elif kind == "bounce coordinator":
         cluster.bounce(COORDINATOR, at_s=at_s, down_s=until_s - at_s)
@@ -60,8 +70,8 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str]) -> None:
         cluster.partition_oneway(one, other, at_s=at_s, until_s=until_s)
     elif kind == "pause":
         cluster.pause(worker, at_s=at_s, until_s=until_s)
-    elif kind == "reset":
-        cluster.reset(one, other, at_s=at_s)
+    elif kind in ("reset", "flip"):
+        cluster.do(kind, one, other, at_s=at_s)
     elif kind == "join":
         cluster.restart(worker, at_s=at_s)
     elif kind == "kill":
@@ -70,6 +80,14 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str]) -> None:
         cluster.do("cancel", "job-1", at_s=at_s)
     else:
         cluster.do(kind, worker, at_s=at_s)
+
+
+def _lay(cluster: Cluster, rng: random.Random, worker: str, steps: int) -> None:
+    """Let something strike a worker in the midst of a step, or wherever it is at last."""
+    back_after_s = rng.choice((None, rng.uniform(0.05, 3.0)))
+    moment = cluster.when(rng.choice(AMBUSHED), name=worker, back_after_s=back_after_s)
+    step = rng.choice((None, rng.randint(1, steps)))
+    moment.at(phase=rng.choice(tuple(Phase)), step=step)
 
 
 def _pair(rng: random.Random, names: list[str]) -> tuple[str, str]:
@@ -83,17 +101,20 @@ def _pair(rng: random.Random, names: list[str]) -> tuple[str, str]:
 
 
 KINDS: Final = (
-    *("bounce",) * 6,
-    *("bounce coordinator",) * 3,
-    *("hold",) * 4,
-    *("partition_oneway",) * 3,
-    *("pause",) * 3,
+    *("ambush",) * 10,
+    *("bounce",) * 4,
+    *("bounce coordinator",) * 4,
+    *("hold",) * 5,
+    *("partition_oneway",) * 4,
+    *("pause",) * 4,
     *("reset",) * 4,
     *("join",) * 3,
+    *("drain",) * 2,
+    *("stick",) * 2,
+    *("flip",) * 2,
     "crash",
-    "drain",
-    "drain",
     "leave",
     "kill",
     "cancel",
+    "corrupt",
 )

@@ -8,12 +8,14 @@ oracle can tell a state that skipped, repeated or mixed steps from an honest one
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from dtd.wire import messages as m
 
 STATE_BYTES = 400_000
+KEPT = 3
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class State:
         step: number of committed steps.
         content: hash over all steps.
         lineage: hash over all steps and the generations that committed them.
+        corrupt: its content was changed behind everybody's back; known to the oracle alone.
     """
 
     job: str
@@ -33,10 +36,11 @@ class State:
     step: int
     content: str
     lineage: str
+    corrupt: bool = False
 
     @property
-    def key(self) -> tuple[int, int]:
-        """What states are ordered by."""
+    def key(self) -> Key:
+        """Its name: who committed the last step, and how many there are."""
         return self.generation, self.step
 
     def held(self, where: str) -> m.Held:
@@ -45,7 +49,7 @@ class State:
             job=self.job,
             generation=self.generation,
             step=self.step,
-            digest=self.content,
+            digest=self.content if where == "checkpoint" else "",
             where=where,
         )
 
@@ -57,13 +61,18 @@ def fresh(job: str) -> State:
 
 def after_commit(state: State, generation: int) -> State:
     """The state after one more step."""
-    return State(
-        job=state.job,
+    return replace(
+        state,
         generation=generation,
         step=state.step + 1,
         content=_hash(state.content, str(state.step)),
         lineage=_hash(state.lineage, f"{generation}:{state.step}"),
     )
+
+
+def corrupted(state: State, by: str) -> State:
+    """The state after bits have flipped in it."""
+    return replace(state, content=_hash(state.content, f"flipped by {by}"), corrupt=True)
 
 
 @cache
@@ -77,17 +86,24 @@ def _hash(before: str, then: str) -> str:
 
 
 class Disk:
-    """A worker's disk: the checkpoints that were published; outlives the process."""
+    """A worker's disk: the newest checkpoints that were published; outlives the process."""
 
     def __init__(self) -> None:
-        self._published: dict[str, State] = {}
+        self._published: dict[str, list[State]] = {}
 
     def publish(self, state: State) -> None:
-        """Keep a checkpoint; the newest of each job stays."""
-        known = self._published.get(state.job)
-        if known is None or state.key > known.key:
-            self._published[state.job] = state
+        """Keep a checkpoint; the newest few of each job stay."""
+        known = self._published.setdefault(state.job, [])
+        if all(one.key != state.key for one in known):
+            known.append(state)
+        known.sort(key=lambda one: one.key)
+        del known[:-KEPT]
 
     def newest(self, job: str) -> State | None:
         """The newest checkpoint of a job."""
-        return self._published.get(job)
+        known = self._published.get(job)
+        return known[-1] if known else None
+
+    def find(self, job: str, key: Key) -> State | None:
+        """The checkpoint of this name."""
+        return next((one for one in self._published.get(job, []) if one.key == key), None)

@@ -39,6 +39,7 @@ def progress(state: State, *, rows: int) -> m.Progress:
         comm_s=0.0,
         exposed_s=0.0,
         skipped=False,
+        skipped_steps=0,
     )
 
 
@@ -56,23 +57,13 @@ def saved(state: State) -> m.CheckpointSaved:
     )
 
 
-def froze(assign: m.Assign, held: m.Held, suspect: str, reason: str) -> member.TrainerFroze:
-    """The trainer has left the generation with this state."""
-    return member.TrainerFroze(
-        generation=assign.generation,
-        held=held,
-        prepared_step=held.step,
-        suspect=suspect,
-        reason=reason,
-    )
-
-
 def finished(assign: m.Assign, state: State, *, stopped: bool) -> member.TrainerFinished:
     """The trainer has committed its last step, and all digests are equal."""
     return member.TrainerFinished(
         finished=m.Finished(
             job=state.job,
             generation=assign.generation,
+            held_generation=state.generation,
             step=state.step,
             digest=state.content,
             stopped=stopped,

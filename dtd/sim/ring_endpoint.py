@@ -1,24 +1,29 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
 The counterpart of `dtd.net.ring_endpoint`: connects, calls again when the neighbour is not there
-yet, hands frames to the node, and says once that the ring is up and once that it is broken.
+yet, hands frames to the node, sends and expects beats, and says once that the ring is up and once
+that it is broken, with the evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
+from dtd.core.detector import Detector
 from dtd.core.ring import Ring
 from dtd.errors import DtdError
 from dtd.sim.data_port import DataPort, RingHello
-from dtd.sim.network import Port
+from dtd.sim.network import DAMAGED, Port
 from dtd.sim.oracle import Broken
 from dtd.sim.ring_node import CHUNK_BYTES, SCRATCH_SLOTS, Frame, RingNode
 from dtd.sim.surroundings import Surroundings
 from dtd.wire import messages as m
 
-CONNECT_PAUSE_S = 0.05
-WELCOME = "welcome"
+CONNECT_PAUSE_S: Final = 0.05
+BEAT: Final = "beat"
+NEXT: Final = "next"
+PREVIOUS: Final = "previous"
 
 
 class RingEndpoint:
@@ -30,6 +35,7 @@ class RingEndpoint:
         data_port: where the previous rank will connect.
         after: does something later, unless the process has died by then.
         changed: called whenever a waiting trainer should look again.
+        reached: called with the phase of every chunk that comes; False when the process is gone.
     """
 
     def __init__(
@@ -40,9 +46,11 @@ class RingEndpoint:
         *,
         after: Callable[[float, Callable[[], None]], None],
         changed: Callable[[], None],
+        reached: Callable[[int, int], bool],
     ) -> None:
         self.assign = assign
         self.suspect = ""
+        self.evidence = ""
         self.why_broken = ""
         self._surroundings = surroundings
         self._data_port = data_port
@@ -50,11 +58,18 @@ class RingEndpoint:
         self._changed = changed
         world_size = len(assign.roster)
         self._name = assign.roster[assign.rank].name
-        self._next = assign.roster[(assign.rank + 1) % world_size].name
         self._previous_rank = (assign.rank - 1) % world_size
+        self._names = {
+            NEXT: assign.roster[(assign.rank + 1) % world_size].name,
+            PREVIOUS: assign.roster[self._previous_rank].name,
+        }
         self._out: Port | None = None
         self._in: Port | None = None
         self._answered = False
+        self._holds = False
+        self._detector = Detector(
+            timeout_s=surroundings.heartbeat_timeout_s, tick_s=surroundings.heartbeat_interval_s
+        )
         self.node = RingNode(
             Ring(
                 rank=assign.rank,
@@ -69,6 +84,7 @@ class RingEndpoint:
             send=self._send,
             resume=self._resume,
             changed=changed,
+            reached=reached,
         )
 
     def is_up(self) -> bool:
@@ -78,14 +94,18 @@ class RingEndpoint:
     def connect(self) -> None:
         """Begin to connect to both neighbours."""
         assign = self.assign
-        if len(assign.roster) > 1 and not self.why_broken:
-            key = (assign.generation, assign.roster_id, self._previous_rank)
-            self._data_port.expect_ring(key, self._accept)
-            self._connect_next()
+        if len(assign.roster) == 1 or self.why_broken:
+            return
+        for side in (NEXT, PREVIOUS):
+            self._detector.watch(side, self._surroundings.scheduler.now)
+        self._beat()
+        key = (assign.generation, assign.roster_id, self._previous_rank)
+        self._data_port.expect_ring(key, self._accept)
+        self._connect_next()
 
     def end(self, reason: str) -> None:
         """Take no further part."""
-        self._fail("", reason)
+        self._fail("", "", reason)
 
     # --- links -----------------------------------------------------------------------------
 
@@ -95,7 +115,7 @@ class RingEndpoint:
         assign = self.assign
         self._out = self._surroundings.network.connect(
             self._name,
-            self._next,
+            self._names[NEXT],
             RingHello(key=(assign.generation, assign.roster_id, assign.rank)),
             receive=self._on_answer,
             closed=self._on_out_closed,
@@ -106,12 +126,14 @@ class RingEndpoint:
             port.close("the ring has ended")
             return
         self._in = port
+        self._heard(PREVIOUS)
         port.receive, port.closed = self._on_frame, self._on_in_closed
-        port.send(WELCOME)
+        port.send(BEAT)
         self._changed()
 
     def _on_answer(self, _content: object) -> bool:
         self._answered = True
+        self._heard(NEXT)
         self._changed()
         return True
 
@@ -119,32 +141,64 @@ class RingEndpoint:
         if reason == "connection refused" and not self._answered:
             self._after(CONNECT_PAUSE_S, self._connect_next)
         else:
-            self._fail(self._next, reason)
+            self._lost(NEXT, reason)
 
     def _on_in_closed(self, reason: str) -> None:
-        self._fail(self.assign.roster[self._previous_rank].name, reason)
+        self._lost(PREVIOUS, reason)
 
-    def _fail(self, suspect: str, reason: str) -> None:
+    def _lost(self, side: str, reason: str) -> None:
+        self._fail(self._names[side], "corrupt" if reason == DAMAGED else "reset", reason)
+
+    def _fail(self, suspect: str, evidence: str, reason: str) -> None:
         if self.why_broken:
             return
-        self.suspect, self.why_broken = suspect, reason
+        self.suspect, self.evidence, self.why_broken = suspect, evidence, reason
         for port in (self._out, self._in):
             if port is not None:
-                port.close("connection reset")
+                port.abort("connection reset")
         self._changed()
+
+    # --- silence ---------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Say that we live, and see who does not."""
+        if self.why_broken:
+            return
+        if self._out is not None and self._answered:
+            self._out.send(BEAT)
+        if self._in is not None:
+            self._in.send(BEAT)
+        if self._holds:
+            self._heard(PREVIOUS)
+        now = self._surroundings.scheduler.now
+        for side, _ in self._detector.suspects(now)[:1]:
+            stood = self._answered if side == NEXT else self._in is not None
+            silent_s = self._detector.silence_s(side, now)
+            what = "sends nothing" if stood else "cannot be reached"
+            evidence = "silent" if stood else "unreachable"
+            self._fail(self._names[side], evidence, f"{what} for {silent_s:.1f} s")
+        self._after(self._surroundings.heartbeat_interval_s, self._beat)
+
+    def _heard(self, side: str) -> None:
+        self._detector.heard(side, self._surroundings.scheduler.now)
 
     # --- frames ----------------------------------------------------------------------------
 
     def _on_frame(self, content: object) -> bool:
+        self._heard(PREVIOUS)
+        if content == BEAT:
+            return True
         try:
-            return self.node.receive(content)
+            self._holds = not self.node.receive(content)
         except DtdError as error:
             raise Broken(f"an honest frame was refused: {error}") from error
+        return not self._holds
 
     def _send(self, frame: Frame, size_bytes: int) -> None:
         assert self._out is not None
         self._out.send(frame, size_bytes)
 
     def _resume(self) -> None:
+        self._holds = False
         if self._in is not None:
             self._in.resume()

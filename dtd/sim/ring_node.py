@@ -55,6 +55,8 @@ class RingNode:
         send: sends a frame and its size to the next rank.
         resume: offers the held frame again.
         changed: called when a bucket or an exchange of words is complete.
+        reached: called with phase and step of every chunk that comes; False when the process
+            is gone.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class RingNode:
         send: Callable[[Frame, int], None],
         resume: Callable[[], None],
         changed: Callable[[], None],
+        reached: Callable[[int, int], bool],
     ) -> None:
         self.core = core
         self._roster_id = roster_id
@@ -73,6 +76,7 @@ class RingNode:
         self._send = send
         self._resume = resume
         self._changed = changed
+        self._reached = reached
         self._buckets: list[list[int]] = []
         self._slots: dict[int, tuple[int, ...]] = {}
         self._words: dict[int, list[bytes]] = {}
@@ -127,6 +131,8 @@ class RingNode:
         place = self.core.place(message, len(payload) * ITEM_BYTES)
         if isinstance(place, Hold):
             return False
+        if not self._reached(message.phase, message.step):
+            return True
         self._oracle.accepted(self._roster_id, content.roster_id)
         slot = None
         if isinstance(place, InScratch):

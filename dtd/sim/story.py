@@ -7,6 +7,7 @@
     failing worker-2 step=5
     at 3.0 crash worker-2
     at 5.0 restart worker-2
+    when rank=1 step=9 phase=all_gather crash
     --------
         0.020  job job-1 begins to warm up
         ...
@@ -21,6 +22,7 @@ from typing import Any, Final
 from dtd.errors import UsageError
 from dtd.sim.cluster import Cluster
 from dtd.sim.faults import VERBS
+from dtd.sim.phases import Phase
 
 RULE: Final = "-" * 8
 
@@ -75,8 +77,20 @@ def _plan(cluster: Cluster, words: list[str]) -> None:
         cluster.failing(words[1], **_values(words[2:]))
     elif words[0] == "at" and words[2] in VERBS:
         cluster.do(words[2], *words[3:], at_s=float(words[1]))
+    elif words[0] == "when":
+        _lay(cluster, words[1:])
     else:
         raise KeyError(words[0])
+
+
+def _lay(cluster: Cluster, words: list[str]) -> None:
+    conditions = [word for word in words if "=" in word]
+    verb, *whom = words[len(conditions) :]
+    values = _values(conditions)
+    phase, step = values.pop("phase"), values.pop("step", None)
+    if verb not in VERBS:
+        raise KeyError(verb)
+    cluster.when(verb, *whom, **values).at(phase=phase, step=step)
 
 
 def _values(words: list[str]) -> dict[str, Any]:
@@ -86,4 +100,6 @@ def _values(words: list[str]) -> dict[str, Any]:
 def _value(key: str, value: str) -> Any:
     if key == "buckets":
         return [int(elements) for elements in value.split(",")]
+    if key in ("phase", "name"):
+        return Phase(value) if key == "phase" else value
     return float(value) if key.endswith("_s") else int(value)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from dtd.sim.network import Network
 from dtd.sim.oracle import Oracle
+from dtd.sim.phases import Ambushes
 from dtd.sim.scheduler import Scheduler
 
 COORDINATOR = "coordinator"
@@ -24,9 +25,10 @@ class Pace:
     start_s: Range = (0.05, 0.3)
     reconnect_s: Range = (0.05, 0.5)
     warm_up_s: Range = (0.5, 2.0)
-    load_s: Range = (0.05, 0.2)
+    load_s: Range = (0.01, 0.1)
     compute_s: Range = (0.02, 0.2)
     optimizer_s: Range = (0.001, 0.01)
+    evaluate_s: Range = (0.02, 0.1)
     checkpoint_s: Range = (0.05, 0.4)
 
 
@@ -36,7 +38,9 @@ class Surroundings:
 
     Attributes:
         restarted: called with the name of a worker whose process ended and shall come again.
-        heartbeat_interval_s: how often workers report; five seconds of silence are too many.
+        ambushes: what waits for a worker to reach a phase.
+        heartbeat_interval_s: how often workers, and neighbours on a ring, say that they live.
+        heartbeat_timeout_s: silence after which somebody is suspected.
         story: what happened, a line each.
     """
 
@@ -46,7 +50,9 @@ class Surroundings:
     oracle: Oracle
     pace: Pace
     restarted: Callable[[str], None]
-    heartbeat_interval_s: float = 0.5
+    ambushes: Ambushes = field(default_factory=Ambushes)
+    heartbeat_interval_s: float = 0.25
+    heartbeat_timeout_s: float = 1.5
     story: list[str] = field(default_factory=list)
 
     def draw(self, limits: Range) -> float:

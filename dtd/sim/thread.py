@@ -1,7 +1,8 @@
 """A simulated training thread: a generator that computes, waits, and is interrupted by its ring.
 
-It yields how long it computes (nothing interrupts that, as nothing interrupts a forward pass) or
-what it waits for; a wait that stands on a ring ends with RingBroken when the ring does.
+It yields how long it computes (nothing interrupts that, as nothing interrupts a forward pass), what
+it waits for, or which phase it reaches; a wait that stands on a ring ends with RingBroken when the
+ring does.  Whatever it yields is a mark of progress, as in `dtd.worker.progress`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from dtd.errors import RingBroken
+from dtd.sim.phases import Phase
 from dtd.sim.ring_endpoint import RingEndpoint
 
 
@@ -28,7 +30,16 @@ class Wait:
     ring: RingEndpoint | None
 
 
-Routine = Generator[Busy | Wait, None, str]
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Come to a phase of a step, counted from 1."""
+
+    phase: Phase
+    step: int = -1
+
+
+Request = Busy | Wait | Reach
+Routine = Generator[Request, None, str]
 
 
 class Thread:
@@ -36,12 +47,26 @@ class Thread:
 
     Args:
         after: does something later, unless the process has died by then.
+        clock: the time.
+        reached: called with every phase; False when the process is gone.
     """
 
-    def __init__(self, after: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        after: Callable[[float, Callable[[], None]], None],
+        *,
+        clock: Callable[[], float],
+        reached: Callable[[Reach], bool],
+    ) -> None:
+        self.longest_gap_s = 0.0
         self._after = after
+        self._clock = clock
+        self._reached = reached
         self._routine: Routine | None = None
-        self._request: Busy | Wait | None = None
+        self._request: Request | None = None
+        self._progress_s = clock()
+        self._stuck = False
+        self._put_off = False
 
     def run(self, routine: Routine) -> None:
         """Begin a routine; the last one has ended."""
@@ -53,22 +78,50 @@ class Thread:
         if isinstance(self._request, Wait):
             self._go_on()
 
+    def stick(self) -> None:
+        """Never return from the next piece of computing."""
+        self._stuck = True
+
+    def unstick(self) -> None:
+        """Return from it after all."""
+        self._stuck = False
+        if self._put_off:
+            self._put_off = False
+            self._go_on()
+
+    def stalled_s(self) -> float:
+        """Since it last made progress; 0 while it waits or has nothing to do."""
+        return self._clock() - self._progress_s if isinstance(self._request, Busy) else 0.0
+
+    def _on_computed(self) -> None:
+        if self._stuck:
+            self._put_off = True
+        else:
+            self._go_on()
+
     def _go_on(self) -> None:
         while self._routine is not None:
             request = self._request
             if isinstance(request, Wait) and not request.ready():
                 if request.ring is None or not request.ring.why_broken:
                     return
-                self._advance(self._routine, RingBroken(request.ring.why_broken))
+                self._advance(self._routine, _broken(request.ring))
             else:
                 self._advance(self._routine, None)
+            if isinstance(self._request, Reach) and not self._reached(self._request):
+                return
             if isinstance(self._request, Busy):
-                self._after(self._request.seconds, self._go_on)
+                self._after(self._request.seconds, self._on_computed)
                 return
 
     def _advance(self, routine: Routine, broken: RingBroken | None) -> None:
-        self._request = None
+        self.longest_gap_s = max(self.longest_gap_s, self.stalled_s())
+        self._request, self._progress_s = None, self._clock()
         try:
             self._request = routine.throw(broken) if broken is not None else routine.send(None)
         except StopIteration:
             self._routine = None
+
+
+def _broken(ring: RingEndpoint) -> RingBroken:
+    return RingBroken(ring.why_broken, suspect=ring.suspect, evidence=ring.evidence)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dtd.core import member
+from dtd.core.ring import SCATTER
 from dtd.sim import reports
+from dtd.sim.control import Control
 from dtd.sim.data_port import DataPort
-from dtd.sim.network import Port
+from dtd.sim.phases import Here, Phase
+from dtd.sim.probe import probe
 from dtd.sim.replica import Disk
 from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.surroundings import COORDINATOR, Surroundings
+from dtd.sim.surroundings import Surroundings
 from dtd.sim.trainer import Trainer
 from dtd.wire import messages as m
 
@@ -45,7 +48,7 @@ class WorkerProcess:
         self.name = name
         self.incarnation = incarnation
         self.disk = disk
-        self.data_port = DataPort()
+        self.data_port = DataPort(sending=self._on_sending)
         self.fails_at_step = fails_at_step
         self.alive = True
         self.trainer: Trainer | None = None
@@ -53,8 +56,8 @@ class WorkerProcess:
         self._paused = False
         self._due: list[Callable[[], None]] = []
         self._look_asked = False
-        self._control: Port | None = None
         self._ring: RingEndpoint | None = None
+        self._control = Control(surroundings, name, after=self.after, received=self._on_message)
         self.core = member.Member(
             m.Register(
                 name=name,
@@ -68,7 +71,7 @@ class WorkerProcess:
             )
         )
         surroundings.network.listen(name, self.data_port)
-        self._connect()
+        self._control.connect()
         self._beat()
 
     # --- life ------------------------------------------------------------------------------
@@ -100,47 +103,53 @@ class WorkerProcess:
         self.surroundings.scheduler.after(delay_s, lambda: self._when_due(action))
 
     def _when_due(self, action: Callable[[], None]) -> None:
-        if self._paused:
+        if self._paused and self.alive:
             self._due.append(action)
         elif self.alive:
             action()
 
-    # --- control connection ----------------------------------------------------------------
+    def reached(self, phase: Phase, *, rank: int, step: int) -> bool:
+        """The worker comes to a phase; False when that was its end."""
+        here = Here(name=self.name, phase=phase, rank=rank, step=step)
+        self.surroundings.ambushes.reached(here)
+        return self.alive
 
-    def _connect(self) -> None:
-        self._control = self.surroundings.network.connect(
-            self.name, COORDINATOR, None, receive=self._on_message, closed=self._on_closed
-        )
+    def _on_sending(self) -> bool:
+        ring = self._ring
+        assert ring is not None
+        return self.reached(Phase.SEND_STATE, rank=ring.assign.rank, step=ring.assign.held_step)
 
-    def _on_message(self, content: object) -> bool:
-        if isinstance(content, m.Welcome):
+    # --- coordinator -----------------------------------------------------------------------
+
+    def _on_message(self, message: m.Message) -> None:
+        if not isinstance(message, m.Welcome):
+            self.feed(member.FromCoordinator(message=message))
+        elif self.reached(Phase.REGISTER, rank=-1, step=-1):
             self.feed(member.ControlOpened())
-        else:
-            assert isinstance(content, m.Message)
-            self.feed(member.FromCoordinator(message=content))
-        return True
-
-    def _on_closed(self, _reason: str) -> None:
-        self._control = None
-        self.after(self.surroundings.draw(self.surroundings.pace.reconnect_s), self._connect)
 
     def tell(self, message: m.Message) -> None:
         """Send something to the coordinator; lost when the connection is down."""
-        if self._control is not None:
-            self._control.send(message)
+        self._control.send(message)
 
     def _beat(self) -> None:
+        self._control.look()
+        self.tell(self._heartbeat())
+        self.after(self.surroundings.heartbeat_interval_s, self._beat)
+
+    def _heartbeat(self) -> m.Heartbeat:
         trainer, ring = self.trainer, self._ring
-        step = trainer.state.step if trainer is not None and trainer.state is not None else 0
-        beat = m.Heartbeat(
+        state = trainer.session.state if trainer is not None else None
+        stalled_s = trainer.thread.stalled_s() if trainer is not None else 0.0
+        return m.Heartbeat(
             state=self.core.state.value,
             job=ring.assign.job if ring is not None else "",
             generation=ring.assign.generation if ring is not None else 0,
-            step=step,
+            step=state.step if state is not None else 0,
             step_s=0.1,
+            stalled_s=stalled_s,
+            patience_s=trainer.patience_s() if trainer is not None else 0.0,
+            where="task.py:12 in loss" if stalled_s > 1.0 else "",
         )
-        self.tell(beat)
-        self.after(self.surroundings.heartbeat_interval_s, self._beat)
 
     # --- member ----------------------------------------------------------------------------
 
@@ -166,6 +175,8 @@ class WorkerProcess:
             self._ring.end(effect.reason)
         elif isinstance(effect, member.EndAtBoundary):
             self._end_at_boundary(effect)
+        elif isinstance(effect, member.ProbePeer):
+            self._probe(effect.probe)
         elif isinstance(effect, member.Raise):
             self._raise(effect.signal)
         else:
@@ -173,11 +184,12 @@ class WorkerProcess:
 
     def _on_warm(self, prepare: m.Prepare) -> None:
         assert self.trainer is not None
-        self.feed(reports.warmed(prepare, self.trainer.held(), dataset=self._dataset))
+        held = self.trainer.session.held()
+        self.feed(reports.warmed(prepare, held, dataset=self._dataset))
 
     def _form_ring(self, assign: m.Assign) -> None:
         assert self.trainer is not None
-        self.surroundings.oracle.assigned(assign, self.trainer.key, self._dataset)
+        self.surroundings.oracle.assigned(assign, self._dataset)
         if self._ring is not None:
             self._ring.end(f"generation {assign.generation} follows")
         self.data_port.withdraw()
@@ -187,8 +199,15 @@ class WorkerProcess:
             self.data_port,
             after=self.after,
             changed=self._look_soon,
+            reached=self._on_chunk,
         )
+        self._ring.connect()
         self.trainer.serve(self._ring)
+
+    def _on_chunk(self, half: int, step: int) -> bool:
+        assert self._ring is not None
+        phase = Phase.REDUCE_SCATTER if half == SCATTER else Phase.ALL_GATHER
+        return self.reached(phase, rank=self._ring.assign.rank, step=step + 1)
 
     def _look_soon(self) -> None:
         """Outside the current callback: a trainer that goes on may send and receive."""
@@ -199,14 +218,20 @@ class WorkerProcess:
     def _look(self) -> None:
         assert self.trainer is not None
         self._look_asked = False
-        self.trainer.look()
+        self.trainer.thread.look()
 
     def _end_at_boundary(self, effect: member.EndAtBoundary) -> None:
         assert self.trainer is not None
-        flags = self.trainer.flags
+        flags = self.trainer.session.flags
         flags.stop |= effect.stop
         flags.leave |= effect.leave
         flags.end |= not effect.stop
+
+    def _probe(self, asked: m.Probe) -> None:
+        def answer(probed: m.Probed) -> None:
+            self.feed(member.ProbeAnswered(probed=probed))
+
+        probe(self.surroundings, asked, by=self.name, after=self.after, answer=answer)
 
     def _raise(self, signal: str) -> None:
         if signal == "KILL":
@@ -219,6 +244,8 @@ class WorkerProcess:
     def _end(self, effect: member.Restart | member.Exit) -> None:
         again = isinstance(effect, member.Restart)
         verb = "starts afresh" if again else "exits"
+        if again:
+            self.surroundings.oracle.restarted(self.name, effect.reason)
         self._end_process(f"{self.name} {verb}: {effect.reason}", again=again)
 
     def _end_process(self, line: str, *, again: bool) -> None:

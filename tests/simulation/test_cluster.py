@@ -8,6 +8,7 @@ from dtd.core.membership_events import JobState
 from dtd.sim import __main__ as command
 from dtd.sim.cluster import Cluster
 from dtd.sim.oracle import Broken
+from dtd.sim.phases import FORWARD
 
 
 def test_a_plan_reads_like_a_sentence() -> None:
@@ -28,6 +29,31 @@ def test_a_plan_reads_like_a_sentence() -> None:
     assert set(cluster.workers_state().values()) == {"idle"}
 
 
+def test_innocent_workers_of_a_bounced_coordinator_do_not_notice() -> None:
+    cluster = Cluster(5, workers=4).submit(steps=60, settle_s=2.0)
+    for at_s in (4.0, 5.5, 7.0):
+        cluster.bounce("coordinator", at_s=at_s)
+    cluster.run()
+    assert cluster.job().generation == 1
+    assert cluster.machines.incarnations == 8  # four at the beginning, four after the job
+
+
+def test_one_differing_replica_among_many_is_found_at_once() -> None:
+    """Most are stopped before they have seen the digests, the odd one out perhaps too."""
+    cluster = Cluster(2, workers=24).submit(steps=12, settle_s=2.0).corrupt("worker-24", at_s=4.2)
+    cluster.run()
+    assert [cluster.succeeded(), cluster.lost_steps()] == [True, 0]
+    assert cluster.job().generation <= 3
+
+
+def test_worker_with_other_data_stays_out_when_all_have_forgotten() -> None:
+    cluster = Cluster(3, workers=3).submit(steps=30, settle_s=2.0).misfit("worker-1")
+    cluster.corrupt("worker-3", at_s=4.5).run()
+    assert cluster.succeeded()
+    assert cluster.lost_steps() > 0
+    assert set(cluster.job().roster) == {"worker-2", "worker-3"}
+
+
 def test_cluster_that_cannot_go_on_is_no_success() -> None:
     cluster = Cluster(1, workers=1).submit(steps=5, min_workers=2)
     with pytest.raises(Broken, match="1 of at least 2 workers are ready"):
@@ -40,14 +66,22 @@ def test_cluster_without_its_coordinator_is_no_success() -> None:
         cluster.run(patience_s=30.0)
 
 
-def test_ring_that_always_breaks_ends_the_job() -> None:
-    """A job does not go round in circles for ever, whatever it is that breaks its ring."""
-    cluster = Cluster(1, workers=2).submit(steps=2000)
+def test_link_that_always_breaks_costs_a_worker_and_not_the_job() -> None:
+    cluster = Cluster(1, workers=2).submit(steps=60)
     for moment in range(400):
         cluster.reset("worker-1", "worker-2", at_s=2.0 + 0.01 * moment)
     cluster.run()
+    assert any("worker-2 stays out" in line for line in cluster.story)
+    assert [cluster.succeeded(), cluster.lost_steps()] == [True, 0]
+
+
+def test_step_that_kills_worker_after_worker_ends_the_job() -> None:
+    cluster = Cluster(1, workers=6).submit(steps=20)
+    for _ in range(5):
+        cluster.crash(rank=1, back_after_s=0.1).at(step=7, phase=FORWARD)
+    cluster.run()
     assert cluster.job().state is JobState.FAILED
-    assert cluster.job().reason == "8 generations in a row committed no step"
+    assert cluster.job().reason.startswith("step 7 kills worker after worker")
 
 
 def test_operator_is_told_when_he_is_refused_or_nobody_answers() -> None:
@@ -57,6 +91,11 @@ def test_operator_is_told_when_he_is_refused_or_nobody_answers() -> None:
     cluster.restart("coordinator", at_s=1.3).run()
     assert any("refused: no worker 'worker-9' is connected" in line for line in cluster.story)
     assert any("nobody answers the operator" in line for line in cluster.story)
+
+
+def test_command_runs_many_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "1:3"]) == 0
+    assert capsys.readouterr().out.startswith("2 seeds, ")
 
 
 def test_command_tells_a_seed_and_writes_stories_back(

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 from dtd.core.books import GenerationState
-from dtd.core.membership_events import Job, JobState
+from dtd.core.membership_events import Incident, Job, JobState
+from dtd.sim.lineage import Memory
 from dtd.sim.oracle import Broken, Oracle
-from dtd.sim.replica import State, after_commit, expected, fresh
+from dtd.sim.replica import State, after_commit, corrupted, expected, fresh
 from dtd.wire import messages as m
 
 
-def an_assign(generation: int = 1, *, start: int = 0, ranks: int = 2) -> m.Assign:
+def an_assign(generation: int = 1, *, start: tuple[int, int] = (0, 0), ranks: int = 2) -> m.Assign:
     roster = tuple(
-        m.Member(name=f"w-{rank}", incarnation=rank, host="h", port=1) for rank in range(ranks)
+        m.Member(name=f"w-{rank}", incarnation=rank, host="h", port=1, holds=True)
+        for rank in range(ranks)
     )
     return m.Assign(
         job="j",
@@ -24,28 +26,40 @@ def an_assign(generation: int = 1, *, start: int = 0, ranks: int = 2) -> m.Assig
         roster_id=generation,
         rank=0,
         roster=roster,
-        source_rank=0,
-        held_generation=generation - 1,
-        held_step=start,
+        held_generation=start[0],
+        held_step=start[1],
     )
 
 
-def state(generation: int, step: int) -> State:
-    """An honest state, all of whose steps one generation has committed."""
+def state(*generations: int) -> State:
+    """An honest state, whose steps these generations have committed."""
     made = fresh("j")
-    for _ in range(step):
+    for generation in generations:
         made = after_commit(made, generation)
-    return replace(made, generation=generation)
+    return made
 
 
 @pytest.fixture
 def oracle() -> Oracle:
-    return Oracle(remembered=lambda job: {"w-0": 0}, saved=lambda job: 3)
+    return Oracle(remembered=lambda job: [], saved=lambda job: 3)
+
+
+def decided(oracle: Oracle, assign: m.Assign, *living: Memory) -> m.Assign:
+    """The coordinator forms a generation while these live."""
+    start = (assign.held_generation, assign.held_step)
+    names = [member.name for member in assign.roster]
+    lineage = oracle.lineage
+    lineage.decided("j", assign.generation, start, members=names, living=living)
+    return assign
 
 
 def running(oracle: Oracle, assign: m.Assign) -> m.Assign:
-    oracle.joined(assign)
+    oracle.joined(decided(oracle, assign), incarnation=7)
     return assign
+
+
+def memory(own: State, prepared: State | None = None) -> Memory:
+    return Memory(name="w-0", incarnation=7, state=own, prepared=prepared)
 
 
 def test_frame_of_another_roster(oracle: Oracle) -> None:
@@ -62,65 +76,129 @@ def test_missing_or_repeated_contribution(oracle: Oracle, bucket: list[int]) -> 
 
 
 def test_two_rosters_with_one_number(oracle: Oracle) -> None:
-    oracle.assigned(an_assign(), (0, 0), "data")
+    oracle.assigned(decided(oracle, an_assign()), "data")
     with pytest.raises(Broken, match="two rosters"):
-        oracle.assigned(replace(an_assign(), roster_id=9), (0, 0), "data")
+        oracle.assigned(replace(an_assign(), roster_id=9), "data")
 
 
 def test_different_data_in_one_roster(oracle: Oracle) -> None:
-    oracle.assigned(an_assign(), (0, 0), "data")
+    oracle.assigned(decided(oracle, an_assign()), "data")
     with pytest.raises(Broken, match="different data"):
-        oracle.assigned(an_assign(), (0, 0), "other")
+        oracle.assigned(an_assign(), "other")
 
 
-def test_old_start_although_a_member_has_a_newer_state(oracle: Oracle) -> None:
-    with pytest.raises(Broken, match="a member has a newer one"):
-        oracle.assigned(an_assign(), (1, 0), "data")
+def test_another_start_than_was_decided(oracle: Oracle) -> None:
+    decided(oracle, an_assign())
+    with pytest.raises(Broken, match="another start than was decided"):
+        oracle.assigned(an_assign(start=(1, 1)), "data")
 
 
-def test_old_start_although_somebody_alive_is_further() -> None:
-    oracle = Oracle(remembered=lambda job: {"w-9": 4}, saved=lambda job: 0)
-    oracle.assigned(an_assign(start=3), (0, 0), "data")
-    with pytest.raises(Broken, match="a living worker remembers"):
-        oracle.assigned(an_assign(2, start=2), (0, 0), "data")
-    oracle.joined(an_assign(9))
-    oracle.assigned(an_assign(3, start=2), (0, 0), "data")
+@pytest.mark.parametrize("witness", [memory(state(1, 1)), memory(state(1), state(1, 1))])
+def test_committed_step_that_somebody_remembers_or_holds_prepared(
+    oracle: Oracle, witness: Memory
+) -> None:
+    first = running(oracle, an_assign(ranks=1))
+    oracle.committed(first, state(1))
+    oracle.committed(first, state(1, 1))
+    with pytest.raises(Broken, match="lost that somebody remembers"):
+        decided(oracle, an_assign(2, start=(1, 1)), witness)
+
+
+@pytest.mark.parametrize("gone", ["dead", "expelled"])
+def test_committed_step_that_nobody_remembers_is_counted(oracle: Oracle, gone: str) -> None:
+    oracle.committed(running(oracle, an_assign()), state(1))
+    oracle.lineage.expelled("w-0", 7)
+    decided(oracle, an_assign(2), *([memory(state(1))] if gone == "expelled" else []))
+    assert oracle.lineage.lost("j") == 1
+    oracle.committed(running(oracle, an_assign(2)), state(2))
+
+
+def test_forgotten_worker_may_finish_what_it_had_begun(oracle: Oracle) -> None:
+    old = running(oracle, an_assign(ranks=1))
+    oracle.committed(old, state(1))
+    running(oracle, an_assign(2))
+    oracle.committed(old, state(1))
+    with pytest.raises(Broken, match="a fenced generation goes on"):
+        oracle.committed(old, state(1, 1))
+
+
+def test_prepared_step_is_committed_by_the_decision(oracle: Oracle) -> None:
+    running(oracle, an_assign())
+    decided(oracle, an_assign(2, start=(1, 1)), memory(fresh("j"), state(1)))
+    oracle.completed(state(1))
+    with pytest.raises(Broken, match="committed in two ways"):
+        oracle.completed(state(3))
+
+
+def test_step_that_is_committed_in_two_ways(oracle: Oracle) -> None:
+    oracle.lineage.committed(state(1))
+    with pytest.raises(Broken, match="committed in two ways"):
+        oracle.lineage.committed(state(2))
 
 
 def test_start_from_another_state(oracle: Oracle) -> None:
     oracle.adopted(an_assign(), fresh("j"))
     with pytest.raises(Broken, match="another state than it was told"):
-        oracle.adopted(an_assign(2, start=1), state(1, 2))
+        oracle.adopted(an_assign(2, start=(1, 1)), state(1, 1))
+
+
+def test_survivor_that_copies(oracle: Oracle) -> None:
+    running(oracle, an_assign())
+    second = an_assign(2, start=(1, 1))
+    oracle.lineage.copies(second, 8, state(1))
+    oracle.lineage.copies(second, 7, None)
+    with pytest.raises(Broken, match="a survivor copies"):
+        oracle.lineage.copies(second, 7, state(1))
 
 
 def test_state_that_is_not_what_its_step_says(oracle: Oracle) -> None:
     assign = running(oracle, an_assign())
-    oracle.committed(assign, state(1, 1))
     with pytest.raises(Broken, match="not what its step says"):
-        oracle.committed(assign, replace(state(1, 1), step=2))
-
-
-def test_two_lineages_of_one_step(oracle: Oracle) -> None:
-    assign = running(oracle, an_assign())
-    oracle.committed(assign, state(1, 1))
-    with pytest.raises(Broken, match="two states have one generation and step"):
-        oracle.committed(assign, replace(state(1, 1), lineage="another"))
+        oracle.committed(assign, replace(state(1), step=2))
+    oracle.committed(assign, corrupted(state(1), "w-0"))
 
 
 def test_rank_that_is_two_steps_ahead(oracle: Oracle) -> None:
     assign = running(oracle, an_assign())
-    oracle.committed(assign, state(1, 1))
+    oracle.committed(assign, state(1))
     with pytest.raises(Broken, match="two steps ahead"):
-        oracle.committed(assign, state(1, 2))
+        oracle.committed(assign, state(1, 1))
+
+
+def test_replicas_that_differ_and_go_on(oracle: Oracle) -> None:
+    assign = running(oracle, an_assign())
+    other = replace(assign, rank=1)
+    oracle.committed(assign, state(1))
+    oracle.committed(other, corrupted(state(1), "w-1"))
+    with pytest.raises(Broken, match="replicas that differ go on"):
+        oracle.committed(assign, state(1, 1))
 
 
 def test_fenced_generation_that_goes_on(oracle: Oracle) -> None:
     old = running(oracle, an_assign(1, ranks=1))
-    oracle.committed(old, state(1, 1))
-    running(oracle, an_assign(2, start=1))
-    oracle.committed(old, state(1, 2))
+    oracle.committed(old, state(1))
+    running(oracle, an_assign(2, start=(1, 1)))
     with pytest.raises(Broken, match="a fenced generation goes on"):
-        oracle.committed(old, state(1, 3))
+        oracle.committed(old, state(1, 1))
+
+
+def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
+    lost = Incident(kind="worker_lost", message="w-0 is lost", worker="w-0")
+    barred = Incident(kind="worker_barred", message="w-1 stays out: w-0, w-2", worker="w-1")
+    oracle.struck(["w-9"])
+    judges: list[Callable[[], None]] = [
+        lambda: oracle.incident(lost),
+        lambda: oracle.incident(barred),
+        lambda: oracle.restarted("w-0", "why"),
+        lambda: oracle.froze(an_assign(), "silent", "why"),
+    ]
+    for judge in judges:
+        with pytest.raises(Broken, match="without a cause"):
+            judge()
+    oracle.struck(["w-0"])
+    oracle.incident(lost)
+    oracle.incident(barred)
+    oracle.froze(an_assign(), "silent", "why")
 
 
 def core(**more: Any) -> Any:
@@ -173,6 +251,7 @@ def test_honest_end(oracle: Oracle) -> None:
         (done(total_steps=4), "before its last step"),
         (done(step=2, total_steps=2), "no disk has the result"),
         (done(digest="other"), "differ from an honest one"),
+        (done(steps_lost=1), "called lost that are not"),
     ],
 )
 def test_dishonest_end(oracle: Oracle, job: Job, rule: str) -> None:

@@ -1,0 +1,123 @@
+"""A simulated joiner takes over the state: piece by piece, striped over all who hold it.
+
+The counterpart of `dtd.worker.fetch`: when a donor dies or sends nothing for too long, the others
+are asked for its pieces; when none is left, the generation cannot begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from dtd.sim.data_port import PIECES, FetchHello, Piece
+from dtd.sim.network import Port
+from dtd.sim.replica import State
+from dtd.sim.surroundings import Surroundings
+
+
+class Process(Protocol):
+    """What a fetch uses of its process."""
+
+    name: str
+    surroundings: Surroundings
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later, unless the process has died by then."""
+        ...
+
+
+class Fetch:
+    """One state on its way to one joiner.
+
+    Args:
+        process: where it is fetched to.
+        generation: whose start it is.
+        donors: names of those who hold it.
+        receiving: called before the first piece is taken; False when the process is gone.
+        changed: called when the fetch is over, one way or the other.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        generation: int,
+        donors: Sequence[str],
+        *,
+        receiving: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self.why_failed = ""
+        self.donors_lost: list[str] = []
+        self._process = process
+        self._receiving = receiving
+        self._changed = changed
+        self._pieces: dict[int, State] = {}
+        self._wanted = list(range(PIECES))
+        self._asked: dict[str, int] = {}
+        self._ports: dict[str, Port] = {}
+        for donor in donors:
+            self._ports[donor] = process.surroundings.network.connect(
+                process.name,
+                donor,
+                FetchHello(generation=generation),
+                receive=partial(self._on_piece, donor),
+                closed=partial(self._give_up, donor),
+            )
+        for donor in donors:
+            self._ask(donor)
+
+    def over(self) -> bool:
+        """Complete, or failed."""
+        return len(self._pieces) == PIECES or bool(self.why_failed)
+
+    def states(self) -> list[State]:
+        """What each piece is a piece of."""
+        return [self._pieces[index] for index in range(PIECES)]
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        for port in self._ports.values():
+            port.close("done")
+        self._ports.clear()
+
+    def _ask(self, donor: str) -> None:
+        if not self._wanted or donor in self._asked or donor not in self._ports:
+            return
+        index = self._asked[donor] = self._wanted.pop(0)
+        self._ports[donor].send(index)
+        patience_s = self._process.surroundings.heartbeat_timeout_s
+        self._process.after(patience_s, lambda: self._check(donor, index))
+
+    def _check(self, donor: str, index: int) -> None:
+        """Without an answer by now the donor is given up."""
+        if self._asked.get(donor) == index and not self.over() and donor in self._ports:
+            self._ports[donor].close("silent")
+            self._give_up(donor, "sent nothing for too long")
+
+    def _on_piece(self, donor: str, piece: object) -> bool:
+        assert isinstance(piece, Piece)
+        if not self._receiving():
+            return True
+        self._pieces[piece.index] = piece.state
+        self._asked.pop(donor, None)
+        self._ask(donor)
+        self._look()
+        return True
+
+    def _give_up(self, donor: str, reason: str) -> None:
+        if self._ports.pop(donor, None) is None or self.over():
+            return
+        self.donors_lost.append(donor)
+        index = self._asked.pop(donor, None)
+        if index is not None:
+            self._wanted.insert(0, index)
+        for other in list(self._ports):
+            self._ask(other)
+        if not self._ports:
+            self.why_failed = f"state from {donor} could not be had: {reason}"
+        self._look()
+
+    def _look(self) -> None:
+        if self.over():
+            self._process.after(0.0, self._changed)

@@ -1,0 +1,121 @@
+"""The machines of a simulated cluster: which processes run, and what outlives them.
+
+What faults act on (`dtd.sim.faults`).  Plans and their course are the business of
+`dtd.sim.cluster`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from dtd.core.membership_events import Event
+from dtd.errors import RequestRefused
+from dtd.sim.coordinator import CoordinatorProcess, Store
+from dtd.sim.lineage import Memory
+from dtd.sim.network import Network
+from dtd.sim.oracle import Oracle
+from dtd.sim.replica import Disk
+from dtd.sim.scheduler import Scheduler
+from dtd.sim.surroundings import COORDINATOR, Pace, Surroundings
+from dtd.sim.worker import WorkerProcess
+
+
+class Machines:
+    """All processes, disks, and the coordinator's store.
+
+    Args:
+        seed: where all chance comes from.
+        pace: how long things take.
+    """
+
+    def __init__(self, seed: int, *, pace: Pace) -> None:
+        scheduler, rng = Scheduler(), random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self.network = Network(scheduler, rng)
+        self.oracle = Oracle(remembered=self._remembered, saved=self._saved)
+        self.surroundings = Surroundings(
+            scheduler=scheduler,
+            network=self.network,
+            rng=rng,
+            oracle=self.oracle,
+            pace=pace,
+            restarted=self.start_soon,
+        )
+        self.ambushes = self.surroundings.ambushes
+        self.store = Store()
+        self.coordinator: CoordinatorProcess | None = None
+        self.datasets: dict[str, str] = {}
+        self.failing: dict[str, int] = {}
+        self.incarnations = 0
+        self._processes: dict[str, WorkerProcess] = {}
+        self._disks: dict[str, Disk] = {}
+
+    # --- processes -------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a process; nothing when it runs."""
+        if name == COORDINATOR:
+            if self.coordinator is None:
+                self.coordinator = CoordinatorProcess(self.surroundings, self.store)
+        elif self.process(name) is None:
+            self.incarnations += 1
+            self._processes[name] = WorkerProcess(
+                self.surroundings,
+                name,
+                incarnation=self.incarnations,
+                disk=self._disks.setdefault(name, Disk()),
+                dataset=self.datasets.get(name, "data"),
+                fails_at_step=self.failing.get(name),
+            )
+
+    def start_soon(self, name: str, after_s: float = 0.0) -> None:
+        """Start a process as a service manager does."""
+        delay_s = after_s or self.surroundings.draw(self.surroundings.pace.start_s)
+        self.surroundings.scheduler.after(delay_s, lambda: self.start(name))
+
+    def stop(self, name: str) -> None:
+        """Kill a process at once; nothing when it does not run."""
+        if name == COORDINATOR:
+            if self.coordinator is not None:
+                self.coordinator.crash()
+                self.coordinator = None
+            return
+        process = self.process(name)
+        if process is not None:
+            process.crash()
+
+    def process(self, name: str) -> WorkerProcess | None:
+        """A worker's process, if it runs."""
+        process = self._processes.get(name)
+        return process if process is not None and process.alive else None
+
+    def running(self) -> dict[str, WorkerProcess]:
+        """All workers' processes that run, by name."""
+        return {name: one for name, one in sorted(self._processes.items()) if one.alive}
+
+    def ask(self, event: Event) -> None:
+        """Hand an operator's request to the coordinator, if it can be reached."""
+        if self.coordinator is None:
+            self.surroundings.tell("nobody answers the operator")
+            return
+        try:
+            self.coordinator.handle(event)
+        except RequestRefused as error:
+            self.surroundings.tell(f"refused: {error}")
+
+    # --- what the oracle looks at ----------------------------------------------------------
+
+    def _remembered(self, job: str) -> Iterator[Memory]:
+        for name, process in self.running().items():
+            session = process.trainer.session if process.trainer is not None else None
+            if session is not None and session.job == job and session.state is not None:
+                yield Memory(
+                    name=name,
+                    incarnation=process.incarnation,
+                    state=session.state,
+                    prepared=session.prepared,
+                )
+
+    def _saved(self, job: str) -> int:
+        states = [disk.newest(job) for disk in self._disks.values()]
+        return max((state.step for state in states if state), default=-1)

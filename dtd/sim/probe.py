@@ -1,0 +1,45 @@
+"""Can one simulated worker open a connection to another?  The counterpart of `dtd.worker.probe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtd.sim.data_port import ProbeHello
+from dtd.sim.surroundings import Surroundings
+from dtd.wire import messages as m
+
+
+def probe(
+    surroundings: Surroundings,
+    asked: m.Probe,
+    *,
+    by: str,
+    after: Callable[[float, Callable[[], None]], None],
+    answer: Callable[[m.Probed], None],
+) -> None:
+    """Try it, and say once what became of it.
+
+    Args:
+        surroundings: clock and network.
+        asked: whom to reach.
+        by: who tries.
+        after: does something later, unless the process has died by then.
+        answer: called with the answer.
+    """
+    answered = False
+
+    def come_back(reason: str) -> None:
+        nonlocal answered
+        if not answered:
+            answered = True
+            port.close("probed")
+            answer(m.Probed(name=asked.name, reachable=not reason, reason=reason))
+
+    def on_welcome(_content: object) -> bool:
+        come_back("")
+        return True
+
+    port = surroundings.network.connect(
+        by, asked.host, ProbeHello(), receive=on_welcome, closed=come_back
+    )
+    after(surroundings.heartbeat_timeout_s, lambda: come_back("no answer"))

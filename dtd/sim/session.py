@@ -1,0 +1,174 @@
+"""What a modelled trainer works with: its state, what it has prepared, and the job's settings.
+
+The counterpart of `dtd.train.session`.  `Shell` is what the trainer uses of its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dtd.core import member
+from dtd.sim import reports
+from dtd.sim.data_port import DataPort
+from dtd.sim.phases import Phase
+from dtd.sim.replica import Disk, Key, State, after_commit, corrupted, fresh
+from dtd.sim.surroundings import Surroundings
+from dtd.sim.thread import Busy
+from dtd.wire import messages as m
+
+
+class Shell(Protocol):
+    """What a trainer uses of its process."""
+
+    name: str
+    incarnation: int
+    disk: Disk
+    data_port: DataPort
+    surroundings: Surroundings
+    fails_at_step: int | None
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Do something later, unless the process has died by then."""
+        ...
+
+    def feed(self, event: member.Event) -> None:
+        """Hand an event to the member core."""
+        ...
+
+    def tell(self, message: m.Message) -> None:
+        """Send something to the coordinator, if it can be reached."""
+        ...
+
+    def reached(self, phase: Phase, *, rank: int, step: int) -> bool:
+        """The worker comes to a phase; False when that was its end."""
+        ...
+
+
+@dataclass(slots=True)
+class Flags:
+    """What the event loop asks for in the next control word."""
+
+    stop: bool = False
+    leave: bool = False
+    end: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One job in one process.
+
+    Attributes:
+        state: in memory; None when nothing is.
+        prepared: the state after the step under way, once all its buckets are averaged.
+        agreed: the newest state whose digest all ranks have.
+        pending: a state that is saved once a control word has agreed on its digest.
+        saving: states on their way to the disk.
+        flags: what is asked of this rank.
+        stepped: this process has committed a step.
+    """
+
+    shell: Shell
+    job: str
+    steps: int
+    buckets: list[int]
+    checkpoint_every: int
+    evaluate_every: int
+    copies: int
+    warm_up_timeout_s: float
+    state: State | None = None
+    prepared: State | None = None
+    agreed: State | None = None
+    pending: State | None = None
+    saving: list[State] = field(default_factory=list)
+    flags: Flags = field(default_factory=Flags)
+    stepped: bool = False
+
+    # --- the state -------------------------------------------------------------------------
+
+    def held(self) -> m.Held:
+        """What this worker can start from: memory, else its newest checkpoint."""
+        if self.state is not None:
+            return self.state.held("memory")
+        saved = self.shell.disk.newest(self.job)
+        return saved.held("checkpoint") if saved is not None else fresh(self.job).held("none")
+
+    def prepared_key(self) -> Key:
+        """What it would hold after committing what it has prepared."""
+        held = self.held()
+        return self.prepared.key if self.prepared is not None else (held.generation, held.step)
+
+    def prepare(self, generation: int) -> None:
+        """All buckets of the step under way are averaged."""
+        assert self.state is not None
+        self.prepared = after_commit(self.state, generation)
+
+    def commit(self) -> State:
+        """Apply what is prepared."""
+        assert self.prepared is not None
+        self.state, self.prepared, self.stepped = self.prepared, None, True
+        return self.state
+
+    def adopt(self, state: State) -> None:
+        """Hold another state than before."""
+        self.state, self.prepared, self.pending = state, None, None
+
+    def forget(self) -> None:
+        """Hold only what is on disk: nobody can say whose memory is right."""
+        self.state = self.prepared = self.pending = None
+        for state in list(self.saving):
+            self._publish(state)
+
+    def corrupt(self) -> None:
+        """Bits flip in memory, and nobody notices."""
+        if self.state is not None:
+            self.state = corrupted(self.state, self.shell.name)
+            self.prepared = corrupted(self.prepared, self.shell.name) if self.prepared else None
+
+    # --- the disk --------------------------------------------------------------------------
+
+    def save_soon(self, state: State) -> None:
+        """Begin to write a checkpoint while training goes on."""
+        self.saving.append(state)
+        self.shell.after(self.draw("checkpoint_s"), lambda: self._publish(state))
+
+    def save(self, state: State) -> None:
+        """A checkpoint has been written while training waited."""
+        self.saving.append(state)
+        self._publish(state)
+
+    def _publish(self, state: State) -> None:
+        """Put a checkpoint in its place and say so, unless that was done before."""
+        if state not in self.saving:
+            return
+        self.saving.remove(state)
+        if self.shell.reached(Phase.CHECKPOINT, rank=-1, step=state.step):
+            self.shell.disk.publish(state)
+            self.shell.tell(reports.saved(state))
+
+    # --- time ------------------------------------------------------------------------------
+
+    def draw(self, what: str) -> float:
+        """How long something takes this time."""
+        surroundings = self.shell.surroundings
+        return surroundings.draw(getattr(surroundings.pace, what))
+
+    def busy(self, what: str) -> Busy:
+        """Do something for a while."""
+        return Busy(self.draw(what))
+
+
+def begin(shell: Shell, job: str, spec: Mapping[str, Any]) -> Session:
+    """The session of a job that this process is told to prepare for."""
+    model = spec["model"]
+    return Session(
+        shell=shell,
+        job=job,
+        steps=int(model["steps"]),
+        buckets=[int(elements) for elements in model["buckets"]],
+        checkpoint_every=int(model["checkpoint_every"]),
+        evaluate_every=int(model["evaluate_every"]),
+        copies=int(spec["checkpoint"]["copies"]),
+        warm_up_timeout_s=float(spec["elastic"]["warmup_timeout_s"]),
+    )

@@ -172,6 +172,21 @@ class TrainTable:
         default=256,
         metadata=rule("Rows of one evaluation batch on one worker.", minimum=1, maximum=2**24),
     )
+    digest_every: int = field(
+        default=25,
+        metadata=rule(
+            "Steps between comparisons of all workers' states, which also happen at checkpoints and"
+            " whenever workers come or go; 0 = only then.",
+            minimum=0,
+        ),
+    )
+    max_skipped_steps: int = field(
+        default=50,
+        metadata=rule(
+            "So many steps in a row whose gradients are not finite fail the job; 0 = no limit.",
+            minimum=0,
+        ),
+    )
     threads: int = field(
         default=1,
         metadata=rule(
@@ -235,7 +250,17 @@ class ElasticTable:
     warmup_timeout_s: float = field(
         default=120.0,
         metadata=rule(
-            "How long a worker may take to import the task and build model and data.",
+            "How long a worker may take to import the task and build model and data, and then to"
+            " its first step.",
+            above=0,
+            maximum=86400,
+        ),
+    )
+    stall_timeout_s: float = field(
+        default=5.0,
+        metadata=rule(
+            "How long training may stand still in the job's own code; ten times the longest pause"
+            " so far, if that is longer. Then the worker starts afresh.",
             above=0,
             maximum=86400,
         ),
@@ -265,6 +290,15 @@ class CheckpointTable:
     keep: int = field(
         default=3,
         metadata=rule("How many of the newest are kept.", minimum=1, maximum=10**6),
+    )
+    copies: int = field(
+        default=1,
+        metadata=rule(
+            "How many workers write each checkpoint, on as many hosts as there are; more than 1"
+            " guards local disks.",
+            minimum=1,
+            maximum=1024,
+        ),
     )
     best_metric: str = field(
         default="",

@@ -1,8 +1,8 @@
 """Where batches are made ahead of time: a thread, processes, or the training thread itself.
 
 Every source takes a stream of requests and gives their batches in the same order.  At most a few
-requests are under way; a restart drops them.  `dtd.train.data` chooses the source and decides
-when to restart.
+requests are under way; a restart drops them, but for those that come again.  `dtd.train.data`
+chooses the source and decides when to restart.
 
     dataset                                    loader_workers = 0       > 0
     offers fetch, or draws nothing at random   ThreadSource             ProcessSource
@@ -41,7 +41,7 @@ class BatchSource(Protocol):
     """Makes batches for a stream of requests."""
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Forget what is under way and go on with these requests."""
+        """Go on with these requests, beginning now; nothing else stays under way."""
         ...
 
     def take(self) -> Any:
@@ -92,19 +92,27 @@ class ThreadSource:
         self._pin = pin
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dtd-loader")
         self._requests: Iterator[BatchRequest] = iter(())
-        self._under_way: deque[Future[Any]] = deque()
+        self._under_way: deque[tuple[BatchRequest, Future[Any]]] = deque()
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """One batch may still be loading; it is finished and dropped."""
-        while self._under_way:
-            self._under_way.pop().cancel()
+        """One batch may still be loading in vain; it is finished and dropped."""
+        made = {request: future for request, future in self._under_way if not _failed(future)}
+        self._under_way.clear()
         self._requests = requests
+        self._fill(made)
+        for future in made.values():
+            future.cancel()
 
     def take(self) -> Any:
         """Keep the thread busy with what comes next, then wait for this one."""
+        self._fill({})
+        return self._under_way.popleft()[1].result()
+
+    def _fill(self, made: dict[BatchRequest, Future[Any]]) -> None:
+        """Have enough under way; takes out of `made` what it can use."""
         while len(self._under_way) <= AHEAD and (wanted := next(self._requests, None)):
-            self._under_way.append(self._thread.submit(self._load, wanted))
-        return self._under_way.popleft().result()
+            future = made.pop(wanted, None) or self._thread.submit(self._load, wanted)
+            self._under_way.append((wanted, future))
 
     def close(self) -> None:
         """Cancel what has not begun and join the thread."""
@@ -115,6 +123,10 @@ class ThreadSource:
             self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=False
         )
         return map_tensors(batch, torch.Tensor.pin_memory) if self._pin else batch
+
+
+def _failed(future: Future[Any]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
 
 
 class ProcessSource:

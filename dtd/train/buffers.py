@@ -3,9 +3,9 @@
 All persistent buffers but boolean ones count: what `state_dict` holds is state, the rest is
 derived from it.  In a step every rank changes them by its own rows.  What travels is the change:
 of float buffers weighted by the rank's share of the rows, of integer buffers (BatchNorm's count of
-batches) the change of the last rank alone, whose slice is never empty and never smaller than
-another.  So buffers that stay constant stay exactly constant, one rank alone gets exactly what
-plain torch gives, and all ranks end with the same bytes.  A rank without rows contributes nothing.
+batches) the change of one rank alone, whose slice is not empty.  So buffers that stay constant stay
+exactly constant, one rank alone gets exactly what plain torch gives, and all ranks end with the
+same bytes.  A rank without rows contributes nothing.
 
 The changes ride in the step's tail bucket (`dtd.train.tail`), in float64.
 """
@@ -14,6 +14,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+
+def smallest_rows(model: nn.Module) -> int:
+    """Fewest rows that the model can train on at once: BatchNorm1d has no variance of one."""
+    return 2 if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()) else 1
 
 
 class RunningBuffers:

@@ -5,8 +5,9 @@ have agreed on its digest is it published: manifest, fsync of everything, rename
 parent, retention.  A draft that is not agreed on is thrown away.  Disk errors end up in
 `Failure`s, never in the training thread.
 
-The snapshot's memory belongs to the writer until it is written.  Tensors come as bytes; nothing
-here knows torch.
+Several writers may share a directory: each drafts under a name of its own, and who finds the same
+state published already has nothing left to do.  The snapshot's memory belongs to the writer until
+it is written.  Tensors come as bytes; nothing here knows torch.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
+from dtd.errors import CheckpointError
 from dtd.train.checkpoint_format import (
     MANIFEST_FILE,
-    TEMPORARY,
     FileInfo,
     Manifest,
     checkpoint_name,
     encode_manifest,
-    parse_name,
+    verify,
 )
+from dtd.train.drafts import Drafts
 from dtd.train.retention import retain
 
 _HEADER_ALIGNMENT = 8
@@ -85,12 +86,14 @@ class CheckpointWriter:
         self._directory = directory
         self._keep = keep
         self._best_metric = best_metric
+        self._drafts = Drafts(directory)
+        self.written_bytes = 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._draft: tuple[str, Future[Manifest]] | None = None
         self._publishing: list[tuple[str, Future[Published]]] = []
 
-    def idle_within(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is being written, None for as long as it takes; says whether so."""
+    def idle_within(self, timeout_s: float) -> bool:
+        """Wait until nothing is being published any more; says whether that is so."""
         _, unfinished = wait([future for _, future in self._publishing], timeout_s)
         return not unfinished
 
@@ -112,7 +115,7 @@ class CheckpointWriter:
         """Throw the draft away, if there is one."""
         if self._draft is not None:
             (name, _), self._draft = self._draft, None
-            self._thread.submit(_remove, self._temporary(name))
+            self._thread.submit(self._drafts.remove, name)
 
     def finished(self) -> list[Published | Failure]:
         """What came of `publish` since the last call; does not wait."""
@@ -123,7 +126,6 @@ class CheckpointWriter:
                 results.append(future.result())
             except Exception as error:  # noqa: BLE001 - training goes on whatever the disk does
                 results.append(Failure(name=name, reason=f"{type(error).__name__}: {error}"))
-                self._thread.submit(_remove, self._temporary(name))
         return results
 
     def flush(self) -> None:
@@ -137,43 +139,48 @@ class CheckpointWriter:
 
     # --- in the background -----------------------------------------------------------------
 
-    def _temporary(self, name: str) -> Path:
-        return self._directory / f"{TEMPORARY}{name}-{os.getpid()}"
-
     def _write(self, name: str, draft: Draft) -> Manifest:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers(draft.manifest.generation)
-        directory = self._temporary(name)
-        directory.mkdir()
+        if not self._directory.is_dir():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            _sync_directory(self._directory.parent)
+        self._drafts.remove_leftovers(draft.manifest.generation)
+        directory = self._drafts.make(name)
         files = {
-            file: write_safetensors(directory / file, tensors)
+            file: write_safetensors(directory / file, tensors, self._count)
             for file, tensors in draft.files.items()
         }
         return replace(draft.manifest, files=files)
 
+    def _count(self, size_bytes: int) -> None:
+        self.written_bytes += size_bytes
+
     def _publish(
         self, name: str, written: Future[Manifest], metrics: Mapping[str, float]
     ) -> Published:
-        temporary, target = self._temporary(name), self._directory / name
-        manifest = replace(written.result(), metrics=metrics)
-        _write_synced(temporary / MANIFEST_FILE, encode_manifest(manifest))
-        _sync_directory(temporary)
-        temporary.rename(target)
-        _sync_directory(self._directory)
+        draft, target = self._drafts.path(name), self._directory / name
+        try:
+            manifest = replace(written.result(), metrics=metrics)
+            _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
+            _sync_directory(draft)
+            if not _holds(target, manifest):
+                self._drafts.rename(name, target)
+                _sync_directory(self._directory)
+        finally:
+            self._drafts.remove(name)
         kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
         size_bytes = sum(file.stat().st_size for file in target.iterdir())
         return Published(path=target, manifest=manifest, size_bytes=size_bytes, kept=kept)
 
-    def _remove_leftovers(self, generation: int) -> None:
-        """Drafts of earlier generations: whoever wrote them is dead or writes them no more."""
-        for path in self._directory.glob(f"{TEMPORARY}*"):
-            key = parse_name(path.name.removeprefix(TEMPORARY).rpartition("-")[0])
-            if key is None or key[0] < generation:
-                _remove(path)
 
-
-def write_safetensors(file: Path, tensors: Sequence[RawTensor]) -> FileInfo:
+def write_safetensors(
+    file: Path, tensors: Sequence[RawTensor], count: Callable[[int], None]
+) -> FileInfo:
     """Write a safetensors file and return its size and hash; it is on the disk when this returns.
+
+    Args:
+        file: must not exist.
+        tensors: its content.
+        count: called with the number of bytes that were just written.
 
     The format: length of the header (8 bytes, little-endian), the header as JSON, the tensors'
     bytes.  Written here and not by the library because memory is passed on without copying, other
@@ -196,9 +203,19 @@ def write_safetensors(file: Path, tensors: Sequence[RawTensor]) -> FileInfo:
             stream.write(part)
             content.update(part)
             size_bytes += len(part)
+            count(len(part))
         stream.flush()
         os.fsync(stream.fileno())
     return FileInfo(size_bytes=size_bytes, hash=content.hexdigest())
+
+
+def _holds(target: Path, manifest: Manifest) -> bool:
+    """Whether the same state is published there already, soundly."""
+    if not target.exists():
+        return False
+    with contextlib.suppress(CheckpointError):
+        return verify(target).digest == manifest.digest
+    return False
 
 
 def _write_synced(file: Path, content: bytes) -> None:
@@ -214,11 +231,6 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        shutil.rmtree(directory)
 
 
 def _nothing() -> None:

@@ -1,14 +1,16 @@
 """When a state is saved and when it may be trusted: the training thread's side of checkpoints.
 
-After a step that is due every rank takes the digest of its state; rank 0 also copies the state and
-lets it be written.  The digest travels in the next exchange.  If all ranks have the same one the
-draft is published, else nothing is and the job fails: replicas have diverged.  A rank that does
-not write takes part in the agreement all the same.
+After a step that is due every rank takes the digest of its state; those that write also copy the
+state and let it be written.  The digest travels in the next exchange.  If all ranks have the same
+one the draft is published, else nothing is: replicas have diverged.  A rank that does not write
+takes part in the agreement all the same.  Whatever the disk does, training goes on and the
+operator is told.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +31,20 @@ from dtd.train.checkpoint_format import (
     verify,
 )
 from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTensor
-from dtd.train.record import CheckpointRecord, Reporter
+from dtd.train.record import CheckpointRecord, Reporter, StateKey
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
+from dtd.train.seldom import Seldom
 from dtd.train.state import MODEL, digest_of, dtype_name, metadata, named_tensors, state_digest
 
 _PATIENCE_S = 1.0
 """How long a checkpoint that is merely due waits for an earlier one to be written."""
+
+_LOOK_EVERY_S = 0.25
+_DISK_PATIENCE_S = 60.0
+"""A disk that has not taken a byte for so long is no reason to wait: the thread counts as stuck."""
+
+_NOTHING_SAVED = StateKey(-1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,52 +69,53 @@ class Checkpoints:
         self._spec = spec
         self._job_id = job_id
         self._reporter = reporter
+        self._warn = Seldom(reporter.warning)
         self._writer = CheckpointWriter(
             directory / job_id, keep=spec.checkpoint.keep, best_metric=spec.checkpoint.best_metric
         )
         self.pending: Pending | None = None
         self.parent = ""
         self._metrics: tuple[int, Mapping[str, float]] = (-1, {})
-        self._saved_step = -1
-        self._draft_step = -1
-        self._draft_name = ""
+        self._saved = self._draft = _NOTHING_SAVED
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of the state after `step` steps, for its manifest."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._metrics = (step, finite)
 
+    def compare(self, replica: Replica) -> None:
+        """Take the digest of the state, without saving it."""
+        self.pending = Pending(step=replica.step, digest=state_digest(replica))
+
     def take(
-        self, replica: Replica, *, generation: int, world_size: int, writes: bool, waits: bool
+        self, replica: Replica, *, key: StateKey, world_size: int, writes: bool, waits: bool
     ) -> None:
         """Take the digest of the state, and write a draft of it.
 
         Args:
             replica: the state; may change as soon as this returns.
-            generation: goes into the name.
+            key: its key, which becomes the name.
             world_size: goes into the manifest.
-            writes: this rank is the one that writes.
+            writes: this rank is one of those that write.
             waits: finish an earlier write first however long it takes, instead of leaving this
                 one out: a disk that hangs must not hold up training.
         """
         if not writes:
-            self.pending = Pending(step=replica.step, digest=state_digest(replica))
+            self.compare(replica)
             return
         tensors = {name: _copy(tensor) for name, tensor in named_tensors(replica).items()}
         about = metadata(replica)
         digest = digest_of(tensors, about)
         self.pending = Pending(step=replica.step, digest=digest)
-        name = checkpoint_name(generation, replica.step)
-        if not self._writer.idle_within(None if waits else _PATIENCE_S):
-            self._reporter.warning(
-                "checkpoint_left_out", f"{name} was not written: an earlier one still is"
-            )
+        if not self._idle_within(math.inf if waits else _PATIENCE_S):
+            name = checkpoint_name(*key)
+            self._warn("checkpoint_left_out", f"{name} was not written: an earlier one still is")
             return
-        self._draft_step, self._draft_name = replica.step, name
+        self._draft = key
         manifest = Manifest(
             **self._about_job(),
-            generation=generation,
-            step=replica.step,
+            generation=key.generation,
+            step=key.step,
             epoch=replica.epoch,
             offset=replica.offset,
             digest=digest.hex(),
@@ -128,11 +138,11 @@ class Checkpoints:
 
     def agreed(self) -> None:
         """All ranks hold the pending digest: publish the draft, if this rank wrote one."""
-        if self.pending is not None and self.pending.step == self._draft_step:
+        if self.pending is not None and self.pending.step == self._draft.step:
             step, metrics = self._metrics
             self._writer.publish(metrics if step == self.pending.step else {})
-            self._saved_step, self._draft_step = self.pending.step, -1
-            self.parent = self._draft_name
+            self._saved, self._draft = self._draft, _NOTHING_SAVED
+            self.parent = checkpoint_name(*self._saved)
         self.pending = None
 
     def settle(self, step: int, digest: bytes) -> None:
@@ -145,21 +155,23 @@ class Checkpoints:
     def drop(self) -> None:
         """Nobody will agree on what is pending."""
         self.pending = None
-        self._draft_step = -1
+        self._draft = _NOTHING_SAVED
         self._writer.discard()
 
-    def holds(self, step: int) -> bool:
-        """Whether this process published the state after `step` steps."""
-        return self._saved_step == step
+    def holds(self, key: StateKey) -> bool:
+        """Whether this process published the state of this key."""
+        return self._saved == key
+
+    def loaded(self, key: StateKey) -> None:
+        """The live state was read from this job's checkpoint of this key."""
+        self._saved, self.parent = key, checkpoint_name(*key)
 
     def poll(self) -> None:
         """Report what the writer has finished; does not wait."""
         for result in self._writer.finished():
             if isinstance(result, Failure):
-                self._saved_step = -1
-                self._reporter.warning(
-                    "checkpoint_failed", f"{result.name} was not saved: {result.reason}"
-                )
+                self._saved = _NOTHING_SAVED
+                self._warn("checkpoint_failed", f"{result.name} was not saved: {result.reason}")
                 continue
             self._reporter.checkpoint_saved(
                 CheckpointRecord(
@@ -176,13 +188,27 @@ class Checkpoints:
 
     def flush(self) -> None:
         """Wait for what was agreed on, and report it."""
-        self._writer.flush()
+        self._idle_within(math.inf)
         self.poll()
 
     def close(self) -> None:
         """Leave nothing running and no draft behind."""
         self._writer.close()
         self.poll()
+
+    def _idle_within(self, limit_s: float) -> bool:
+        """Wait for the writer, and get on as long as the disk does; says whether it is idle."""
+        begun_s = heard_s = now_s = time.monotonic()
+        written_bytes = self._writer.written_bytes
+        while not self._writer.idle_within(min(_LOOK_EVERY_S, begun_s + limit_s - now_s)):
+            now_s = time.monotonic()
+            if now_s - begun_s >= limit_s:
+                return False
+            if self._writer.written_bytes != written_bytes:
+                written_bytes, heard_s = self._writer.written_bytes, now_s
+            if now_s - heard_s < _DISK_PATIENCE_S:
+                self._reporter.progress()
+        return True
 
 
 def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Tensor]]:

@@ -2,8 +2,9 @@
 
 The loop gives a plan, "what is request number n", and asks for one request after the other.  As
 long as it asks for what the plan said, the batch is ready.  When it does not (a step is redone,
-the world size changed), what was prepared is dropped and loading starts over from the request, so
-a wrong batch cannot be handed out.  Which rows those are is decided by `dtd.core.sampler`.
+the world size changed), loading starts over from the request, so a wrong batch cannot be handed
+out; of what was prepared only batches that the new plan needs as well are kept.  Which rows those
+are is decided by `dtd.core.sampler`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,20 @@ class Loader:
         self._plan: Plan = _nothing_planned
         self._under_way: deque[BatchRequest] = deque()
 
-    def start(self, plan: Plan) -> None:
-        """Follow this plan from the next request on; called again whenever the plan changes."""
+    def start(self, plan: Plan, at: int | None = None) -> None:
+        """Follow this plan from the next request on; called again whenever the plan changes.
+
+        Args:
+            plan: what to prepare.
+            at: number of the request that comes next; it is prepared right away.
+
+        Raises:
+            TaskError: loader processes do not work.
+        """
         self._plan = plan
+        request = plan(at) if at is not None else None
+        if request is not None and (not self._under_way or self._under_way[0] != request):
+            self._go_on_from(request)
 
     def next(self, request: BatchRequest) -> Any:
         """The batch of exactly this request, on the device; None if it has no rows.
@@ -54,8 +66,7 @@ class Loader:
             TaskError: the dataset raised for one of its rows, which is named.
         """
         if not self._under_way or self._under_way[0] != request:
-            self._under_way.clear()
-            self._source.restart(self._requests_from(request))
+            self._go_on_from(request)
         try:
             batch = self._source.take()
         except BaseException:
@@ -81,6 +92,10 @@ class Loader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _go_on_from(self, request: BatchRequest) -> None:
+        self._under_way.clear()
+        self._source.restart(self._requests_from(request))
 
     def _requests_from(self, request: BatchRequest | None) -> Iterator[BatchRequest]:
         """What the source works through; notes what it has taken on."""

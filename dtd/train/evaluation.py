@@ -52,7 +52,13 @@ class Evaluator:
         self._loader = Loader(dataset, seed=spec.job.seed, device=str(device))
 
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, gather: Gather
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        gather: Gather,
+        progress: Callable[[], None],
     ) -> dict[str, float]:
         """Metrics over all rows; every rank calls this at the same step.
 
@@ -61,19 +67,20 @@ class Evaluator:
             rank: which slice of the rows is this rank's.
             world_size: number of slices.
             gather: exchanges a word with all ranks.
+            progress: called after every batch.
 
         Raises:
             TaskError: the task's metrics are malformed.
         """
         start, stop = slice_bounds(self.rows, world_size, rank)
-        word = pack_sums(self._sums(model, start, stop))
+        word = pack_sums(self._sums(model, start, stop, progress))
         return mean_values([unpack_sums(word) for word in gather(word)])
 
     def close(self) -> None:
         """Stop loading."""
         self._loader.close()
 
-    def _sums(self, model: nn.Module, start: int, stop: int) -> Sums:
+    def _sums(self, model: nn.Module, start: int, stop: int, progress: Callable[[], None]) -> Sums:
         size = self._spec.train.eval_batch_size
         requests = [
             BatchRequest(step=index, epoch=0, rows=tuple(range(begin, min(begin + size, stop))))
@@ -87,6 +94,7 @@ class Evaluator:
                 for request in requests:
                     batch = self._loader.next(request)
                     _add(sums, self._measure(model, batch, len(request.rows)))
+                    progress()
         finally:
             model.train()
         return sums

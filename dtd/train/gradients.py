@@ -72,6 +72,7 @@ class Gradients:
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
         self._start: HandOver | None = None
+        self._check: Callable[[], None] = _nothing
         self.present = [False] * len(self._parameters)
         self._hooks: list[RemovableHandle] = [
             _hook(parameter, partial(self._on_gradient, index))
@@ -85,8 +86,13 @@ class Gradients:
 
     # --- filling ---------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A new step: no parameter has a gradient."""
+    def begin(self, check: Callable[[], None]) -> None:
+        """A new step: no parameter has a gradient.
+
+        Args:
+            check: called with every gradient; what it raises ends the backward.
+        """
+        self._check = check
         self._start = None
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
@@ -109,6 +115,7 @@ class Gradients:
                 self._staging.send(index, start)
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        self._check()
         gradient, view = parameter.grad, self._views[index]
         assert gradient is not None
         if gradient.layout is not torch.strided:
@@ -170,6 +177,10 @@ class Gradients:
             hook.remove()
         self._staging.close()
         self.release()
+
+
+def _nothing() -> None:
+    """Checks nothing: no step has begun."""
 
 
 def _hook(parameter: Any, on_gradient: Callable[[Tensor], None]) -> RemovableHandle:

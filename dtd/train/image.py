@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import CheckpointError
-from dtd.train.record import StateImage
+from dtd.train.record import StateImage, StateKey
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (
@@ -30,13 +30,13 @@ from dtd.train.state import (
 )
 
 
-def export_image(replica: Replica, *, generation: int) -> StateImage:
+def export_image(replica: Replica, *, key: StateKey) -> StateImage:
     """The live state; valid until the next step begins."""
     tensors = {name: on_host(tensor) for name, tensor in named_tensors(replica).items()}
     about = metadata(replica)
     listing = [[n, dtype_name(n, t.dtype), list(t.shape)] for n, t in tensors.items()]
     manifest = {
-        "generation": generation,
+        "generation": key.generation,
         "state": about,
         "tensors": listing,
         "digest": digest_of(tensors, about).hex(),
@@ -59,7 +59,8 @@ class IncomingImage:
     def __init__(self, manifest: bytes, *, limit_bytes: int) -> None:
         try:
             self._manifest: dict[str, Any] = json.loads(manifest)
-            self.generation = int(self._manifest["generation"])
+            generation, about = int(self._manifest["generation"]), self._manifest["state"]
+            self.key = StateKey(generation, int(about["step"]))
             announced = [
                 (str(name), DTYPES[dtype], [int(size) for size in shape])
                 for name, dtype, shape in self._manifest["tensors"]
@@ -82,13 +83,20 @@ class IncomingImage:
         """Memory to receive into, in the manifest's order."""
         return [tensor_bytes(tensor) for tensor in self._tensors.values()]
 
+    def check(self) -> None:
+        """Compare what was received with its digest.
+
+        Raises:
+            CheckpointError: bytes were damaged on the way.
+        """
+        digest = digest_of(self._tensors, self._manifest["state"])
+        if digest.hex() != self._manifest["digest"]:
+            raise CheckpointError("a received state does not match its digest")
+
     def apply(self, replica: Replica) -> None:
         """Take the state over.
 
         Raises:
-            CheckpointError: bytes were damaged on the way, or it is another model's.
+            CheckpointError: it is another model's.
         """
-        about = self._manifest["state"]
-        if digest_of(self._tensors, about).hex() != self._manifest["digest"]:
-            raise CheckpointError("a received state does not match its digest")
-        load_state(replica, self._tensors, about)
+        load_state(replica, self._tensors, self._manifest["state"])

@@ -4,44 +4,41 @@
 
 An evaluation and the agreement on a digest belong to the step that follows the state they are
 about, so every step is opened once, in order, and they are a function of the committed step.  The
-only way out besides an outcome is an exception: RingBroken when the generation is over, anything
-else when the job is.  How the ring works is `dtd.core.ring`, what a step does `dtd.train.step`.
+only way out besides an outcome is an exception: RingBroken when the generation is over,
+DivergenceError when replicas differ, anything else when the job is over.  How the ring works is
+`dtd.core.ring`, what a step does `dtd.train.step`, what is compared `dtd.train.agreement`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Set as AbstractSet
 
 from dtd.core.collective import Collective, CommTiming
-from dtd.core.control_word import (
-    NO_DIGEST_STEP,
-    ControlEntry,
-    ControlWord,
-    encode_entry,
-    reduce_entries,
-)
-from dtd.errors import DivergenceError, RingBroken
+from dtd.core.control_word import ControlWord
+from dtd.train.agreement import agree, exchange, gather_aside
 from dtd.train.record import EvalRecord, Flags, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
-from dtd.train.state import state_digest
-from dtd.train.step import Clock, Committed, commit, contribute
+from dtd.train.step import Clock, Committed, check_skips, commit, contribute
 
 
-def train(session: Session, ring: Collective) -> Outcome:
-    """Train until the job or the generation ends."""
+def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outcome:
+    """Train until the job or the generation ends; `writers` are the ranks that save the state."""
     replica, plan = session.replica, session.plan
-    session.loader.start(plan.requests(rank=ring.rank, world_size=ring.world_size))
+    requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
+    session.loader.start(requests, at=plan.request_number(replica.step))
     met = False
     while True:
         clock, step = Clock(), replica.step
         last = step == plan.steps_total
         ring.open_step(step, [] if last else session.memories)
         if not met or last:
-            digest = _agree(session, ring, clock)
+            digest = agree(session, ring, clock)
         if plan.evaluation_due(step):
             _evaluate(session, ring, clock)
         if not met or last:
             session.checkpoints.settle(step, digest)
+            _catch_up(session, ring, writers, digest)
         met = True
         if last:
             return _finish(session, ring, digest)
@@ -53,62 +50,22 @@ def train(session: Session, ring: Collective) -> Outcome:
         ring.wait(len(session.gradients.memories))
         session.prepared = True
         flags = session.requests.flags()
-        word = _exchange(session, ring, flags)
+        word = exchange(session, ring, flags)
         averaged_s = time.perf_counter()
         committed = commit(session)
         clock.optimizer_s = time.perf_counter() - averaged_s
         timing = ring.close_step()
         _report(session, committed, clock, timing, time.perf_counter() - begun_s)
+        check_skips(session)
 
         ends = word.stop or word.leave
         if plan.checkpoint_due(replica.step) or word.checkpoint or ends:
-            _checkpoint(session, ring, waits=word.checkpoint or ends)
+            _checkpoint(session, ring, writers, waits=word.checkpoint or ends)
+        elif plan.digest_due(replica.step):
+            session.checkpoints.compare(replica)
         kind = _ending(word, flags)
         if kind is not None and replica.step < plan.steps_total:
             return _end_early(session, ring, kind, says_why=ends)
-
-
-def _exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
-    """The control word: returns if and only if the step is to be committed."""
-    pending = session.checkpoints.pending
-    entry = ControlEntry(
-        checkpoint=flags.checkpoint,
-        stop=flags.stop,
-        leave=flags.leave,
-        yield_=flags.yield_,
-        digest_step=pending.step if pending else NO_DIGEST_STEP,
-        digest=pending.digest if pending else b"",
-    )
-    word = reduce_entries(ring.gather(encode_entry(entry)))
-    if not word.commit:
-        session.discard()
-        session.checkpoints.drop()
-        if word.digest_agreed is not False:
-            raise RingBroken(f"a rank vetoed step {session.replica.step}")
-        raise DivergenceError(
-            f"after step {word.digest_step} ranks {list(word.dissenters)} hold another state"
-            " than the others"
-        )
-    if word.digest_agreed:
-        session.checkpoints.agreed()
-    return word
-
-
-def _agree(session: Session, ring: Collective, clock: Clock) -> bytes:
-    """Compare the state's digest with all ranks'."""
-    pending = session.checkpoints.pending
-    known = pending is not None and pending.step == session.replica.step
-    digest = pending.digest if pending is not None and known else state_digest(session.replica)
-    digests = _gather_aside(ring, clock, digest)
-    if len(set(digests)) > 1:
-        session.checkpoints.drop()
-        common = max(digests, key=digests.count)
-        differing = [rank for rank, other in enumerate(digests) if other != common]
-        raise DivergenceError(
-            f"at step {session.replica.step} of generation {ring.generation} ranks {differing}"
-            " hold another state than the others"
-        )
-    return digest
 
 
 def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
@@ -120,7 +77,8 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
         replica.model,
         rank=ring.rank,
         world_size=ring.world_size,
-        gather=lambda word: _gather_aside(ring, clock, word),
+        gather=lambda word: gather_aside(ring, clock, word),
+        progress=session.reporter.progress,
     )
     session.checkpoints.evaluated(replica.step, session.metrics)
     session.reporter.evaluated(
@@ -134,17 +92,10 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
     )
 
 
-def _gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:
-    """An exchange that is no part of training and does not count as its communication."""
-    begun_s = time.perf_counter()
-    words = ring.gather(word)
-    clock.aside_s += time.perf_counter() - begun_s
-    return words
-
-
 def _report(
     session: Session, committed: Committed, clock: Clock, timing: CommTiming, step_s: float
 ) -> None:
+    session.reporter.progress()
     session.reporter.step_committed(
         StepRecord(
             step=session.replica.step,
@@ -160,19 +111,33 @@ def _report(
             exposed_s=max(0.0, timing.exposed_s - clock.aside_s),
             optimizer_s=clock.optimizer_s,
             skipped=committed.skipped,
+            skipped_steps=session.replica.skipped,
         )
     )
     session.checkpoints.poll()
 
 
-def _checkpoint(session: Session, ring: Collective, *, waits: bool) -> None:
+def _checkpoint(
+    session: Session, ring: Collective, writers: AbstractSet[int], *, waits: bool
+) -> None:
     session.checkpoints.take(
         session.replica,
-        generation=ring.generation,
+        key=session.key,
         world_size=ring.world_size,
-        writes=ring.rank == 0,
+        writes=ring.rank in writers,
         waits=waits,
     )
+    session.reporter.progress()
+
+
+def _catch_up(session: Session, ring: Collective, writers: AbstractSet[int], digest: bytes) -> None:
+    """Save an agreed state that was due when its generation ended, or its writer did."""
+    key, plan = session.key, session.plan
+    if ring.rank not in writers or session.checkpoints.holds(key):
+        return
+    if plan.checkpoint_due(key.step):
+        _checkpoint(session, ring, writers, waits=key.step == plan.steps_total)
+        session.checkpoints.settle(key.step, digest)
 
 
 def _ending(word: ControlWord, flags: Flags) -> OutcomeKind | None:
@@ -185,10 +150,7 @@ def _ending(word: ControlWord, flags: Flags) -> OutcomeKind | None:
 
 
 def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:
-    """The job is complete and its state agreed; it is saved even if an earlier writer died."""
-    if ring.rank == 0 and not session.checkpoints.holds(session.replica.step):
-        _checkpoint(session, ring, waits=True)
-        session.checkpoints.settle(session.replica.step, digest)
+    """The job is complete, its state agreed on and saved."""
     ring.close_step()
     session.checkpoints.flush()
     return _outcome(session, "finished", digest)
@@ -203,7 +165,7 @@ def _end_early(session: Session, ring: Collective, kind: OutcomeKind, *, says_wh
         return _outcome(session, kind, b"")
     step = session.replica.step
     ring.open_step(step, [])
-    digest = _agree(session, ring, Clock())
+    digest = agree(session, ring, Clock())
     session.checkpoints.settle(step, digest)
     ring.close_step()
     session.checkpoints.flush()

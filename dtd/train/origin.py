@@ -14,7 +14,7 @@ from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.checkpoint_format import Found, newest_verified
 from dtd.train.checkpoints import read_checkpoint
-from dtd.train.record import HeldState, InitFrom, Reporter
+from dtd.train.record import HeldState, InitFrom, Reporter, StateKey
 from dtd.train.replica import reset_replica
 from dtd.train.session import Session
 from dtd.train.state import load_state, load_weights
@@ -82,7 +82,10 @@ class Origin:
             load_weights(session.replica, tensors)
             return
         load_state(session.replica, tensors, manifest.state)
-        session.checkpoints.parent = found.path.name
+        if job_id == self._job_id:
+            session.checkpoints.loaded(StateKey(generation, step))
+        else:
+            session.checkpoints.parent = found.path.name
         check_position(session)
 
     def _weights_only(self, job_id: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtd.core.sampler import Position, batch_rows, position_of_step, slice_bounds, steps_per_epoch
+from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.rows import BatchRequest
 
@@ -24,12 +25,14 @@ class Share:
         first_rows: place of each micro-batch's first row in the global batch.
         rows: its rows.
         global_rows: rows of the global batch.
+        counts: its micro-batches are the ones by which the model counts batches; of one rank alone.
     """
 
     requests: tuple[BatchRequest, ...]
     first_rows: tuple[int, ...]
     rows: int
     global_rows: int
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +42,13 @@ class JobPlan:
     Attributes:
         spec: the job.
         dataset_rows: length of the training dataset.
+        smallest_rows: with fewer rows the model cannot compute; a micro-batch has as many at least,
+            if need be because other ranks have none.
     """
 
     spec: JobSpec
     dataset_rows: int
+    smallest_rows: int = 1
 
     @property
     def epoch_steps(self) -> int:
@@ -71,7 +77,8 @@ class JobPlan:
     def share(self, step: int, *, rank: int, world_size: int) -> Share:
         """A rank's slice of a step, cut into micro-batches."""
         position, global_rows = self.position(step), self.global_rows(step)
-        start, stop = slice_bounds(global_rows, world_size, rank)
+        sharing = self._sharing(global_rows, world_size)
+        start, stop = slice_bounds(global_rows, sharing, rank) if rank < sharing else (0, 0)
         rows = _rows(
             self.spec.job.seed,
             position.epoch,
@@ -95,7 +102,15 @@ class JobPlan:
             first_rows=tuple(first_rows),
             rows=stop - start,
             global_rows=global_rows,
+            counts=rank == sharing - 1,
         )
+
+    def _sharing(self, global_rows: int, world_size: int) -> int:
+        """How many ranks share a global batch: all, unless slices became too small."""
+        if self.smallest_rows == 1:
+            return world_size
+        least = self.smallest_rows * self.spec.train.grad_accumulation
+        return max(1, min(world_size, global_rows // least))
 
     def requests(self, *, rank: int, world_size: int) -> Callable[[int], BatchRequest | None]:
         """What the loader is asked for next, whatever number it is at."""
@@ -110,15 +125,28 @@ class JobPlan:
 
         return next_request
 
-    def smallest_slice(self, world_size: int) -> int:
-        """Rows of the smallest micro-batch that is not empty, over all steps and ranks."""
-        steps = {0, min(self.epoch_steps, self.steps_total) - 1}
-        return min(
-            len(request.rows)
-            for step in steps
-            for rank in range(world_size)
-            for request in self.share(step, rank=rank, world_size=world_size).requests
-        )
+    def request_number(self, step: int) -> int:
+        """Number of a step's first request."""
+        return step * self.spec.train.grad_accumulation
+
+    def check_slices(self) -> None:
+        """See that a single worker has rows enough in every step; more workers then have as well.
+
+        Raises:
+            TaskError: it has not.
+        """
+        if self.smallest_rows == 1:
+            return
+        for step in sorted({0, min(self.epoch_steps, self.steps_total) - 1}):
+            requests = self.share(step, rank=0, world_size=1).requests
+            rows = min(len(request.rows) for request in requests)
+            if rows < self.smallest_rows:
+                raise TaskError(
+                    f"a micro-batch of step {step} has {rows} row, and the model needs"
+                    f" {self.smallest_rows} at least",
+                    remedy="change job.global_batch_size, so that the last batch of an epoch is"
+                    " larger, or lower train.grad_accumulation",
+                )
 
     def evaluation_due(self, step: int) -> bool:
         """Whether the state after `step` steps is evaluated."""
@@ -127,6 +155,11 @@ class JobPlan:
         return (
             step == self.steps_total or step % (self.spec.train.eval_every or self.epoch_steps) == 0
         )
+
+    def digest_due(self, step: int) -> bool:
+        """Whether ranks compare the digest of the state after `step` steps."""
+        every = self.spec.train.digest_every
+        return every > 0 and step % every == 0
 
     def checkpoint_due(self, step: int) -> bool:
         """Whether the state after `step` steps is saved."""

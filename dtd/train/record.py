@@ -14,6 +14,21 @@ Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
 
 
+class StateKey(NamedTuple):
+    """What a state is called: equal keys, equal states; the newest state has the greatest.
+
+    Attributes:
+        generation: the one that committed its last step; 0 for a fresh state.
+        step: committed steps.
+    """
+
+    generation: int
+    step: int
+
+
+FRESH = StateKey(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One committed step, as one rank saw it.
@@ -32,6 +47,7 @@ class StepRecord:
         exposed_s: the part of `comm_s` during which training stood still.
         optimizer_s: scaling, clipping, optimizer and buffers.
         skipped: gradients were not finite, so nothing was updated.
+        skipped_steps: committed steps of the whole job so far that were skipped.
     """
 
     step: int
@@ -47,6 +63,7 @@ class StepRecord:
     exposed_s: float
     optimizer_s: float
     skipped: bool
+    skipped_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +83,7 @@ class CheckpointRecord:
 
     Attributes:
         job_id: its job.
-        generation: in which it was taken.
+        generation: the one that committed its last step.
         step: committed steps in it.
         digest: hex digest of its state, agreed by all ranks.
         directory: where it lies.
@@ -103,9 +120,10 @@ class HeldState:
 
     Attributes:
         job_id: the job that it belongs to; another one's if the job starts from that.
-        generation: 0 when nothing was trained.
+        generation: the one that committed its last step; 0 when nothing was trained.
         step: committed steps, as they count in this job.
-        digest: hex; empty when nothing was trained.
+        digest: hex, of a checkpoint; empty otherwise, because hashing memory takes time that
+            survivors of a broken ring do not have.
         where: in memory, in a checkpoint, or nowhere.
         label: the same for a person.
     """
@@ -185,6 +203,13 @@ class Requests(Protocol):
 
 class Reporter(Protocol):
     """Hears of progress from the training thread; must be quick."""
+
+    def progress(self) -> None:
+        """The thread got on: a micro-batch, an evaluation batch, an update, a file's next part.
+
+        Called often.  A thread that neither waits for the ring nor calls this is stuck.
+        """
+        ...
 
     def step_committed(self, record: StepRecord) -> None:
         """A step is committed."""

@@ -37,6 +37,7 @@ class Replica:
         ledger: which places of an epoch's order were committed.
         step: committed steps.
         updates: committed steps that were not skipped.
+        skipped_in_row: committed steps since the last update, all of them skipped.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
     """
@@ -49,6 +50,7 @@ class Replica:
     ledger: Ledger
     step: int = 0
     updates: int = 0
+    skipped_in_row: int = 0
     epoch: int = 0
     offset: int = 0
 
@@ -138,4 +140,5 @@ def reset_replica(replica: Replica, task: Task, spec: JobSpec, device: torch.dev
     )
     replica.scaler = loss_scaler(spec.train.precision)
     replica.ledger = Ledger(replica.ledger.length)
-    replica.step = replica.updates = replica.epoch = replica.offset = 0
+    replica.step = replica.updates = replica.skipped_in_row = 0
+    replica.epoch = replica.offset = 0

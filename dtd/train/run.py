@@ -2,21 +2,22 @@
 
     prepare -> held -> adopt_local | import_state, finish_import -> run -> held -> ...
 
-A state lives in memory once a generation has begun with it.  When a ring breaks, memory holds the
-last committed step, and perhaps one more that is prepared: `adopt_local` commits it if that is
-what the next generation starts from, and discards it otherwise.  All methods are called from the
-training thread.
+A state is in memory once a generation has begun with it, and keeps its key until a step is
+committed: those who were to form a generation that never came about still hold the same state.
+When a ring breaks, memory holds the last committed step, and perhaps one more that is prepared:
+`adopt_local` commits it if that is what the next generation starts from, and discards it
+otherwise.  All methods are called from the training thread.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import torch
 
 from dtd.core.collective import Collective
-from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint
 from dtd.train.image import IncomingImage, export_image
@@ -24,22 +25,25 @@ from dtd.train.loop import train
 from dtd.train.numerics import numerics_fingerprint
 from dtd.train.origin import Origin, check_position, checkpoint_directory
 from dtd.train.record import (
+    FRESH,
     HeldState,
     InitFrom,
     Outcome,
     Reporter,
     Requests,
     StateImage,
+    StateKey,
     WarmupReport,
 )
 from dtd.train.replica import reset_replica
 from dtd.train.session import Session, build_session
-from dtd.train.state import named_tensors, state_digest
+from dtd.train.state import named_tensors
 from dtd.train.step import commit
 from dtd.train.task import load_task
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20
+_RANK_0 = frozenset({0})
 
 
 class TrainingRun:
@@ -78,8 +82,8 @@ class TrainingRun:
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
-        self._generation = 0
-        self._touched = False
+        self._in_memory = False
+        self._pristine = True
         self._built: Session | None = None
         self._incoming: IncomingImage | None = None
 
@@ -89,7 +93,7 @@ class TrainingRun:
         """Import the task, build the model, open the data.
 
         Raises:
-            TaskError: one of them does not work.
+            TaskError: one of them does not work, or the job's batches are too small for the model.
         """
         torch.set_num_threads(self._threads)
         task = load_task(self._spec.job.task, self._spec.task)
@@ -123,54 +127,74 @@ class TrainingRun:
         """`committed_step`, or one more if the next step waits for nothing but its verdict."""
         return self.committed_step + self._session.prepared
 
+    @property
+    def prepared_key(self) -> StateKey | None:
+        """Key of the state that `adopt_local` can make by committing the prepared step."""
+        return self._session.prepared_key
+
     def held(self) -> HeldState:
-        """The best state that this worker holds for the job."""
-        if self._generation > 0:
-            step = self.committed_step
-            return HeldState(
-                job_id=self._job_id,
-                generation=self._generation,
-                step=step,
-                digest=state_digest(self._session.replica).hex(),
-                where="memory",
-                label=f"step {step} in memory",
-            )
-        return self._origin.held()
+        """The best state that this worker holds for the job; costs nothing if it is in memory."""
+        if not self._in_memory:
+            return self._origin.held()
+        generation, step = self._session.key
+        return HeldState(
+            job_id=self._job_id,
+            generation=generation,
+            step=step,
+            digest="",
+            where="memory",
+            label=f"step {step} of generation {generation} in memory",
+        )
 
     def adopt_local(self, held_generation: int, held_step: int) -> None:
         """Make a state that this worker holds the live one.
 
         Args:
-            held_generation: its generation; 0 is the fresh state.
-            held_step: its committed steps; one more than is committed commits the prepared step.
+            held_generation: the generation that committed its last step; 0 is the fresh state.
+            held_step: its committed steps.  The key of the prepared step commits that.
 
         Raises:
             CheckpointError: this worker does not hold it.
         """
-        session = self._session
-        if self._generation > 0 and session.prepared and held_step == self.prepared_step:
+        session, key = self._session, StateKey(held_generation, held_step)
+        if self._in_memory and key == session.prepared_key:
             commit(session)
             return
         session.discard()
-        if self._generation > 0 and held_step == self.committed_step:
+        if self._in_memory and key == session.key:
             return
-        if held_generation > 0:
+        self._in_memory = False
+        if key != FRESH:
+            self._pristine = False
             self._origin.load(session, held_generation, held_step)
-        elif self._touched:
+        elif not self._pristine:
             reset_replica(session.replica, session.task, self._spec, self._device)
-        self._touched = held_generation > 0
-        self._generation = 0
+            self._pristine = True
+        session.replaced(key)
+        self._in_memory = True
+
+    def forget(self) -> None:
+        """Hold only what is on disk: nobody can say whose memory is right."""
+        session = self._session
+        session.discard()
+        session.checkpoints.drop()
+        session.checkpoints.flush()
+        self._in_memory = False
 
     def export_state(self) -> StateImage:
         """The live state for another worker; valid until the next step begins."""
-        return export_image(self._session.replica, generation=self._generation)
+        return export_image(self._session.replica, key=self._session.key)
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
         """Memory to receive another worker's state into, blob by blob.
 
+        Who needs another's state has prepared nothing that still counts: that is discarded.
+        What is held in memory stays until the other state is complete.
+
         Raises:
             CheckpointError: the manifest is broken or of another model.
         """
+        self._session.discard()
         tensors = named_tensors(self._session.replica).values()
         own_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         limit_bytes = own_bytes * _STATE_FACTOR + _STATE_SLACK_BYTES
@@ -186,29 +210,41 @@ class TrainingRun:
         assert self._incoming is not None, "finish_import() without import_state()"
         incoming, self._incoming = self._incoming, None
         session = self._session
+        incoming.check()
         session.discard()
-        self._touched = True
+        self._in_memory = self._pristine = False
         incoming.apply(session.replica)
         check_position(session)
-        self._generation = incoming.generation
+        session.replaced(incoming.key)
+        self._in_memory = True
 
     # --- training --------------------------------------------------------------------------
 
-    def run(self, collective: Collective, generation: int) -> Outcome:
+    def run(
+        self,
+        collective: Collective,
+        generation: int,
+        *,
+        writers: AbstractSet[int] = _RANK_0,
+    ) -> Outcome:
         """Train in one generation until the job or the generation ends.
+
+        Args:
+            collective: its ring.
+            generation: its number.
+            writers: ranks that write checkpoints.
 
         Raises:
             RingBroken: the generation is over; the state is that of the last committed step.
             DivergenceError: ranks hold different states.
             TaskError: the task or its data failed; anything else that the task raises, too.
         """
+        assert generation == collective.generation, "a ring of another generation"
         session = self._session
         session.discard()
-        self._check_slices(collective.world_size)
-        self._touched = True
-        self._generation = generation
+        self._in_memory, self._pristine = True, False
         try:
-            return train(session, collective)
+            return train(session, collective, writers)
         except BaseException:
             if not session.prepared:
                 session.discard()
@@ -226,18 +262,6 @@ class TrainingRun:
     def _session(self) -> Session:
         assert self._built is not None, "prepare() comes first"
         return self._built
-
-    def _check_slices(self, world_size: int) -> None:
-        plan, modules = self._session.plan, self._session.replica.model.modules()
-        if not any(isinstance(module, torch.nn.BatchNorm1d) for module in modules):
-            return
-        if plan.steps_total and plan.smallest_slice(world_size) < 2:
-            raise TaskError(
-                f"with {world_size} workers some slices have a single row, too few for the"
-                " model's BatchNorm1d",
-                remedy="raise job.global_batch_size or lower elastic.max_workers"
-                " or train.grad_accumulation",
-            )
 
 
 def _plan_digest(session: Session) -> str:

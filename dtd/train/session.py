@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from dtd.core.buckets import BucketPlan, plan_buckets
-from dtd.core.collective import BucketMemory
+from dtd.core.collective import BucketMemory, Collective
 from dtd.job import JobSpec
-from dtd.train.buffers import RunningBuffers
+from dtd.train.buffers import RunningBuffers, smallest_rows
 from dtd.train.checkpoints import Checkpoints
 from dtd.train.data import Loader
 from dtd.train.evaluation import Evaluator
 from dtd.train.gradients import Gradients, parameter_shapes
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
-from dtd.train.record import Reporter, Requests
+from dtd.train.record import FRESH, Reporter, Requests, StateKey
 from dtd.train.replica import Replica, build_replica
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
@@ -48,7 +48,9 @@ class Session:
         checkpoints: saves the state.
         reporter: hears of progress.
         requests: what is asked of this rank.
-        begun: a step is at hand: begun, and neither committed nor discarded.
+        key: of the live state.
+        begun_in: generation of the step at hand, which is begun and neither committed nor
+            discarded; None if there is none.
         prepared: every bucket of the step at hand is averaged, and it is not committed.
         metrics: of the last evaluation.
     """
@@ -68,7 +70,8 @@ class Session:
     checkpoints: Checkpoints
     reporter: Reporter
     requests: Requests
-    begun: bool = False
+    key: StateKey = FRESH
+    begun_in: int | None = None
     prepared: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -77,22 +80,40 @@ class Session:
         """A step's buckets: gradients, then the tail."""
         return [*self.gradients.memories, self.tail.memory]
 
-    def begin(self) -> None:
-        """A step begins: remember what it may change before its commit."""
-        self.gradients.begin()
-        self.buffers.take_snapshot()
-        self.begun = True
+    @property
+    def prepared_key(self) -> StateKey | None:
+        """Key that the live state gets by committing the prepared step; None if there is none."""
+        if self.begun_in is None or not self.prepared:
+            return None
+        return StateKey(self.begun_in, self.replica.step + 1)
 
-    def end(self) -> None:
-        """The step is committed or discarded."""
-        self.begun = self.prepared = False
-        self.gradients.release()
+    def begin(self, ring: Collective) -> None:
+        """A step on this ring begins: remember what it may change before its commit."""
+        self.gradients.begin(ring.check)
+        self.buffers.take_snapshot()
+        self.begun_in = ring.generation
+
+    def committed(self) -> None:
+        """The step at hand is applied."""
+        assert self.begun_in is not None, "a step is committed that never began"
+        self.key = StateKey(self.begun_in, self.replica.step)
+        self._end()
 
     def discard(self) -> None:
         """Nothing of the step at hand happened, if there is one."""
-        if self.begun:
+        if self.begun_in is not None:
             self.buffers.restore()
-            self.end()
+            self._end()
+
+    def replaced(self, key: StateKey) -> None:
+        """The live state is another one now: what was found out about the old one is void."""
+        self.key = key
+        self.metrics = {}
+        self.checkpoints.drop()
+
+    def _end(self) -> None:
+        self.begun_in, self.prepared = None, False
+        self.gradients.release()
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -121,6 +142,8 @@ def build_session(
     check_precision(spec.train.precision, device)
     dataset, eval_dataset = train_dataset_of(task), eval_dataset_of(task)
     replica = build_replica(task, spec, device, dataset_rows=len(dataset))
+    plan = JobPlan(spec=spec, dataset_rows=len(dataset), smallest_rows=smallest_rows(replica.model))
+    plan.check_slices()
     bucket_plan = _plan_buckets(spec, replica)
     buffers = RunningBuffers(replica.model)
     return Session(
@@ -128,7 +151,7 @@ def build_session(
         task=task,
         device=device,
         dataset=dataset,
-        plan=JobPlan(spec=spec, dataset_rows=len(dataset)),
+        plan=plan,
         replica=replica,
         bucket_plan=bucket_plan,
         gradients=Gradients([p for _, p in replica.trained], bucket_plan, device),

@@ -97,6 +97,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
     return {
         "step": replica.step,
         "updates": replica.updates,
+        "skipped_in_row": replica.skipped_in_row,
         "epoch": replica.epoch,
         "offset": replica.offset,
         "ledger": replica.ledger.to_mapping(),
@@ -145,6 +146,7 @@ def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[s
         replica.scaler.scale = float(about["loss_scale"])
         replica.scaler.good_steps = int(about["loss_scale_good_steps"])
         replica.step, replica.updates = int(about["step"]), int(about["updates"])
+        replica.skipped_in_row = int(about["skipped_in_row"])
         replica.epoch, replica.offset = int(about["epoch"]), int(about["offset"])
         replica.ledger = Ledger.from_mapping(about["ledger"])
     except (KeyError, ValueError, TypeError, IndexError) as error:

@@ -51,14 +51,21 @@ class Committed:
 
 
 def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
-    """Forward and backward over this rank's rows; every bucket is handed over on return."""
+    """Forward and backward over this rank's rows; every bucket is handed over on return.
+
+    Raises:
+        RingBroken: before it computes what would be thrown away.
+        TaskError: the task's `loss` does not return one.
+    """
     replica, gradients, buffers = session.replica, session.gradients, session.buffers
-    session.begin()
+    session.begin(ring)
     loss_sum, weight = 0.0, 0.0
     for part, request in enumerate(share.requests):
         begun_s = time.perf_counter()
         batch = session.loader.next(request)
         loaded_s = time.perf_counter()
+        session.reporter.progress()
+        ring.check()
         clock.data_s += loaded_s - begun_s
         key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part])
         seed_draws(key, session.device)
@@ -67,23 +74,29 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         loss, rows_weight, is_mean = _understand(returned, len(request.rows))
         if request is share.requests[-1]:
             gradients.hand_over_when_full(ring.start)
+        ring.check()  # forward may have taken long, and backward takes longer
         part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
         _backward(loss, part_of_batch * replica.scaler.scale)
         loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
         weight += rows_weight
         clock.compute_s += time.perf_counter() - loaded_s
+        session.reporter.progress()
     gradients.finish(ring.start)
     session.tail.write(loss_sum=loss_sum, weight=weight, present=gradients.present)
     buffers.write_change(
         session.tail.change,
         share=share.rows / share.global_rows,
-        counts=ring.rank == ring.world_size - 1,
+        counts=share.counts,
     )
     ring.start(len(gradients.memories))
 
 
 def commit(session: Session) -> Committed:
-    """Apply the averaged buckets: unscale, clip, update, advance."""
+    """Apply the averaged buckets: unscale, clip, update, advance.
+
+    Gradients that are not finite update nothing.  Averaged ones are the same bytes on every rank,
+    so all ranks skip the step or none does, whichever rank they came from.
+    """
     replica, plan, gradients = session.replica, session.plan, session.gradients
     totals = session.tail.totals()
     position, rows = plan.position(replica.step), plan.global_rows(replica.step)
@@ -101,11 +114,13 @@ def commit(session: Session) -> Committed:
         replica.optimizer.step()
         session.buffers.apply_change(totals.change)
         replica.updates += 1
+        replica.skipped_in_row = 0
     else:
         session.buffers.restore()
+        replica.skipped_in_row += 1
     replica.scaler.update(finite=finite)
     replica.advance(position, rows)
-    session.end()
+    session.committed()
     return Committed(
         epoch=position.epoch,
         rows=rows,
@@ -114,6 +129,22 @@ def commit(session: Session) -> Committed:
         grad_norm=norm,
         skipped=not finite,
     )
+
+
+def check_skips(session: Session) -> None:
+    """Give up on a job that has not updated anything for long.
+
+    Raises:
+        TaskError: the last `train.max_skipped_steps` steps were skipped, on every rank alike.
+    """
+    skipped, limit = session.replica.skipped_in_row, session.spec.train.max_skipped_steps
+    if 0 < limit <= skipped:
+        raise TaskError(
+            f"the gradients of {skipped} steps in a row were not finite, the last of them step"
+            f" {session.replica.step}",
+            remedy="lower optimizer.lr, set train.clip_norm or look for bad rows and for overflow"
+            " in the model; train.max_skipped_steps is the limit",
+        )
 
 
 def draw_key(seed: int, step: int, first_row: int) -> int:

@@ -27,6 +27,7 @@ from dtd.train.record import (
     StepRecord,
 )
 from dtd.train.run import TrainingRun
+from dtd.train.state import state_digest
 
 MODULE = "dtd_numerics_task"
 
@@ -75,6 +76,10 @@ class Recorder:
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     ask: Callable[[int], Flags] = lambda step: Flags()
+    marks: int = 0
+
+    def progress(self) -> None:
+        self.marks += 1
 
     def step_committed(self, record: StepRecord) -> None:
         self.steps.append(record)
@@ -100,6 +105,10 @@ class Rank:
     recorder: Recorder
     outcome: Outcome | None = None
     error: BaseException | None = None
+
+    @property
+    def digest(self) -> str:
+        return state_digest(self.replica).hex()
 
     @property
     def replica(self) -> Any:
@@ -162,6 +171,7 @@ class Arena:
         *,
         generation: int = 1,
         wrap: Callable[[int, Any], Any] = lambda rank, collective: collective,
+        writers: frozenset[int] = frozenset({0}),
     ) -> list[Rank]:
         """Train one generation; ranks hold the same state already."""
         ring = InProcessRing(
@@ -176,7 +186,9 @@ class Arena:
             rank = ranks[index]
             rank.outcome = rank.error = None
             try:
-                rank.outcome = rank.run.run(wrap(index, ring.collective(index)), generation)
+                rank.outcome = rank.run.run(
+                    wrap(index, ring.collective(index)), generation, writers=writers
+                )
             except BaseException as error:  # noqa: BLE001
                 rank.error = error
                 ring.break_ring(f"rank {index} raised {error!r}")

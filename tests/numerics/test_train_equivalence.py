@@ -178,9 +178,16 @@ def test_a_rank_without_rows_takes_over_the_buffers(arena, regression) -> None:
     assert float(ranks[0].model[1].running_mean) != 0.0
 
 
-def test_slices_too_small_for_batch_statistics_are_refused(arena, regression) -> None:
-    with pytest.raises(TaskError, match="too few for the model's BatchNorm1d"):
-        arena.train(normed(regression), arena.spec(), 4)
+def test_slices_never_become_too_small_for_batch_statistics(arena, regression) -> None:
+    ranks = arena.train(normed(regression), arena.spec(), 6)  # 8 rows a step, 2 in the last one
+    assert {rank.outcome.kind for rank in ranks} == {"finished"}
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+    assert (ranks[0].outcome.rows_missing, ranks[0].outcome.rows_repeated) == (0, 0)
+
+
+def test_batches_too_small_for_batch_statistics_are_refused(arena, regression) -> None:
+    with pytest.raises(TaskError, match="has 1 row, and the model needs 2"):
+        arena.start(normed(regression), arena.spec(job={"steps": 9, "global_batch_size": 7}))
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

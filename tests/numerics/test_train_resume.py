@@ -79,7 +79,7 @@ def test_the_state_travels_bit_for_bit_to_a_joiner(arena, regression) -> None:
     assert [rank.outcome.kind for rank in ranks[:2]] == ["yielded", "yielded"]
 
     arena.copy_state(ranks[0], ranks[2])
-    assert ranks[2].run.held().digest == ranks[0].run.held().digest
+    assert ranks[2].digest == ranks[0].digest
     arena.generation(ranks, generation=2)
     assert [rank.outcome.kind for rank in ranks] == ["finished"] * 3
     last_digest(ranks)
@@ -143,7 +143,7 @@ def test_a_prepared_step_is_committed_by_all_or_redone(arena, regression) -> Non
     for rank in ranks:
         rank.run.adopt_local(1, 6)
         assert (rank.run.committed_step, rank.run.prepared_step) == (6, 6)
-    assert ranks[0].run.held().digest == ranks[1].run.held().digest
+    assert ranks[0].digest == ranks[1].digest
     arena.generation(ranks, generation=2)
     assert last_digest(ranks) == whole
 
@@ -270,7 +270,7 @@ def test_going_back_to_a_fresh_state(arena, regression) -> None:
     fresh = rank.run.export_state().manifest
     arena.generation([rank])
     first = rank.outcome.digest
-    rank.run._generation = 0  # as after losing every state but the fresh one
+    rank.run.forget()
     rank.run.adopt_local(0, 0)
     assert rank.run.export_state().manifest == fresh
     arena.generation([rank], generation=2)

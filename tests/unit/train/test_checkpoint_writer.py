@@ -94,14 +94,49 @@ def test_a_number_that_json_lacks_is_not_written(directory, save_checkpoints) ->
 
 
 def test_an_empty_tensor_and_a_scalar(tmp_path) -> None:
+    counted: list[int] = []
     info = write_safetensors(
         tmp_path / "t",
         [
             RawTensor(name="empty", dtype="F32", shape=(0, 3), content=memoryview(b"")),
             RawTensor(name="scalar", dtype="I64", shape=(), content=memoryview(b"\1" + bytes(7))),
         ],
+        counted.append,
     )
+    assert sum(counted) == info.size_bytes
     loaded = safetensors.numpy.load_file(tmp_path / "t")
     assert loaded["empty"].shape == (0, 3)
     assert int(loaded["scalar"]) == 1
     assert info.size_bytes == (tmp_path / "t").stat().st_size
+
+
+def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
+    writers = [CheckpointWriter(directory, keep=3, best_metric="") for _ in range(3)]
+    for writer in writers:
+        writer.write(make_draft(5))
+    for writer in writers:
+        writer.publish({})
+    for writer in writers:
+        writer.close()
+        (result,) = writer.finished()
+        assert isinstance(result, Published)
+        assert result.kept == (checkpoint_name(1, 5),)
+        assert verify(result.path) == result.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
+
+
+def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_checkpoints) -> None:
+    (first,) = save_checkpoints(directory, 5)
+    (first.path / MODEL_FILE).write_bytes(b"torn")
+    (second,) = save_checkpoints(directory, 5)
+    assert verify(second.path) == first.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
+
+
+def test_a_writer_that_failed_can_be_closed_before_it_is_asked(tmp_path, make_draft) -> None:
+    (tmp_path / "job").write_text("a file where the directory should be")
+    writer = CheckpointWriter(tmp_path / "job", keep=3, best_metric="")
+    writer.write(make_draft(1))
+    writer.publish({})
+    writer.close()
+    assert [type(result) for result in writer.finished()] == [Failure]

@@ -282,3 +282,47 @@ def test_a_dataset_that_cannot_be_sent_says_what_to_do() -> None:
     ):
         loader.next(at(plan, 0))
     assert active_children() == []
+
+
+def test_the_first_batch_is_prepared_before_it_is_asked_for() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=2)
+    assert data.fetched[0] == list(at(plan, 2).rows)
+
+
+def test_what_is_prepared_and_still_right_is_kept() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=0)
+        for step in (0, 1):
+            expect(loader, at(plan, step))
+        loader.start(plan_for(1, 0), at=1)  # step 1 is redone by as many workers
+        for step in (1, 2, 3):
+            expect(loader, at(plan, step))
+    twice = [rows for rows in data.fetched if data.fetched.count(rows) > 1]
+    assert twice == [list(at(plan, 1).rows)] * 2
+
+
+def test_starting_over_at_what_is_ready_loads_nothing_again() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=0)
+        expect(loader, at(plan, 0))
+        loader.start(plan_for(1, 0), at=1)
+        for step in (1, 2, 3, 4):
+            expect(loader, at(plan, step))
+    assert len(data.fetched) == LENGTH // BATCH
+
+
+def test_a_batch_that_failed_is_loaded_again_and_not_kept() -> None:
+    cursed, plan = plan_for(1, 0, epoch=9), plan_for(1, 0)
+    bad = next(step for step in range(5) if 13 in at(cursed, step).rows)
+    data = Fetched()
+    with Loader(data, seed=0) as loader:
+        loader.start(cursed, at=bad)
+        for _ in range(2):
+            with pytest.raises(TaskError, match="row 13"):
+                loader.next(at(cursed, bad))
+        loader.start(plan, at=0)
+        expect(loader, at(plan, 0))

@@ -68,7 +68,9 @@ def evaluate(task, world_size: int = 1):
         return [word]
 
     for rank in range(world_size):
-        evaluator.evaluate(model, rank=rank, world_size=world_size, gather=collect)
+        evaluator.evaluate(
+            model, rank=rank, world_size=world_size, gather=collect, progress=lambda: None
+        )
     evaluator.close()
     assert model.training
     return mean_values([unpack_sums(word) for word in words])

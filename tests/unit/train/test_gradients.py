@@ -29,7 +29,7 @@ def chain(depth: int = 3) -> nn.Sequential:
 def test_buckets_leave_while_backward_runs_last_layer_first() -> None:
     model, events = chain(), []
     gradients = gradients_of(model)
-    gradients.begin()
+    gradients.begin(lambda: None)
     gradients.hand_over_when_full(events.append)
     out = model[1](model[0](torch.ones(2, 4)))
     out.register_hook(lambda _: events.append("reached layer 1"))
@@ -45,7 +45,7 @@ def test_only_the_last_micro_batch_hands_over_and_all_add_up() -> None:
     model, started = chain(), []
     gradients = gradients_of(model, bucket_bytes=128)
     batches = [torch.randn(2, 4, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-    gradients.begin()
+    gradients.begin(lambda: None)
     for index, batch in enumerate(batches):
         if index == 2:
             assert started == []
@@ -65,7 +65,7 @@ def test_only_the_last_micro_batch_hands_over_and_all_add_up() -> None:
 def test_gradients_are_views_of_the_buckets() -> None:
     model = chain()
     gradients = gradients_of(model, bucket_bytes=1 << 20)
-    gradients.begin()
+    gradients.begin(lambda: None)
     model(torch.ones(1, 4)).sum().backward()
     gradients.finish(lambda bucket: None)
     (memory,) = gradients.memories
@@ -78,9 +78,9 @@ def test_gradients_are_views_of_the_buckets() -> None:
 def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
     model, started = chain(), []
     gradients = gradients_of(model)
-    gradients.begin()
+    gradients.begin(lambda: None)
     model(torch.ones(1, 4)).sum().backward()
-    gradients.begin()  # the step was discarded; its values are still in the buckets
+    gradients.begin(lambda: None)  # the step was discarded; its values are still in the buckets
     gradients.hand_over_when_full(started.append)
     model[0](torch.ones(1, 4)).sum().backward()
     assert started == [2]
@@ -94,7 +94,7 @@ def test_no_rows_hand_over_zeros_in_order() -> None:
     model, started = chain(), []
     gradients = gradients_of(model)
     model(torch.ones(1, 4)).sum().backward()
-    gradients.begin()
+    gradients.begin(lambda: None)
     gradients.finish(started.append)
     assert started == [0, 1, 2]
     assert not any(any(memory.view) for memory in gradients.memories)
@@ -107,7 +107,7 @@ def test_a_broken_ring_leaves_backward_as_it_is() -> None:
     def start(bucket: int) -> None:
         raise RingBroken(f"bucket {bucket}")
 
-    gradients.begin()
+    gradients.begin(lambda: None)
     gradients.hand_over_when_full(start)
     with pytest.raises(RingBroken, match="bucket 0"):
         model(torch.ones(1, 4)).sum().backward()
@@ -116,7 +116,7 @@ def test_a_broken_ring_leaves_backward_as_it_is() -> None:
 def test_sparse_gradients_are_refused_by_name() -> None:
     model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
     gradients = gradients_of(model)
-    gradients.begin()
+    gradients.begin(lambda: None)
     with pytest.raises(TaskError, match=r"parameter 0\.weight has a sparse gradient"):
         model(torch.tensor([1])).sum().backward()
 
@@ -125,7 +125,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
 def test_norm_and_scale(dtype) -> None:
     model = nn.Linear(2, 2, bias=False).to(dtype)
     gradients = gradients_of(model)
-    gradients.begin()
+    gradients.begin(lambda: None)
     model(torch.tensor([[3.0, 4.0]], dtype=dtype)).sum().backward()
     gradients.finish(lambda bucket: None)
     assert gradients.norm() == pytest.approx(50**0.5, rel=1e-6)

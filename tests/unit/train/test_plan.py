@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.plan import JobPlan
 
@@ -64,7 +67,34 @@ def test_what_falls_due() -> None:
     assert [step for step in range(7) if own.checkpoint_due(step)] == [5, 6]
 
 
-def test_smallest_slice() -> None:
-    assert plan().smallest_slice(1) == 2
-    assert plan().smallest_slice(2) == 1
-    assert plan(rows=12).smallest_slice(2) == 2
+def test_digests_fall_due() -> None:
+    own = plan(train={"digest_every": 2})
+    assert [step for step in range(1, 7) if own.digest_due(step)] == [2, 4, 6]
+    assert not any(plan(train={"digest_every": 0}).digest_due(step) for step in range(7))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 9])
+def test_no_micro_batch_is_too_small(accumulation, world_size) -> None:
+    job = {"name": "j", "task": "digits", "global_batch_size": 8, "epochs": 1}
+    own = replace(
+        plan(rows=28, job=job, train={"grad_accumulation": accumulation}), smallest_rows=2
+    )
+    own.check_slices()
+    used = []
+    for step in range(4):
+        shares = [own.share(step, rank=r, world_size=world_size) for r in range(world_size)]
+        requests = [request for share in shares for request in share.requests]
+        assert min(len(request.rows) for request in requests) >= 2
+        assert [share.counts for share in shares].count(True) == 1
+        assert next(share for share in shares if share.counts).rows == max(s.rows for s in shares)
+        used += [row for request in requests for row in request.rows]
+    assert sorted(used) == list(range(28))
+
+
+@pytest.mark.parametrize(("rows", "accumulation"), [(9, 1), (13, 2), (10, 3)])
+def test_batches_that_are_too_small_for_one_worker_are_refused(rows, accumulation) -> None:
+    own = plan(rows=rows, train={"grad_accumulation": accumulation})
+    own.check_slices()
+    with pytest.raises(TaskError, match="has 1 row, and the model needs 2"):
+        replace(own, smallest_rows=2).check_slices()

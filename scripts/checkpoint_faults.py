@@ -1,0 +1,193 @@
+"""Damage real checkpoints at random and see what is loaded: table of faults and what came of them.
+
+    python -m scripts.checkpoint_faults --count 200 --seed 1
+
+A job is trained, its checkpoints' digests are noted.  Then, again and again: restore the
+directory, do one to three faults to it, ask what a worker holds, load it, hash what is in memory.
+A bad load is any state but the one that was saved under that name; a missed one is a state older
+than the newest sound checkpoint.  Exit code 1 if there is either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dtd.errors import CheckpointError
+from dtd.job import from_mapping
+from dtd.net.inprocess import InProcessRing
+from dtd.train.checkpoint_format import list_checkpoints, parse_name
+from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
+from dtd.train.run import TrainingRun
+from dtd.train.state import state_digest
+from scripts.disk_faults import FAULTS, sound
+
+JOB: Final = "job"
+MOST_FAULTS: Final = 3
+
+Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Hears of checkpoints and warnings; asks for nothing."""
+
+    digests: dict[Key, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def progress(self) -> None:
+        """Not of interest."""
+
+    def step_committed(self, record: StepRecord) -> None:
+        """Not of interest."""
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Not of interest."""
+
+    def checkpoint_saved(self, record: CheckpointRecord) -> None:
+        """Note what was saved under which key."""
+        self.digests[record.generation, record.step] = record.digest
+
+    def warning(self, event: str, message: str) -> None:
+        """Note that somebody was told."""
+        self.warnings.append(f"{event}: {message}")
+
+    def flags(self) -> Flags:
+        """Nothing is asked."""
+        return Flags()
+
+
+class Trials:
+    """Trains the job and tries one seed after the other.
+
+    Args:
+        directory: scratch space.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._original, self._live = directory / "original", directory / "live"
+        self._recorder = Recorder()
+        self._run = self._open(self._recorder)
+        self._run.adopt_local(0, 0)
+        self._run.run(InProcessRing(1).collective(0), 1)
+        self._run.close()
+        shutil.copytree(self._live, self._original)
+        self._run = self._open(self._recorder)
+
+    def _open(self, recorder: Recorder) -> TrainingRun:
+        spec = from_mapping(
+            {
+                "job": {"name": "faults", "task": "synthetic", "steps": 6, "global_batch_size": 8},
+                "task": {"parameters": 4000, "rows": 64},
+                "optimizer": {"name": "adamw", "lr": 0.01},
+                "checkpoint": {"every_steps": 2, "keep": 9, "directory": str(self._live)},
+            },
+            source="checkpoint_faults",
+        )
+        run = TrainingRun(
+            spec=spec,
+            job_id=JOB,
+            init_from=None,
+            device="cpu",
+            state_dir=self._live,
+            reporter=recorder,
+            requests=recorder,
+        )
+        run.prepare()
+        return run
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        self._run.close()
+
+    def trial(self, seed: int) -> tuple[list[str], str]:
+        """(faults that were done, "" or what is wrong)."""
+        rng = random.Random(seed)  # noqa: S311 - a seeded trial
+        shutil.rmtree(self._live)
+        shutil.copytree(self._original, self._live)
+        truth = dict(self._recorder.digests)
+        names: list[str] = []
+        for _ in range(rng.randint(1, MOST_FAULTS)):
+            if len(sound(self._live / JOB)) > 1:  # one stays
+                names.append(rng.choice(list(FAULTS)))
+                self._note(FAULTS[names[-1]](self._live / JOB, rng), truth)
+        return names, self._load(truth)
+
+    def _note(self, added: Path | None, truth: dict[Key, str]) -> None:
+        """A checkpoint that was added holds the state of the generation before its own."""
+        if added is not None:
+            generation, step = parse_name(added.name) or (0, 0)
+            truth[generation, step] = truth.get((generation - 1, step), "")
+
+    def _load(self, truth: dict[Key, str]) -> str:
+        """Load what is held; returns what is wrong with it, or ""."""
+        intact = [path for path in self._originals() if _same_files(path, self._live / JOB)]
+        newest = max((parse_name(path.name) or (0, 0) for path in intact), default=(0, 0))
+        self._run.forget()
+        held = self._run.held()
+        key = (held.generation, held.step)
+        if key < newest:
+            return f"holds {key}, and {newest} is intact"
+        try:
+            self._run.adopt_local(*key)
+        except CheckpointError as error:
+            return f"held, but not loaded: {error}"
+        digest = state_digest(self._run._session.replica).hex()  # noqa: SLF001
+        return "" if digest == truth.get(key) else f"bad load of {key}: {digest}"
+
+    def _originals(self) -> list[Path]:
+        return list_checkpoints(self._original, JOB)
+
+
+def _same_files(original: Path, job: Path) -> bool:
+    """Whether a checkpoint is byte for byte what it was, without asking what is tested."""
+    copy = job / original.name
+    return copy.is_dir() and all(
+        (copy / file.name).exists() and (copy / file.name).read_bytes() == file.read_bytes()
+        for file in original.iterdir()
+    )
+
+
+def run_trials(count: int, seed: int, directory: Path) -> tuple[Counter[str], list[str]]:
+    """Try `count` seeds; returns how often each fault was done, and everything that went wrong."""
+    done: Counter[str] = Counter()
+    wrong: list[str] = []
+    trials = Trials(directory)
+    try:
+        for number in range(seed, seed + count):
+            names, problem = trials.trial(number)
+            done.update(names)
+            if problem:
+                wrong.append(f"seed {number}, {', '.join(names)}: {problem}")
+    finally:
+        trials.close()
+    return done, wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as directory:
+        done, wrong = run_trials(options.count, options.seed, Path(directory))
+    print("| fault | times |\n|---|---|")
+    for name in FAULTS:
+        print(f"| {name} | {done[name]} |")
+    print(f"\ntrials {options.count}, faults {done.total()}, bad loads {len(wrong)}")
+    for problem in wrong:
+        print(problem, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

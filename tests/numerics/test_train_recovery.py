@@ -1,0 +1,373 @@
+"""Broken rings: whose state is called what, which steps are committed, and what is redone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.train.checkpoint_format import list_checkpoints
+from dtd.train.record import FRESH, Flags
+
+pytestmark = pytest.mark.numerics
+
+SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+class Stateful:
+    """BatchNorm; no dropout, because ranks in one process share its generator."""
+
+    @staticmethod
+    def of(regression, length: int = 48):
+        class Task(regression):
+            def build_model(self):
+                return nn.Sequential(
+                    nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+                ).double()
+
+        return Task(length)
+
+
+class Cut:
+    """A collective that raises in one call of one step, on the ranks that are listed."""
+
+    def __init__(self, inner, *, method: str, step: int, meet=lambda: None) -> None:
+        self._inner, self._method, self._step, self._meet = inner, method, step, meet
+
+    def __getattr__(self, name):
+        value = getattr(self._inner, name)
+        if name != self._method or self._inner.node.core.step != self._step:
+            return value
+
+        def call(*arguments):
+            self._meet()
+            raise RingBroken("cut by the test")
+
+        return call
+
+
+def key(rank) -> tuple[int, int]:
+    held = rank.run.held()
+    assert held.where == "memory"
+    assert held.digest == ""
+    return held.generation, held.step
+
+
+def whole_job(arena, task, spec, world_size: int) -> str:
+    return arena.train(task, spec, world_size, job_id="whole")[0].outcome.digest
+
+
+def same_state(arena, task, spec, world_size: int):
+    ranks = [arena.start(task, spec, name=f"w{i}") for i in range(world_size)]
+    ranks[0].run.adopt_local(*FRESH)
+    for rank in ranks[1:]:
+        arena.copy_state(ranks[0], rank)
+    return ranks
+
+
+def test_a_state_keeps_its_key_until_a_step_is_committed(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 8})
+    (rank,) = same_state(arena, regression(), spec, 1)
+    assert key(rank) == FRESH
+
+    arena.generation([rank], generation=4, wrap=lambda _, inner: Cut(inner, method="start", step=0))
+    assert key(rank) == FRESH
+    rank.run.adopt_local(*FRESH)
+    arena.generation([rank], generation=6, wrap=lambda _, inner: Cut(inner, method="start", step=3))
+    assert key(rank) == (6, 3)
+    rank.run.adopt_local(6, 3)
+    arena.generation(
+        [rank], generation=7, wrap=lambda _, inner: Cut(inner, method="open_step", step=2)
+    )
+    assert key(rank) == (6, 3)
+    arena.generation([rank], generation=9)
+    assert key(rank) == (9, 8)
+
+
+def test_the_donors_key_comes_with_its_state(arena, regression) -> None:
+    donor, joiner = (arena.start(regression(), arena.spec(), name=name) for name in "ab")
+    assert joiner.run.held().where == "none"
+    arena.generation(
+        [donor], generation=3, wrap=lambda _, inner: Cut(inner, method="gather", step=2)
+    )
+    donor.run.adopt_local(3, 2)
+    arena.copy_state(donor, joiner)
+    assert key(joiner) == key(donor) == (3, 2)
+    assert joiner.digest == donor.digest
+
+
+def test_two_donors_offer_the_same_bytes(arena, regression) -> None:
+    ranks = same_state(arena, regression(), arena.spec(optimizer=SGD), 3)
+    arena.generation(ranks)
+    images = [rank.run.export_state() for rank in ranks]
+    assert len({image.manifest for image in images}) == 1
+    assert len({b"".join(image.blobs) for image in images}) == 1
+
+
+def test_the_prepared_step_is_known_by_the_generation_that_prepared_it(arena, regression) -> None:
+    (rank,) = same_state(arena, regression(), arena.spec(), 1)
+    arena.generation([rank], generation=2, wrap=lambda _, inner: Cut(inner, method="start", step=3))
+    assert rank.run.prepared_key is None
+    rank.run.adopt_local(2, 3)
+    words = iter(range(9))
+
+    class SecondGather(Cut):
+        """The control word of the generation's first step is lost."""
+
+        def __getattr__(self, name):
+            if name == "gather" and next(words) == 0:
+                return self._inner.gather  # the agreement at the generation's start
+            return super().__getattr__(name)
+
+    arena.generation(
+        [rank], generation=5, wrap=lambda _, inner: SecondGather(inner, method="gather", step=3)
+    )
+    assert key(rank) == (2, 3)
+    assert rank.run.prepared_key == (5, 4)
+    rank.run.adopt_local(5, 4)
+    assert key(rank) == (5, 4)
+    assert rank.run.prepared_key is None
+
+
+@pytest.mark.parametrize("committed", [(), (1,), (0, 2)], ids=["none", "one", "two"])
+def test_who_prepared_a_step_commits_it_as_if_nothing_had_happened(
+    arena, regression, committed
+) -> None:
+    task, spec = Stateful.of(regression), arena.spec(job={"steps": 9}, optimizer=SGD)
+    undisturbed = whole_job(arena, task, spec, 3)
+    ranks = same_state(arena, task, spec, 3)
+    meeting = threading.Barrier(3)
+
+    class LosesItsWord(Cut):
+        """Every rank offers its word; some do not hear the others'."""
+
+        def __init__(self, rank, inner) -> None:
+            super().__init__(inner, method="", step=5)
+            self._rank = rank
+
+        def gather(self, word):
+            words = self._inner.gather(word)
+            if self._inner.node.core.step == 5:
+                meeting.wait()
+                if self._rank not in committed:
+                    raise RingBroken("cut by the test")
+            return words
+
+        def open_step(self, step, buckets):
+            if step == 6:
+                raise RingBroken("cut by the test")
+            self._inner.open_step(step, buckets)
+
+    arena.generation(ranks, wrap=LosesItsWord)
+    held = [(1, 6) if i in committed else (1, 5) for i in range(3)]
+    assert [key(rank) for rank in ranks] == held
+    assert [rank.run.prepared_step for rank in ranks] == [6, 6, 6]
+    for rank in ranks:
+        rank.run.adopt_local(1, 6)
+    assert len({rank.digest for rank in ranks}) == 1
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.digest for rank in ranks} == {undisturbed}
+
+
+def test_a_step_that_somebody_has_not_prepared_is_redone(arena, regression) -> None:
+    task, spec = Stateful.of(regression), arena.spec(job={"steps": 9}, optimizer=SGD)
+    undisturbed = whole_job(arena, task, spec, 2)
+    ranks = same_state(arena, task, spec, 2)
+    cuts = ["wait", "gather"]
+    arena.generation(ranks, wrap=lambda i, inner: Cut(inner, method=cuts[i], step=5))
+    assert [rank.run.committed_step for rank in ranks] == [5, 5]
+    assert ranks[0].run.prepared_key is None
+    for rank in ranks:
+        rank.run.adopt_local(1, 5)
+    assert len({rank.digest for rank in ranks}) == 1
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.digest for rank in ranks} == {undisturbed}
+
+
+def test_nothing_is_computed_for_a_ring_that_is_broken(arena, regression) -> None:
+    calls: list[int] = []
+
+    class Counting(regression):
+        def loss(self, model, batch):
+            calls.append(len(batch[0]))
+            return super().loss(model, batch)
+
+    class Broken(Cut):
+        def check(self):
+            if self._inner.node.core.step == 2:
+                raise RingBroken("cut by the test")
+
+    (rank,) = same_state(arena, Counting(), arena.spec(train={"grad_accumulation": 2}), 1)
+    arena.generation([rank], wrap=lambda _, inner: Broken(inner, method="", step=2))
+    assert isinstance(rank.error, RingBroken)
+    assert calls == [4, 4, 4, 4]
+    assert rank.run.committed_step == 2
+
+
+def flip(rank) -> None:
+    with torch.no_grad():
+        rank.model[0].weight[0, 0] += 1e-9
+
+
+def flipping(ranks, which: int, step: int):
+    """A bit flips on one rank when a step is complete."""
+
+    class Flipping(Cut):
+        def close_step(self):
+            if self._inner.node.core.step == self._step:
+                flip(ranks[which])
+            return self._inner.close_step()
+
+    return lambda i, inner: Flipping(inner, method="", step=step) if i == which else inner
+
+
+def test_a_minority_is_found_out_and_the_majority_keeps_its_state(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 12}, train={"digest_every": 3}, optimizer=SGD)
+    undisturbed = whole_job(arena, regression(), spec, 3)
+    ranks = same_state(arena, regression(), spec, 3)
+    arena.generation(ranks, wrap=flipping(ranks, 1, step=3))
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert (rank.error.dissenters, rank.error.majority) == ((1,), True)
+        assert rank.run.prepared_key is None
+        assert key(rank) == (1, 6)
+    arena.copy_state(ranks[2], ranks[1])
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.kind for rank in ranks} == {"finished"}
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+    assert ranks[0].outcome.digest != undisturbed  # steps 5 and 6 summed the odd one's gradients
+
+
+def test_without_a_majority_all_go_back_to_the_last_checkpoint(arena, regression) -> None:
+    spec = arena.spec(
+        job={"steps": 12},
+        train={"digest_every": 3},
+        optimizer=SGD,
+        checkpoint={"every_steps": 4, "directory": str(arena.directory / "shared"), "copies": 2},
+    )
+    undisturbed = whole_job(arena, regression(), spec, 2)
+    ranks = same_state(arena, regression(), spec, 2)
+    arena.generation(ranks, wrap=flipping(ranks, 1, step=7))
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert not rank.error.majority
+        assert len(rank.error.dissenters) == 1
+        rank.run.forget()
+        held = rank.run.held()
+        assert (held.where, held.generation, held.step) == ("checkpoint", 1, 4)
+        rank.run.adopt_local(1, 4)
+        assert key(rank) == (1, 4)
+    arena.generation(ranks, generation=2)
+    assert {rank.outcome.digest for rank in ranks} == {undisturbed}
+
+
+def test_a_flip_is_found_before_a_stop_too(arena, regression) -> None:
+    spec = arena.spec(train={"digest_every": 0})
+    ranks = same_state(arena, regression(), spec, 3)
+    for rank in ranks:
+        rank.recorder.ask = lambda step: Flags(stop=step == 4)
+    arena.generation(ranks, wrap=flipping(ranks, 2, step=4))
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert (rank.error.dissenters, rank.error.majority) == ((2,), True)
+        assert rank.recorder.checkpoints == []
+
+
+def poisonous(regression, rows, length: int = 48):
+    """A task whose gradients are NaN for whoever has one of these rows."""
+
+    class Poisonous(regression):
+        def build_model(self):
+            return Stateful.of(regression).build_model()
+
+        def loss(self, model, batch):
+            bad = any((row == self.rows.x[r]).all() for row in batch[0] for r in rows)
+            return super().loss(model, batch) * (float("nan") if bad else 1.0)
+
+    return Poisonous(length)
+
+
+def test_one_ranks_nan_skips_the_step_on_all(arena, regression) -> None:
+    spec = arena.spec(job={"epochs": 1}, optimizer=SGD)
+    ranks = same_state(arena, poisonous(regression, rows=[5]), spec, 3)
+    buffers: list[list[torch.Tensor]] = []
+    record = ranks[0].recorder.step_committed
+
+    def watch(step) -> None:
+        buffers.append([buffer.clone() for buffer in ranks[0].model.buffers()])
+        record(step)
+
+    ranks[0].recorder.step_committed = watch
+    arena.generation(ranks)
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+    for rank in ranks:
+        assert rank.outcome.kind == "finished"
+        assert rank.outcome.skipped == 1
+        skipped = [one.skipped for one in rank.recorder.steps]
+        assert sum(skipped) == 1
+        assert [one.skipped_steps for one in rank.recorder.steps] == [
+            sum(skipped[: i + 1]) for i in range(6)
+        ]
+    at = [one.skipped for one in ranks[0].recorder.steps].index(True)
+    assert at > 0
+    assert all(map(torch.equal, buffers[at], buffers[at - 1]))
+    assert (ranks[0].outcome.rows_missing, ranks[0].outcome.rows_repeated) == (0, 0)
+
+
+@pytest.mark.parametrize(("limit", "fails"), [(3, True), (0, False)])
+def test_too_many_skips_in_a_row_fail_the_job(arena, regression, limit, fails) -> None:
+    spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": limit})
+    ranks = same_state(arena, poisonous(regression, rows=range(48)), spec, 2)
+    arena.generation(ranks)
+    for rank in ranks:
+        if fails:
+            assert isinstance(rank.error, TaskError)
+            assert "3 steps in a row were not finite" in str(rank.error)
+            assert "train.max_skipped_steps" in rank.error.remedy
+            assert rank.run.committed_step == 3
+        else:
+            assert rank.outcome.skipped == 9
+
+
+def test_every_part_of_a_step_is_progress(arena, regression) -> None:
+    class Task(regression):
+        def eval_dataset(self):
+            return self.rows
+
+    spec = arena.spec(train={"grad_accumulation": 2, "eval_every": 3, "eval_batch_size": 10})
+    (rank,) = arena.train(Task(), spec, 1)
+    micro_batches, steps, eval_batches = 18, 9, 15
+    assert rank.recorder.marks >= 2 * micro_batches + steps + eval_batches
+
+
+def saved(arena, name: str) -> list[str]:
+    return [path.name for path in list_checkpoints(arena.directory / name / "checkpoints", "job")]
+
+
+def test_a_checkpoint_that_fell_due_as_the_ring_broke_is_written_afterwards(
+    arena, regression
+) -> None:
+    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
+    ranks = same_state(arena, regression(), spec, 2)
+    both_there = threading.Barrier(2)
+    arena.generation(
+        ranks, wrap=lambda _, inner: Cut(inner, method="gather", step=3, meet=both_there.wait)
+    )
+    for rank in ranks:
+        rank.run.adopt_local(1, 4)  # prepared by both: committed outside the loop
+    arena.generation(ranks[1:], generation=2)  # and rank 0, who would have written, is gone
+    ranks[1].run.close()
+    assert saved(arena, "w1") == ["g000002-s000000009", "g000002-s000000008", "g000001-s000000004"]
+
+
+def test_what_was_loaded_is_not_saved_again(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
+    (rank,) = same_state(arena, regression(), spec, 1)
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="start", step=6))
+    rank.run.forget()
+    rank.run.adopt_local(1, 4)
+    arena.generation([rank], generation=2)
+    assert [record.step for record in rank.recorder.checkpoints] == [4, 8, 9]

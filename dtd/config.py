@@ -42,11 +42,11 @@ class CoordinatorConfig:
     listen: Address = field(default=DEFAULT_COORDINATOR, metadata=_LISTEN)
     state_dir: Path = field(metadata=_STATE_DIR)
     heartbeat_interval_s: float = field(
-        default=0.5,
+        default=0.25,
         metadata=rule("How often workers report that they live.", above=0, maximum=60),
     )
     heartbeat_timeout_s: float = field(
-        default=5.0,
+        default=1.5,
         metadata=rule("Silence after which a worker is suspected.", above=0, maximum=3600),
     )
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
@@ -81,10 +81,20 @@ class WorkerConfig:
     listen: Address = field(default=Address("127.0.0.1", 0), metadata=_LISTEN)
     advertise: str = field(
         default="",
-        metadata=rule("Host under which other workers reach this one; empty: listen's host."),
+        metadata=rule(
+            "HOST or HOST:PORT under which other workers reach this one; empty: as it listens."
+        ),
     )
     state_dir: Path = field(metadata=_STATE_DIR)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
+
+    def advertised(self, bound: Address) -> Address:
+        """Where other workers reach the data port that is bound to `bound`."""
+        if not self.advertise:
+            return bound
+        if is_host(self.advertise):
+            return Address(self.advertise, bound.port)
+        return Address.parse(self.advertise)
 
 
 class _Origin(NamedTuple):
@@ -155,9 +165,10 @@ def load_worker_config(
     if config.coordinator.port == 0:
         problems["coordinator"] = f"coordinator: must name a port, not {config.coordinator}"
     if config.advertise and not is_host(config.advertise):
-        problems["advertise"] = (
-            f"advertise: must be a host without a port, not {shown(config.advertise)}"
-        )
+        try:
+            Address.parse(config.advertise)
+        except UsageError as error:
+            problems["advertise"] = f"advertise: {error.message}, nor is it a host alone"
     _raise_if_any("dtd-worker", problems)
     return config
 

@@ -139,6 +139,10 @@ class InProcessCollective:
         """Number of the roster."""
         return self.node.core.generation
 
+    def check(self) -> None:
+        """Raise if the ring is broken; see `Collective.check`."""
+        self._check_ring()
+
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
         """Begin a step; see `Collective.open_step`."""
         with self._ring.changed:

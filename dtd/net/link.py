@@ -9,6 +9,7 @@ nothing of rings, jobs or workers.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, Protocol, cast
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
@@ -19,6 +20,8 @@ from dtd.wire.header import Header
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MAX_QUEUED_CONTROL_BYTES = 8 * 1024 * 1024
+IDLE_S = 10
+DEAD_S = 30
 
 
 class LinkHandler(Protocol):
@@ -51,6 +54,10 @@ class Link(asyncio.BufferedProtocol):
         connection: the life-cycle machine, opener or acceptor.
         hello: sent at once by the opening side.
         staging_bytes: read-ahead of the decoder; small where payloads are large.
+
+    Attributes:
+        received_bytes: everything that has come in, also of frames that are not whole yet.
+        received_frames: how many of them are whole.
     """
 
     def __init__(
@@ -66,6 +73,8 @@ class Link(asyncio.BufferedProtocol):
         self.peer = ""
         self.closing = False
         self.sent_bytes = 0
+        self.received_bytes = 0
+        self.received_frames = 0
         self._hello = hello
         self._decoder = FrameDecoder(self._place, staging_bytes=staging_bytes)
         self._message: m.Message | None = None
@@ -100,6 +109,11 @@ class Link(asyncio.BufferedProtocol):
         future = asyncio.get_running_loop().create_future()
         self._drained.append(future)
         return future
+
+    @property
+    def held(self) -> bool:
+        """Reading is paused because the handler held a frame."""
+        return self._decoder.held
 
     def queued_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
@@ -146,6 +160,22 @@ class Link(asyncio.BufferedProtocol):
             self._decoder.max_payload_bytes = self._hello.max_payload_bytes
             self.send(self._hello)
 
+    def keep_alive(self) -> None:
+        """Have the kernel ask when the other side is quiet, and give it up when it is dead.
+
+        For links that nothing else watches.  Not where the other side may stop reading: that
+        counts as dead too.
+        """
+        assert self._transport is not None
+        options = {
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): IDLE_S // 2,
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): DEAD_S * 1000,
+        }
+        for (level, option), value in options.items():
+            self._transport.get_extra_info("socket").setsockopt(level, option, value)
+
     def peer_host(self) -> str:
         """Address of the other side, without the port."""
         return self.peer.rsplit(":", 1)[0]
@@ -157,6 +187,7 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes arrived in that memory."""
+        self.received_bytes += nbytes
         self._deliver(self._decoder.received(nbytes))
 
     def resume(self) -> None:
@@ -210,6 +241,7 @@ class Link(asyncio.BufferedProtocol):
     def _deliver(self, decoded: Any) -> None:
         try:
             for frame in decoded:
+                self.received_frames += 1
                 message, self._message = self._message, None
                 self._dispatch(message, frame.payload)
                 if self.closing:

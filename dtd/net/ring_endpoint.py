@@ -1,8 +1,9 @@
 """One generation's two links: to the next rank and from the previous one.
 
-Connects, hands chunks between the links and the node (`dtd.net.ring`), and says once that the ring
-is up and once that it is broken.  Frames of other generations never reach the node: the HELLO of a
-ring link names generation and roster, and every frame is checked again by the machine.
+Connects, hands chunks between the links and the node (`dtd.net.ring`), watches that both
+neighbours live (`dtd.net.pulse`), and says once that the ring is up and once that it is broken, by
+whom and how that was seen.  Frames of other generations never reach the node: the HELLO of a ring
+link names generation and roster, and every frame is checked again by the machine.
 """
 
 from __future__ import annotations
@@ -12,17 +13,25 @@ from collections.abc import Callable
 from typing import Final
 
 from dtd import __version__
+from dtd.address import Address
 from dtd.core.ring import Ring
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer, welcome
+from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
+from dtd.net.pulse import NEXT, PREVIOUS, Pulse
 from dtd.net.ring import SCRATCH_SLOTS, RingNode
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
 
-CONNECT_PAUSE_S: Final = 0.05
-LONGEST_CONNECT_PAUSE_S: Final = 0.5
+CONNECT_PAUSE_S: Final = 0.02
+
+RESET: Final = "reset"
+SILENT: Final = "silent"
+UNREACHABLE: Final = "unreachable"
+CORRUPT: Final = "corrupt"
+ENDED: Final = "ended"
 
 
 class RingEndpoint:
@@ -32,10 +41,14 @@ class RingEndpoint:
         assign: the generation.
         server: the data port where the previous rank will connect.
         chunk_bytes: most payload bytes in one frame.
+        beat_interval_s: how often either neighbour is told that this side lives.
+        silence_s: how long a neighbour may be silent, or take to connect.
         up: called once when both links stand.
-        broken: called once with (suspect, reason) when the ring cannot go on.
+        broken: called once with (suspect, evidence, reason) when the ring cannot go on; suspect
+            and evidence are empty when this side ended it.
         bucket_done: called when a bucket holds the sum and its memory is free.
         words_done: called with all ranks' words.
+        lifeline: holds a connection to each neighbour that ends with this process.
     """
 
     def __init__(
@@ -44,25 +57,42 @@ class RingEndpoint:
         server: DataServer,
         *,
         chunk_bytes: int,
+        beat_interval_s: float,
+        silence_s: float,
         up: Callable[[], None],
-        broken: Callable[[str, str], None],
+        broken: Callable[[str, str, str], None],
         bucket_done: Callable[[int], None],
         words_done: Callable[[list[bytes]], None],
+        lifeline: Lifeline | None = None,
     ) -> None:
         self.assign = assign
         self._server = server
+        self._lifeline = lifeline
+        self._lifelines: dict[Link, str] = {}
         self._up = up
         self._broken = broken
         self._bucket_done = bucket_done
-        self._next = assign.roster[(assign.rank + 1) % len(assign.roster)]
-        self._previous = assign.roster[(assign.rank - 1) % len(assign.roster)]
+        size = len(assign.roster)
+        self._previous_rank = (assign.rank - 1) % size
+        self._neighbours = {
+            NEXT: assign.roster[(assign.rank + 1) % size],
+            PREVIOUS: assign.roster[self._previous_rank],
+        }
         self._out: Link | None = None
         self._in: Link | None = None
         self._ended = False
         self._connecting: asyncio.Task[None] | None = None
+        self._refusal = ""
+        self._silence_s = silence_s
+        self._pulse = Pulse(
+            generation=assign.generation,
+            beat_interval_s=beat_interval_s,
+            silence_s=silence_s,
+            silent=self._on_silent,
+        )
         core = Ring(
             rank=assign.rank,
-            world_size=len(assign.roster),
+            world_size=size,
             generation=assign.generation,
             first_step=assign.held_step,
             chunk_bytes=chunk_bytes,
@@ -83,31 +113,34 @@ class RingEndpoint:
         if len(self.assign.roster) == 1:
             self._up()
             return
-        previous_rank = (self.assign.rank - 1) % len(self.assign.roster)
-        self._server.expect_ring(self.assign.generation, self.assign.roster_id, previous_rank, self)
+        self._pulse.begin()
         self._connecting = asyncio.create_task(self._connect_next())
+        self._server.expect_ring(
+            self.assign.generation, self.assign.roster_id, self._previous_rank, self
+        )
 
     def end(self, reason: str) -> None:
         """Take no further part; idempotent."""
-        self._fail("", reason)
+        self._fail("", "", reason)
 
     # --- connecting --------------------------------------------------------------------------
 
     async def _connect_next(self) -> None:
+        """Call until somebody answers; the pulse knows when that has taken too long."""
         loop = asyncio.get_running_loop()
-        pause_s = CONNECT_PAUSE_S
+        to = self._neighbours[NEXT]
         while not self._ended:
             try:
-                await loop.create_connection(self._new_link, self._next.host, self._next.port)
-            except OSError:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_CONNECT_PAUSE_S)
+                await loop.create_connection(self._new_link, to.host, to.port)
+            except OSError as error:
+                self._refusal = error.strerror or str(error)
+                await asyncio.sleep(CONNECT_PAUSE_S)
             else:
                 return
 
-    def _new_link(self) -> Link:
-        hello = m.Hello(
-            role=m.Role.RING,
+    def _hello(self, role: m.Role) -> m.Hello:
+        return m.Hello(
+            role=role,
             name=self.assign.roster[self.assign.rank].name,
             protocol_min=PROTOCOL_VERSION,
             protocol_max=PROTOCOL_VERSION,
@@ -117,10 +150,12 @@ class RingEndpoint:
             roster_id=self.assign.roster_id,
             rank=self.assign.rank,
         )
+
+    def _new_link(self) -> Link:
         self._out = Link(
             self,
             Connection(opened=True, role=m.Role.RING),
-            hello=hello,
+            hello=self._hello(m.Role.RING),
             staging_bytes=RING_STAGING_BYTES,
         )
         return self._out
@@ -132,56 +167,111 @@ class RingEndpoint:
         self._in = link
         link.handler = self
         link.welcome(welcome(self.assign.roster[self.assign.rank].name))
-        self._check_up()
+        self._attach(PREVIOUS, link)
 
-    def _check_up(self) -> None:
-        out_up = self._out is not None and self._out.connection.state.name == "OPEN"
-        if self._in is not None and out_up and not self._ended:
+    def accept_lifeline(self, link: Link, rank: int) -> None:
+        """A neighbour's lifeline: idle until his process ends."""
+        roster = self.assign.roster
+        name = roster[rank].name if rank < len(roster) else ""
+        if self._ended or name not in {one.name for one in self._neighbours.values()}:
+            raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
+        self._lifelines[link] = name
+        link.handler = self
+        link.welcome(welcome(roster[self.assign.rank].name))
+
+    def _attach(self, neighbour: str, link: Link) -> None:
+        if self._ended:
+            return
+        self._pulse.attach(neighbour, link)
+        if self._pulse.is_attached(NEXT) and self._pulse.is_attached(PREVIOUS):
+            self._hold_lifelines()
             self._up()
+
+    def _hold_lifelines(self) -> None:
+        """Both neighbours are there, so they know this ring and will take a lifeline of it."""
+        if self._lifeline is None:
+            return
+        targets = {Address(one.host, one.port) for one in self._neighbours.values()}
+        greeting = m.message_bytes(self._hello(m.Role.LIFELINE))
+        self._lifeline.hold(sorted(targets, key=str), greeting, timeout_s=self._silence_s)
 
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """The next rank answered."""
-        self._check_up()
+        self._attach(NEXT, link)
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
         """Where an incoming chunk lies."""
+        if isinstance(message, m.Beat):
+            return None
         assert isinstance(message, m.Chunk | m.Word)
         return self.node.place(message, payload_bytes)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """A chunk or word is here."""
+        if self._ended:
+            return
+        if isinstance(message, m.Beat):
+            if message.generation != self.assign.generation:
+                raise ProtocolError(
+                    ErrorCode.STALE_GENERATION, f"beat of generation {message.generation}"
+                )
+            return
         assert isinstance(message, m.Chunk | m.Word)
-        if not self._ended:
-            self.node.received(message, payload)
+        self.node.received(message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A neighbour is gone."""
-        if link is self._out and self._retry(error):
+        """A neighbour is gone, or what he sent was no good."""
+        if link in self._lifelines:
+            self._fail(self._lifelines.pop(link), ENDED, "its process has ended")
             return
-        neighbour = self._next if link is self._out else self._previous
-        self._fail(neighbour.name, str(error) if error is not None else "the link was closed")
+        neighbour = NEXT if link is self._out else PREVIOUS
+        reason = str(error) if error is not None else "the link was closed"
+        evidence = CORRUPT if self._is_damage(neighbour, error) else RESET
+        self._fail(self._neighbours[neighbour].name, evidence, reason)
 
-    def _retry(self, error: DtdError | None) -> bool:
-        """A neighbour that takes long to take over the state did not welcome us: call again."""
-        timed_out = isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT
-        if timed_out and not self._ended:
-            self._connecting = asyncio.create_task(self._connect_next())
-        return timed_out
+    def _is_damage(self, neighbour: str, error: DtdError | None) -> bool:
+        """Whoever dies ends inside a frame, and an unopened link is refused: both bytes intact."""
+        return (
+            isinstance(error, ProtocolError)
+            and error.code is not ErrorCode.TRUNCATED
+            and self._pulse.is_attached(neighbour)
+        )
 
-    def _fail(self, suspect: str, reason: str) -> None:
+    # --- ending ------------------------------------------------------------------------------
+
+    def _on_silent(self, neighbour: str, now: float) -> None:
+        """Nothing has come from a neighbour for too long."""
+        who = self._neighbours[neighbour]
+        where = f"{who.name} at {who.host}:{who.port}"
+        silence = f"{self._pulse.silence_s(neighbour, now):.1f} s"
+        if not self._pulse.is_attached(neighbour):
+            if neighbour == PREVIOUS:
+                reason = f"{who.name} has not connected within {silence}"
+            else:
+                refusal = f": {self._refusal}" if self._refusal else ""
+                reason = f"{where} has not answered within {silence}{refusal}"
+            self._fail(who.name, UNREACHABLE, reason)
+        elif self._pulse.trickles(neighbour, now):
+            self._fail(who.name, CORRUPT, f"no whole frame from {where} for {silence}")
+        else:
+            self._fail(who.name, SILENT, f"not a byte from {where} for {silence}")
+
+    def _fail(self, suspect: str, evidence: str, reason: str) -> None:
+        """End both links at once: a neighbour that sees the reset need not wait for silence."""
         if self._ended:
             return
         self._ended = True
+        self._pulse.end()
         if self._connecting is not None:
             self._connecting.cancel()
-        for link in (self._out, self._in):
+        for link in (self._out, self._in, *self._lifelines):
             if link is not None:
                 link.abort()
-        self._broken(suspect, reason)
+        self._broken(suspect, evidence, reason)
 
     # --- RingNode ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError, RingBroken
 from dtd.net.data_server import DataServer
+from dtd.net.lifeline import Lifeline
 from dtd.net.ring_endpoint import RingEndpoint
 from dtd.wire import messages as m
 
@@ -39,15 +40,24 @@ class Bridge:
 class RingCollective:
     """One generation's ring as the training thread sees it; see `dtd.core.collective`.
 
-    Made on the event loop.  Methods named `on_...` and `end` run there; the rest belong to the
-    training thread.
+    Made on the event loop, where `connect`, `end`, `explain` and `waiting_since` belong; the rest
+    belongs to the training thread.
 
     Args:
         bridge: the crossing.
         assign: the generation.
         server: the worker's data port.
         chunk_bytes: most payload bytes in one frame.
+        beat_interval_s: how often either neighbour is told that this side lives.
+        silence_s: how long a neighbour may be silent, or take to connect.
         agreed: called on the training thread after the generation's first exchange of words.
+        lifeline: tells the neighbours when this process ends.
+
+    Attributes:
+        suspect: whom the ring lost; empty while it stands, and when this side ended it.
+        evidence: how, as in FROZEN.
+        why_broken: why it is broken, in words; empty while it stands.
+        waiting_since: the monotonic time since which the training thread waits for the ring.
     """
 
     def __init__(
@@ -57,15 +67,21 @@ class RingCollective:
         server: DataServer,
         *,
         chunk_bytes: int,
+        beat_interval_s: float,
+        silence_s: float,
         agreed: Callable[[], None],
+        lifeline: Lifeline | None = None,
     ) -> None:
         self.assign = assign
         self.suspect = ""
+        self.evidence = ""
+        self.why_broken = ""
+        self.waiting_since: float | None = None
         self._bridge = bridge
         self._agreed: Callable[[], None] | None = agreed
         self._changed = threading.Condition()
         self._up = False
-        self._why_broken = ""
+        self._when_broken: list[Callable[[], None]] = []
         self._done: set[int] = set()
         self._words: deque[list[bytes]] = deque()
         self._exposed_s = 0.0
@@ -73,10 +89,13 @@ class RingCollective:
             assign,
             server,
             chunk_bytes=chunk_bytes,
+            beat_interval_s=beat_interval_s,
+            silence_s=silence_s,
             up=self._on_up,
             broken=self._on_broken,
             bucket_done=self._on_bucket_done,
             words_done=self._on_words_done,
+            lifeline=lifeline,
         )
 
     @property
@@ -96,10 +115,25 @@ class RingCollective:
 
     # --- training thread ---------------------------------------------------------------------
 
-    def connect(self) -> None:
-        """Connect to both neighbours and block until the ring is up."""
-        self._bridge.post(self._endpoint.connect)
+    def wait_up(self) -> None:
+        """Block until both neighbours are connected."""
         self._wait_for(lambda: self._up)
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Have this called on the event loop when the ring breaks, or now if it is broken."""
+        with self._changed:
+            if not self.why_broken:
+                self._when_broken.append(callback)
+                return
+        callback()
+
+    def give_up(self, reason: str) -> None:
+        """End the ring from the training thread, so that the neighbours need not wait for it."""
+        self._bridge.post(self._endpoint.end, reason)
+
+    def broken(self) -> RingBroken:
+        """The error that says how the ring has ended."""
+        return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
         """Begin a step; see `Collective.open_step`."""
@@ -133,21 +167,31 @@ class RingCollective:
             busy_s=node.busy_s(), exposed_s=self._exposed_s, sent_bytes=node.sent_bytes
         )
 
+    def check(self) -> None:
+        """Raise if the ring is broken; see `Collective.check`."""
+        if self.why_broken:
+            raise self.broken()
+
     def _hand_over(self, function: Callable[..., None], *arguments: object) -> None:
-        if self._why_broken:
-            raise RingBroken(self._why_broken)
+        self.check()
         self._bridge.post(self._on_handed_over, function, arguments)
 
     def _wait_for(self, here: Callable[[], bool]) -> None:
         begun_s = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: here() or bool(self._why_broken))
+            self.waiting_since = begun_s
+            self._changed.wait_for(lambda: here() or bool(self.why_broken))
+            self.waiting_since = None
             arrived = here()
         self._exposed_s += time.monotonic() - begun_s
         if not arrived:
-            raise RingBroken(self._why_broken)
+            raise self.broken()
 
     # --- event loop --------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Begin to connect to both neighbours."""
+        self._endpoint.connect()
 
     def end(self, reason: str) -> None:
         """Take no further part in this generation."""
@@ -158,7 +202,7 @@ class RingCollective:
         return self._endpoint.node.core.explain()
 
     def _on_handed_over(self, function: Callable[..., None], arguments: Sequence[object]) -> None:
-        if self._why_broken:
+        if self.why_broken:
             return
         try:
             function(*arguments)
@@ -170,11 +214,14 @@ class RingCollective:
             self._up = True
             self._changed.notify_all()
 
-    def _on_broken(self, suspect: str, reason: str) -> None:
+    def _on_broken(self, suspect: str, evidence: str, reason: str) -> None:
         with self._changed:
-            self.suspect = suspect
-            self._why_broken = reason or "the ring has ended"
+            self.suspect, self.evidence = suspect, evidence
+            self.why_broken = reason or "the ring has ended"
+            callbacks, self._when_broken = self._when_broken, []
             self._changed.notify_all()
+        for callback in callbacks:
+            callback()
 
     def _on_bucket_done(self, bucket: int) -> None:
         with self._changed:

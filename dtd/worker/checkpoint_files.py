@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import CheckpointError
-from dtd.net.data_server import Resource, file_blob
+from dtd.net.resource import Resource, file_blob
 
 MANIFEST: Final = "manifest.json"
 _RESOURCE: Final = re.compile(r"checkpoint/([A-Za-z0-9][\w.-]{0,127})/(g\d{1,10}-s\d{1,19})")

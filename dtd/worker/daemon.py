@@ -12,10 +12,11 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -23,27 +24,29 @@ from dtd import __version__
 from dtd.address import Address
 from dtd.config import WorkerConfig
 from dtd.core import member
-from dtd.errors import DtdError
-from dtd.net.data_server import DataServer, Resource
+from dtd.net.data_server import DataServer
 from dtd.net.driver import Driver
-from dtd.net.link import Link
+from dtd.net.lifeline import Lifeline
+from dtd.net.resource import Resource
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES
 from dtd.worker.bridge import Bridge, RingCollective
 from dtd.worker.checkpoint_files import open_checkpoint
+from dtd.worker.control import ControlConnection
 from dtd.worker.memory import resident_bytes
 from dtd.worker.output import capture_output
+from dtd.worker.probe import probe
+from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import JobReporter
 from dtd.worker.trainer import Trainer
 
 log = structlog.get_logger()
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 1.0
 MAX_WAITING_LINES: Final = 1000
 OUTPUT_EVERY_S: Final = 0.1
-DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.5
+DEFAULT_HEARTBEAT_INTERVAL_S: Final = 0.25
+DEFAULT_HEARTBEAT_TIMEOUT_S: Final = 1.5
+MAX_PROBES: Final = 16
 
 
 class Worker:
@@ -59,16 +62,25 @@ class Worker:
         self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
         self._bridge = Bridge(self._loop)
         self._data = DataServer(config.name, self._open_checkpoint)
-        self._link: Link | None = None
-        self._disconnected = asyncio.Event()
+        self._lifeline = Lifeline()
+        self._lifeline.start()
+        self._control = ControlConnection(
+            config.coordinator,
+            name=config.name,
+            opened=lambda: self._feed(member.ControlOpened()),
+            received=self._on_message,
+        )
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
+        self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
         self._trainer: Trainer | None = None
         self._reporter: JobReporter | None = None
+        self._watch: ProgressWatch | None = None
         self._ring: RingCollective | None = None
         self._job = ""
         self._chunk_bytes = 0
         self._checkpoint_directory = ""
         self._lines: deque[str] = deque(maxlen=MAX_WAITING_LINES)
+        self._probes: set[asyncio.Task[None]] = set()
         self._core: member.Member
         self._driver: Driver[member.Event, member.Effect]
 
@@ -82,101 +94,50 @@ class Worker:
         log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._keep_connected()),
+                tasks.create_task(self._control.keep()),
                 tasks.create_task(self._keep_heartbeats()),
                 tasks.create_task(self._keep_output()),
             ]
             ending = await self.ending
             for task in running:
                 task.cancel()
-        if self._link is not None:
-            self._send_output()
-            self._link.send(m.Goodbye(reason=ending.reason))
-            self._link.close()
+        self._send_output()
+        self._control.close(ending.reason)
         self._data.close()
         log.info("worker_ends", reason=ending.reason, how=type(ending).__name__.lower())
         return ending
 
     def stop(self, reason: str) -> None:
         """Leave in good order; a second call leaves at once."""
-        if self._link is None or self._core.stopping:
+        if not self._control.is_open or self._core.stopping:
             self._end(member.Exit(reason=reason))
             return
         log.info("worker_stopping", reason=reason)
         self._driver.handle(member.StopAsked(reason=reason))
 
     def _registration(self, bound: Address) -> m.Register:
+        advertised = self.config.advertised(bound)
         return m.Register(
             name=self.config.name,
             incarnation=secrets.randbits(62) | 1,
             pid=os.getpid(),
             host=socket.gethostname(),
             device=self.config.device,
-            data_host=self.config.advertise or bound.host,
-            data_port=bound.port,
+            data_host=advertised.host,
+            data_port=advertised.port,
             version=__version__,
         )
 
-    # --- control connection ------------------------------------------------------------------
-
-    async def _keep_connected(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        target = self.config.coordinator
-        while True:
-            self._disconnected.clear()
-            try:
-                await self._loop.create_connection(self._new_link, target.host, target.port)
-            except OSError as error:
-                if pause_s == FIRST_PAUSE_S:
-                    log.warning("coordinator_unreachable", address=str(target), error=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                continue
-            await self._disconnected.wait()
-            pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s)
-
-    def _new_link(self) -> Link:
-        hello = m.Hello(
-            role=m.Role.WORKER,
-            name=self.config.name,
-            protocol_min=PROTOCOL_VERSION,
-            protocol_max=PROTOCOL_VERSION,
-            version=__version__,
-            max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES,
-        )
-        return Link(self, Connection(opened=True, role=m.Role.WORKER), hello=hello)
-
-    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """The coordinator answered."""
-        self._link = link
-        log.info("coordinator_connected", address=link.peer)
-        self._driver.handle(member.ControlOpened())
-
-    def link_place(
-        self, link: Link, message: m.Message, payload_bytes: int
-    ) -> memoryview | Hold | None:
-        """The coordinator sends no payloads."""
-        return None
-
-    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+    def _on_message(self, message: m.Message) -> None:
         """The coordinator says what to do."""
         if isinstance(message, m.Registered):
             self._interval_s = message.heartbeat_interval_s
-        if not self.ending.done():
-            self._driver.handle(member.FromCoordinator(message=message))
+            self._silence_s = message.heartbeat_timeout_s
+        self._feed(member.FromCoordinator(message=message))
 
-    def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """The coordinator is away: training goes on, and we call again."""
-        if link is self._link:
-            self._link = None
+    def _feed(self, event: member.Event) -> None:
         if not self.ending.done():
-            log.warning("coordinator_lost", error=str(error) if error else "it said goodbye")
-        self._disconnected.set()
-
-    def _tell(self, message: m.Message, payload: bytes = b"") -> None:
-        if self._link is not None:
-            self._link.send(message, payload)
+            self._driver.handle(event)
 
     # --- effects -----------------------------------------------------------------------------
 
@@ -184,7 +145,7 @@ class Worker:
         if isinstance(effect, member.Tell):
             if isinstance(effect.message, m.Finished | m.Failed):
                 self._send_output()  # who waits for the end finds all that was printed before it
-            self._tell(effect.message)
+            self._control.send(effect.message)
         elif isinstance(effect, member.WarmUp):
             self._warm_up(effect.prepare)
         elif isinstance(effect, member.FormRing):
@@ -195,6 +156,8 @@ class Worker:
         elif isinstance(effect, member.EndAtBoundary):
             assert self._reporter is not None
             self._reporter.end_at_boundary(stop=effect.stop, leave=effect.leave)
+        elif isinstance(effect, member.ProbePeer):
+            self._probe(effect.probe)
         elif isinstance(effect, member.Raise):
             log.warning("signal_raised", signal=effect.signal)
             os.kill(os.getpid(), getattr(signal, f"SIG{effect.signal}"))
@@ -211,14 +174,23 @@ class Worker:
         self._chunk_bytes = int(prepare.spec["sync"]["chunk_kib"]) * 1024
         self._checkpoint_directory = str(prepare.spec["checkpoint"]["directory"])
         capture_output(self._from_thread(self._lines.append))
-        self._reporter = JobReporter(prepare.job, self._from_thread(self._tell))
+        elastic = prepare.spec["elastic"]
+        self._watch = ProgressWatch(
+            first_patience_s=float(elastic["warmup_timeout_s"]),
+            least_patience_s=float(elastic["stall_timeout_s"]),
+        )
+        self._reporter = JobReporter(
+            prepare.job, self._from_thread(self._control.send), self._watch
+        )
         self._trainer = Trainer(
             prepare,
             device=self.config.device,
             threads=self.config.threads,
             state_dir=self.config.state_dir,
+            silence_s=self._silence_s,
             reporter=self._reporter,
-            post=self._from_thread(self._driver.handle),
+            watch=self._watch,
+            post=self._from_thread(self._feed),
             offer=self._from_thread(self._data.offer),
         )
         self._trainer.start()
@@ -237,15 +209,31 @@ class Worker:
             assign,
             self._data,
             chunk_bytes=self._chunk_bytes,
+            beat_interval_s=self._interval_s,
+            silence_s=self._silence_s,
             agreed=self._from_thread(self._on_agreed, assign),
+            lifeline=self._lifeline,
         )
+        self._ring.connect()
         self._trainer.assign(self._ring)
 
     def _on_agreed(self, assign: m.Assign) -> None:
         """All ranks hold the same state: nobody needs to fetch it any more."""
         self._data.withdraw()
         running = member.TrainerRunning(generation=assign.generation, step=assign.held_step)
-        self._driver.handle(running)
+        self._feed(running)
+
+    def _probe(self, message: m.Probe) -> None:
+        """Try to reach another worker and say what became of it; a few at a time."""
+        if len(self._probes) >= MAX_PROBES:
+            return
+        task = asyncio.create_task(self._answer_probe(message))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _answer_probe(self, message: m.Probe) -> None:
+        probed = await probe(message, by=self.config.name, timeout_s=self._silence_s)
+        self._feed(member.ProbeAnswered(probed=probed))
 
     def _from_thread(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
         """A function for other threads that runs `function` on the event loop."""
@@ -265,7 +253,8 @@ class Worker:
 
     async def _keep_heartbeats(self) -> None:
         while True:
-            self._tell(self._heartbeat())
+            self._control.look(self._loop.time())
+            self._control.send(self._heartbeat())
             await asyncio.sleep(self._interval_s)
 
     def _heartbeat(self) -> m.Heartbeat:
@@ -275,8 +264,17 @@ class Worker:
             job=self._job,
             memory_bytes=resident_bytes(),
             waiting=self._core.explain(),
+            **self._progress(),
             **figures,
         )
+
+    def _progress(self) -> dict[str, Any]:
+        """Whether the training thread gets on; a wait for the ring is no stall of its own."""
+        watch, ring, trainer = self._watch, self._ring, self._trainer
+        if watch is None or ring is None or trainer is None:
+            return {}
+        waits = ring.waiting_since is not None
+        return watch.heartbeat_fields(time.monotonic(), waits=waits, thread_ident=trainer.ident)
 
     async def _keep_output(self) -> None:
         while True:
@@ -284,7 +282,7 @@ class Worker:
             self._send_output()
 
     def _send_output(self) -> None:
-        if not self._lines or self._link is None:
+        if not self._lines or not self._control.is_open:
             return
         lines = [*self._lines]
         self._lines.clear()
@@ -292,7 +290,7 @@ class Worker:
             log.info("job_output", line=line)
         text = "\n".join(lines).encode("utf-8", "replace")[:DEFAULT_MAX_PAYLOAD_BYTES]
         rank = self._ring.rank if self._ring is not None else 0
-        self._tell(m.JobOutput(job=self._job, rank=rank), text)
+        self._control.send(m.JobOutput(job=self._job, rank=rank), text)
 
 
 def _never() -> member.Event:

@@ -1,22 +1,33 @@
-"""Take over the live state of another worker, at the start of a generation.
+"""Take over the live state of other workers, at the start of a generation.
 
-Runs on the training thread over a connection of its own to the source's data port: manifest first,
-then every blob in ranges, received into the memory that the training run names.
+Every donor holds the same state, so it is fetched in stripes from several at once, one thread and
+one connection each, straight into the memory that the training run names.  A donor that is lost or
+silent is given up and the others give its part; when the ring of the generation breaks, all stop
+at once.  Runs on the training thread, which sleeps meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.errors import DtdError, ErrorCode, ProtocolError, RingBroken
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.net.blocking_link import BlockingLink
+from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
+from dtd.net.ring_endpoint import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.wire import messages as m
+from dtd.worker.stripes import Range, Stripes
 
-CONNECT_TIMEOUT_S: Final = 10.0
-ANSWER_TIMEOUT_S: Final = 60.0
-RANGE_BYTES: Final = 1024 * 1024
-RANGES_ASKED_AHEAD: Final = 4
+DONORS_AT_ONCE: Final = 4
+"""More do not help: four senders fill one receiver's link; further donors stand by."""
+
+BYTES_ASKED_AHEAD: Final = 4 * 1024 * 1024
 
 
 class StateImporter(Protocol):
@@ -31,52 +42,233 @@ class StateImporter(Protocol):
         ...
 
 
-def fetch_state(run: StateImporter, source: m.Member, resource: str, *, by: str) -> None:
-    """Fetch `resource` from `source` into the run.
+class Breakable(Protocol):
+    """The ring of the generation that the state is for."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's position in the roster."""
+        ...
+
+    why_broken: str
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Have this called when the ring breaks, or now if it is broken."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """End the ring."""
+        ...
+
+    def broken(self) -> RingBroken:
+        """The error that says how the ring has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFigures:
+    """What a fetch cost; `donors` gave at least a part."""
+
+    bytes: int
+    seconds: float
+    donors: tuple[str, ...]
+
+
+def fetch_state(
+    run: StateImporter,
+    donors: Sequence[m.Member],
+    resource: str,
+    *,
+    by: str,
+    silence_s: float,
+    ring: Breakable,
+) -> FetchFigures:
+    """Fetch `resource` from `donors` into the run.
+
+    Args:
+        run: receives it.
+        donors: who holds it, at least one.
+        resource: "state/GENERATION".
+        by: this worker's name.
+        silence_s: a donor that sends not a byte for so long is given up.
+        ring: cuts the fetch off when it breaks.
 
     Raises:
-        RingBroken: the source is gone or does not offer it any more; what we held is unchanged.
+        RingBroken: no donor is left, or the ring broke; what we held is unchanged.
     """
+    begun_s = time.monotonic()
+    first = ring.rank % len(donors)  # joiners that come together begin with different donors
+    fetch = _Fetch([*donors[first:], *donors[:first]], resource, by=by, silence_s=silence_s)
+    ring.on_broken(fetch.stripes.stop)
     try:
-        link = BlockingLink(
-            Address(source.host, source.port),
-            role=m.Role.FETCH,
-            name=by,
-            timeout_s=CONNECT_TIMEOUT_S,
-        )
+        size = fetch.into(run)
+    except DtdError as error:
+        ring.give_up(str(error))
+        raise RingBroken(f"the state could not be taken over: {error}") from error
+    if size is None:
+        if ring.why_broken:
+            raise ring.broken()
+        failure = fetch.failure()
+        ring.give_up(failure.message)
+        raise failure
+    seconds = time.monotonic() - begun_s
+    return FetchFigures(bytes=size, seconds=seconds, donors=tuple(sorted(fetch.gave)))
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What one connection was asked for, in order: not answered yet, and on its way into memory."""
+
+    asked: deque[Range] = field(default_factory=deque)
+    coming: deque[Range] = field(default_factory=deque)
+    open: int = 0
+    open_bytes: int = 0
+
+
+class _Fetch:
+    """One fetch: its donors, its threads, and who failed how."""
+
+    def __init__(
+        self, donors: Sequence[m.Member], resource: str, *, by: str, silence_s: float
+    ) -> None:
+        self._count = min(DONORS_AT_ONCE, len(donors))
+        self.stripes = Stripes(self._count)
+        self.gave: set[str] = set()
+        self._donors = deque(donors)
+        self._resource = resource
+        self._by = by
+        self._silence_s = silence_s
+        self._failures: deque[RingBroken] = deque()
+
+    def into(self, run: StateImporter) -> int | None:
+        """Fill the run's memory; the bytes received, or None when that did not succeed."""
+        for number in range(self._count):
+            threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
         try:
-            _fetch(run, link, resource)
+            manifest = self.stripes.manifest()
+            if manifest is None:
+                return None
+            views = run.import_state(manifest)
+            if not self.stripes.receive_into(views):
+                return None
         finally:
-            link.close()
-    except (OSError, DtdError) as error:
-        raise RingBroken(f"state from {source.name} could not be had: {error}") from error
+            self.stripes.cut()
+        run.finish_import()
+        return sum(map(len, views))
+
+    def failure(self) -> RingBroken:
+        """How the first of them failed, when all donors did."""
+        return self._failures[0] if self._failures else RingBroken("no donor gave its state")
+
+    # --- one thread for each donor at a time -------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while not self.stripes.over and (donor := self._next_donor()) is not None:
+                if self._try(donor):
+                    return
+        finally:
+            self.stripes.end_thread()
+
+    def _next_donor(self) -> m.Member | None:
+        try:
+            return self._donors.popleft()
+        except IndexError:
+            return None
+
+    def _try(self, donor: m.Member) -> bool:
+        """Fetch from one donor until all is here; False when it failed."""
+        lane = _Lane()
+        link = None
+        try:
+            link = BlockingLink(
+                Address(donor.host, donor.port),
+                role=m.Role.FETCH,
+                name=self._by,
+                timeout_s=self._silence_s,
+                place=lambda message, size: self._place(lane, message, size),
+            )
+            self.stripes.enter(link)
+            self.stripes.agree(self._open(link))
+            self._fetch(link, lane, donor.name)
+        except (OSError, DtdError) as error:
+            if not self.stripes.over:
+                self._failures.append(_failure(donor.name, error, connected=link is not None))
+            return False
+        finally:
+            if link is not None:
+                link.close()
+                self.stripes.leave(link, [*lane.coming, *lane.asked])
+        return True
+
+    def _open(self, link: BlockingLink) -> bytes:
+        """The manifest; a donor that prepares its state says so meanwhile with empty lists."""
+        link.send(m.FetchOpen(resource=self._resource))
+        more, manifest = True, b""
+        while more:
+            info, payload = link.receive(silence_s=self._silence_s)
+            if not isinstance(info, m.FetchInfo):
+                raise _unexpected(info)
+            more, manifest = info.more, manifest + bytes(payload)
+        return manifest
+
+    def _fetch(self, link: BlockingLink, lane: _Lane, name: str) -> None:
+        while True:
+            self._ask(link, lane)
+            if not lane.open:
+                return
+            message, _ = link.receive(silence_s=self._silence_s)
+            if not isinstance(message, m.FetchData):
+                raise _unexpected(message)
+            lane.open -= 1
+            lane.open_bytes -= lane.coming.popleft().length
+            self.gave.add(name)
+            self.stripes.received()
+
+    def _ask(self, link: BlockingLink, lane: _Lane) -> None:
+        """Ask ahead, so that the donor never waits for a question; block only when none is open."""
+        if lane.open > MAX_REQUESTS_AHEAD // 2:
+            return
+        questions = []
+        while lane.open < MAX_REQUESTS_AHEAD and lane.open_bytes < BYTES_ASKED_AHEAD:
+            part = self.stripes.take(wait=not lane.open)
+            if part is None:
+                break
+            lane.open += 1
+            lane.open_bytes += part.length
+            lane.asked.append(part)
+            questions.append(m.FetchRange(blob=part.blob, offset=part.offset, length=part.length))
+        if questions:
+            with contextlib.suppress(ConnectionError):  # why it was closed is yet to be received
+                link.send(*questions)
+
+    def _place(self, lane: _Lane, message: m.Message, payload_bytes: int) -> memoryview | None:
+        """Memory of the part that was asked for first."""
+        if not isinstance(message, m.FetchData):
+            return None
+        answer = Range(message.blob, message.offset, payload_bytes)
+        if not lane.asked or answer != lane.asked[0]:
+            raise _unexpected(message)
+        lane.coming.append(lane.asked.popleft())
+        return self.stripes.views[answer.blob][answer.offset : answer.offset + answer.length]
 
 
-def _fetch(run: StateImporter, link: BlockingLink, resource: str) -> None:
-    link.send(m.FetchOpen(resource=resource))
-    more, manifest = True, b""
-    while more:
-        info, payload = link.receive(timeout_s=ANSWER_TIMEOUT_S)
-        if not isinstance(info, m.FetchInfo):
-            raise _unexpected(info)
-        more, manifest = info.more, manifest + bytes(payload)
-    views = run.import_state(manifest)
-    ranges = [
-        (blob, offset, min(RANGE_BYTES, len(view) - offset))
-        for blob, view in enumerate(views)
-        for offset in range(0, len(view), RANGE_BYTES)
-    ]
-    for index in range(len(ranges) + RANGES_ASKED_AHEAD):
-        if index < len(ranges):
-            blob, offset, length = ranges[index]
-            link.send(m.FetchRange(blob=blob, offset=offset, length=length))
-        if index >= RANGES_ASKED_AHEAD:
-            blob, offset, length = ranges[index - RANGES_ASKED_AHEAD]
-            data, payload = link.receive(timeout_s=ANSWER_TIMEOUT_S)
-            if data != m.FetchData(blob=blob, offset=offset) or len(payload) != length:
-                raise _unexpected(data)
-            views[blob][offset : offset + length] = payload
-    run.finish_import()
+def _failure(donor: str, error: OSError | DtdError, *, connected: bool) -> RingBroken:
+    """What a donor's failure says of the link to it; a plain no says nothing against it."""
+    suspect = donor
+    if isinstance(error, RequestRefused):
+        suspect, evidence = "", ""
+    elif not connected:
+        evidence = UNREACHABLE
+    elif isinstance(error, TimeoutError):
+        evidence = SILENT
+    elif isinstance(error, ProtocolError) and error.code is not ErrorCode.TRUNCATED:
+        evidence = CORRUPT
+    else:
+        evidence = RESET
+    text = "it sent nothing for too long" if isinstance(error, TimeoutError) else str(error)
+    message = f"state from {donor} could not be had: {text}"
+    return RingBroken(message, suspect=suspect, evidence=evidence)
 
 
 def _unexpected(message: m.Message) -> ProtocolError:

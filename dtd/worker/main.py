@@ -38,7 +38,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", metavar="cpu|cuda:N", help="what to train on")
     parser.add_argument("--threads", metavar="N", help="CPU threads; default: what the job says")
     parser.add_argument("--listen", metavar="HOST:PORT", help="data address")
-    parser.add_argument("--advertise", metavar="HOST", help="data host that others shall call")
+    parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address to call")
     parser.add_argument("--state-dir", metavar="DIR", help="where checkpoints are kept")
     parser.add_argument("--log-format", choices=("auto", "json", "console"), help="form of the log")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")

@@ -16,10 +16,13 @@ import structlog
 
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
 from dtd.wire import messages as m
+from dtd.worker.progress import ProgressWatch
 
 PROGRESS_EVERY_S: Final = 0.1
 RECENT: Final = 0.2
 TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimizer_s")
+OWN_TIMES: Final = ("data_s", "compute_s", "optimizer_s")
+"""What a worker itself takes for a step; the rest is waiting for others."""
 
 
 class JobReporter:
@@ -28,11 +31,13 @@ class JobReporter:
     Args:
         job: the job's id.
         tell: hands a message to the event loop, for the coordinator.
+        watch: is told that the training thread gets on.
     """
 
-    def __init__(self, job: str, tell: Callable[[m.Message], None]) -> None:
+    def __init__(self, job: str, tell: Callable[[m.Message], None], watch: ProgressWatch) -> None:
         self._job = job
         self._tell = tell
+        self._watch = watch
         self._log = structlog.get_logger().bind(job=job)
         self._generation = 0
         self._rank = -1
@@ -63,12 +68,18 @@ class JobReporter:
         self._generation, self._rank = assign.generation, assign.rank
         self._flags = Flags()
         self._step = None
+        self._told_s = 0.0
         self._log = structlog.get_logger().bind(
             job=self._job, generation=assign.generation, rank=assign.rank
         )
 
+    def progress(self) -> None:
+        """The training thread got on."""
+        self._watch.mark(time.monotonic())
+
     def step_committed(self, record: StepRecord) -> None:
         """A step was committed."""
+        self._watch.committed()
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._epoch_losses.clear()
@@ -135,6 +146,7 @@ class JobReporter:
                 comm_s=record.comm_s,
                 exposed_s=record.exposed_s,
                 skipped=record.skipped,
+                skipped_steps=record.skipped_steps,
             )
         )
 
@@ -172,4 +184,5 @@ class JobReporter:
             "compute_s": means.get("compute_s", 0.0),
             "comm_s": means.get("comm_s", 0.0),
             "exposed_s": means.get("exposed_s", 0.0),
+            "own_s": sum(means.get(key, 0.0) for key in OWN_TIMES),
         }

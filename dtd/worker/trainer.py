@@ -7,9 +7,11 @@ before, so an idle worker has not paid for it.  It talks to the event loop throu
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +21,12 @@ import structlog
 
 from dtd import job
 from dtd.core import member
-from dtd.errors import DtdError, RingBroken
-from dtd.net.data_server import Resource, memory_blob
+from dtd.core.checkpoint_writers import checkpoint_writers
+from dtd.errors import DivergenceError, DtdError, RingBroken
+from dtd.net.resource import Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.worker.fetch import fetch_state
+from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import JobReporter
 
 if TYPE_CHECKING:
@@ -50,7 +54,9 @@ class Trainer(threading.Thread):
         device: "cpu" or "cuda:N".
         threads: CPU threads; 0 means what the job says.
         state_dir: where this worker keeps checkpoints unless the job names a directory.
+        silence_s: after which a donor that sends nothing is given up.
         reporter: hears of steps, evaluations and checkpoints.
+        watch: whether the thread gets on.
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
     """
@@ -62,7 +68,9 @@ class Trainer(threading.Thread):
         device: str,
         threads: int,
         state_dir: Path,
+        silence_s: float,
         reporter: JobReporter,
+        watch: ProgressWatch,
         post: Post,
         offer: Callable[[str, Resource], None],
     ) -> None:
@@ -71,7 +79,10 @@ class Trainer(threading.Thread):
         self._device = device
         self._threads = threads
         self._state_dir = state_dir
+        self._silence_s = silence_s
+        self._copies = int(prepare.spec["checkpoint"]["copies"])
         self._reporter = reporter
+        self._watch = watch
         self._post = post
         self._offer = offer
         self._rings: queue.SimpleQueue[RingCollective] = queue.SimpleQueue()
@@ -141,52 +152,81 @@ class Trainer(threading.Thread):
         assign = ring.assign
         self._reporter.begin_generation(assign)
         try:
-            self._take_over(run, assign)
-            ring.connect()
-            outcome = run.run(ring, assign.generation)
+            self._take_over(run, ring)
+            ring.wait_up()
+            outcome = self._train(run, ring)
         except RingBroken as error:
-            self._froze(run, assign, ring.suspect, error.message)
-            return
-        if outcome.kind in ("finished", "stopped"):
-            self._finished(run, assign, outcome)
+            self._froze(run, assign, error.suspect, error.evidence, error.message)
+        except DivergenceError as error:
+            self._diverged(run, assign, error)
         else:
-            self._froze(run, assign, "", "the generation ended at a step boundary")
+            if outcome.kind in ("finished", "stopped"):
+                self._finished(run, assign, outcome)
+            else:
+                self._froze(run, assign, "", "", "the generation ended at a step boundary")
 
-    def _take_over(self, run: TrainingRun, assign: m.Assign) -> None:
-        """Adopt what this worker holds, or fetch what it lacks; the source offers what it has.
+    def _train(self, run: TrainingRun, ring: RingCollective) -> Outcome:
+        hosts = [member_.host for member_ in ring.assign.roster]
+        writers = checkpoint_writers(hosts, self._copies)
+        self._watch.begin(time.monotonic())
+        try:
+            return run.run(ring, ring.assign.generation, writers=writers)
+        finally:
+            self._watch.end()
 
-        A step that is prepared here and committed by the source is committed, not fetched.
+    def _take_over(self, run: TrainingRun, ring: RingCollective) -> None:
+        """Adopt what this worker holds, or fetch what it lacks; holders offer it to who lacks it.
+
+        A step that is prepared here and committed by the others is committed, not fetched.
         """
-        held = run.held()
-        steps = (held.step, run.prepared_step) if held.where == "memory" else (held.step,)
-        same = held.generation == assign.held_generation and assign.held_step in steps
-        source = assign.roster[assign.source_rank]
+        assign = ring.assign
         name = state_resource(assign.generation)
-        if assign.rank == assign.source_rank or (same and held.where != "none"):
-            run.adopt_local(assign.held_generation, assign.held_step)
-        else:
-            fetch_state(run, source, name, by=assign.roster[assign.rank].name)
-        if assign.rank == assign.source_rank and len(assign.roster) > 1:
+        own = assign.roster[assign.rank]
+        if not own.holds:
+            donors = [member_ for member_ in assign.roster if member_.holds]
+            figures = fetch_state(
+                run, donors, name, by=own.name, silence_s=self._silence_s, ring=ring
+            )
+            log.info("state_received", **dataclasses.asdict(figures))
+            return
+        run.adopt_local(assign.held_generation, assign.held_step)
+        if not all(member_.holds for member_ in assign.roster):
             image = run.export_state()
             blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
-    def _froze(self, run: TrainingRun, assign: m.Assign, suspect: str, reason: str) -> None:
+    def _froze(
+        self, run: TrainingRun, assign: m.Assign, suspect: str, evidence: str, reason: str
+    ) -> None:
         held = self._held(run)
+        prepared = run.prepared_key or (held.generation, held.step)
         self._post(
             member.TrainerFroze(
                 generation=assign.generation,
                 held=held,
-                prepared_step=run.prepared_step,
+                prepared_generation=prepared[0],
+                prepared_step=prepared[1],
                 suspect=suspect,
+                evidence=evidence,
                 reason=reason,
             )
         )
+
+    def _diverged(self, run: TrainingRun, assign: m.Assign, error: DivergenceError) -> None:
+        """The odd ones out start afresh; if it cannot be told who is right, nobody is."""
+        if error.majority and assign.rank in error.dissenters:
+            self._post(member.TrainerDiverged(generation=assign.generation, reason=error.message))
+            return
+        suspect = assign.roster[error.dissenters[0]].name if error.majority else ""
+        if not error.majority:
+            run.forget()
+        self._froze(run, assign, suspect, "diverged", error.message)
 
     def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:
         finished = m.Finished(
             job=assign.job,
             generation=assign.generation,
+            held_generation=run.held().generation,
             step=outcome.step,
             digest=outcome.digest,
             stopped=outcome.kind == "stopped",

@@ -40,7 +40,7 @@ def test_the_coordinators_defaults() -> None:
     config = load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE)
     assert config.listen == Address("127.0.0.1", 7117)
     assert config.state_dir == Path("/s")
-    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.5, 5.0)
+    assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.25, 1.5)
     assert config.log_format == "auto"
 
 
@@ -134,7 +134,7 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
         "device": "cuda",
         "coordinator": "localhost",
         "threads": "many",
-        "advertise": "host:1",
+        "advertise": "host:x",
     }
     environ = {"DTD_LISTEN": "::1:4", "DTD_LOG_FORMAT": "jsn", "DTD_STATE_DIR": "a\nb"}
     assert worker_problems(flags, environ, file) == [
@@ -150,7 +150,7 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
         'DTD_LISTEN: must have an IPv6 address in brackets, as in [::1]:7117, not "::1:4"',
         r'DTD_STATE_DIR: must be a path without control characters, not "a\nb"',
         'DTD_LOG_FORMAT: must be one of "auto", "json", "console", not "jsn"; did you mean "json"?',
-        'advertise: must be a host without a port, not "host:1"',
+        'advertise: must end in a port from 0 to 65535, not "x", nor is it a host alone',
     ]
 
 
@@ -186,7 +186,7 @@ def test_an_unknown_home_is_no_path() -> None:
 def test_a_worker_is_not_suspected_before_it_could_report() -> None:
     flags: dict[str, object] = {"heartbeat_interval_s": "4"}
     assert coordinator_problems(flags) == [
-        "heartbeat_timeout_s: must be at least twice heartbeat_interval_s = 4.0, not 5.0"
+        "heartbeat_timeout_s: must be at least twice heartbeat_interval_s = 4.0, not 1.5"
     ]
     flags["heartbeat_timeout_s"] = "nan"
     (problem,) = coordinator_problems(flags)
@@ -226,3 +226,19 @@ def test_the_message_names_the_daemon_and_the_exit_code_is_for_settings() -> Non
     with pytest.raises(ConfigError, match=r"^dtd-worker: 1 problem in its settings\n") as caught:
         load_worker_config({"device": "gpu"}, {}, default_file=NOWHERE)
     assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("advertise", "expected"),
+    [
+        ("", Address("127.0.0.1", 4000)),
+        ("gpu-box", Address("gpu-box", 4000)),
+        ("gpu-box:7200", Address("gpu-box", 7200)),
+        ("[::1]:7200", Address("::1", 7200)),
+    ],
+)
+def test_what_a_worker_advertises(advertise: str, expected: Address) -> None:
+    config = load_worker_config(
+        {"name": "w", "advertise": advertise}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE
+    )
+    assert config.advertised(Address("127.0.0.1", 4000)) == expected

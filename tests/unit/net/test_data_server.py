@@ -8,20 +8,15 @@ import threading
 import pytest
 
 import dtd.net.data_server as data_server_module
+import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.net.data_server import (
-    INFO_BLOBS,
-    MAX_FETCH_BYTES,
-    Blob,
-    DataServer,
-    Resource,
-    file_blob,
-    memory_blob,
-    welcome,
-)
+from dtd.net.data_server import DataServer, welcome
+from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
+from dtd.net.resource import Blob, Resource, file_blob, memory_blob
 from dtd.wire import messages as m
 
+PATIENCE_S = 10.0
 CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
 
 
@@ -188,9 +183,96 @@ async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
     port.server.offer("state/1", state())
     peer, _, _ = await opened(port, dial, "state/1")
     port.server.withdraw()
-    peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
     error = await turned_away(peer)
-    assert (error.code, "no such blob is open" in error.message) == (ErrorCode.BAD_FIELD, True)
+    assert (error.code, "not offered any more" in error.message) == (ErrorCode.REFUSED, True)
+
+
+async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
+    """What is queued lies in memory that changes with the next step."""
+    port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
+    peer, _, _ = await opened(port, dial, "state/1")
+    peer.link._transport.pause_reading()
+    asked = [m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES)] * 4
+    for one in asked:
+        peer.link.send(one)
+    [link] = port.server._desk._open
+    async with asyncio.timeout(PATIENCE_S):
+        while not link.queued_bytes():
+            await (await dial(port.address, m.Role.FETCH)).welcomed()
+    port.server.withdraw()
+    peer.link._transport.resume_reading()
+    assert (await turned_away(peer)).code == ErrorCode.TRUNCATED
+
+
+async def test_who_waits_hears_that_we_are_still_here(port, dial, monkeypatch):
+    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.01)
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource="state/1"))
+    assert await peer.next() == (m.FetchInfo(blobs=(), more=True), b"")
+    assert await peer.next() == (m.FetchInfo(blobs=(), more=True), b"")
+    port.server.offer("state/1", state())
+    info, manifest = await peer.next()
+    while info.more:
+        info, manifest = await peer.next()
+    assert ([blob.name for blob in info.blobs], manifest) == (["0", "1"], b"{}")
+
+
+async def test_who_has_gone_is_not_waited_for(port, dial, monkeypatch):
+    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.01)
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource="state/1"))
+    await peer.next()
+    [task] = port.server._desk._tasks
+    peer.link.abort()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([task])
+    assert not port.server._desk._open
+
+
+async def test_several_fetch_at_once(port, dial):
+    port.server.offer("state/1", state())
+    peers = [(await opened(port, dial, "state/1"))[0] for _ in range(3)]
+    parts = await asyncio.gather(*(fetched(peer, 0, i, 2) for i, peer in enumerate(peers)))
+    assert parts == [b"01", b"12", b"23"]
+
+
+async def test_too_many_unanswered_requests_are_refused(port, dial):
+    may_go = threading.Event()
+    blob = Blob(name="0", size_bytes=4, read=lambda offset, length: may_go.wait(10) and b"x" * 4)
+    port.server.offer("state/1", Resource(manifest=b"", blobs=[blob]))
+    peer, _, _ = await opened(port, dial, "state/1")
+    for _ in range(MAX_REQUESTS_AHEAD + 1):
+        peer.link.send(m.FetchRange(blob=0, offset=0, length=4))
+    error = await turned_away(peer)
+    may_go.set()
+    assert error.code == ErrorCode.REFUSED
+    assert f"{MAX_REQUESTS_AHEAD} requests" in error.message
+
+
+async def test_who_asks_and_does_not_read_is_refused_in_the_end(port, dial):
+    """What is queued for him is bounded by the requests that he may send ahead."""
+    port.server.offer("state/1", state(bytes(MAX_FETCH_BYTES)))
+    peer, _, _ = await opened(port, dial, "state/1")
+    peer.link._transport.pause_reading()
+    [link] = port.server._desk._open
+    async with asyncio.timeout(PATIENCE_S):
+        while not link.closing:
+            peer.link.send(m.FetchRange(blob=0, offset=0, length=MAX_FETCH_BYTES))
+            await (await dial(port.address, m.Role.FETCH)).welcomed()
+            assert link.queued_bytes() < 2 * MAX_FETCH_BYTES
+    assert link._error.code == ErrorCode.REFUSED
+
+
+async def test_answered_requests_make_room_for_others(port, dial):
+    port.server.offer("state/1", state())
+    peer, _, _ = await opened(port, dial, "state/1")
+    for _ in range(3):
+        for _ in range(MAX_REQUESTS_AHEAD):
+            peer.link.send(m.FetchRange(blob=0, offset=0, length=1))
+        for _ in range(MAX_REQUESTS_AHEAD):
+            assert (await peer.next())[1] == b"0"
 
 
 async def test_who_still_waits_for_a_withdrawn_offer_is_told(port, dial):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -371,6 +372,40 @@ async def test_many_frames_of_many_sizes_arrive_in_order(
     ]
     for number, (_, payload) in enumerate(acceptor.received):
         assert payload == bytes([number]) * payload_sizes[number]
+
+
+async def test_what_comes_in_is_counted_also_of_frames_that_are_not_whole(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, opened = await network.pair(acceptor, opener)
+    before = accepted.received_bytes, accepted.received_frames
+    frame = m.message_bytes(chunk(), b"payload")
+    opened.send(chunk(), b"payload")
+    await acceptor.messages(1)
+    assert opened._transport is not None
+    announced = asyncio.Event()
+
+    def place(message: m.Message, payload_bytes: int) -> None:
+        announced.set()
+
+    acceptor.place = place
+    opened._transport.write(frame[:-1])
+    async with asyncio.timeout(PATIENCE_S):
+        await announced.wait()
+    assert accepted.received_bytes - before[0] == 2 * len(frame) - 1
+    assert (before[1], accepted.received_frames) == (1, 2)
+    assert not accepted.held
+
+
+async def test_a_link_that_nobody_watches_is_watched_by_the_kernel(
+    network: Network, acceptor: Handler, opener: Handler
+) -> None:
+    accepted, _ = await network.pair(acceptor, opener)
+    accepted.keep_alive()
+    assert accepted._transport is not None
+    options = accepted._transport.get_extra_info("socket")
+    assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 async def test_drained_is_a_future_until_the_kernel_has_taken_everything(

@@ -8,13 +8,13 @@ import socket
 import numpy as np
 import pytest
 
-import dtd.net.link as link_module
 import dtd.net.ring_endpoint as ring_endpoint_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.data_server import DataServer
 from dtd.net.ring_endpoint import RingEndpoint
 from dtd.wire import messages as m
+from dtd.wire.frames import FrameDecoder
 
 PATIENCE_S = 10.0
 GENERATION = 4
@@ -35,13 +35,15 @@ class Node:
         self.buckets = asyncio.Queue()
         self.words = asyncio.Queue()
 
-    def make(self, assign, chunk_bytes):
+    def make(self, assign, chunk_bytes, silence_s):
         self.endpoint = RingEndpoint(
             assign,
             self.server,
             chunk_bytes=chunk_bytes,
+            beat_interval_s=silence_s / 6,
+            silence_s=silence_s,
             up=self._on_up,
-            broken=lambda suspect, reason: self.broken.set_result((suspect, reason)),
+            broken=lambda *report: self.broken.set_result(report),
             bucket_done=self.buckets.put_nowait,
             words_done=self.words.put_nowait,
         )
@@ -69,14 +71,16 @@ class Ranks:
     def __init__(self, size):
         self.nodes = [Node(rank) for rank in range(size)]
 
-    async def listen(self, ports=None, *, chunk_bytes=64):
+    async def listen(self, ports=None, *, chunk_bytes=64, silence_s=PATIENCE_S):
         """Make the endpoints; a rank whose port is given does not listen yet."""
         members = []
         for rank, node in enumerate(self.nodes):
             port = (ports or {}).get(rank, 0)
             if not port:
                 port = (await node.server.listen(Address("127.0.0.1", 0))).port
-            members.append(m.Member(name=node.name, incarnation=1, host="127.0.0.1", port=port))
+            members.append(
+                m.Member(name=node.name, incarnation=1, host="127.0.0.1", port=port, holds=True)
+            )
         for rank, node in enumerate(self.nodes):
             node.make(
                 m.Assign(
@@ -85,11 +89,11 @@ class Ranks:
                     roster_id=9,
                     rank=rank,
                     roster=tuple(members),
-                    source_rank=0,
                     held_generation=0,
                     held_step=0,
                 ),
                 chunk_bytes,
+                silence_s,
             )
 
     async def come_up(self):
@@ -102,7 +106,7 @@ class Ranks:
             await asyncio.gather(*(node.up.wait() for node in self.nodes))
 
     async def are_broken(self):
-        """(suspect, reason) of each rank."""
+        """(suspect, evidence, reason) of each rank."""
         async with asyncio.timeout(PATIENCE_S):
             return await asyncio.gather(*(node.broken for node in self.nodes))
 
@@ -165,10 +169,10 @@ async def test_a_dead_neighbour_is_the_suspect(ranks):
     await ring.listen()
     await ring.come_up()
     ring.nodes[1].endpoint.end("it dies")
-    (suspect, reason), own = await ring.are_broken()
-    assert suspect == "worker-1"
+    (suspect, evidence, reason), own = await ring.are_broken()
+    assert (suspect, evidence) == ("worker-1", "reset")
     assert "lost" in reason
-    assert own == ("", "it dies")
+    assert own == ("", "", "it dies")
 
 
 async def test_everyone_notices_that_one_has_died(ranks):
@@ -177,11 +181,11 @@ async def test_everyone_notices_that_one_has_died(ranks):
     await ring.come_up()
     ring.nodes[1].endpoint.end("it dies")
     reports = await ring.are_broken()
-    suspects = {suspect for suspect, _ in reports}
+    suspects = {suspect for suspect, _, _ in reports}
     # Each in turn cuts its links, so the news may reach the third from the second.
     assert "worker-1" in suspects
     assert suspects <= {"", "worker-0", "worker-1", "worker-2"}
-    assert reports[1] == ("", "it dies")
+    assert reports[1] == ("", "", "it dies")
 
 
 async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
@@ -192,8 +196,8 @@ async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
     first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
     first.endpoint.node.start(0)
     second.endpoint._out.abort()
-    (suspect, _), (other, reason) = await ring.are_broken()
-    assert (suspect, other) == ("worker-1", "worker-0")
+    (suspect, *_), (other, evidence, reason) = await ring.are_broken()
+    assert (suspect, other, evidence) == ("worker-1", "worker-0", "reset")
     assert "cut from this side" in reason
     assert first.buckets.empty()
 
@@ -205,7 +209,7 @@ async def test_it_breaks_once_and_says_nothing_after_its_end(ranks):
     node = ring.nodes[0]
     node.endpoint.end("first")
     node.endpoint.end("second")
-    assert await node.broken == ("", "first")
+    assert await node.broken == ("", "", "first")
 
 
 async def test_a_neighbour_that_listens_late_is_called_again(ranks, memory_of, monkeypatch):
@@ -233,33 +237,6 @@ async def test_a_neighbour_that_listens_late_is_called_again(ranks, memory_of, m
     assert (arrays[0] == 2).all()
 
 
-async def test_a_neighbour_that_takes_over_the_state_for_long_is_called_again(ranks, monkeypatch):
-    called_again = asyncio.Event()
-    calls = []
-    ring = ranks(3)
-    await ring.listen()
-    slow = ring.nodes[1]
-    new_link = slow.server._server._new_link
-
-    def count():
-        calls.append(1)
-        if len(calls) == 2:
-            called_again.set()
-        return new_link()
-
-    monkeypatch.setattr(slow.server._server, "_new_link", count)
-    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.02)
-    # The last rank is connected to the first one while that waits for the second one's welcome.
-    ring.nodes[2].endpoint.connect()
-    ring.nodes[0].endpoint.connect()
-    async with asyncio.timeout(PATIENCE_S):
-        await called_again.wait()
-    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", PATIENCE_S)
-    slow.endpoint.connect()
-    await ring.are_up()
-    assert not any(node.broken.done() for node in ring.nodes)
-
-
 async def test_a_ring_that_ends_before_it_is_up_calls_nobody_any_more(ranks):
     ring = ranks(2)
     await ring.listen()
@@ -269,7 +246,7 @@ async def test_a_ring_that_ends_before_it_is_up_calls_nobody_any_more(ranks):
     node.endpoint.end("another generation follows")
     await asyncio.wait([connecting], timeout=PATIENCE_S)
     assert connecting.cancelled()
-    assert await node.broken == ("", "another generation follows")
+    assert await node.broken == ("", "", "another generation follows")
     assert not node.up.is_set()
 
 
@@ -315,6 +292,77 @@ async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial)
     assert isinstance(error, ProtocolError)
     assert error.code == ErrorCode.STALE_GENERATION
     async with asyncio.timeout(PATIENCE_S):
-        suspect, reason = await node.broken
-    assert suspect == "worker-1"
+        suspect, evidence, reason = await node.broken
+    assert (suspect, evidence) == ("worker-1", "corrupt")
     assert "generation" in reason
+
+
+# --- lifelines -----------------------------------------------------------------------------------
+
+
+class Cut:
+    """Stands for the thread that holds lifelines: keeps what it was told."""
+
+    def __init__(self):
+        self.told = asyncio.Queue()
+
+    def hold(self, targets, greeting, *, timeout_s):
+        self.told.put_nowait((targets, greeting))
+
+
+async def test_a_ring_that_is_up_has_lifelines_held_to_both_neighbours(ranks):
+    ring = ranks(3)
+    await ring.listen()
+    cut = ring.nodes[0].endpoint._lifeline = Cut()
+    await ring.come_up()
+    targets, greeting = await cut.told.get()
+    roster = ring.nodes[0].endpoint.assign.roster
+    assert set(targets) == {Address(one.host, one.port) for one in roster[1:]}
+    (frame,) = FrameDecoder().feed(greeting)
+    hello = m.decode_message(frame.header)
+    assert (hello.role, hello.generation, hello.roster_id, hello.rank) == (
+        m.Role.LIFELINE,
+        GENERATION,
+        9,
+        0,
+    )
+
+
+async def lifeline_to(ring, dial, rank, **changed):
+    """A lifeline to the first node, from the neighbour of this rank."""
+    own = ring.nodes[0].endpoint.assign.roster[0]
+    hello = {"generation": GENERATION, "roster_id": 9, "rank": rank, **changed}
+    return await dial(Address(own.host, own.port), m.Role.LIFELINE, **hello)
+
+
+async def test_a_lifeline_that_is_cut_means_that_the_process_has_ended(ranks, dial):
+    ring = ranks(3)
+    await ring.listen()
+    await ring.come_up()
+    peer = await lifeline_to(ring, dial, 1)
+    await peer.welcomed()
+    peer.link.abort()
+    async with asyncio.timeout(PATIENCE_S):
+        report = await ring.nodes[0].broken
+    assert report == ("worker-1", "ended", "its process has ended")
+
+
+async def test_a_lifeline_of_somebody_else_is_refused(ranks, dial):
+    ring = ranks(4)
+    await ring.listen()
+    await ring.come_up()
+    for refused in ({"rank": 2}, {"rank": 9}, {"rank": 1, "roster_id": 8}):
+        error = await (await lifeline_to(ring, dial, **refused)).end()
+        assert isinstance(error, ProtocolError)
+    assert not ring.nodes[0].broken.done()
+
+
+async def test_lifelines_end_with_the_ring(ranks, dial):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    peer = await lifeline_to(ring, dial, 1)
+    await peer.welcomed()
+    ring.nodes[0].endpoint.end("enough")
+    await peer.end()
+    assert await ring.nodes[0].broken == ("", "", "enough")

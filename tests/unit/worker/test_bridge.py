@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -43,13 +44,19 @@ class Rings:
         servers = [DataServer(f"worker-{rank}", no_checkpoint) for rank in range(size)]
         bound = [await server.listen(Address("127.0.0.1", 0)) for server in servers]
         roster = tuple(
-            m.Member(name=f"worker-{rank}", incarnation=1, host=at.host, port=at.port)
+            m.Member(name=f"worker-{rank}", incarnation=1, host=at.host, port=at.port, holds=True)
             for rank, at in enumerate(bound)
         )
         bridge = Bridge(self._loop_thread.loop)
         collectives = [
             RingCollective(
-                bridge, self._assign(rank, roster), server, chunk_bytes=64, agreed=self._agree(rank)
+                bridge,
+                self._assign(rank, roster),
+                server,
+                chunk_bytes=64,
+                beat_interval_s=PATIENCE_S / 6,
+                silence_s=PATIENCE_S,
+                agreed=self._agree(rank),
             )
             for rank, server in enumerate(servers)
         ]
@@ -68,10 +75,16 @@ class Rings:
             roster_id=9,
             rank=rank,
             roster=roster,
-            source_rank=0,
             held_generation=0,
             held_step=0,
         )
+
+    def connect(self, *ranks):
+        for rank in ranks or range(len(self.collectives)):
+            self.call(self.collectives[rank].connect)
+
+    def call(self, function, *arguments):
+        return self._loop_thread.call(function, *arguments)
 
     def start(self, work):
         """Let every rank's thread do this with its collective; their futures."""
@@ -103,14 +116,14 @@ def rings(loop_thread):
         one.close()
 
 
-def connect(collective):
-    collective.connect()
+def wait_up(collective):
+    collective.wait_up()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_all_reduce_and_gather_from_threads(rings, size):
     def work(collective):
-        collective.connect()
+        collective.wait_up()
         ends = []
         for step in range(4):
             array = np.full(1000, (1 << collective.rank) + step, dtype=np.int64)
@@ -122,6 +135,7 @@ def test_all_reduce_and_gather_from_threads(rings, size):
         return ends
 
     ring = rings(size)
+    ring.connect()
     for ends in ring.all(work):
         for step, (array, words, timing) in enumerate(ends):
             assert (array == (1 << size) - 1 + step * size).all()
@@ -141,7 +155,7 @@ def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
     go_on = threading.Barrier(2)
 
     def work(collective):
-        collective.connect()
+        collective.wait_up()
         arrays = [np.ones(500), np.ones(3)]
         collective.open_step(0, [memory_of(array) for array in arrays])
         collective.start(1)
@@ -152,44 +166,81 @@ def test_a_bucket_is_averaged_while_the_thread_does_something_else(rings):
         collective.wait(0)
         return arrays
 
-    for arrays in rings(2).all(work):
+    ring = rings(2)
+    ring.connect()
+    for arrays in ring.all(work):
         assert all((array == 2).all() for array in arrays)
 
 
-@pytest.mark.parametrize("where", ["connect", "wait", "gather"])
+@pytest.mark.parametrize("where", ["wait_up", "wait", "gather"])
 def test_who_blocks_hears_that_the_ring_has_ended(rings, where):
     ring = rings(2)
+    first, second = ring.collectives
     blocks = threading.Event()
 
     def work(collective):
-        if where != "connect":
-            collective.connect()
+        if where != "wait_up":
+            collective.wait_up()
             collective.open_step(0, [memory_of(np.ones(10))])
         blocks.set()
-        if where == "connect":
-            collective.connect()
+        if where == "wait_up":
+            collective.wait_up()
         elif where == "wait":
             collective.start(0)
             collective.wait(0)
         else:
             collective.gather(b"word")
 
-    first, second = ring.collectives
-    if where == "connect":
-        threads = [ring._pool.submit(work, first)]
-    else:
-        threads = [ring._pool.submit(work, first), ring._pool.submit(connect, second)]
-        threads.pop().result(PATIENCE_S)
+    ring.connect(*([0] if where == "wait_up" else [0, 1]))
+    waiting = ring._pool.submit(work, first)
+    if where != "wait_up":
+        second.wait_up()
     assert blocks.wait(PATIENCE_S)
     ring.end(0, "a new generation will be formed")
-    with pytest.raises(RingBroken, match="a new generation will be formed"):
-        threads[0].result(PATIENCE_S)
-    assert first.suspect == ""
+    with pytest.raises(RingBroken, match="a new generation will be formed") as caught:
+        waiting.result(PATIENCE_S)
+    assert (caught.value.suspect, caught.value.evidence) == ("", "")
+
+
+def test_it_says_since_when_the_training_thread_waits(rings):
+    ring = rings(2)
+    first, second = ring.collectives
+    assert first.waiting_since is None
+    begun_s = time.monotonic()
+    waiting = ring._pool.submit(wait_up, first)
+    while first.waiting_since is None:
+        threading.Event().wait(0)
+    assert begun_s <= first.waiting_since <= time.monotonic()
+    ring.connect()
+    waiting.result(PATIENCE_S)
+    second.wait_up()
+    assert first.waiting_since is None
+
+
+def test_who_asked_for_it_hears_that_the_ring_has_broken(rings):
+    ring = rings(2)
+    ring.connect()
+    ring.all(wait_up)
+    heard, on_loop = threading.Event(), []
+    collective = ring.collectives[0]
+
+    def hear():
+        on_loop.append(threading.get_ident())
+        heard.set()
+
+    collective.on_broken(hear)
+    ring.end(1, "it dies")
+    assert heard.wait(PATIENCE_S)
+    assert on_loop == [ring.call(threading.get_ident)]
+    assert (collective.suspect, collective.evidence) == ("worker-1", "reset")
+    collective.on_broken(hear)
+    assert on_loop[1:] == [threading.get_ident()]
 
 
 def test_a_neighbours_death_names_the_suspect(rings):
     ring = rings(2)
-    ring.all(connect)
+    ring.connect()
+    ring.all(wait_up)
     ring.end(1, "it dies")
 
     def work(collective):
@@ -197,22 +248,39 @@ def test_a_neighbours_death_names_the_suspect(rings):
         collective.start(0)
         collective.wait(0)
 
-    for future in ring.start(work):
-        with pytest.raises(RingBroken):
-            future.result(PATIENCE_S)
-    assert ring.collectives[0].suspect == "worker-1"
-    assert ring.collectives[1].suspect == ""
+    first, second = ring.start(work)
+    with pytest.raises(RingBroken) as caught:
+        first.result(PATIENCE_S)
+    assert (caught.value.suspect, caught.value.evidence) == ("worker-1", "reset")
+    with pytest.raises(RingBroken) as caught:
+        second.result(PATIENCE_S)
+    assert (caught.value.suspect, caught.value.evidence) == ("", "")
+
+
+def test_a_training_thread_that_gives_up_does_not_let_its_neighbours_wait(rings):
+    ring = rings(2)
+    ring.connect()
+    ring.all(wait_up)
+    first, second = ring.collectives
+    first.give_up("its state could not be taken over")
+    with pytest.raises(RingBroken) as caught:
+        second.wait(0)
+    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "reset")
+    with pytest.raises(RingBroken, match="could not be taken over"):
+        first.wait(0)
 
 
 def test_a_broken_ring_stays_broken(rings):
     ring = rings(2)
-    ring.all(connect)
+    ring.connect()
+    ring.all(wait_up)
     ring.end(0, "the end")
 
     def work(collective):
         with pytest.raises(RingBroken, match="the end"):
             collective.wait(0)
         for call in (
+            collective.check,
             lambda: collective.open_step(0, []),
             lambda: collective.start(0),
             lambda: collective.wait(0),
@@ -226,7 +294,8 @@ def test_a_broken_ring_stays_broken(rings):
 
 def test_an_end_without_a_reason_has_words_too(rings):
     ring = rings(2)
-    ring.all(connect)
+    ring.connect()
+    ring.all(wait_up)
     ring.end(0, "")
     with pytest.raises(RingBroken, match="the ring has ended"):
         ring.collectives[0].wait(0)
@@ -234,7 +303,8 @@ def test_an_end_without_a_reason_has_words_too(rings):
 
 def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
     ring = rings(2)
-    ring.all(connect)
+    ring.connect()
+    ring.all(wait_up)
     collective = ring.collectives[0]
     collective.open_step(0, [memory_of(np.ones(10))])
     collective.start(0)
@@ -245,7 +315,8 @@ def test_a_mistake_of_ours_on_the_loop_ends_the_ring_with_its_words(rings):
 
 def test_it_says_what_it_waits_for(rings):
     ring = rings(2)
-    ring.all(connect)
+    ring.connect()
+    ring.all(wait_up)
     ring.collectives[0].open_step(0, [memory_of(np.ones(10))])
     ring.collectives[0].start(0)
     assert ring._loop_thread.call(ring.collectives[0].explain)

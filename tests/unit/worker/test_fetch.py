@@ -1,17 +1,22 @@
-"""A state is taken over in place; whatever goes wrong is a broken ring and changes nothing."""
+"""A state is taken over in place, from several donors; what none can give breaks the ring."""
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
+import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
-from dtd.net.data_server import DataServer, Resource, memory_blob
+from dtd.net.data_server import DataServer
+from dtd.net.resource import Blob, Resource, memory_blob
 from dtd.wire import messages as m
-from dtd.worker.fetch import RANGE_BYTES, fetch_state
+from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
+from dtd.worker.stripes import RANGE_BYTES
 
+PATIENCE_S = 30.0
 RESOURCE = "state/4"
 BLOBS = [b"first" * 100, b"", bytes(range(256)) * 5 * (RANGE_BYTES // 256) + b"tail"]
 
@@ -35,94 +40,367 @@ class Importer:
         self.finished = True
 
 
+class Ring:
+    """The ring of the generation, as far as a fetch sees it."""
+
+    rank = 0
+
+    def __init__(self):
+        self.why_broken = ""
+        self.given_up = ""
+        self._callbacks = []
+        self.watched = threading.Event()
+
+    def on_broken(self, callback):
+        self._callbacks.append(callback)
+        if self.why_broken:
+            callback()
+        self.watched.set()
+
+    def give_up(self, reason):
+        self.given_up = reason
+
+    def broken(self):
+        return RingBroken(self.why_broken, suspect="worker-7", evidence="silent")
+
+    def end(self, reason):
+        self.why_broken = reason
+        for callback in self._callbacks:
+            callback()
+
+
 class Source:
     """A data server on an event loop in a thread of its own, as in the worker."""
 
-    def __init__(self, loop_thread):
+    def __init__(self, loop_thread, name="worker-0"):
         self._loop_thread = loop_thread
+        self.name = name
         self.server, self.address = loop_thread.run(self._listen())
 
     async def _listen(self):
         def no_checkpoint(name):
             raise CheckpointError(f"{name} is not here")
 
-        server = DataServer("worker-0", no_checkpoint)
+        server = DataServer(self.name, no_checkpoint)
         return server, await server.listen(Address("127.0.0.1", 0))
 
+    @property
+    def member(self):
+        return member(self.address, self.name)
+
     def call(self, function, *arguments):
-        self._loop_thread.call(function, *arguments)
+        return self._loop_thread.call(function, *arguments)
+
+    def offer(self, blobs=BLOBS, *, manifest=b"the manifest"):
+        named = [
+            blob if isinstance(blob, Blob) else memory_blob(str(i), memoryview(blob))
+            for i, blob in enumerate(blobs)
+        ]
+        self.call(self.server.offer, RESOURCE, Resource(manifest=manifest, blobs=named))
+
+    def die(self):
+        """Cut every connection, as the kernel does for a killed process."""
+
+        def cut():
+            for link in self.server._server._links:
+                link.abort()
+            self.server._server._server.close()
+
+        self.call(cut)
 
 
 @pytest.fixture
-def source(loop_thread):
-    made = Source(loop_thread)
-    yield made
-    made.call(made.server.close)
+def sources(loop_thread):
+    """Makes this many data servers."""
+    made = []
+
+    def make(count):
+        made.extend(Source(loop_thread, f"worker-{number}") for number in range(count))
+        return made[-count:]
+
+    yield make
+    for one in made:
+        one.call(one.server.close)
 
 
-def member(address):
-    return m.Member(name="worker-0", incarnation=1, host=address.host, port=address.port)
+@pytest.fixture
+def source(sources):
+    return sources(1)[0]
 
 
-def offer(source, blobs=BLOBS):
-    named = [memory_blob(str(i), memoryview(blob)) for i, blob in enumerate(blobs)]
-    source.call(source.server.offer, RESOURCE, Resource(manifest=b"the manifest", blobs=named))
+def member(address, name="worker-0"):
+    return m.Member(name=name, incarnation=1, host=address.host, port=address.port, holds=True)
+
+
+def fetch(run, *donors, ring=None, silence_s=PATIENCE_S):
+    return fetch_state(
+        run, donors, RESOURCE, by="worker-9", silence_s=silence_s, ring=ring or Ring()
+    )
+
+
+class Giving:
+    """A blob that gives a few ranges, and then does something before it gives the next."""
+
+    def __init__(self, content, *, after, then):
+        self._content, self._after, self._then = content, after, then
+        self.given = 0
+        self.stopped = threading.Event()
+        self.blob = Blob(name="0", size_bytes=len(content), read=self._read)
+
+    def _read(self, offset, length):
+        self.given += 1
+        if self.given == self._after:
+            self.stopped.set()
+            self._then()
+        return self._content[offset : offset + length]
+
+
+LARGE = bytes(range(256)) * (24 * RANGE_BYTES // 256)
+
+
+@pytest.fixture
+def nothing():
+    """Blocks until the test is over: a donor that lives and gives nothing."""
+    over = threading.Event()
+    yield lambda: over.wait(PATIENCE_S)
+    over.set()
 
 
 def test_every_blob_arrives_in_the_memory_that_was_named(source):
-    offer(source)
+    source.offer()
     run = Importer()
     memory = list(map(id, run.memory))
-    fetch_state(run, member(source.address), RESOURCE, by="worker-1")
+    figures = fetch(run, source.member)
     assert run.finished
     assert run.manifest == b"the manifest"
     assert run.memory == BLOBS
     assert list(map(id, run.memory)) == memory
+    assert (figures.bytes, figures.donors) == (sum(SIZES), ("worker-0",))
+    assert figures.seconds > 0
 
 
-def test_who_comes_before_the_source_is_ready_waits(source):
+def test_all_donors_give_a_part(sources):
+    """Each holds its second range back until every one has been asked for its first."""
+    donors = sources(3)
+    everyone = threading.Barrier(3)
+    for donor in donors:
+        giving = Giving(LARGE, after=1, then=lambda: everyone.wait(PATIENCE_S))
+        donor.offer([giving.blob])
+    run = Importer((len(LARGE),))
+    figures = fetch(run, *(donor.member for donor in donors))
+    assert run.memory == [LARGE]
+    assert figures.donors == ("worker-0", "worker-1", "worker-2")
+
+
+def test_who_comes_before_the_donors_are_ready_waits(sources):
+    donors = sources(2)
     run = Importer()
+    fetching = threading.Thread(target=fetch, args=(run, *(donor.member for donor in donors)))
+    fetching.start()
+    for donor in donors:
+        donor.offer()
+    fetching.join(PATIENCE_S)
+    assert run.memory == BLOBS
+
+
+def test_a_donor_that_prepares_its_state_for_longer_than_the_limit_is_not_given_up(
+    source, monkeypatch
+):
+    monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.02)
+    run, ring, silence_s = Importer(), Ring(), 0.1
     fetching = threading.Thread(
-        target=fetch_state, args=(run, member(source.address), RESOURCE), kwargs={"by": "worker-1"}
+        target=fetch, args=(run, source.member), kwargs={"silence_s": silence_s, "ring": ring}
     )
     fetching.start()
-    offer(source)
-    fetching.join(30)
-    assert run.finished
+    fetching.join(2 * silence_s)
+    assert fetching.is_alive()
+    source.offer()
+    fetching.join(PATIENCE_S)
+    assert run.memory == BLOBS
 
 
 def test_a_state_without_blobs(source):
-    offer(source, [])
+    source.offer([])
     run = Importer(())
-    fetch_state(run, member(source.address), RESOURCE, by="worker-1")
+    assert fetch(run, source.member).bytes == 0
     assert run.finished
 
 
-def test_a_source_that_is_gone_breaks_the_ring(free_address):
+# --- donors that are lost --------------------------------------------------------------------
+
+
+def test_the_others_go_on_when_a_donor_dies_in_the_middle(sources):
+    dying, living = sources(2)
+    giving = Giving(LARGE, after=3, then=dying.die)
+    dying.offer([giving.blob])
+    # The living one gives nothing before the other has died.
+    living.offer([Giving(LARGE, after=1, then=lambda: giving.stopped.wait(PATIENCE_S)).blob])
+    run = Importer((len(LARGE),))
+    figures = fetch(run, dying.member, living.member)
+    assert run.memory == [LARGE]
+    assert run.finished
+    assert "worker-1" in figures.donors
+
+
+def test_the_others_go_on_when_a_donor_falls_silent(sources, nothing):
+    silent, living = sources(2)
+    giving = Giving(LARGE, after=2, then=nothing)
+    silent.offer([giving.blob])
+    living.offer([Giving(LARGE, after=1, then=lambda: giving.stopped.wait(PATIENCE_S)).blob])
+    run = Importer((len(LARGE),))
+    fetch(run, silent.member, living.member, silence_s=0.2)
+    assert run.memory == [LARGE]
+
+
+def test_a_donor_in_reserve_takes_the_place_of_one_that_is_gone(sources, free_address):
+    [living] = sources(1)
+    living.offer()
+    gone = [member(free_address, f"gone-{number}") for number in range(DONORS_AT_ONCE)]
     run = Importer()
-    with pytest.raises(RingBroken, match=r"state from worker-0 could not be had: .*refused"):
-        fetch_state(run, member(free_address), RESOURCE, by="worker-1")
+    figures = fetch(run, *gone, living.member)
+    assert run.memory == BLOBS
+    assert figures.donors == ("worker-0",)
+
+
+def test_a_donor_with_another_state_is_given_up(sources):
+    first, other = sources(2)
+    first.offer([Giving(LARGE, after=1, then=lambda: None).blob])
+    run = Importer((len(LARGE),))
+
+    class Asking(Importer):
+        """Another donor's manifest comes while the first one's is looked at."""
+
+        def import_state(self, manifest):
+            other.offer([LARGE[::-1]], manifest=b"another manifest")
+            return super().import_state(manifest)
+
+    run = Asking((len(LARGE),))
+    figures = fetch(run, first.member, other.member)
+    assert (run.memory, run.manifest) == ([LARGE], b"the manifest")
+    assert figures.donors == ("worker-0",)
+
+
+@pytest.mark.parametrize("count", [1, 2, DONORS_AT_ONCE + 2])
+def test_when_all_donors_die_in_the_middle_the_ring_is_broken(sources, count):
+    donors = sources(count)
+    for donor in donors:
+        donor.offer([Giving(LARGE, after=2, then=donor.die).blob])
+    run = Importer((len(LARGE),))
+    with pytest.raises(RingBroken, match=r"state from worker-\d could not be had") as caught:
+        fetch(run, *(donor.member for donor in donors))
+    assert caught.value.suspect in {donor.name for donor in donors}
+    assert caught.value.evidence == "reset"
     assert not run.finished
 
 
-def test_an_offer_that_is_withdrawn_breaks_the_ring(source):
+def test_when_the_only_donor_falls_silent_the_ring_is_broken(source, nothing):
+    source.offer([Giving(LARGE, after=2, then=nothing).blob])
+    run, ring = Importer((len(LARGE),)), Ring()
+    with pytest.raises(RingBroken, match="sent nothing for too long") as caught:
+        fetch(run, source.member, silence_s=0.2, ring=ring)
+    assert ring.given_up == caught.value.message
+    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "silent")
+
+
+def test_a_donor_that_accepts_and_says_nothing_is_unreachable():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as mute,
+        pytest.raises(RingBroken, match="sent nothing for too long") as caught,
+    ):
+        fetch(Importer(), member(Address(*mute.getsockname())), silence_s=0.1)
+    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "unreachable")
+
+
+def test_a_donor_that_is_gone_breaks_the_ring(free_address):
+    run = Importer()
+    with pytest.raises(
+        RingBroken, match=r"state from worker-0 could not be had: .*refused"
+    ) as caught:
+        fetch(run, member(free_address))
+    assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "unreachable")
+    assert not run.finished
+
+
+# --- the ring breaks -------------------------------------------------------------------------
+
+
+def test_a_ring_that_breaks_cuts_the_fetch_off(sources, nothing):
+    """With the donors' patience, which is long, nothing but the cut can end it."""
+    donors, ring = sources(2), Ring()
+    giving = [Giving(LARGE, after=2, then=nothing) for _ in donors]
+    for donor, one in zip(donors, giving, strict=True):
+        donor.offer([one.blob])
+    run = Importer((len(LARGE),))
+    caught = []
+
+    def work():
+        with pytest.raises(RingBroken, match="worker-7 is silent") as error:
+            fetch(run, *(donor.member for donor in donors), ring=ring)
+        caught.append(error.value)
+
+    fetching = threading.Thread(target=work)
+    fetching.start()
+    for one in giving:
+        assert one.stopped.wait(PATIENCE_S)
+    ring.end("worker-7 is silent")
+    fetching.join(PATIENCE_S / 2)
+    assert not fetching.is_alive()
+    assert [(error.suspect, error.evidence) for error in caught] == [("worker-7", "silent")]
+    before = [bytes(one) for one in run.memory]
+    for donor in donors:
+        donor.call(donor.server.close)
+    assert [bytes(one) for one in run.memory] == before
+    assert not run.finished
+
+
+def test_a_ring_that_breaks_cuts_off_who_waits_for_an_offer(source):
+    ring, run = Ring(), Importer()
+    caught = []
+
+    def work():
+        with pytest.raises(RingBroken, match="the end") as error:
+            fetch(run, source.member, ring=ring)
+        caught.append(error.value)
+
+    fetching = threading.Thread(target=work)
+    fetching.start()
+    assert ring.watched.wait(PATIENCE_S)
+    ring.end("the end")
+    fetching.join(PATIENCE_S / 2)
+    assert caught
+
+
+def test_a_ring_that_is_broken_already_fetches_nothing(source):
+    source.offer()
+    ring, run = Ring(), Importer()
+    ring.end("it was over before")
+    with pytest.raises(RingBroken, match="it was over before"):
+        fetch(run, source.member, ring=ring)
+    assert not run.finished
+
+
+# --- states that are refused -----------------------------------------------------------------
+
+
+def test_an_offer_that_is_withdrawn_breaks_the_ring_and_blames_nobody(source):
     class Withdrawing(Importer):
         def import_state(self, manifest):
             source.call(source.server.withdraw)
             return super().import_state(manifest)
 
-    offer(source)
+    source.offer()
     run = Withdrawing()
-    with pytest.raises(RingBroken, match="could not be had"):
-        fetch_state(run, member(source.address), RESOURCE, by="worker-1")
+    with pytest.raises(RingBroken, match="not offered any more") as caught:
+        fetch(run, source.member)
+    assert (caught.value.suspect, caught.value.evidence) == ("", "")
     assert not run.finished
 
 
 def test_a_state_of_another_shape_breaks_the_ring(source):
-    offer(source)
+    source.offer()
     run = Importer(sizes=(len(BLOBS[0]) + 1, 0, 0))
     with pytest.raises(RingBroken, match="cannot be had"):
-        fetch_state(run, member(source.address), RESOURCE, by="worker-1")
+        fetch(run, source.member)
     assert not run.finished
 
 
@@ -131,9 +409,32 @@ def test_a_manifest_that_the_run_refuses_breaks_the_ring(source):
         def import_state(self, manifest):
             raise CheckpointError("it announces too much")
 
-    offer(source)
+    source.offer()
+    ring = Ring()
     with pytest.raises(RingBroken, match="announces too much"):
-        fetch_state(Refusing(), member(source.address), RESOURCE, by="worker-1")
+        fetch(Refusing(), source.member, ring=ring)
+    assert "announces too much" in ring.given_up
+
+
+def test_a_state_that_does_not_verify_breaks_the_ring(source):
+    class Doubting(Importer):
+        def finish_import(self):
+            raise CheckpointError("a received state does not match its digest")
+
+    source.offer()
+    with pytest.raises(RingBroken, match="does not match its digest") as caught:
+        fetch(Doubting(), source.member)
+    assert caught.value.suspect == ""
+
+
+def test_what_the_run_itself_raises_is_its_own(source):
+    class Broken(Importer):
+        def import_state(self, manifest):
+            raise MemoryError
+
+    source.offer()
+    with pytest.raises(MemoryError):
+        fetch(Broken(), source.member)
 
 
 def scripted(server, info, data):
@@ -159,7 +460,7 @@ INFO = m.message_bytes(m.FetchInfo(blobs=(m.BlobInfo(name="0", size_bytes=4),)),
 def test_a_wrong_answer_breaks_the_ring(server, info, data):
     run = Importer(sizes=(4,))
     with pytest.raises(RingBroken, match="does not answer what was asked"):
-        fetch_state(run, scripted(server, info, data), RESOURCE, by="worker-1")
+        fetch(run, scripted(server, info, data))
     assert not run.finished
     assert run.memory == [bytes(4)]
 
@@ -167,17 +468,15 @@ def test_a_wrong_answer_breaks_the_ring(server, info, data):
 def test_a_source_that_dies_in_the_middle_breaks_the_ring(server):
     run = Importer(sizes=(4,))
     with pytest.raises(RingBroken, match="closed the connection"):
-        fetch_state(run, scripted(server, INFO, None), RESOURCE, by="worker-1")
+        fetch(run, scripted(server, INFO, None))
     assert not run.finished
 
 
 def test_a_refusal_breaks_the_ring(server, refusal):
     with pytest.raises(RingBroken, match="does not exist"):
-        fetch_state(Importer(), scripted(server, refusal, None), RESOURCE, by="worker-1")
+        fetch(Importer(), scripted(server, refusal, None))
 
 
 def test_garbage_breaks_the_ring(server):
     with pytest.raises(RingBroken, match="could not be had"):
-        fetch_state(
-            Importer(), scripted(server, b"HTTP/1.1 400 Bad", None), RESOURCE, by="worker-1"
-        )
+        fetch(Importer(), scripted(server, b"HTTP/1.1 400 Bad", None))

@@ -9,6 +9,7 @@ import pytest
 import dtd.worker.reporter as reporter_module
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
 from dtd.wire import messages as m
+from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
 
 
@@ -18,8 +19,7 @@ def assign(*, generation=3, rank=0):
         generation=generation,
         roster_id=9,
         rank=rank,
-        roster=(m.Member(name="worker-0", incarnation=1, host="127.0.0.1", port=1),),
-        source_rank=0,
+        roster=(m.Member(name="worker-0", incarnation=1, host="127.0.0.1", port=1, holds=True),),
         held_generation=0,
         held_step=0,
     )
@@ -40,6 +40,7 @@ def record(step, **changed):
         "exposed_s": 0.05,
         "optimizer_s": 0.01,
         "skipped": False,
+        "skipped_steps": 0,
     }
     return StepRecord(**(values | changed))
 
@@ -67,8 +68,13 @@ def told():
 
 
 @pytest.fixture
-def reporter(clock, told):
-    made = JobReporter("digits-1", told.append)
+def watch():
+    return ProgressWatch(first_patience_s=120.0, least_patience_s=5.0)
+
+
+@pytest.fixture
+def reporter(clock, told, watch):
+    made = JobReporter("digits-1", told.append, watch)
     made.begin_generation(assign())
     return made
 
@@ -98,6 +104,7 @@ def test_progress_is_told_now_and_then(reporter, clock, told):
         comm_s=0.15,
         exposed_s=0.05,
         skipped=False,
+        skipped_steps=0,
     )
 
 
@@ -204,3 +211,18 @@ def test_the_result_of_who_joined_after_the_last_step(reporter):
     result = reporter.result(outcome(metrics={}))
     assert math.isnan(result["train_loss"])
     assert (result["epochs"], result["eval_accuracy"], result["mean_step_s"]) == (0, None, 0.0)
+
+
+def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
+    watch.begin(clock.now_s)
+    clock.now_s += 3.0
+    reporter.progress()
+    assert watch.stalled_s(clock.now_s) == 0.0
+    assert not watch.stepped
+    reporter.step_committed(record(1))
+    assert watch.stepped
+
+
+def test_a_heartbeat_says_how_long_the_worker_itself_takes(reporter):
+    reporter.step_committed(record(1))
+    assert reporter.heartbeat_fields()["own_s"] == pytest.approx(0.1 + 0.2 + 0.01)

@@ -1,0 +1,201 @@
+"""Serves what a worker lets others fetch: read-only ranges of a live state, or of checkpoints.
+
+A state is offered at a step boundary, by every worker that holds it, and withdrawn before it
+changes; who asks too early waits and is told now and then that we are still here.  Runs on the
+event loop, behind `dtd.net.data_server`; only files are read in other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.link import Link
+from dtd.net.resource import Blob, Resource
+from dtd.wire import messages as m
+from dtd.wire.header import MAX_HEADER_BYTES
+
+MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
+MAX_REQUESTS_AHEAD: Final = 16
+STILL_WAITING_S: Final = 0.25
+INFO_BLOBS: Final = MAX_HEADER_BYTES // 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Opened:
+    """A resource that one link fetches; ranges are answered one after the other."""
+
+    resource: Resource
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class FetchDesk:
+    """What can be fetched here, and who is fetching it.
+
+    Args:
+        open_checkpoint: gives the resource of "checkpoint/JOB/NAME", run in a thread; raises
+            CheckpointError when there is none.
+    """
+
+    def __init__(self, open_checkpoint: Callable[[str], Resource]) -> None:
+        self._open_checkpoint = open_checkpoint
+        self._offers: dict[str, asyncio.Future[Resource]] = {}
+        self._open: dict[Link, _Opened] = {}
+        self._unanswered: Counter[Link] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    def offer(self, resource: str, content: Resource) -> None:
+        """Let others fetch this until `withdraw`."""
+        future = self._offer(resource)
+        if not future.done():
+            future.set_result(content)
+
+    def withdraw(self) -> None:
+        """End all offers, also those that are waited for; checkpoints stay open."""
+        offers, self._offers = self._offers, {}
+        ended = [future.result() for future in offers.values() if future.done()]
+        for future in offers.values():
+            future.cancel()
+        for link, opened in tuple(self._open.items()):
+            if any(opened.resource is resource for resource in ended):
+                del self._open[link]
+                if link.queued_bytes():
+                    link.abort()  # what is queued lies in memory that will change
+                else:
+                    link.fail(ProtocolError(ErrorCode.REFUSED, "the state is not offered any more"))
+
+    def _offer(self, resource: str) -> asyncio.Future[Resource]:
+        if resource not in self._offers:
+            self._offers[resource] = asyncio.get_running_loop().create_future()
+        return self._offers[resource]
+
+    # --- links -------------------------------------------------------------------------------
+
+    def request(self, link: Link, message: m.Message) -> None:
+        """Somebody asks for a resource, or for a part of the one that is open.
+
+        Raises:
+            ProtocolError: it is no such request, or one too many.
+        """
+        if self._unanswered[link] >= MAX_REQUESTS_AHEAD:
+            raise ProtocolError(
+                ErrorCode.REFUSED, f"{MAX_REQUESTS_AHEAD} requests have not been answered yet"
+            )
+        if isinstance(message, m.FetchRange) and self._answer_at_once(link, message):
+            return
+        if isinstance(message, m.FetchOpen):
+            task = asyncio.create_task(self._answer_open(link, message.resource))
+        elif isinstance(message, m.FetchRange):
+            task = asyncio.create_task(self._answer_range(link, message))
+        else:
+            raise ProtocolError(ErrorCode.WRONG_STATE, "not served here")
+        self._unanswered[link] += 1
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def forget(self, link: Link) -> None:
+        """Whoever fetched is gone."""
+        self._open.pop(link, None)
+        self._unanswered.pop(link, None)
+
+    # --- answers -----------------------------------------------------------------------------
+
+    async def _answer_open(self, link: Link, name: str) -> None:
+        try:
+            resource = await self._find(link, name)
+        except DtdError as error:
+            link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
+            return
+        except asyncio.CancelledError:
+            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} is not offered any more"))
+            raise
+        if link.closing:
+            return
+        self._open[link] = _Opened(resource=resource)
+        infos = [m.BlobInfo(name=b.name, size_bytes=b.size_bytes) for b in resource.blobs]
+        for start in range(0, max(1, len(infos)), INFO_BLOBS):
+            more = start + INFO_BLOBS < len(infos)
+            page = tuple(infos[start : start + INFO_BLOBS])
+            link.send(m.FetchInfo(blobs=page, more=more), b"" if more else resource.manifest)
+        self._answered(link)
+
+    async def _find(self, link: Link, name: str) -> Resource:
+        if name.startswith("checkpoint/"):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, self._open_checkpoint, name)
+        offer = self._offer(name)
+        while not offer.done():
+            await asyncio.wait([offer], timeout=STILL_WAITING_S)
+            if link.closing:
+                raise asyncio.CancelledError
+            if not offer.done():  # empty, to say that this side lives and prepares it
+                link.send(m.FetchInfo(blobs=(), more=True))
+        return offer.result()
+
+    def _answered(self, link: Link) -> None:
+        if link in self._unanswered:
+            self._unanswered[link] -= 1
+
+    def _answer_at_once(self, link: Link, request: m.FetchRange) -> bool:
+        """Whether it lay in memory and nothing is before it, as for most of a state."""
+        opened = self._open.get(link)
+        if self._unanswered[link] or link.queued_bytes() or opened is None:
+            return False
+        blob = _blob_of(opened, request)
+        if blob.in_memory:
+            data = blob.read(request.offset, request.length)
+            link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
+        return blob.in_memory
+
+    async def _answer_range(self, link: Link, request: m.FetchRange) -> None:
+        opened = self._open.get(link)
+        async with opened.turn if opened is not None else contextlib.nullcontext():
+            try:
+                data = await self._read(self._open.get(link), request)
+            except ProtocolError as error:
+                link.fail(error)
+                return
+            except OSError as error:
+                link.fail(ProtocolError(ErrorCode.REFUSED, f"cannot be read: {error}"))
+                return
+            link.send(m.FetchData(blob=request.blob, offset=request.offset), data)
+            self._answered(link)
+            drained = link.drained()
+            if drained is not None:
+                await drained
+
+    async def _read(self, opened: _Opened | None, request: m.FetchRange) -> bytes | memoryview:
+        blob = _blob_of(opened, request)
+        if blob.in_memory:
+            return blob.read(request.offset, request.length)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, blob.read, request.offset, request.length)
+
+
+def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
+    """The blob in which the range lies.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    if opened is None or request.blob >= len(opened.resource.blobs):
+        raise ProtocolError(ErrorCode.BAD_FIELD, "FETCH_RANGE.blob: no such blob is open")
+    blob = opened.resource.blobs[request.blob]
+    end = request.offset + request.length
+    if not 0 < request.length <= MAX_FETCH_BYTES or end > blob.size_bytes:
+        raise ProtocolError(
+            ErrorCode.BAD_FIELD,
+            f"FETCH_RANGE: {request.length} bytes at {request.offset}"
+            f" of {blob.size_bytes} cannot be had",
+        )
+    return blob

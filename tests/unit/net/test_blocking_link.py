@@ -1,0 +1,132 @@
+"""A blocking connection: where payloads lie, how long it waits, and how another thread ends it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.blocking_link import BlockingLink
+from dtd.wire import messages as m
+
+PATIENCE_S = 30.0
+OPEN = m.FetchOpen(resource="state/1")
+DATA = m.FetchData(blob=0, offset=0)
+
+
+@pytest.fixture
+def link_to(server):
+    """Connects to the scripted server; closed in the end."""
+    made = []
+
+    def connect(place=None):
+        made.append(
+            BlockingLink(
+                server.address,
+                role=m.Role.FETCH,
+                name="tool",
+                timeout_s=PATIENCE_S,
+                place=place,
+            )
+        )
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def test_a_payload_lies_where_it_was_placed(server, link_to):
+    memory = bytearray(100_000)
+    placed = []
+
+    def place(message, payload_bytes):
+        placed.append((message, payload_bytes))
+        return memoryview(memory)[:payload_bytes] if isinstance(message, m.FetchData) else None
+
+    content = bytes(range(250)) * 400
+    server.script = lambda _message: m.message_bytes(DATA, content)
+    link = link_to(place)
+    link.send(OPEN)
+    message, payload = link.receive(timeout_s=PATIENCE_S)
+    assert message == DATA
+    assert payload.obj is memory
+    assert memory == content
+    assert placed[-1] == (DATA, len(content))
+
+
+def test_what_cannot_be_placed_ends_it(server, link_to):
+    def refuse(message, payload_bytes):
+        if isinstance(message, m.FetchData):
+            raise ProtocolError(ErrorCode.BAD_PAYLOAD, "nobody asked for it")
+
+    server.script = lambda _message: m.message_bytes(DATA, b"1234")
+    link = link_to(refuse)
+    link.send(OPEN)
+    with pytest.raises(ProtocolError, match="nobody asked for it"):
+        link.receive(timeout_s=PATIENCE_S)
+
+
+def test_several_messages_go_out_at_once_and_in_order(server, link_to):
+    server.script = lambda _message: b""
+    link = link_to()
+    ranges = [m.FetchRange(blob=blob, offset=0, length=1) for blob in range(3)]
+    link.send(OPEN, *ranges, m.FetchOpen(resource="end"))
+    server.script = lambda _message: b""
+    while len(server.received) < 5:
+        server.wait_for(m.FetchOpen)
+    assert server.received[1:4] == ranges
+
+
+def test_silence_is_bounded(server, link_to):
+    server.script = lambda _message: b""
+    link = link_to()
+    link.send(OPEN)
+    with pytest.raises(TimeoutError):
+        link.receive(silence_s=0.02)
+
+
+def test_bytes_that_come_slowly_are_no_silence(server, link_to):
+    """Each piece comes within the bound, the whole message takes several times as long."""
+    silence_s = 0.2
+    frame = m.message_bytes(DATA, bytes(40))
+    server.script = lambda _message: frame[:1]
+    link = link_to()
+    link.send(OPEN)
+    begun_s = time.monotonic()
+
+    def send_slowly():
+        server.wait_for(m.FetchOpen)
+        for start in range(1, len(frame), 16):
+            threading.Event().wait(silence_s / 2)
+            server._open[0].sendall(frame[start : start + 16])
+
+    sending = threading.Thread(target=send_slowly)
+    sending.start()
+    message, _ = link.receive(silence_s=silence_s)
+    sending.join(PATIENCE_S)
+    assert message == DATA
+    assert time.monotonic() - begun_s > silence_s
+
+
+def test_another_thread_ends_it_at_once(server, link_to):
+    server.script = lambda _message: b""
+    link = link_to()
+    link.send(OPEN)
+    server.wait_for(m.FetchOpen)
+    failed = []
+
+    def receive():
+        with pytest.raises(ConnectionError) as caught:
+            link.receive()
+        failed.append(caught.value)
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    link.abort()
+    receiving.join(PATIENCE_S)
+    assert failed
+    link.close()
+    link.abort()

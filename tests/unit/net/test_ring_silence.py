@@ -1,0 +1,308 @@
+"""A ring whose neighbours stop talking, talk one way only, never come, or send damaged bytes.
+
+One endpoint is real; the test plays its only neighbour, both as the next rank and as the previous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import numpy as np
+import pytest
+
+from dtd.address import Address
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.net.data_server import DataServer, welcome
+from dtd.net.link import Link
+from dtd.net.ring_endpoint import RingEndpoint
+from dtd.net.server import Server
+from dtd.wire import messages as m
+from dtd.wire.connection import Connection
+
+PATIENCE_S = 10.0
+SILENCE_S = 0.2
+BEAT_S = SILENCE_S / 6
+GENERATION = 4
+RING = {"generation": GENERATION, "roster_id": 9, "rank": 1}
+
+
+class Neighbour:
+    """The next rank's data port, played by the test: it welcomes or not, and counts beats."""
+
+    def __init__(self):
+        self.server = Server(self._new_link)
+        self.welcomes = True
+        self.opened = asyncio.Event()
+        self.link = None
+        self.beats = asyncio.Queue()
+
+    def _new_link(self):
+        return Link(self, Connection(opened=False, accepts=frozenset({m.Role.RING})))
+
+    def link_opened(self, link, message):
+        self.link = link
+        self.opened.set()
+        if self.welcomes:
+            link.welcome(welcome("worker-1"))
+
+    def link_place(self, link, message, payload_bytes):
+        return None
+
+    def link_received(self, link, message, payload):
+        if isinstance(message, m.Beat):
+            self.beats.put_nowait(message)
+
+    def link_closed(self, link, error):
+        pass
+
+
+class Scene:
+    """The endpoint of rank 0 of 2, and what it reports."""
+
+    def __init__(self, dial):
+        self._dial = dial
+        self.server = DataServer("worker-0", self._no_checkpoint)
+        self.next = Neighbour()
+        self.up = asyncio.Event()
+        self.broken = asyncio.get_running_loop().create_future()
+        self.words = asyncio.Queue()
+        self._beating = []
+
+    def _no_checkpoint(self, name):
+        raise CheckpointError(f"{name} is not here")
+
+    async def begin(self, *, next_at=None):
+        loopback = Address("127.0.0.1", 0)
+        self.own = await self.server.listen(loopback)
+        at = next_at or await self.next.server.listen(loopback)
+        roster = tuple(
+            m.Member(name=f"worker-{rank}", incarnation=1, host=a.host, port=a.port, holds=True)
+            for rank, a in enumerate([self.own, at])
+        )
+        assign = m.Assign(
+            job="job-1",
+            generation=GENERATION,
+            roster_id=9,
+            rank=0,
+            roster=roster,
+            held_generation=0,
+            held_step=0,
+        )
+        self.endpoint = RingEndpoint(
+            assign,
+            self.server,
+            chunk_bytes=1 << 20,
+            beat_interval_s=BEAT_S,
+            silence_s=SILENCE_S,
+            up=self.up.set,
+            broken=lambda *report: self.broken.set_result(report),
+            bucket_done=lambda bucket: None,
+            words_done=self.words.put_nowait,
+        )
+        self.endpoint.connect()
+
+    async def come_up(self):
+        await self.begin()
+        self.previous = await self._dial(self.own, m.Role.RING, **RING)
+        async with asyncio.timeout(PATIENCE_S):
+            await self.up.wait()
+
+    def beat(self, link):
+        """Let this link beat for the rest of the test."""
+
+        def again():
+            if not link.closing:
+                link.send(m.Beat(generation=GENERATION))
+                asyncio.get_running_loop().call_later(BEAT_S, again)
+
+        again()
+
+    async def report(self):
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.broken
+
+    async def several_limits_pass(self):
+        """As many beats as the real side sends in three times the limit."""
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(18):
+                await self.next.beats.get()
+
+    def close(self):
+        self.endpoint.end("the test is over")
+        self.server.close()
+        self.next.server.close(m.Goodbye())
+
+
+@pytest.fixture
+async def scene(dial):
+    made = Scene(dial)
+    yield made
+    made.close()
+
+
+async def test_both_directions_of_both_links_carry_beats(scene):
+    await scene.come_up()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await scene.next.beats.get() == m.Beat(generation=GENERATION)
+        assert await scene.previous.next() == (m.Beat(generation=GENERATION), b"")
+
+
+async def test_neighbours_that_beat_are_never_silent(scene):
+    await scene.come_up()
+    scene.beat(scene.next.link)
+    scene.beat(scene.previous.link)
+    await scene.several_limits_pass()
+    assert not scene.broken.done()
+
+
+async def test_a_next_rank_that_falls_silent(scene):
+    await scene.come_up()
+    scene.beat(scene.previous.link)
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "silent")
+    assert reason.startswith("not a byte from worker-1 at 127.0.0.1:")
+
+
+async def test_a_previous_rank_that_falls_silent(scene):
+    await scene.come_up()
+    scene.beat(scene.next.link)
+    suspect, evidence, _ = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "silent")
+    assert await scene.previous.end() is not None
+
+
+async def test_a_frame_that_is_held_does_not_count_as_silence(scene):
+    await scene.come_up()
+    scene.beat(scene.next.link)
+    scene.endpoint.node.open_step(0, ())
+    early = m.Word(generation=GENERATION, step=1, sequence=0, hop=0, origin=1, source=1)
+    now = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    scene.previous.link.send(now, b"word of step 0")
+    scene.previous.link.send(early, b"word of step 1")
+    await scene.several_limits_pass()
+    assert not scene.broken.done()
+    scene.beat(scene.previous.link)
+    scene.endpoint.node.offer(b"own")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await scene.words.get() == [b"own", b"word of step 0"]
+        scene.endpoint.node.open_step(1, ())
+        scene.endpoint.node.offer(b"own")
+        assert await scene.words.get() == [b"own", b"word of step 1"]
+    assert not scene.broken.done()
+
+
+async def test_a_neighbour_that_accepts_and_says_nothing_is_unreachable(scene):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        await scene.begin(next_at=Address(*mute.getsockname()))
+        previous = await scene._dial(scene.own, m.Role.RING, **RING)
+        scene.beat(previous.link)
+        suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "unreachable")
+    assert "has not answered within" in reason
+
+
+async def test_a_neighbour_that_does_not_listen_is_unreachable(scene):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address(*taken.getsockname())
+    await scene.begin(next_at=address)
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "unreachable")
+    assert "refused" in reason.lower()
+
+
+async def test_a_neighbour_that_does_not_welcome_in_time_is_unreachable(scene):
+    scene.next.welcomes = False
+    await scene.begin()
+    suspect, evidence, _ = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "unreachable")
+    assert not scene.up.is_set()
+
+
+async def test_a_previous_rank_that_never_comes_is_unreachable(scene):
+    await scene.begin()
+    async with asyncio.timeout(PATIENCE_S):
+        await scene.next.beats.get()
+    scene.beat(scene.next.link)
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "unreachable")
+    assert reason.startswith("worker-1 has not connected within")
+
+
+async def test_a_damaged_frame_is_corrupt(scene):
+    await scene.come_up()
+    scene.endpoint.node.open_step(0, ())
+    word = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    frame = bytearray(m.message_bytes(word, b"some word"))
+    frame[-20] ^= 0x10
+    scene.previous.link._transport.write(bytes(frame))
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "corrupt")
+    assert "damaged on the way" in reason
+
+
+async def test_a_frame_that_never_ends_is_corrupt(scene):
+    """A flipped bit in a length: what follows is taken for the rest of the frame."""
+    await scene.come_up()
+    scene.beat(scene.next.link)
+    frame = bytearray(m.message_bytes(m.Beat(generation=GENERATION)))
+    frame[10] |= 0x20  # the header now has 8 KiB more
+    scene.previous.link._transport.write(bytes(frame))
+    scene.beat(scene.previous.link)
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "corrupt")
+    assert "no whole frame from worker-1" in reason
+
+
+async def test_a_beat_of_another_generation_is_refused(scene):
+    await scene.come_up()
+    scene.previous.link.send(m.Beat(generation=GENERATION - 1))
+    suspect, evidence, reason = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "corrupt")
+    assert "beat of generation 3" in reason
+
+
+async def test_who_dies_inside_a_frame_was_reset_not_damaged(scene):
+    await scene.come_up()
+    scene.endpoint.node.open_step(0, ())
+    word = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    scene.previous.link._transport.write(m.message_bytes(word, b"some word")[:-20])
+    scene.previous.link._transport.close()
+    suspect, evidence, _ = await scene.report()
+    assert (suspect, evidence) == ("worker-1", "reset")
+
+
+async def test_a_next_rank_of_a_newer_generation_is_no_damage(scene):
+    scene.next.welcomes = False
+    await scene.begin()
+    async with asyncio.timeout(PATIENCE_S):
+        await scene.next.opened.wait()
+    scene.next.link.fail(ProtocolError(ErrorCode.STALE_GENERATION, "worker-1 is in 5"))
+    assert await scene.report() == ("worker-1", "reset", "worker-1 is in 5")
+
+
+async def test_both_neighbours_see_at_once_that_a_ring_has_ended(scene):
+    await scene.come_up()
+    closed = asyncio.get_running_loop().create_future()
+    scene.next.link_closed = lambda link, error: closed.set_result(error)
+    scene.endpoint.end("a new generation will be formed")
+    assert await scene.previous.end() is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert await closed is not None
+
+
+async def test_chunks_are_taken_while_beats_come_between_them(scene, memory_of):
+    await scene.come_up()
+    scene.beat(scene.next.link)
+    array = np.ones(8, dtype=np.int64)
+    scene.endpoint.node.open_step(0, (memory_of(array),))
+    scene.endpoint.node.start(0)
+    chunk = m.Chunk(generation=GENERATION, step=0, phase=0, hop=0, bucket=0, chunk=0, source=1)
+    scene.previous.link.send(m.Beat(generation=GENERATION))
+    scene.previous.link.send(chunk, np.full(4, 5, dtype=np.int64).tobytes())
+    scene.beat(scene.previous.link)
+    async with asyncio.timeout(PATIENCE_S):
+        await scene.next.beats.get()
+        while array[7] != 6:
+            await scene.next.beats.get()
+    assert array.tolist() == [1, 1, 1, 1, 6, 6, 6, 6]

@@ -1,0 +1,92 @@
+"""A probe says whether the worker that is meant answers on its data port, and why not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import CheckpointError
+from dtd.net.data_server import DataServer
+from dtd.wire import messages as m
+from dtd.worker.probe import probe
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+async def data_port():
+    """(server, address) of a worker."""
+
+    def no_checkpoint(name):
+        raise CheckpointError(f"{name} is not here")
+
+    server = DataServer("worker-1", no_checkpoint)
+    yield server, await server.listen(Address("127.0.0.1", 0))
+    server.close()
+
+
+async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
+    message = m.Probe(name=name, host=address.host, port=address.port)
+    return await probe(message, by="worker-0", timeout_s=timeout_s)
+
+
+async def test_a_worker_that_answers_is_reachable(data_port):
+    server, address = data_port
+    assert await probed(address) == m.Probed(name="worker-1", reachable=True)
+    [link] = server._server._links
+    async with asyncio.timeout(PATIENCE_S):
+        while not link.closing:
+            assert (await probed(address)).reachable
+    assert link._error is None
+
+
+async def test_another_worker_on_that_port_is_not_the_one(data_port):
+    _, address = data_port
+    answer = await probed(address, name="worker-2")
+    assert answer == m.Probed(name="worker-2", reachable=False, reason="worker-1 answers there")
+
+
+async def test_nobody_listens(free_address):
+    answer = await probed(free_address)
+    assert not answer.reachable
+    assert "onnect" in answer.reason
+
+
+async def test_who_accepts_and_says_nothing_is_not_reachable():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        answer = await probed(Address(*mute.getsockname()), timeout_s=0.05)
+    assert answer == m.Probed(name="worker-1", reachable=False, reason="no answer within 0.05 s")
+
+
+async def test_who_hangs_up_is_not_reachable():
+    def hang_up(reader, writer):
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        answer = await probed(Address(*server.sockets[0].getsockname()))
+    assert not answer.reachable
+    assert "lost" in answer.reason
+
+
+async def test_who_speaks_something_else_is_not_reachable(server):
+    server.welcome = b"HTTP/1.1 400 Bad Request"
+    answer = await probed(server.address)
+    assert not answer.reachable
+    assert "frame begins with" in answer.reason
+
+
+async def test_who_refuses_is_not_reachable(server, refusal):
+    server.welcome = refusal
+    answer = await probed(server.address)
+    assert not answer.reachable
+    assert "job 'x' does not exist" in answer.reason
+
+
+async def test_a_name_that_does_not_resolve_is_not_reachable():
+    answer = await probed(Address("no-such-host.invalid", 1))
+    assert not answer.reachable
+    assert answer.reason

@@ -12,7 +12,8 @@ from dtd.errors import CoordinatorUnreachable
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 
-POLL_S: Final = 0.2
+TEND_S: Final = 0.05
+STATUS_S: Final = 0.2
 
 Answer = dict[str, Any]
 
@@ -33,19 +34,22 @@ def follow(
         address: the coordinator's.
         job: its id.
         on_status: told the status several times a second.
-        tend: called as often, also while the coordinator is away; it brings that back.
+        tend: called more often, also while the coordinator is away; it brings that back.
     """
+    next_s = 0.0
     while True:
         tend()
         try:
             with ControlClient(address) as waiting, ControlClient(address) as asking:
                 waiting.ask(m.WaitJob(job=job))
-                while (answer := waiting.answer(timeout_s=POLL_S)) is None:
+                while (answer := waiting.answer(timeout_s=TEND_S)) is None:
                     tend()
-                    on_status(asking.request(m.GetStatus()))
+                    if time.monotonic() >= next_s:
+                        on_status(asking.request(m.GetStatus()))
+                        next_s = time.monotonic() + STATUS_S
                 return answer
         except CoordinatorUnreachable:
-            time.sleep(POLL_S)
+            time.sleep(TEND_S)
 
 
 def printed_lines(address: Address, job: str) -> list[str]:

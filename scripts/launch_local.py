@@ -35,6 +35,8 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # All workers are registered before the job is submitted and the coordinator waits for those that
 # warm up, so there is nobody else to settle for.
 LAUNCHER_SETTINGS: Final = ("elastic.settle_s=0",)
+# Workers that take no part although they are there: the person should know why.
+KEPT_OUT: Final = frozenset({"refused", "barred"})
 _DEFAULTS: Final = {"task": "digits", "epochs": 5, "batch_size": 128, "lr": 0.1}
 DEFAULT_MOMENTUM: Final = 0.9
 _KEYS: Final = {
@@ -138,15 +140,15 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
 def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> LocalRun:
     started_s = time.monotonic()
     last: dict[str, Any] = {}
-
-    refused: set[str] = set()
+    told: set[tuple[str, str]] = set()
 
     def on_status(status: dict[str, Any]) -> None:
         display.update(status)
         for worker in status["workers"]:
-            if worker["state"] == "refused" and worker["name"] not in refused:
-                refused.add(worker["name"])
-                display.say(f"{worker['name']} is refused: {worker['reason']}")
+            what = (worker["name"], worker["state"])
+            if worker["state"] in KEPT_OUT and what not in told:
+                told.add(what)
+                display.say(f"{worker['name']} is {worker['state']}: {worker['reason']}")
         if status["job"] is not None and status["job"]["id"] == job:
             last.update(status["job"])
 
@@ -162,7 +164,7 @@ def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> L
         reason=answer["reason"] or "",
         result=answer["result"] or {},
         last=last,
-        restarts=cluster.restarts,
+        restarts=dict(cluster.restarts),
         took_s=took_s,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtd.ctl import figures
+from scripts.local_cluster import COORDINATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class LocalRun:
         reason: why, when it is not done.
         result: the coordinator's record of a done job; may be empty otherwise.
         last: the job part of the last status seen; may be empty.
-        restarts: how often a worker was started again.
+        restarts: how often each daemon was started again, by name; those that never were may lack.
         took_s: from submission to the end.
     """
 
@@ -28,13 +29,14 @@ class LocalRun:
     reason: str
     result: Mapping[str, Any]
     last: Mapping[str, Any]
-    restarts: int
+    restarts: Mapping[str, int]
     took_s: float
 
 
 def summary_object(run: LocalRun) -> dict[str, Any]:
     """The one object that `--json` prints; what is not known is null."""
     last, result = run.last, run.result
+    of_workers = {name: times for name, times in run.restarts.items() if name != COORDINATOR}
     return {
         "job": run.job,
         "state": run.state,
@@ -49,7 +51,8 @@ def summary_object(run: LocalRun) -> dict[str, Any]:
         "steps_lost": result.get("steps_lost", last.get("steps_lost")),
         "rows_missing": result.get("rows_missing"),
         "rows_repeated": result.get("rows_repeated"),
-        "restarts": run.restarts,
+        "restarts": sum(of_workers.values()),
+        "restarts_of": dict(run.restarts),
     }
 
 
@@ -72,7 +75,7 @@ def summary_lines(run: LocalRun) -> list[str]:
             "rows",
             f"{_count(values['rows_missing'])} missing, {_count(values['rows_repeated'])} twice",
         ),
-        ("restarts", str(run.restarts)),
+        ("restarts", _restart_words(run.restarts)),
     ]
     return [head, *(f"  {label:<11} {text}" for label, text in rows)]
 
@@ -83,6 +86,11 @@ def _percent(share: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return figures.NOTHING if value is None else str(value)
+
+
+def _restart_words(restarts: Mapping[str, int]) -> str:
+    each = [f"{name} {figures.counted(times, 'time')}" for name, times in sorted(restarts.items())]
+    return ", ".join(each) or "none"
 
 
 def _replica_words(digests: Mapping[str, str]) -> str:

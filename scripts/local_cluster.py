@@ -6,8 +6,10 @@ coordinator's state, each worker's state, and a log per daemon.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -36,6 +38,10 @@ class LocalCluster:
         workers: how many.
         device: theirs.
         say: told what happens to the daemons.
+
+    Attributes:
+        address: the coordinator's; the same after it was started again.
+        restarts: how often each daemon was started again, by name.
     """
 
     def __init__(
@@ -47,10 +53,11 @@ class LocalCluster:
         self._workers = workers
         self._children: dict[str, Child] = {}
         self._policies: dict[str, RestartPolicy] = {}
+        self._started_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
         self._given_up: set[str] = set()
         self.address = listen
-        self.restarts = 0
+        self.restarts: Counter[str] = Counter()
 
     def start(self) -> None:
         """Start all daemons and wait until every worker is registered.
@@ -88,10 +95,10 @@ class LocalCluster:
                 continue
             if name not in self._due_s:
                 self._plan_restart(child, exit_code, now_s)
-            elif now_s >= self._due_s[name]:
+            if now_s >= self._due_s.get(name, math.inf):
                 del self._due_s[name]
-                child.start()
-                self.restarts += name != COORDINATOR
+                self._start(child)
+                self.restarts[name] += 1
 
     def stop(self) -> None:
         """Stop every daemon; none is left when this returns."""
@@ -103,8 +110,12 @@ class LocalCluster:
         child = Child(name, command, self._directory / f"{name}.log", environment)
         self._children[name] = child
         self._policies[name] = RestartPolicy()
-        child.start()
+        self._start(child)
         return child
+
+    def _start(self, child: Child) -> None:
+        self._started_s[child.name] = time.monotonic()
+        child.start()
 
     def _worker_command(self, name: str) -> list[str]:
         return [
@@ -134,7 +145,8 @@ class LocalCluster:
             raise _with_log(child, f"{child.name}: {late} within {START_TIMEOUT_S:g} s")
 
     def _plan_restart(self, child: Child, exit_code: int, now_s: float) -> None:
-        due_s = self._policies[child.name].next_start_s(exit_code, now_s)
+        lived_s = now_s - self._started_s[child.name]
+        due_s = self._policies[child.name].next_start_s(exit_code, now_s, lived_s=lived_s)
         if due_s is not None:
             self._due_s[child.name] = due_s
             self._say(f"{child.name} {exit_words(exit_code)}; it is started again")

@@ -24,9 +24,10 @@ from dtd.core.membership_events import (
     Job,
     JobState,
     KillRequested,
+    ResumeRequested,
     Submitted,
 )
-from dtd.core.status import status_of
+from dtd.core.status import EndedJob, status_of
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.wire import messages as m
@@ -75,10 +76,16 @@ class Coordinator(Protocol):
 
 
 class RequestDesk:
-    """Answers operators' requests, in order per connection."""
+    """Answers operators' requests, in order per connection.
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    Args:
+        coordinator: the daemon behind it.
+        last_job: the job that ended last before the daemon was started.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, last_job: EndedJob | None) -> None:
         self._coordinator = coordinator
+        self._last_job = last_job
         self._pending: dict[Link, asyncio.Queue[m.Message]] = {}
         self._tasks: dict[Link, asyncio.Task[None]] = {}
         self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
@@ -109,6 +116,7 @@ class RequestDesk:
 
     def job_ended(self, ended: Job) -> None:
         """Wake whoever waits for the job."""
+        self._last_job = EndedJob(job=ended, ended_s=time.time())
         waiting = self._ended.pop(ended.id, None)
         if waiting is not None:
             result = {"state": ended.state.value, "reason": ended.reason, "result": ended.result}
@@ -142,6 +150,8 @@ class RequestDesk:
             return await self._wait(request.job)
         if isinstance(request, m.CancelJob):
             return await self._cancel(request.job)
+        if isinstance(request, m.ResumeJob):
+            return await self._resume(request.job)
         if isinstance(request, m.KillWorker | m.DrainWorker):
             return self._kill_or_drain(request)
         return await self._read(request)
@@ -173,6 +183,7 @@ class RequestDesk:
             uptime_s=time.monotonic() - coordinator.started_s,
             version=__version__,
             now=coordinator.now,
+            last_job=self._last_job,
         )
 
     async def _submit(self, request: m.SubmitJob) -> dict[str, Any]:
@@ -218,6 +229,12 @@ class RequestDesk:
         self._coordinator.handle(CancelRequested(job=job_id))
         await self._coordinator.settled()
         return {"job": job_id, "state": JobState.STOPPING.value}
+
+    async def _resume(self, job_id: str) -> dict[str, Any]:
+        coordinator = self._coordinator
+        coordinator.handle(ResumeRequested(job=job_id))
+        await coordinator.settled()
+        return {"job": job_id, "state": (await self._known_job(job_id))["state"]}
 
     def _kill_or_drain(self, request: m.KillWorker | m.DrainWorker) -> dict[str, Any]:
         if isinstance(request, m.DrainWorker):

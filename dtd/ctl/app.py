@@ -130,6 +130,12 @@ def cancel(context: typer.Context, job: JobId) -> None:
     _finish(job_commands.cancel(context.obj, job))
 
 
+@app.command()
+def resume(context: typer.Context, job: JobId) -> None:
+    """Let a waiting job go on without those who may hold a newer state; may lose steps."""
+    _finish(job_commands.resume(context.obj, job))
+
+
 @app.command("kill-worker")
 def kill_worker(
     context: typer.Context,
@@ -180,7 +186,7 @@ def events(
     context: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", help="Print each as it happens.")] = False,
 ) -> None:
-    """List incidents: cause, detected after, recovered after, steps lost."""
+    """List incidents: cause, to whom, detected and recovered after, steps redone and lost."""
     if follow:
         event_commands.follow_events(context.obj)
     _finish(event_commands.list_events(context.obj))

@@ -1,12 +1,14 @@
 """`dtdctl events`: incidents, and with `--follow` each one as it happens.
 
-In JSON every event is one object on a line of its own, whether followed or not.
+What happened, to whom, how long until it was noticed and until the next committed step, steps begun
+again and committed steps lost, as far as an incident says so.  In JSON every event is one object on
+a line of its own, whether followed or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from dtd.ctl import figures, output
 from dtd.ctl.pages import pages
@@ -16,6 +18,12 @@ from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 
 Event = Mapping[str, Any]
+
+_HEADINGS: Final = (
+    *("TIME", "KIND", "JOB", "WORKER", "GENERATION", "STEP"),
+    *("DETECTED", "RECOVERED", "REDONE", "LOST", "WHAT"),
+)
+_LABELS: Final = ("detected after", "recovered after", "steps redone", "steps lost")
 
 
 def list_events(settings: Settings) -> int:
@@ -30,10 +38,8 @@ def list_events(settings: Settings) -> int:
         for event in seen:
             output.print_json(event)
     else:
-        output.print_table(
-            ("TIME", "KIND", "JOB", "WORKER", "GENERATION", "STEP", "WHAT"),
-            [_cells(event) for event in seen],
-        )
+        rows = [(*_what(event), *_costs(event), event["message"]) for event in seen]
+        output.print_table(_HEADINGS, rows)
     return 0
 
 
@@ -60,16 +66,33 @@ def _print_followed(events: Sequence[Event], *, as_json: bool) -> None:
         if as_json:
             output.print_json(event)
         else:
-            print("  ".join(cell for cell in _cells(event) if cell != figures.NOTHING), flush=True)
+            print(_line(event), flush=True)
 
 
-def _cells(event: Event) -> tuple[str, ...]:
+def _line(event: Event) -> str:
+    costs = zip(_LABELS, _costs(event), strict=True)
+    known = [f"{label} {cost}" for label, cost in costs if cost != figures.NOTHING]
+    cells = [cell for cell in _what(event) if cell != figures.NOTHING]
+    return "  ".join([*cells, event["message"], *known])
+
+
+def _what(event: Event) -> tuple[str, ...]:
+    worker = event["worker"] or event.get("details", {}).get("worker")
     return (
         figures.moment(event["time_s"]),
         event["kind"],
         event["job"] or figures.NOTHING,
-        event["worker"] or figures.NOTHING,
+        worker or figures.NOTHING,
         str(event["generation"] or figures.NOTHING),
         str(event["step"] or figures.NOTHING),
-        event["message"],
+    )
+
+
+def _costs(event: Event) -> tuple[str, ...]:
+    details = event.get("details", {})
+    return (
+        figures.span(details.get("detected_after_s")),
+        figures.span(details.get("recovered_after_s")),
+        figures.number(details.get("steps_redone")),
+        figures.number(details.get("steps_lost")),
     )

@@ -11,6 +11,7 @@ _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
 _SHORT_S: Final = 10
+_SHORT_MS: Final = 2
 _KIB: Final = 1024
 
 
@@ -28,6 +29,18 @@ def duration(seconds: float | None) -> str:
     if whole < _DAY_S:
         return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S:02d}m"
     return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S:02d}h"
+
+
+def span(seconds: float | None) -> str:
+    """0.4 ms, 31 ms, 1.25 s, then as `duration`: short spans, told apart."""
+    if seconds is None:
+        return NOTHING
+    if seconds >= _SHORT_S:
+        return duration(seconds)
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    millis = 1000 * max(seconds, 0.0)
+    return f"{millis:.0f} ms" if millis >= _SHORT_MS or not millis else f"{millis:.1f} ms"
 
 
 def size(count_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The commands about jobs: validate, submit, wait, cancel, jobs, logs.
+"""The commands about jobs: validate, submit, wait, cancel, resume, jobs, logs.
 
 Each function is one command: it asks the coordinator, prints, and returns the exit code.
 """
@@ -134,6 +134,19 @@ def cancel(settings: Settings, job: str) -> int:
         output.print_json(answer)
     else:
         output.say(f"job {answer['job']} is {answer['state']}")
+    return EXIT_DONE
+
+
+def resume(settings: Settings, job: str) -> int:
+    """Let a waiting job go on without those who may hold a newer state and are away."""
+    with settings.connect() as client:
+        answer = client.request(m.ResumeJob(job=job))
+    if settings.as_json:
+        output.print_json(answer)
+    else:
+        output.say(
+            f"job {answer['job']} goes on from the newest state that is here ({answer['state']})"
+        )
     return EXIT_DONE
 
 

@@ -21,11 +21,11 @@ Status = Mapping[str, Any]
 EXIT_HEALTHY: Final = 0
 EXIT_DEGRADED: Final = 4
 WATCH_EVERY_S: Final = 1.0
-_TROUBLED: Final = frozenset({"suspect", "lost", "refused"})
-# A worker whose own computing takes this many times the others' median holds everybody up.
-SLOW_FACTOR: Final = 1.5
-# Less than this is noise, whatever the factor.
-SLOW_BY_AT_LEAST_S: Final = 0.005
+TRACEBACK_LINES: Final = 20
+# Training that makes no progress for less than this is nothing to speak of.
+STALLED_S: Final = 1.0
+_TROUBLED: Final = frozenset({"suspect", "lost", "refused", "away", "barred"})
+_INDENT: Final = " " * 13
 
 
 def show_status(settings: Settings) -> int:
@@ -99,27 +99,51 @@ def status_lines(status: Status, *, colour: bool) -> list[str]:
 def _job_lines(status: Status, *, colour: bool) -> list[str]:
     job = status["job"]
     reason = status.get("explain") or (job or {}).get("reason")
-    why = [f"             {reason}"] if reason else []
+    why = [f"{_INDENT}{reason}"] if reason else []
     if job is None:
-        return ["job          none", *why]
+        return ["job          none", *why, *_last_job_lines(status.get("last_job"), colour=colour)]
     state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
     head += f"  workers {job['world_size']}"
-    progress = [
+    return [head, f"{_INDENT}{'  '.join(_progress(job))}", *why, *_straggler_lines(job)]
+
+
+def _progress(job: Status) -> list[str]:
+    words = [
         f"step {figures.steps(job['step'], job['total_steps'])}",
         f"epoch {job['epoch']}",
         f"loss {figures.number(job['loss'])}",
         figures.rate(job["samples_per_s"]),
         f"steps lost {job['steps_lost']}",
     ]
+    if job.get("skipped_steps"):
+        words.append(f"skipped {job['skipped_steps']}")
     if job.get("eval"):
-        progress.append(f"eval {figures.metrics(job['eval'])}")
-    return [head, f"             {'  '.join(progress)}", *why]
+        words.append(f"eval {figures.metrics(job['eval'])}")
+    return words
+
+
+def _straggler_lines(job: Status) -> list[str]:
+    slow = job.get("straggler")
+    if not slow:
+        return []
+    return [f"straggler    {slow['name']} costs {figures.span(slow['cost_s'])} a step"]
+
+
+def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
+    """How the last job ended, with the end of its traceback if its own code failed."""
+    if job is None:
+        return []
+    state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
+    ago = figures.duration(time.time() - job["ended_s"])
+    steps = figures.steps(job["step"], job["total_steps"])
+    lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
+    text = [job["reason"], *job["traceback"].splitlines()[-TRACEBACK_LINES:]]
+    return lines + [f"{_INDENT}{line}" for line in text if line]
 
 
 def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
     headings = ("WORKER", "STATE", "RANK", "STEP", "RATE", "HEARD", "DEVICE", "HOST", "PID", "NOTE")
-    slow = slow_workers(workers)
     rows = [
         (
             worker["name"],
@@ -131,20 +155,19 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
             worker["device"],
             worker["host"],
             str(worker["pid"]),
-            worker["reason"] or slow.get(worker["name"], ""),
+            "; ".join(note for note in (worker["reason"], _stalled(worker)) if note),
         )
         for worker in workers
     ]
     return output.table_lines(headings, rows, colour=colour)
 
 
-def slow_workers(workers: Sequence[Status]) -> dict[str, str]:
-    """Who holds the others up, and by how much: computing time against the others' median."""
-    times_s = {w["name"]: w.get("compute_s") or 0.0 for w in workers}
-    notes = {}
-    for name, own_s in times_s.items():
-        others_s = sorted(t for other, t in times_s.items() if other != name and t > 0)
-        usual_s = others_s[len(others_s) // 2] if others_s else 0.0
-        if usual_s and own_s > max(SLOW_FACTOR * usual_s, usual_s + SLOW_BY_AT_LEAST_S):
-            notes[name] = f"slow: computes {own_s / usual_s:.1f}x as long as the others"
-    return notes
+def _stalled(worker: Status) -> str:
+    """Where a worker's training stands still, and for how long it may."""
+    stalled_s = worker.get("stalled_s", 0.0)
+    if stalled_s < STALLED_S:
+        return ""
+    where = f" in {worker['where']}" if worker.get("where") else ""
+    patience_s = worker.get("patience_s", 0.0)
+    limit = f" (limit {figures.duration(patience_s)})" if patience_s else ""
+    return f"no progress for {figures.duration(stalled_s)}{where}{limit}"

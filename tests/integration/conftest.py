@@ -34,6 +34,7 @@ momentum = 0.9
 every_steps = 10
 [elastic]
 settle_s = 0.0
+stall_timeout_s = 100.0
 """
 
 

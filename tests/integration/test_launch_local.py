@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dtd.ctl.settings import read_address
@@ -50,6 +51,15 @@ class Launched:
         """The coordinator's address, from the line that says so."""
         line = next(line for line in self.process.stderr if line.startswith("coordinator at "))
         return line.split()[2].rstrip(",")
+
+    def child(self, module: str) -> int:
+        """The process id of one of its daemons."""
+        (found,) = (
+            child.pid
+            for child in psutil.Process(self.process.pid).children()
+            if module in child.cmdline()
+        )
+        return int(found)
 
     def await_step(self, client: ControlClient, step: int) -> dict:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -133,17 +143,22 @@ def test_a_daemon_that_cannot_start_shows_its_log(launch):
     assert list(launched.temporary.iterdir()) == []
 
 
-def test_a_killed_worker_comes_back_and_nothing_is_lost(launch):
-    launched = launch(*SHORT[:-4], "--epochs", "20", "--batch_size", "64", "--json")
+def test_killed_daemons_come_back_and_nothing_is_lost(launch):
+    """The worker first; then the coordinator, at the same address and with the same state."""
+    launched = launch(*SHORT[:-4], "--epochs", "40", "--batch_size", "64", "--json")
     with ControlClient(read_address(launched.address(), source="launcher")) as client:
         launched.await_step(client, 5)
         client.request(m.KillWorker(name="worker-1", signal="KILL"))
+        launched.await_step(client, 20)
+    coordinator = launched.child("dtd.coordinator.main")
+    os.kill(coordinator, signal.SIGKILL)
     exit_code, out, err = launched.end()
     assert exit_code == 0, err
     summary = json.loads(out)
-    assert summary["restarts"] == 1
+    assert (summary["restarts"], summary["restarts_of"]) == (1, {"worker-1": 1, "coordinator": 1})
     assert (summary["steps_lost"], summary["rows_missing"], summary["rows_repeated"]) == (0, 0, 0)
-    assert "worker-1 was killed by SIGKILL; it is started again" in err
+    for name in ("worker-1", "coordinator"):
+        assert f"{name} was killed by SIGKILL; it is started again" in err
 
 
 @pytest.mark.parametrize(

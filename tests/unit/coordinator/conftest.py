@@ -146,6 +146,7 @@ class PlayedWorker:
         values: dict[str, Any] = {
             "job": assign.job,
             "generation": assign.generation,
+            "held_generation": assign.generation,
             "step": step,
             "digest": "ab",
             "stopped": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 
 import pytest
@@ -68,6 +69,35 @@ def test_jobs_are_taken_up_again_after_a_restart(start_daemon, spec):
     assert (status["job"]["id"], status["queue"]) == (active, [queued])
     assert second.ask(m.WaitJob(job=ended))["state"] == "cancelled"
     assert second.ask(m.SubmitJob(spec=spec)) == {"job": "digits-4"}
+
+
+def test_how_the_last_job_ended_is_known_after_a_restart(start_daemon, play, spec):
+    first = start_daemon()
+    job = first.ask(m.SubmitJob(spec=spec))["job"]
+    worker = play(first)
+    worker.hear(m.Prepare)
+    worker.say(m.Failed(job=job, reason="ValueError: no", traceback="Traceback ..."))
+    first.ask(m.WaitJob(job=job))
+    before = first.ask(m.GetStatus())["last_job"]
+    after = start_daemon().ask(m.GetStatus())["last_job"]
+    assert (after["id"], after["reason"]) == (job, "worker-0: ValueError: no")
+    assert after["traceback"] == "Traceback ..."
+    assert after["ended_s"] == pytest.approx(before["ended_s"], abs=30)
+
+
+def test_what_a_worker_registers_with_reaches_the_core(daemon, play, monkeypatch):
+    heard = []
+    monkeypatch.setattr(
+        "dtd.core.admission.register", lambda _books, message, _now: heard.append(message)
+    )
+    worker = play(daemon, joins=False)
+    worker.register = dataclasses.replace(
+        worker.register, data_host="", job="digits-1", generation=3, roster_id=5, phase="running"
+    )
+    worker.say(worker.register)
+    while not heard:
+        daemon.ask(m.GetStatus())
+    assert heard == [dataclasses.replace(worker.register, data_host="127.0.0.1")]
 
 
 def test_generations_go_on_counting_after_a_restart(start_daemon, play, spec):

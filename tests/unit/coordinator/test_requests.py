@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from dtd.coordinator.requests import MAX_PENDING_REQUESTS
+from dtd.core.membership_events import ResumeRequested
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -116,6 +117,11 @@ def test_a_failed_job_has_the_traceback_in_its_result(daemon, play, spec):
     answer = daemon.ask(m.WaitJob(job=job))
     assert (answer["state"], answer["reason"]) == ("failed", "worker-0: ValueError: no")
     assert answer["result"]["traceback"] == "Traceback ..."
+    status = daemon.ask(m.GetStatus())
+    assert status["job"] is None
+    last = status["last_job"]
+    assert (last["id"], last["state"], last["reason"]) == (job, "failed", answer["reason"])
+    assert last["traceback"] == "Traceback ..."
 
 
 def test_many_may_wait_for_the_same_job(daemon, spec):
@@ -141,6 +147,20 @@ def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
     answer = daemon.ask(m.WaitJob(job=job))
     assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
     assert answer["result"]["steps"] == 7
+
+
+def test_a_job_that_waits_is_told_to_go_on(daemon, spec, monkeypatch):
+    job = submit(daemon, spec)
+    handled, handle = [], daemon.coordinator.membership.handle
+
+    def note(event, now):
+        handled.append(event)
+        return handle(event, now)
+
+    monkeypatch.setattr(daemon.coordinator.membership, "handle", note)
+    answer = daemon.ask(m.ResumeJob(job=job))
+    assert ResumeRequested(job=job) in handled
+    assert answer == {"job": job, "state": daemon.ask(m.ListJobs())["jobs"][0]["state"]}
 
 
 def test_cancelling_a_queued_job_drops_it(daemon, spec):
@@ -344,7 +364,7 @@ def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
 
 def test_who_leaves_before_the_answer_costs_nothing(daemon, spec):
     go_on = threading.Event()
-    daemon.coordinator._store_thread.submit(go_on.wait, 30)
+    daemon.coordinator._store_thread.later(go_on.wait, 30)
     leaving = daemon.connect()
     leaving.ask(m.SubmitJob(spec=spec))
     while daemon.ask(m.GetStatus())["job"] is None:

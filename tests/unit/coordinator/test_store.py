@@ -7,9 +7,9 @@ import sqlite3
 import pytest
 
 import dtd.coordinator.store as store_module
-from dtd.coordinator.store import SCHEMA_VERSION, Store, job_body, job_from_body
+from dtd.coordinator.records import job_body
+from dtd.coordinator.store import Store
 from dtd.core.membership_events import Incident, Job, JobState
-from dtd.errors import ConfigError
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}
@@ -45,55 +45,6 @@ def saved(step, *kept, generation=1, **changed):
     return m.CheckpointSaved(**(values | changed))
 
 
-# --- the file --------------------------------------------------------------------------------
-
-
-def test_a_new_directory_is_its_owners_alone(state_dir, store):
-    assert state_dir.stat().st_mode & 0o777 == 0o700
-    assert (store.jobs(), store.events(0), store.next_job_number()) == ([], [], 1)
-    assert store.last_generation() == 0
-
-
-def test_it_is_written_durably(store):
-    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    assert store._db.execute("PRAGMA synchronous").fetchone()[0] == 2
-    assert store._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
-
-
-def test_a_second_coordinator_is_refused_until_the_first_has_gone(state_dir, store):
-    with pytest.raises(ConfigError, match=f"another coordinator uses {state_dir}") as caught:
-        Store(state_dir)
-    assert "--state-dir" in caught.value.remedy
-    store.close()
-    Store(state_dir).close()
-
-
-def test_another_schema_is_refused_with_a_remedy(state_dir):
-    Store(state_dir).close()
-    path = state_dir / "coordinator.sqlite3"
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version=7")
-    database.close()
-    for _ in range(2):  # a refusal leaves the directory unlocked
-        with pytest.raises(ConfigError, match="has schema 7, this dtd writes 1") as caught:
-            Store(state_dir)
-        assert "the dtd version that wrote it" in caught.value.remedy
-
-
-def test_a_damaged_file_is_refused_in_words(state_dir):
-    state_dir.mkdir()
-    (state_dir / "coordinator.sqlite3").write_bytes(b"this is no database" * 100)
-    with pytest.raises(ConfigError, match=r"coordinator\.sqlite3 .*file is not a database"):
-        Store(state_dir)
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
-        Store(tmp_path / "file" / "state")
-    assert "--state-dir" in caught.value.remedy
-
-
 # --- jobs ------------------------------------------------------------------------------------
 
 
@@ -115,6 +66,8 @@ def test_a_job_comes_back_as_it_was(state_dir, store):
         checkpoint_step=10,
         checkpoint_holders=("worker-0", "worker-1"),
         roster=("worker-0", "worker-1"),
+        roster_id=2**63 - 1,
+        skipped_steps=2,
         metrics={"accuracy": 0.5},
         result={"steps": 17},
     )
@@ -130,16 +83,6 @@ def test_a_job_comes_back_as_it_was(state_dir, store):
         assert (again.next_job_number(), again.last_generation()) == (2, 4)
     finally:
         again.close()
-
-
-def test_a_body_is_a_snapshot():
-    changing = job(metrics={"accuracy": 0.5})
-    body = job_body(changing)
-    changing.metrics["accuracy"] = 0.9
-    changing.result["steps"] = 3
-    changing.step = 3
-    assert (body["metrics"], body["result"], body["step"]) == ({"accuracy": 0.5}, {}, 0)
-    assert job_from_body(body).metrics == {"accuracy": 0.5}
 
 
 def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
@@ -170,6 +113,50 @@ def test_times_are_those_of_the_first_change(store, monkeypatch):
     assert store.job("digits-2") is None
 
 
+def test_the_job_that_ended_last(store, monkeypatch):
+    assert store.last_ended() is None
+    states = [JobState.DONE, JobState.FAILED, JobState.RUNNING]
+    for number, state in enumerate(states, start=1):
+        store.save_job(number, job_body(job(number, state=state, reason=f"{number}")))
+    store.save_job(1, job_body(job(1, state=JobState.DONE, reason="again")))
+    ended = store.last_ended()
+    assert (ended.job.id, ended.job.reason) == ("digits-2", "2")
+    assert ended.ended_s == store.job("digits-2")["ended_s"]
+
+
+# --- what a commit promises ------------------------------------------------------------------
+
+
+def statements(store, function, *arguments):
+    """What a call has the database do, without the values."""
+    seen = []
+    store._database._connection.set_trace_callback(seen.append)
+    function(*arguments)
+    store._database._connection.set_trace_callback(None)
+    return [" ".join(text.split()[:2]) for text in seen]
+
+
+def test_a_job_is_one_synced_transaction_whatever_its_state(store):
+    for state in (JobState.QUEUED, JobState.RUNNING, JobState.DONE):
+        assert statements(store, store.save_job, 1, job_body(job(state=state))) == [
+            "PRAGMA synchronous=FULL",
+            "PRAGMA wal_autocheckpoint=0",
+            "BEGIN IMMEDIATE",
+            "INSERT INTO",
+            "COMMIT",
+        ]
+
+
+def test_only_jobs_and_checkpoints_wait_for_the_disk(store):
+    incident = Incident(kind="k", message="m")
+    for call, kind in (
+        ((store.add_incident, incident), "NORMAL"),
+        ((store.add_lines, "digits-1", 0, "worker-0", ["a"]), "NORMAL"),
+        ((store.save_checkpoint, "worker-0", saved(10)), "FULL"),
+    ):
+        assert statements(store, *call)[0] == f"PRAGMA synchronous={kind}"
+
+
 # --- events and lines ------------------------------------------------------------------------
 
 
@@ -183,8 +170,16 @@ def test_events_are_read_from_a_cursor_on(store, monkeypatch):
     assert [event["message"] for event in store.events(page[-1]["seq"])] == ["6", "7"]
     assert store.events(7) == []
     assert set(page[0]) == {
-        *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message")
+        *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message", "details")
     }
+
+
+def test_the_details_of_an_event_come_back_as_they_were(store):
+    details = {"cause": "worker-1 is lost", "detected_after_s": 0.031, "steps_redone": 1}
+    store.add_incident(Incident(kind="recovered", message="m", details=details))
+    store.add_incident(Incident(kind="other", message="m"))
+    assert [event["details"] for event in store.events(0)] == [details, {}]
+    assert store.events(1)[0]["details"] == {}
 
 
 def test_old_events_make_room(store, monkeypatch):

@@ -1,10 +1,22 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from dtd.wire import messages as m
+
+RECOVERED = {
+    "cause": "worker-1 is lost",
+    "worker": "worker-1",
+    "detected_after_s": 0.0314,
+    "recovered_after_s": 1.25,
+    "paused_s": 0.09,
+    "steps_redone": 1,
+    "steps_lost": 0,
+    "generation": 2,
+}
 
 
 @pytest.fixture
@@ -20,9 +32,11 @@ def script(server, result):
             "generation": 1,
             "step": 9,
             "message": f"event {seq}",
+            "details": {},
         }
         for seq in (1, 2)
     ]
+    events[1].update(kind="recovered", worker="", details=RECOVERED)
 
     def answer(message):
         rest = [event for event in events if event["seq"] > message.after][:1]
@@ -37,10 +51,16 @@ def test_events_are_listed(dtdctl, script):
     exit_code, out, _err = dtdctl("events")
     lines = out.splitlines()
     assert exit_code == 0
-    assert lines[0].split() == ["TIME", "KIND", "JOB", "WORKER", "GENERATION", "STEP", "WHAT"]
-    assert [line.rsplit("  ", 1)[1] for line in lines[1:]] == ["event 1", "event 2"]
+    headings = "TIME KIND JOB WORKER GENERATION STEP DETECTED RECOVERED REDONE LOST WHAT"
+    assert lines[0].split() == headings.split()
+    plain, recovered = [re.split("  +", line)[1:] for line in lines[1:]]
+    assert plain == ["worker_lost", "a-1", "w", "1", "9", "-", "-", "-", "-", "event 1"]
+    costs = ["31 ms", "1.25 s", "1", "0"]
+    assert recovered == ["recovered", "a-1", "worker-1", "1", "9", *costs, "event 2"]
     out = dtdctl("events", "-o", "json")[1]
-    assert [json.loads(line)["seq"] for line in out.splitlines()] == [1, 2]
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["seq"] for event in events] == [1, 2]
+    assert [event["details"] for event in events] == [{}, RECOVERED]
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
@@ -49,6 +69,11 @@ def test_events_are_followed_over_a_restart(dtdctl, script, server, monkeypatch,
     monkeypatch.setattr("dtd.ctl.patience.RECONNECT_FOR_S", 0.0)
     exit_code, out, err = dtdctl("events", "--follow", "-o", form)
     assert exit_code == 3
-    assert len(out.splitlines()) == 2
+    first, second = out.splitlines()
+    if form == "table":
+        assert first.endswith("worker_lost  a-1  w  1  9  event 1")
+        assert second.endswith(
+            "event 2  detected after 31 ms  recovered after 1.25 s  steps redone 1  steps lost 0"
+        )
     assert "waiting for it to come back" in err
     assert server.received[:3] == [m.ReadEvents(after=seq, follow=True) for seq in (0, 1, 2)]

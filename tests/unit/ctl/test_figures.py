@@ -25,6 +25,22 @@ def test_duration(seconds, text):
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-0.1, "0 ms"),
+        (0.0, "0 ms"),
+        (0.00042, "0.4 ms"),
+        (0.0314, "31 ms"),
+        (1.25, "1.25 s"),
+        (42.4, "42s"),
+    ],
+)
+def test_span(seconds, text):
+    assert figures.span(seconds) == text
+
+
+@pytest.mark.parametrize(
     ("count", "text"),
     [
         (0, "0 B"),

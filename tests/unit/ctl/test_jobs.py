@@ -129,7 +129,7 @@ def test_wait_does_not_wait_for_ever_for_a_coordinator(dtdctl, server, monkeypat
 
 def test_an_unknown_job_is_refused(dtdctl, server, refusal):
     server.script = lambda _message: refusal
-    for command in ("wait", "cancel", "logs", "checkpoints", "fetch"):
+    for command in ("wait", "cancel", "resume", "logs", "checkpoints", "fetch"):
         exit_code, out, err = dtdctl(command, "x")
         assert (exit_code, out) == (1, "")
         assert err == "error: job 'x' does not exist\ntry: see `dtdctl jobs`\n"
@@ -139,6 +139,14 @@ def test_cancel(dtdctl, server, result):
     server.script = lambda _message: result({"job": "digits-1", "state": "stopping"})
     assert dtdctl("cancel", "digits-1") == (0, "", "job digits-1 is stopping\n")
     assert json.loads(dtdctl("cancel", "digits-1", "-o", "json")[1])["state"] == "stopping"
+
+
+def test_resume(dtdctl, server, result):
+    server.script = lambda _message: result({"job": "digits-1", "state": "forming"})
+    words = "job digits-1 goes on from the newest state that is here (forming)\n"
+    assert dtdctl("resume", "digits-1") == (0, "", words)
+    assert server.received == [m.ResumeJob(job="digits-1")]
+    assert json.loads(dtdctl("resume", "digits-1", "-o", "json")[1])["state"] == "forming"
 
 
 def test_jobs(dtdctl, server, result):

@@ -172,14 +172,72 @@ def test_a_worker_that_has_gone_has_no_rank_and_no_heartbeat(status):
     ]
 
 
-def test_who_is_slow(status):
-    status["workers"][1]["compute_s"] = 0.02
-    assert command.slow_workers(status["workers"]) == {
-        "worker-1": "slow: computes 2.0x as long as the others"
+def test_the_straggler_and_what_it_costs(status):
+    status["job"]["straggler"] = {"name": "worker-1", "cost_s": 0.0124}
+    lines = command.status_lines(status, colour=False)
+    assert lines[3] == "straggler    worker-1 costs 12 ms a step"
+    status["job"]["straggler"] = None
+    assert "straggler" not in "\n".join(command.status_lines(status, colour=False))
+
+
+def test_skipped_steps_are_shown_when_there_are_any(status):
+    status["job"]["skipped_steps"] = 3
+    assert "steps lost 0  skipped 3" in command.status_lines(status, colour=False)[2]
+    status["job"]["skipped_steps"] = 0
+    assert "skipped" not in command.status_lines(status, colour=False)[2]
+
+
+def test_where_a_stalled_worker_is(status):
+    worker = status["workers"][1]
+    worker.update(stalled_s=3.2, patience_s=5.0, where="task.py:12 in loss")
+    note = "no progress for 3.2s in task.py:12 in loss (limit 5.0s)"
+    assert command.status_lines(status, colour=False)[-1].endswith(note)
+    worker["reason"] = "joins"
+    assert command.status_lines(status, colour=False)[-1].endswith(f"joins; {note}")
+    worker.update(stalled_s=0.5, reason="")
+    assert "no progress" not in command.status_lines(status, colour=False)[-1]
+
+
+@pytest.mark.parametrize("state", ["away", "barred"])
+def test_workers_that_take_no_proper_part(status, state):
+    status["workers"][1].update(state=state, reason="its link")
+    assert faults(SCHEMA, status) == []
+    assert command.degraded_because(status) == f"worker-1 is {state}: its link"
+
+
+def test_what_a_waiting_job_waits_for(dtdctl, server, result, status):
+    why = "waiting for worker-1: nobody here holds the state of step 120"
+    status["job"]["state"] = "waiting"
+    server.script = lambda _message: result({**status, "explain": why})
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code == 4
+    assert out.splitlines()[3] == f"{' ' * 13}{why}"
+
+
+def test_the_last_job_with_the_end_of_its_traceback(dtdctl, server, result, status, monkeypatch):
+    monkeypatch.setattr("dtd.ctl.status.time.time", lambda: 1000.0)
+    trace = [f"line {number}" for number in range(50)]
+    last = {
+        "id": "digits-1",
+        "name": "digits",
+        "state": "failed",
+        "step": 17,
+        "total_steps": 100,
+        "ended_s": 877.0,
+        "reason": "worker-1: ValueError: no",
+        "traceback": "\n".join(trace),
     }
-    assert command.slow_workers(status["workers"][:1]) == {}
-    status["workers"][0]["compute_s"], status["workers"][1]["compute_s"] = 0.001, 0.003
-    assert command.slow_workers(status["workers"]) == {}
-    for worker in status["workers"]:
-        del worker["compute_s"]
-    assert command.slow_workers(status["workers"]) == {}
+    made = {**status, "job": None, "explain": "no job", "last_job": last, "queue": []}
+    assert faults(SCHEMA, made) == []
+    server.script = lambda _message: result(made)
+    exit_code, out, _err = dtdctl("status")
+    indent = " " * 13
+    assert exit_code == 0
+    assert out.splitlines()[1:6] == [
+        "job          none",
+        f"{indent}no job",
+        "last job     digits-1  failed  step 17/100 (17%)  2m03s ago",
+        f"{indent}worker-1: ValueError: no",
+        f"{indent}line 30",
+    ]
+    assert f"{indent}line 49" in out.splitlines()

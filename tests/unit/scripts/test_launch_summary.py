@@ -18,19 +18,21 @@ RESULT = {
 KEYS = [
     *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
     *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
-    "restarts",
+    *("restarts", "restarts_of"),
 ]
+RESTARTS = {"worker-1": 2, "coordinator": 1}
 
 
 def run(**changes):
     usual = {"job": "digits-1", "state": "done", "reason": "", "result": RESULT, "last": {}}
-    return LocalRun(**{**usual, "restarts": 1, "took_s": 6.25, **changes})
+    return LocalRun(**{**usual, "restarts": RESTARTS, "took_s": 6.25, **changes})
 
 
 def test_the_object_has_exactly_the_documented_keys():
     made = summary_object(run())
     assert list(made) == KEYS
-    assert made == {"job": "digits-1", "state": "done", **RESULT, "restarts": 1}
+    head = {"job": "digits-1", "state": "done"}
+    assert made == {**head, **RESULT, "restarts": 2, "restarts_of": RESTARTS}
 
 
 def test_a_failed_job_has_them_too_from_the_last_status():
@@ -52,8 +54,14 @@ def test_the_lines():
         "  replicas    2, all equal (abababababababab)",
         "  steps lost  0",
         "  rows        0 missing, 0 twice",
-        "  restarts    1",
+        "  restarts    coordinator 1 time, worker-1 2 times",
     ]
+
+
+def test_nobody_was_started_again():
+    quiet = run(restarts={})
+    assert summary_lines(quiet)[-1] == "  restarts    none"
+    assert (summary_object(quiet)["restarts"], summary_object(quiet)["restarts_of"]) == (0, {})
 
 
 def test_replicas_that_differ_are_shouted():

@@ -2,23 +2,32 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.restarts import MOST_IN_WINDOW, WINDOW_S, RestartPolicy
+from scripts.restarts import MOST_IN_WINDOW, SETTLED_S, WINDOW_S, RestartPolicy
 
 
 def test_at_once_then_later_and_later_then_never():
     policy = RestartPolicy()
-    delays = [policy.next_start_s(-9, 100.0) for _ in range(MOST_IN_WINDOW)]
+    delays = [policy.next_start_s(-9, 100.0, lived_s=0.1) for _ in range(MOST_IN_WINDOW)]
     assert delays == [100.0, 100.25, 100.5, 101.0, 102.0, 104.0]
-    assert policy.next_start_s(-9, 100.0) is None
+    assert policy.next_start_s(-9, 100.0, lived_s=0.1) is None
 
 
 def test_deaths_that_are_long_past_do_not_count():
     policy = RestartPolicy()
     for _ in range(MOST_IN_WINDOW):
-        policy.next_start_s(1, 100.0)
-    assert policy.next_start_s(1, 100.0 + WINDOW_S) == 100.0 + WINDOW_S
+        policy.next_start_s(1, 100.0, lived_s=0.1)
+    now_s = 100.0 + WINDOW_S
+    assert policy.next_start_s(1, now_s, lived_s=0.1) == now_s
+
+
+def test_what_had_got_going_is_started_again_at_once_however_often():
+    policy = RestartPolicy()
+    for now_s in range(100):
+        assert policy.next_start_s(-9, now_s, lived_s=SETTLED_S) == now_s
+    assert policy.next_start_s(-9, 100.0, lived_s=0.1) == 100.0
 
 
 @pytest.mark.parametrize("exit_code", [0, 78])
-def test_some_ends_are_final(exit_code):
-    assert RestartPolicy().next_start_s(exit_code, 0.0) is None
+@pytest.mark.parametrize("lived_s", [0.1, 100.0])
+def test_some_ends_are_final(exit_code, lived_s):
+    assert RestartPolicy().next_start_s(exit_code, 0.0, lived_s=lived_s) is None

@@ -1,0 +1,141 @@
+"""What the membership core has decided is done here, in the order in which it was decided.
+
+What must be durable is written before what follows it is sent.  Incidents go to the log, and to the
+store without being waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.records import job_body
+from dtd.coordinator.requests import RequestDesk
+from dtd.coordinator.store import Store
+from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.worker_links import WorkerLinks
+from dtd.core.membership_events import (
+    Disconnect,
+    Effect,
+    Incident,
+    JobEnded,
+    SaveJob,
+    Send,
+)
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
+
+log = structlog.get_logger()
+
+# Incidents that are as it should be; all others are logged as warnings.
+QUIET_INCIDENTS: Final = frozenset(
+    {
+        *("worker_registered", "job_started", "job_done"),
+        *("generation_forming", "generation_running", "recovered", "link_good"),
+    }
+)
+
+
+class Effects:
+    """The queue of effects, and what becomes of each.
+
+    Args:
+        links: the workers' connections.
+        store: where jobs and incidents are written.
+        thread: the thread that the store's methods run in.
+        desk: told when a job ends and when something happens.
+        job_numbers: number of each job in the store.
+    """
+
+    def __init__(
+        self,
+        *,
+        links: WorkerLinks,
+        store: Store,
+        thread: StoreThread,
+        desk: RequestDesk,
+        job_numbers: Mapping[str, int],
+    ) -> None:
+        self._links = links
+        self._store = store
+        self._thread = thread
+        self._desk = desk
+        self._job_numbers = job_numbers
+        self._queue: asyncio.Queue[tuple[Effect | asyncio.Future[None], Any]] = asyncio.Queue()
+
+    def put(self, effect: Effect) -> None:
+        """Keep the order of effects, with what they mean now.
+
+        A job is written as it is, not as it will be, and a message goes to the connection that
+        the worker has, not to one that it may have after the store has written.
+        """
+        about: Any = None
+        if isinstance(effect, SaveJob):
+            about = job_body(effect.job)
+        elif isinstance(effect, Send | Disconnect):
+            about = self._links.link_to(effect.name)
+        self._queue.put_nowait((effect, about))
+
+    async def run(self) -> None:
+        """Perform effects until cancelled."""
+        while True:
+            await self._perform(*await self._queue.get())
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done: what was decided is written down."""
+        done = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((done, None))
+        await done
+
+    async def _perform(self, effect: Effect | asyncio.Future[None], about: Any) -> None:
+        if isinstance(effect, Send):
+            self._send(effect, about)
+        elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
+            effect.set_result(None)
+        elif isinstance(effect, SaveJob):
+            await self._save_job(about)
+        elif isinstance(effect, Incident):
+            self._on_incident(effect)
+        elif isinstance(effect, Disconnect) and about is not None:
+            about.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
+        elif isinstance(effect, JobEnded):
+            self._desk.job_ended(effect.job)
+
+    async def _save_job(self, body: dict[str, Any]) -> None:
+        """A full disk must not end the training that the job is about."""
+        number = self._job_numbers[body["id"]]
+        try:
+            await self._thread.run(self._store.save_job, number, body, urgent=True)
+        except sqlite3.Error as error:
+            log.error("store_failed", job=body["id"], error=str(error))
+
+    def _send(self, effect: Send, link: Link | None) -> None:
+        if link is None:
+            return
+        link.send(effect.message)
+        if link.queued_bytes() > MAX_QUEUED_CONTROL_BYTES:
+            log.warning("worker_too_slow", worker=effect.name, queued_bytes=link.queued_bytes())
+            link.abort()
+
+    def _on_incident(self, incident: Incident) -> None:
+        write = log.info if incident.kind in QUIET_INCIDENTS else log.warning
+        write(incident.kind, **incident_fields(incident))
+        self._thread.later(self._store.add_incident, incident)
+        self._desk.something_happened()
+
+
+def incident_fields(incident: Incident) -> dict[str, Any]:
+    """An incident as fields of a log line; its details stand beside what every incident has."""
+    usual = {
+        "message": incident.message,
+        "job": incident.job,
+        "worker": incident.worker,
+        "generation": incident.generation,
+        "step": incident.step,
+    }
+    details = {key: value for key, value in incident.details.items() if not usual.get(key)}
+    return {**usual, **details}

@@ -1,0 +1,92 @@
+"""The thread that all blocking calls to the store run in, one at a time, urgent ones first.
+
+A generation waits for its job to be written down; incidents, printed lines and what operators read
+wait for that.  Within urgent and within ordinary calls the order is that of asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import structlog
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_URGENT: Final = 0
+_ORDINARY: Final = 1
+_LAST: Final = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Call:
+    rank: int
+    number: int
+    function: Callable[..., Any] = field(compare=False)
+    arguments: tuple[Any, ...] = field(compare=False)
+    future: Future[Any] = field(compare=False)
+
+
+class StoreThread:
+    """Runs functions in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._calls: queue.PriorityQueue[_Call] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="store", daemon=True)
+        self._thread.start()
+
+    async def run(self, function: Callable[..., T], *arguments: Any, urgent: bool = False) -> T:
+        """Have a function run and return its result."""
+        return await asyncio.wrap_future(self._submit(_rank(urgent), function, arguments))
+
+    def later(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have a function run without waiting for it; failures are logged."""
+        future = self._submit(_ORDINARY, function, arguments)
+        future.add_done_callback(_log_failure)
+
+    async def close(self, last: Callable[[], object]) -> None:
+        """Run what was asked for, then `last`, then end."""
+        future = self._submit(_LAST, last, ())
+        self._closed = True
+        await asyncio.wrap_future(future)
+        self._thread.join()
+
+    def _submit(
+        self, rank: int, function: Callable[..., T], arguments: tuple[Any, ...]
+    ) -> Future[T]:
+        if self._closed:
+            raise RuntimeError("the store is closed")
+        future: Future[T] = Future()
+        self._calls.put(_Call(rank, next(self._numbers), function, arguments, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            call = self._calls.get()
+            if call.future.set_running_or_notify_cancel():
+                try:
+                    call.future.set_result(call.function(*call.arguments))
+                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                    call.future.set_exception(error)
+            if call.rank == _LAST:
+                return
+
+
+def _rank(urgent: bool) -> int:
+    return _URGENT if urgent else _ORDINARY
+
+
+def _log_failure(future: Future[Any]) -> None:
+    error = future.exception()
+    if error is not None:
+        log.error("store_failed", error=str(error))

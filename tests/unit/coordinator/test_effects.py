@@ -1,0 +1,148 @@
+"""Effects in their order, and incidents as lines of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+import structlog
+
+from dtd.coordinator.effects import Effects, incident_fields
+from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.worker_links import WorkerLinks
+from dtd.core.membership_events import Disconnect, Incident, Job, JobEnded, SaveJob, Send
+from dtd.wire import messages as m
+
+SPEC = {"job": {"name": "digits", "task": "digits"}}
+ACK = m.HeartbeatAck()
+
+
+class PlayedLink:
+    """A worker's connection that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+        self.queued = 0
+
+    def send(self, message):
+        self.told.append(message)
+
+    def queued_bytes(self):
+        return self.queued
+
+    def abort(self):
+        self.told.append("aborted")
+
+    def fail(self, error):
+        self.told.append(error.message)
+
+
+class PlayedStore:
+    """A store whose disk the test holds up."""
+
+    def __init__(self):
+        self.may_write = threading.Event()
+        self.written = []
+
+    def save_job(self, number, body):
+        assert self.may_write.wait(30)
+        self.written.append((number, body["step"]))
+
+    def add_incident(self, incident):
+        self.written.append(incident.kind)
+
+
+@pytest.fixture
+async def desk():
+    """Effects between a played store, a played worker and nobody who asks."""
+    told = []
+    desk = SimpleNamespace(
+        job_ended=lambda job: told.append(job.id), something_happened=lambda: told.append("news")
+    )
+    store, links, link = PlayedStore(), WorkerLinks(), PlayedLink()
+    links.register(link, "worker-0", 1)
+    thread = StoreThread()
+    effects = Effects(
+        links=links, store=store, thread=thread, desk=desk, job_numbers={"digits-1": 7}
+    )
+    running = asyncio.create_task(effects.run())
+    yield SimpleNamespace(
+        effects=effects, store=store, thread=thread, links=links, link=link, told=told
+    )
+    store.may_write.set()
+    running.cancel()
+    await thread.close(lambda: None)
+
+
+async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
+    job = Job(id="digits-1", spec=SPEC, step=3)
+    desk.effects.put(SaveJob(job=job))
+    desk.effects.put(Send(name="worker-0", message=ACK))
+    job.step = 4
+    await asyncio.sleep(0)
+    assert desk.link.told == []
+    desk.store.may_write.set()
+    await desk.effects.settled()
+    assert (desk.store.written, desk.link.told) == ([(7, 3)], [ACK])
+
+
+async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
+    desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
+    desk.effects.put(Send(name="worker-0", message=ACK))
+    newer = PlayedLink()
+    desk.links.register(newer, "worker-0", 2)
+    desk.store.may_write.set()
+    await desk.effects.settled()
+    assert newer.told == []
+    assert desk.link.told[-1] == ACK
+
+
+async def test_a_job_overtakes_the_incidents_before_it(desk):
+    """They are written by the same thread; the next generation must not wait for them."""
+    go_on = threading.Event()
+    desk.thread.later(go_on.wait, 30)
+    desk.effects.put(Incident(kind="worker_lost", message="m"))
+    desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC, step=1)))
+    desk.effects.put(JobEnded(job=Job(id="digits-1", spec=SPEC)))
+    await asyncio.sleep(0)
+    assert desk.told == ["news"]
+    desk.store.may_write.set()
+    go_on.set()
+    await desk.effects.settled()
+    assert desk.store.written[0] == (7, 1)
+    assert desk.told == ["news", "digits-1"]
+
+
+async def test_a_worker_that_does_not_read_is_cut_off_and_a_gone_one_is_passed_over(desk):
+    desk.link.queued = 1 << 40
+    for name in ("worker-0", "gone"):
+        desk.effects.put(Send(name=name, message=ACK))
+        desk.effects.put(Disconnect(name=name, reason="no heartbeat"))
+    await desk.effects.settled()
+    assert desk.link.told == [ACK, "aborted", "no heartbeat"]
+
+
+async def test_incidents_are_logged_with_their_details(desk):
+    with structlog.testing.capture_logs() as logged:
+        desk.effects.put(Incident(kind="recovered", message="m", details={"steps_lost": 0}))
+        desk.effects.put(Incident(kind="worker_lost", message="m"))
+        await desk.effects.settled()
+    recovered, lost = logged
+    assert (recovered["event"], recovered["log_level"]) == ("recovered", "info")
+    assert recovered["steps_lost"] == 0
+    assert (lost["event"], lost["log_level"]) == ("worker_lost", "warning")
+
+
+def test_details_stand_beside_what_every_incident_has():
+    details = {"worker": "worker-1", "generation": 9, "cause": "reset"}
+    fields = incident_fields(Incident(kind="k", message="m", generation=4, details=details))
+    assert fields == {
+        "message": "m",
+        "job": "",
+        "worker": "worker-1",
+        "generation": 4,
+        "step": 0,
+        "cause": "reset",
+    }

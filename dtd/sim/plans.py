@@ -49,6 +49,7 @@ def draw(seed: int) -> Cluster:
     for name in names:
         for verb in AFTER_CALM:
             cluster.do(verb, name, at_s=CALM_S)
+        cluster.do("unpause", name, at_s=CALM_S + 1.0)  # a SIGNAL may have waited in its socket
     return cluster
 
 

@@ -169,10 +169,13 @@ class JobReporter:
         }
 
     def heartbeat_fields(self) -> dict[str, Any]:
-        """The figures of a heartbeat; read on the event loop."""
+        """The figures of a heartbeat; read on the event loop.
+
+        The generation is there before its first step: a thread may get stuck in that one too.
+        """
         record, means = self._step, dict(self._means)
         if record is None:
-            return {}
+            return {"generation": self._generation}
         step_s = means.get("step_s", 0.0)
         return {
             "generation": self._generation,

@@ -164,7 +164,7 @@ def test_flags_are_those_of_the_generation_at_hand(reporter):
 
 
 def test_heartbeats_carry_recent_means(reporter):
-    assert reporter.heartbeat_fields() == {}
+    assert reporter.heartbeat_fields() == {"generation": 3}
     reporter.step_committed(record(1, step_s=1.0, comm_s=0.4))
     fields = reporter.heartbeat_fields()
     assert (fields["step"], fields["generation"], fields["step_s"]) == (1, 3, 1.0)

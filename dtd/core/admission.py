@@ -223,8 +223,7 @@ def lose(books: Books, worker: Worker, reason: str, now: float) -> None:
     )
     if was_member:
         if books.has_run and not worker.leaving and not worker.signalled:
-            books.casualties.append(worker.name)
-            books.bereaved = True
+            books.bereave(worker.name, books.job.step if books.job is not None else 0)
         ending.member_lost(books, worker, reason, now, silent_s=silent_s)
 
 

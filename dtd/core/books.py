@@ -60,9 +60,11 @@ class Books:
         freeze_by: when members that have not reported FROZEN are given up.
         form_at: no generation is formed before, after several that came to nothing.
         fruitless: generations in a row that committed no step.
-        casualties: workers that died or hung in generations that ran, since the last commit.
+        casualties: workers that died or hung in generations that ran, since the job got beyond
+            `deadly_step`.
         bereaved: the current generation has lost such a worker.
-        deadly: generations in a row that ran, committed no step and lost such a worker.
+        deadly: generations in a row that ran, lost such a worker and did not get further.
+        deadly_step: committed steps of the job when that happened, at most.
         has_run: the current generation has run, or was running when this coordinator started.
         advanced_at: when the current generation's committed step was last seen to advance.
         distrusted: newest generation in which states differed and none had a majority.
@@ -92,6 +94,7 @@ class Books:
     casualties: list[str] = field(default_factory=list)
     bereaved: bool = False
     deadly: int = 0
+    deadly_step: int = 0
     has_run: bool = False
     advanced_at: float | None = None
     distrusted: int = 0
@@ -142,11 +145,27 @@ class Books:
             if name not in self.workers or self.workers[name].state is WorkerState.LOST
         ]
 
-    def advance(self) -> None:
-        """A step is committed: what went wrong before did not keep the job from it."""
-        self.fruitless = self.deadly = 0
+    def advance(self, step: int) -> None:
+        """A step is committed: what went wrong before did not keep the job from it.
+
+        A step that was done before, and lost with everybody who remembered it, proves nothing.
+        """
+        self.fruitless = 0
+        self.bereaved = False
+        if step > self.deadly_step:
+            self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Nothing that went wrong before counts."""
+        self.fruitless = self.deadly = self.deadly_step = 0
         self.casualties.clear()
         self.bereaved = False
+
+    def bereave(self, name: str, step: int) -> None:
+        """A worker died or hung while the step after `step` was computed."""
+        self.casualties.append(name)
+        self.bereaved = True
+        self.deadly_step = max(self.deadly_step, step)
 
     def slept(self, gap_s: float) -> None:
         """This process did not run for a while: what others said meanwhile is yet to be read."""

@@ -51,8 +51,9 @@ def form(books: Books, job: Job) -> None:
 
 def count_prepared(books: Books, job: Job) -> None:
     """A step that is committed because all hold it prepared is progress like any other."""
-    if choice.start_key(job, books.available())[1] > job.step:
-        books.advance()
+    step = choice.start_key(job, books.available())[1]
+    if step > job.step:
+        books.advance(step)
 
 
 def choose(books: Books, job: Job) -> choice.Choice:

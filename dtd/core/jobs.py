@@ -32,7 +32,7 @@ def submit(books: Books, job: Job) -> None:
 def activate(books: Books, job: Job, now: float) -> None:
     """Make a queued job the active one and warm up whoever is idle."""
     books.job = job
-    books.advance()
+    books.start_afresh()
     books.must_settle = True
     books.recovery = None
     if job.announced:

@@ -270,7 +270,9 @@ class Membership:
         books = self.books
         if books.deadly >= MAX_DEADLY_GENERATIONS:
             dead = ", ".join(dict.fromkeys(books.casualties))
-            return f"step {job.step + 1} kills worker after worker: {dead} died or hung in it"
+            return (
+                f"step {books.deadly_step + 1} kills worker after worker: {dead} died or hung in it"
+            )
         if books.fruitless >= MAX_FRUITLESS_GENERATIONS:
             return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
         return ""

@@ -20,7 +20,7 @@ def progressed(books: Books, job: Job, generation: int, step: int, now: float) -
     """A member has committed a step."""
     if generation != books.generation or step <= max(books.start_step, job.step):
         return
-    books.advance()
+    books.advance(step)
     books.advanced_at = now
     job.step = step
     if books.recovery is not None and books.generation_state is not GenerationState.ENDING:

@@ -183,6 +183,24 @@ def test_generations_that_end_without_a_death_do_not_count(desk: Any) -> None:
     assert (job.state, desk.books.deadly) == (JobState.RUNNING, 1)
 
 
+def test_a_step_that_kills_everybody_at_once_fails_the_job_too(desk: Any) -> None:
+    """The job goes back to a checkpoint and commits steps again, but never gets further."""
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.saved_checkpoint("a", generation=1, step=2)
+    for life in range(2, MAX_DEADLY_GENERATIONS + 2):
+        assert job.state is JobState.RUNNING
+        for step in range(desk.books.start_step + 1, 6):
+            desk.beat("a", generation=desk.books.generation, step=step)
+        desk.register("a", incarnation=life)
+        held = m.Held(job="j-1", generation=1, step=2, digest="", where="checkpoint")
+        desk.warmed("a", held=(held,))
+        if job.state is JobState.FORMING:
+            desk.all_run("a")
+    assert job.state is JobState.FAILED
+    assert job.reason == "step 6 kills worker after worker: a died or hung in it"
+
+
 def test_death_while_forming_says_nothing_about_a_step(desk: Any) -> None:
     desk.submit()
     for name in "ab":

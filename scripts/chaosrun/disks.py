@@ -1,0 +1,128 @@
+"""The workers' state directories, and what disks do to them: fill up, turn read-only, rot.
+
+With privileges each directory is a small file system of its own, in a mount namespace that only the
+daemons see and that vanishes with this process.  Without, a directory can be made read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from scripts.chaosrun.namespaces import Namespace
+
+_SIZE: Final = "256m"
+_FILLER: Final = "filler"
+_FILLER_PIECE: Final = bytes(1024 * 1024)
+_SMALLEST_PIECE: Final = 1024
+_READ_ONLY_MODE: Final = 0o500
+_USUAL_MODE: Final = 0o700
+
+T = TypeVar("T")
+
+
+class PlainDisks:
+    """Directories of the usual file system."""
+
+    can_fill = False
+
+    def wrapped(self, command: Sequence[str]) -> list[str]:
+        """A daemon's command, to be run where its disk is."""
+        return [*command]
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """Call a function where the directories can be seen."""
+        return function()
+
+    def set_read_only(self, directory: Path, *, read_only: bool) -> None:
+        """Refuse all writing there, or allow it again; nothing keeps root from writing."""
+        directory.chmod(_READ_ONLY_MODE if read_only else _USUAL_MODE)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class SmallDisks:
+    """One small file system in memory for each of these directories.
+
+    Args:
+        directories: made here if missing.
+    """
+
+    can_fill = True
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._space = Namespace("mnt")
+        self._space.run("mount", "--make-rprivate", "/")
+        for directory in directories:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._space.run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "dtd", str(directory))
+
+    def wrapped(self, command: Sequence[str]) -> list[str]:
+        """A daemon's command, to be run where its disk is."""
+        return self._space.wrapped(command)
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """Call a function where the directories can be seen."""
+        return self._space.inside(function)
+
+    def set_read_only(self, directory: Path, *, read_only: bool) -> None:
+        """Refuse all writing there, or allow it again; waits for files that are being written."""
+        mode = "ro" if read_only else "rw"
+        while True:
+            try:
+                self._space.run("mount", "-o", f"remount,{mode}", str(directory))
+            except subprocess.CalledProcessError as error:
+                if b"busy" not in error.stderr:
+                    raise
+            else:
+                return
+
+    def fill(self, directory: Path) -> None:
+        """Leave no room."""
+        self.inside(lambda: _fill(directory / _FILLER))
+
+    def empty(self, directory: Path) -> None:
+        """Undo `fill`."""
+        self.inside(lambda: (directory / _FILLER).unlink(missing_ok=True))
+
+    def close(self) -> None:
+        """Let go of it; the file systems end with the last process inside."""
+        self._space.close()
+
+
+def rot(directory: Path, chance: random.Random) -> str:
+    """Damage the newest checkpoint below a state directory; what was done, or "" if there is none.
+
+    One byte of one of its files is changed, or one file is gone.
+    """
+    manifests = [*directory.glob("checkpoints/*/*/manifest.json")]
+    if not manifests:
+        return ""
+    newest = max(manifests, key=lambda path: path.stat().st_mtime).parent
+    victim = chance.choice(sorted(newest.iterdir()))
+    label = f"{newest.name}/{victim.name}"
+    if chance.random() < 0.5:
+        victim.unlink()
+        return f"{label} deleted"
+    with victim.open("r+b") as file:
+        place = chance.randrange(os.fstat(file.fileno()).st_size)
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 0x10]))
+    return f"{label}: byte {place} changed"
+
+
+def _fill(filler: Path) -> None:
+    piece = _FILLER_PIECE
+    with filler.open("wb", buffering=0) as file:
+        while len(piece) >= _SMALLEST_PIECE:
+            try:
+                file.write(piece)
+            except OSError:
+                piece = piece[: len(piece) // 2]

@@ -1,0 +1,257 @@
+"""One chaos run in motion: daemons tended, logs read, faults healed when they are due.
+
+Everything happens in the calling thread.  Whoever waits for something calls `until`, and the run
+goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.wire import messages as m
+from scripts.chaosrun.cluster import ChaosCluster
+from scripts.chaosrun.injection import Injection
+from scripts.chaosrun.leaks import Sample, look
+from scripts.chaosrun.log_tail import LogTail
+from scripts.chaosrun.phases import phase_at
+from scripts.chaosrun.scene import Scene
+from scripts.local_cluster import COORDINATOR
+
+TURN_S: Final = 0.004
+SAMPLE_EVERY_S: Final = 2.0
+SETTLED_COMMITS: Final = 3
+TAKES_EFFECT_S: Final = 20.0
+START_S: Final = 60.0
+ASK_AGAIN_S: Final = 2.0
+
+
+class Drill:
+    """A run.
+
+    Args:
+        cluster: its daemons, not started yet.
+        workers: names of those that take part from the start.
+        spec: the job to be trained, again and again.
+        spare: name of one that may join later; "" is nobody.
+        seed: of everything that is random.
+        say: told what happens.
+
+    Attributes:
+        chance: the source of all that is random.
+        injections: what was done so far, oldest first.
+        samples: what the daemons held.
+        jobs: ids of all jobs submitted.
+        job_wanted: whether to submit a job whenever there is none.
+        away_s: how long the coordinator stays away; 0 is as chance has it.
+    """
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        *,
+        workers: list[str],
+        spare: str,
+        spec: Mapping[str, Any],
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.cluster = cluster
+        self.workers = workers
+        self.spare = spare
+        self.spec = spec
+        self.chance = random.Random(seed)  # noqa: S311 - not a secret
+        self.say = say
+        self.scene = Scene()
+        self.injections: list[Injection] = []
+        self.samples: list[Sample] = []
+        self.jobs: list[str] = []
+        self.orders = Path(str(spec["task"]["orders"]))
+        self.job_wanted = False
+        self.away_s = 0.0
+        self._tail = LogTail({name: cluster.log_path(name) for name in cluster.names})
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._sample_at_s = 0.0
+
+    # --- time --------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Do what is due now."""
+        self.cluster.tend()
+        for line in self._tail.poll():
+            self.scene.see(line)
+        now_s = time.time()
+        self._note_who_is_back(now_s)
+        while self._due and self._due[0][0] <= now_s:
+            heapq.heappop(self._due)[2]()
+        if now_s >= self._sample_at_s:
+            self._sample_at_s = now_s + SAMPLE_EVERY_S
+            self._sample(now_s)
+        if self.job_wanted and (not self.jobs or self.jobs[-1] in self.scene.jobs_ended):
+            self._submit()
+
+    def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Go on until something is so; False when it took too long."""
+        deadline_s = time.time() + timeout_s
+        while True:
+            self.turn()
+            if condition():
+                return True
+            if time.time() >= deadline_s:
+                return False
+            time.sleep(TURN_S)
+
+    def go_on(self, seconds: float) -> None:
+        """Go on for a while."""
+        self.until(lambda: False, seconds)
+
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
+        """Do something after so many seconds, whatever else happens until then."""
+        heapq.heappush(self._due, (time.time() + after_s, next(self._numbers), action))
+
+    # --- state -------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Start all daemons; whether all workers are registered in time."""
+        for name in (COORDINATOR, *self.workers):
+            self.cluster.start(name)
+        return self.until(lambda: self._registered() >= set(self.workers), START_S)
+
+    def _registered(self) -> set[str]:
+        return {
+            str(line.fields["worker"])
+            for line in self.scene.decisions
+            if line.event == "worker_registered"
+        }
+
+    def under_fault(self, name: str) -> bool:
+        """Whether something that was done to it is not over yet."""
+        now_s = time.time()
+        return any(name in one.victims and now_s < one.back_s for one in self.injections)
+
+    def fit(self) -> list[str]:
+        """Workers that train and have nothing wrong with them."""
+        return [name for name in self.scene.training() if not self.under_fault(name)]
+
+    def settled(self, count: int) -> bool:
+        """Whether so many workers have trained together for a few steps."""
+        scene = self.scene
+        if len(self.fit()) < count or len(scene.training()) < len(scene.roster):
+            return False
+        recent = scene.commits[-SETTLED_COMMITS * len(scene.roster) :]
+        return all(commit.generation == scene.generation for commit in recent)
+
+    # --- faults ------------------------------------------------------------------------------
+
+    def begin(self, kind: str, *victims: str, note: str = "", at_s: float = 0.0) -> Injection:
+        """Write a fault down, at the moment at which it is injected."""
+        at_s = at_s or time.time()
+        injection = Injection(
+            kind=kind,
+            victims=victims,
+            at_s=at_s,
+            generation=self.scene.newest_with(victims, at_s),
+            phase=self._phase(victims[0], at_s),
+            note=note,
+        )
+        if COORDINATOR in victims:
+            injection.generation = self.scene.generation
+        self.injections.append(injection)
+        return injection
+
+    def _phase(self, victim: str, at_s: float) -> str:
+        if victim == COORDINATOR:
+            return ""
+        return phase_at(
+            self.scene.moments.get(victim),
+            at_s,
+            eval_every=int(self.spec["train"]["eval_every"]),
+            checkpoint_every=int(self.spec["checkpoint"]["every_steps"]),
+        )
+
+    def _note_who_is_back(self, now_s: float) -> None:
+        for one in self.injections:
+            if math.isinf(one.back_s) and now_s >= one.over_s and self._is_back(one):
+                one.back_s = now_s
+
+    def _is_back(self, injection: Injection) -> bool:
+        """The coordinator listens again if it was a victim, and the workers commit again."""
+        workers = [name for name in injection.victims if name != COORDINATOR]
+        if len(workers) < len(injection.victims):
+            listening = (x for x in self.scene.decisions if x.event == "coordinator_listening")
+            if not any(line.at_s >= injection.at_s for line in listening):
+                return False
+        training = self.scene.training()
+        lasts = [self.scene.last_commit(name) for name in workers if name in training]
+        return len(lasts) == len(workers) and all(
+            last is not None and last.at_s > injection.over_s for last in lasts
+        )
+
+    def kill(self, name: str, injection: Injection) -> None:
+        """SIGKILL a daemon because of a fault."""
+        injection.pids.add(self.cluster.pid(name))
+        self.cluster.signal(name, signal.SIGKILL)
+
+    def heal(
+        self, injection: Injection, bounds_s: tuple[float, float], undo: Callable[[], None]
+    ) -> None:
+        """Undo a fault after a while, as long as that is by chance."""
+
+        def heal() -> None:
+            undo()
+            injection.over_s = time.time()
+
+        self.later(self.chance.uniform(*bounds_s), heal)
+
+    # --- jobs --------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        answer = self.cluster.ask(m.SubmitJob(spec=dict(self.spec)))
+        if answer is not None:
+            self.jobs.append(str(answer["job"]))
+            self.scene.rosters.clear()
+            self.say(f"job {answer['job']} submitted")
+
+    def finish(self, timeout_s: float) -> list[dict[str, Any]]:
+        """End the last job and return the coordinator's records of all of this run's."""
+        self.job_wanted = False
+        deadline_s = time.time() + timeout_s
+        while self.jobs and self.jobs[-1] not in self.scene.jobs_ended:
+            self.cluster.ask(m.CancelJob(job=self.jobs[-1]))
+            self.until(lambda: self.jobs[-1] in self.scene.jobs_ended, ASK_AGAIN_S)
+            if time.time() >= deadline_s:
+                break
+        answer = self.cluster.ask(m.ListJobs()) or {"jobs": []}
+        return [job for job in answer["jobs"] if job["id"] in self.jobs]
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """What daemons printed beside their logs, with who did."""
+        return self._tail.unread
+
+    def close(self) -> None:
+        """Stop the daemons."""
+        self.cluster.stop()
+        self.turn_logs()
+        self._tail.close()
+
+    def turn_logs(self) -> None:
+        """Read what is left in the logs."""
+        for line in self._tail.poll():
+            self.scene.see(line)
+
+    def _sample(self, now_s: float) -> None:
+        started_s = {name: at_s for name, _pid, at_s in self.cluster.starts}
+        for name, since_s in started_s.items():
+            if self.cluster.runs(name):
+                sample = look(name, self.cluster.pid(name), now_s, since_s)
+                if sample is not None:
+                    self.samples.append(sample)

@@ -1,0 +1,92 @@
+"""The task of chaos runs: another task whose training thread can be made to misbehave.
+
+A file named after a process tells it what to do at its next loss; the file is gone before that is
+done, so a worker that starts afresh under the same process id does not do it again.  Nothing of
+this is in the product: a user's own code may do all of it by mistake.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+# An optimizer's first use imports this, which takes as long as the rest of torch.
+import torch._dynamo  # noqa: F401
+
+from dtd.train.task import load_task
+
+HOLD_GIL: Final = "gil"
+GET_STUCK: Final = "stuck"
+IMPORTS: Final = "imports"
+REFERENCE: Final = "scripts.chaosrun.mischief:Mischief"
+
+
+def order(directory: Path, what: str, pid: int, argument: float = 0.0) -> None:
+    """Tell a process to misbehave at its next loss; the file appears whole."""
+    written = directory / f".{what}-{pid}"
+    written.write_text(str(argument))
+    written.rename(directory / f"{what}-{pid}")
+
+
+def imports(directory: Path) -> list[tuple[int, float]]:
+    """When each process had imported everything, as (process id, time)."""
+    try:
+        lines = (directory / IMPORTS).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [(int(pid), float(at_s)) for pid, at_s in (line.split() for line in lines)]
+
+
+class Mischief:
+    """Some task, and trouble on demand.
+
+    Args:
+        orders: directory where orders appear.
+        task: the task that is really trained.
+        arguments: of that task.
+    """
+
+    def __init__(self, *, orders: str, task: str, arguments: dict[str, Any]) -> None:
+        self._orders = Path(orders)
+        with (self._orders / IMPORTS).open("a") as file:
+            file.write(f"{os.getpid()} {time.time()}\n")
+        self._task = load_task(task, arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever the real task has, and what it has not is missing here too."""
+        return getattr(self._task, name)
+
+    def build_model(self) -> Any:
+        """The real task's."""
+        return self._task.build_model()
+
+    def train_dataset(self) -> Any:
+        """The real task's."""
+        return self._task.train_dataset()
+
+    def eval_dataset(self) -> Any:
+        """The real task's; else its training rows, so that there is an evaluation to disturb."""
+        return getattr(self._task, "eval_dataset", self._task.train_dataset)()
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        """The real task's, after what was ordered."""
+        gil_s = self._ordered(HOLD_GIL)
+        if gil_s is not None:
+            # Called through PyDLL, a C function keeps the interpreter's lock.
+            ctypes.PyDLL(None).sleep(round(gil_s))
+        if self._ordered(GET_STUCK) is not None:
+            threading.Event().wait()
+        return self._task.loss(model, batch)
+
+    def _ordered(self, what: str) -> float | None:
+        order = self._orders / f"{what}-{os.getpid()}"
+        try:
+            argument = float(order.read_text())
+        except FileNotFoundError:
+            return None
+        order.unlink()
+        return argument

@@ -1,0 +1,172 @@
+"""How the daemons of a chaos run reach each other, and how they are kept from it.
+
+Three networks with one interface.  `Loopback` is plain: nothing can be cut.  `Proxied` puts a
+`FaultProxy` before every data port and one between each worker and the coordinator; it needs no
+privileges.  `scripts.chaosrun.namespaced` has the third one: kernel namespaces.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeVar
+
+from dtd.address import Address
+from scripts.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
+from scripts.local_cluster import COORDINATOR
+
+HOST: Final = "127.0.0.1"
+# Below the ephemeral ports: a client that calls a port where nobody listens may get that very port
+# as its own, and is then connected to itself.
+_PORTS: Final = range(20_000, 32_000)
+
+T = TypeVar("T")
+
+
+class Network(Protocol):
+    """Where daemons listen, and who hears whom.
+
+    Attributes:
+        address: the coordinator's, for itself and for its clients.
+        proxies: one before the data port of each worker; may be empty.
+        can_cut: whether `cut` works.
+    """
+
+    address: Address
+    proxies: dict[str, FaultProxy]
+    can_cut: bool
+
+    def arguments(self, name: str) -> list[str]:
+        """A worker's options that have to do with the network."""
+        ...
+
+    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
+        """A daemon's command, to be run where its network is."""
+        ...
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """Call a function where the coordinator can be reached."""
+        ...
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """From now on nothing that one daemon sends arrives at the other one."""
+        ...
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """Undo `cut`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class Loopback:
+    """One host, one loopback interface, nothing between the daemons."""
+
+    def __init__(self) -> None:
+        self.can_cut = False
+        self.address = Address(HOST, free_port())
+        self.proxies: dict[str, FaultProxy] = {}
+
+    def arguments(self, name: str) -> list[str]:
+        """See `Network`."""
+        return ["--coordinator", str(self.address)]
+
+    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
+        """See `Network`."""
+        return [*command]
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """See `Network`."""
+        return function()
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """See `Network`; nothing can be cut here."""
+        raise NotImplementedError(f"{sender} and {receiver} share one interface")
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """See `Network`; nothing can be cut here."""
+        raise NotImplementedError(f"{sender} and {receiver} share one interface")
+
+    def close(self) -> None:
+        """See `Network`."""
+
+
+class Proxied:
+    """One loopback interface with a proxy on every way from daemon to daemon.
+
+    Args:
+        workers: names of all workers that there may ever be.
+    """
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self.can_cut = True
+        self.address = Address(HOST, free_port())
+        self.proxies: dict[str, FaultProxy] = {}
+        self._control: dict[str, FaultProxy] = {}
+        self._listen: dict[str, Address] = {}
+        for name in workers:
+            self._listen[name] = Address(HOST, free_port())
+            self.proxies[name] = _proxy(self._listen[name])
+            self._control[name] = _proxy(self.address)
+
+    def arguments(self, name: str) -> list[str]:
+        """See `Network`."""
+        return [
+            *("--coordinator", str(self._control[name].address)),
+            *("--listen", str(self._listen[name])),
+            *("--advertise", str(self.proxies[name].address)),
+        ]
+
+    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
+        """See `Network`."""
+        return [*command]
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """See `Network`."""
+        return function()
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """See `Network`."""
+        if receiver == COORDINATOR:
+            self._control[sender].silence(TO_TARGET)
+        elif sender == COORDINATOR:
+            self._control[receiver].silence(TO_CALLER)
+        else:
+            self.proxies[receiver].silence(TO_TARGET, caller=sender)
+            self.proxies[sender].silence(TO_CALLER, caller=receiver)
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """See `Network`."""
+        if receiver == COORDINATOR:
+            self._control[sender].unsilence(TO_TARGET)
+        elif sender == COORDINATOR:
+            self._control[receiver].unsilence(TO_CALLER)
+        else:
+            self.proxies[receiver].unsilence(TO_TARGET, caller=sender)
+            self.proxies[sender].unsilence(TO_CALLER, caller=receiver)
+
+    def close(self) -> None:
+        """See `Network`."""
+        for proxy in (*self.proxies.values(), *self._control.values()):
+            proxy.close()
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    while True:
+        port = random.choice(_PORTS)  # noqa: S311 - not a secret
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+
+
+def _proxy(target: Address) -> FaultProxy:
+    proxy = FaultProxy(Address(HOST, 0), target)
+    proxy.start()
+    return proxy

@@ -1,0 +1,141 @@
+"""What the logs show: who is in which generation, who has committed which step, and when.
+
+Fed with lines as they are written; keeps what the figures and the checks need afterwards.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from scripts.chaosrun.log_tail import Line
+from scripts.local_cluster import COORDINATOR
+
+USUAL_STEP_S: Final = 0.1
+RECENT_COMMITS: Final = 400
+LIVES: Final = ("worker_started", "worker_ends", "state_received")
+ENDS: Final = ("job_done", "job_failed", "job_cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A worker committed a step."""
+
+    at_s: float
+    worker: str
+    job: str
+    generation: int
+    step: int
+    loss: float
+    grad_norm: float
+    step_s: float
+
+
+class Scene:
+    """The run so far.
+
+    Attributes:
+        commits: all of them, by time.
+        decisions: the coordinator's lines, by time.
+        errors: lines of level error, of all daemons.
+        lives: lines that tell of a worker's start, of state that it received, and of its end.
+        moments: each worker's last line.
+        rosters: by generation, of the newest job.
+        assigned_s: when each of those generations was first heard of.
+        jobs_ended: how each ended job ended.
+    """
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.decisions: list[Line] = []
+        self.errors: list[Line] = []
+        self.lives: list[Line] = []
+        self.moments: dict[str, Line] = {}
+        self.rosters: dict[int, tuple[str, ...]] = {}
+        self.assigned_s: dict[int, float] = {}
+        self.jobs_ended: dict[str, str] = {}
+        self._last: dict[str, Commit] = {}
+
+    def see(self, line: Line) -> None:
+        """Take one more line."""
+        if line.fields.get("level") == "error":
+            self.errors.append(line)
+        if line.daemon == COORDINATOR:
+            self.decisions.append(line)
+            if line.event in ENDS:
+                self.jobs_ended[str(line.fields["job"])] = line.event.removeprefix("job_")
+            return
+        self.moments[line.daemon] = line
+        if line.event == "step_committed":
+            self._committed(line)
+        elif line.event == "generation_assigned":
+            generation = int(line.fields["generation"])
+            self.rosters[generation] = tuple(line.fields["roster"])
+            self.assigned_s.setdefault(generation, line.at_s)
+        elif line.event in LIVES:
+            if line.event != "state_received":
+                self._last.pop(line.daemon, None)
+            self.lives.append(line)
+
+    def _committed(self, line: Line) -> None:
+        fields = line.fields
+        commit = Commit(
+            at_s=line.at_s,
+            worker=line.daemon,
+            job=str(fields["job"]),
+            generation=int(fields["generation"]),
+            step=int(fields["step"]),
+            loss=float(fields["loss"]),
+            grad_norm=float(fields["grad_norm"]),
+            step_s=float(fields["step_s"]),
+        )
+        self.commits.append(commit)
+        self._last[line.daemon] = commit
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that a worker was assigned to."""
+        return max(self.rosters, default=0)
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """Its members."""
+        return self.rosters.get(self.generation, ())
+
+    def training(self) -> list[str]:
+        """Members of the newest generation that have committed a step in it."""
+        return [name for name in self.roster if self._has_committed(name)]
+
+    def newest_with(self, names: Iterable[str], at_s: float) -> int:
+        """Newest generation at that time with one of these in it; 0 is none."""
+        wanted = set(names)
+        return max(
+            (
+                generation
+                for generation, roster in self.rosters.items()
+                if wanted & set(roster) and self.assigned_s[generation] <= at_s
+            ),
+            default=0,
+        )
+
+    def last_commit(self, name: str = "") -> Commit | None:
+        """The newest commit of a worker, or of all."""
+        if name:
+            return self._last.get(name)
+        return self.commits[-1] if self.commits else None
+
+    def step_s(self) -> float:
+        """Median duration of recent steps."""
+        recent = [commit.step_s for commit in self.commits[-RECENT_COMMITS:]]
+        return statistics.median(recent) if recent else USUAL_STEP_S
+
+    def median_step_s(self) -> float:
+        """Median duration of all steps."""
+        steps = [commit.step_s for commit in self.commits]
+        return statistics.median(steps) if steps else 0.0
+
+    def _has_committed(self, name: str) -> bool:
+        last = self._last.get(name)
+        return last is not None and last.generation == self.generation

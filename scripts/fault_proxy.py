@@ -1,0 +1,257 @@
+"""A TCP proxy that does to a connection what bad networks do: hold, delay, narrow, flip, reset.
+
+    with FaultProxy(listen, target) as proxy:
+        proxy.silence(TO_TARGET)            # accepted, and never delivered; nobody is told
+        proxy.restore()                     # what was held is delivered, in order
+        flip = proxy.flip_next(TO_TARGET, after_bytes=4096)
+
+It stands between two daemons that do not know of it: one advertises the proxy's address instead of
+its own.  Bytes that are silenced are held rather than thrown away, because that is what two TCP
+stacks do to an application across a dead link: nothing arrives, nothing fails, and what is still
+wanted when the link is back arrives late.  Each proxy has a thread and an event loop of its own,
+and all its methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Literal, Self, TypeVar
+
+from dtd.address import Address
+from dtd.errors import ProtocolError
+from dtd.wire.frames import PREFIX, PREFIX_BYTES
+from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+from scripts.fault_pipe import READ_BYTES, Flip, Pipe, Weather
+
+Direction = Literal["to_target", "to_caller"]
+TO_TARGET: Final[Direction] = "to_target"
+TO_CALLER: Final[Direction] = "to_caller"
+BOTH: Final[tuple[Direction, Direction]] = (TO_TARGET, TO_CALLER)
+
+_RESET: Final = struct.pack("ii", 1, 0)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pair:
+    """One connection through the proxy: the caller's side, and the target's once that is open."""
+
+    sockets: list[asyncio.StreamWriter]
+    caller: str = ""
+
+    async def close(self) -> None:
+        """Deliver what is left, then close both sides."""
+        for writer in self.sockets:
+            writer.close()
+            await writer.wait_closed()
+
+    def reset(self) -> None:
+        """Close both sides as a crash does."""
+        for writer in self.sockets:
+            raw = writer.get_extra_info("socket")
+            if raw is not None and not writer.is_closing():
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.transport.abort()
+
+
+class FaultProxy:
+    """One listening address in front of one target.
+
+    Args:
+        listen: where callers connect; port 0 for a free one.
+        target: where their bytes go.
+        enter: called once in the proxy's own thread before it opens any socket.
+    """
+
+    def __init__(
+        self, listen: Address, target: Address, *, enter: Callable[[], None] | None = None
+    ) -> None:
+        self.address = listen
+        self._target = target
+        self._enter = enter
+        self._loop: asyncio.AbstractEventLoop
+        self._weather: dict[Direction, Weather]
+        self._stop: asyncio.Event
+        self._pairs: list[_Pair] = []
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"proxy {target}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen; raises OSError when that cannot be."""
+        self._thread.start()
+        self._ready.result()
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    # --- what may be done to it --------------------------------------------------------------
+
+    def silence(self, *directions: Direction, caller: str = "") -> None:
+        """Deliver nothing any more, without telling anybody; of one caller or of all."""
+        self._do(lambda: self._silence(directions or BOTH, caller))
+
+    def unsilence(self, *directions: Direction, caller: str = "") -> None:
+        """Undo `silence` with the same arguments; what was held is delivered."""
+        self._do(lambda: self._unsilence(directions or BOTH, caller))
+
+    def restore(self) -> None:
+        """Undo all silence, delay and narrowness."""
+        self._do(self._restore)
+
+    def delay(self, direction: Direction, delay_s: float) -> None:
+        """Deliver each byte so much later, in order."""
+        self._do(lambda: setattr(self._weather[direction], "delay_s", delay_s))
+
+    def narrow(self, direction: Direction, bytes_per_s: float) -> None:
+        """Deliver no faster than this; 0 is as fast as it goes."""
+        self._do(lambda: setattr(self._weather[direction], "bytes_per_s", bytes_per_s))
+
+    def flip_next(self, direction: Direction, *, after_bytes: int = 0) -> Flip:
+        """Turn one bit over in the byte after so many others, on whatever connection that is."""
+        flip = Flip(left_bytes=after_bytes)
+        self._do(lambda: setattr(self._weather[direction], "flip", flip))
+        return flip
+
+    def unflip(self, direction: Direction) -> None:
+        """Give up a flip that has not happened yet."""
+        self._do(lambda: setattr(self._weather[direction], "flip", None))
+
+    def reset(self, *, caller: str = "") -> int:
+        """Reset the connections of one caller or of all; how many those were."""
+        return self._do(lambda: self._reset(caller))
+
+    def callers(self) -> list[str]:
+        """Who is connected, by the name in its HELLO."""
+        return self._do(lambda: sorted(pair.caller for pair in self._pairs))
+
+    def _do(self, action: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+
+        def act() -> None:
+            try:
+                done.set_result(action())
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asked
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(act)
+        return done.result()
+
+    def _silence(self, directions: tuple[Direction, ...], caller: str) -> None:
+        for direction in directions:
+            self._weather[direction].silent_for.add(caller)
+
+    def _unsilence(self, directions: tuple[Direction, ...], caller: str) -> None:
+        for direction in directions:
+            self._weather[direction].unsilence(caller)
+
+    def _restore(self) -> None:
+        for weather in self._weather.values():
+            weather.clear()
+
+    def _reset(self, caller: str) -> int:
+        hit = [pair for pair in self._pairs if caller in ("", pair.caller)]
+        for pair in hit:
+            pair.reset()
+        return len(hit)
+
+    # --- its own thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._enter is not None:
+                self._enter()
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._weather = {direction: Weather() for direction in BOTH}
+        connections: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = self._loop.create_task(self._connect(reader, writer))
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+
+        server = await asyncio.start_server(
+            accept, self.address.host, self.address.port, limit=READ_BYTES
+        )
+        self.address = Address(*server.sockets[0].getsockname()[:2])
+        self._ready.set_result(None)
+        await self._stop.wait()
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pair = _Pair(sockets=[writer])
+        self._pairs.append(pair)
+        try:
+            there = await asyncio.open_connection(
+                self._target.host, self._target.port, limit=READ_BYTES
+            )
+            pair.sockets.append(there[1])
+            greeting, pair.caller = await _greeting(reader)
+            async with asyncio.TaskGroup() as pumps:
+                back = Pipe(self._weather[TO_CALLER], pair.caller, there[0], writer)
+                on = Pipe(self._weather[TO_TARGET], pair.caller, reader, there[1])
+                pumps.create_task(back.run())
+                pumps.create_task(on.run(greeting))
+            await pair.close()
+        except* OSError:
+            pass  # one side is gone: the other one is told by the reset below
+        finally:
+            self._pairs.remove(pair)
+            pair.reset()
+
+
+async def _greeting(reader: asyncio.StreamReader) -> tuple[bytes, str]:
+    """The first frame's prefix and header, and the name in it; anything else passes unread."""
+    data = await _some(reader, PREFIX_BYTES)
+    if len(data) < PREFIX_BYTES:
+        return data, ""
+    header_bytes = int(PREFIX.unpack(data)[4])
+    if header_bytes > MAX_HEADER_BYTES:
+        return data, ""
+    header = await _some(reader, header_bytes)
+    try:
+        return data + header, str(decode_header(header).get("name", ""))
+    except ProtocolError:
+        return data + header, ""
+
+
+async def _some(reader: asyncio.StreamReader, count: int) -> bytes:
+    try:
+        return await reader.readexactly(count)
+    except asyncio.IncompleteReadError as error:
+        return error.partial

@@ -1,0 +1,352 @@
+"""What chaos runs make of logs: phases, outcomes, checks, rejoins, growth, tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scripts.chaosrun import checks, report
+from scripts.chaosrun.cluster import Death
+from scripts.chaosrun.injection import Injection
+from scripts.chaosrun.leaks import Growth, Sample, growth
+from scripts.chaosrun.log_tail import Line
+from scripts.chaosrun.outcomes import outcomes, spread
+from scripts.chaosrun.phases import phase_at
+from scripts.chaosrun.rejoins import rejoins
+from scripts.chaosrun.scene import Commit, Scene
+
+STEP_S = 0.1
+
+
+def line(daemon, at_s, event, **fields):
+    return Line(daemon=daemon, at_s=at_s, event=event, fields=fields)
+
+
+def commit(at_s, worker="worker-0", *, step, generation=1, loss=0.5, job="chaos-1"):
+    return Commit(
+        at_s=at_s,
+        worker=worker,
+        job=job,
+        generation=generation,
+        step=step,
+        loss=loss,
+        grad_norm=1.0,
+        step_s=STEP_S,
+    )
+
+
+def injected(kind="kill", *victims, at_s=10.0, **fields):
+    values = {"generation": 1, "over_s": at_s, "back_s": at_s + 5.0, **fields}
+    return Injection(kind=kind, victims=victims or ("worker-1",), at_s=at_s, **values)
+
+
+def step_line(at_s, step=7):
+    return line(
+        "worker-0",
+        at_s,
+        "step_committed",
+        step=step,
+        data_s=0.01,
+        compute_s=0.06,
+        exposed_s=0.02,
+        optimizer_s=0.01,
+    )
+
+
+# --- phases ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("since_s", "phase"),
+    [
+        (0.005, "forward"),
+        (0.025, "forward"),
+        (0.05, "backward and reduce-scatter"),
+        (0.08, "rest of the ring"),
+        (0.095, "optimizer"),
+        (0.5, "rest of the ring"),
+    ],
+)
+def test_a_step_has_parts(since_s, phase):
+    assert phase_at(step_line(3.0), 3.0 + since_s, eval_every=0, checkpoint_every=0) == phase
+
+
+@pytest.mark.parametrize(
+    ("last", "phase"),
+    [
+        (None, "starting"),
+        (line("worker-0", 1.0, "worker_started"), "registering"),
+        (line("worker-0", 1.0, "job_prepared"), "warming"),
+        (line("worker-0", 1.0, "generation_assigned"), "forming"),
+        (line("worker-0", 1.0, "something_new"), "unknown"),
+        (step_line(1.0, step=40), "evaluation"),
+        (step_line(1.0, step=25), "checkpoint"),
+    ],
+)
+def test_what_is_not_a_step_has_a_name(last, phase):
+    assert phase_at(last, 1.01, eval_every=40, checkpoint_every=25) == phase
+
+
+# --- outcomes ----------------------------------------------------------------------------------
+
+
+def judged(injection, commits, decisions, quiet=()):
+    (outcome,) = outcomes([injection], commits, decisions, quiet=quiet)
+    return outcome
+
+
+def test_a_kill_is_detected_and_recovered_from_in_a_newer_generation():
+    commits = [
+        commit(9.9, step=5),
+        commit(10.05, step=6),
+        commit(10.3, "worker-1", step=7, generation=2),
+        commit(10.4, step=7, generation=2),
+    ]
+    decisions = [
+        line("coordinator", 9.0, "worker_lost", worker="worker-1"),
+        line("coordinator", 10.01, "generation_ending"),
+        line("coordinator", 10.02, "worker_lost", worker="worker-2"),
+        line("coordinator", 10.03, "worker_lost", worker="worker-1", message="it is gone"),
+    ]
+    outcome = judged(injected(), commits, decisions)
+    assert outcome.detected_s == pytest.approx(0.01)
+    assert outcome.evicted_s == pytest.approx(0.03)
+    assert outcome.reason == "it is gone"
+    assert outcome.recovered_s == pytest.approx(0.4 - STEP_S)
+    assert outcome.steps_lost == 0
+
+
+def test_without_a_newer_generation_the_next_step_counts():
+    commits = [commit(10.05, step=6), commit(11.0, step=7, generation=2)]
+    outcome = judged(injected("rot"), commits, [], quiet={"rot"})
+    assert (outcome.detected_s, outcome.evicted_s) == (None, None)
+    assert outcome.recovered_s == 0.0
+
+
+def test_a_generation_that_ends_for_other_reasons_is_no_detection():
+    joins = [line("coordinator", 11.0, "generation_ending", message="ends: worker-9 joins")]
+    assert judged(injected(), [], joins).detected_s is None
+    ending = [line("coordinator", 11.0, "generation_ending")]
+    assert judged(injected("slow"), [], ending, quiet={"slow"}).detected_s is None
+    two = [injected(), injected("kill", "worker-2", at_s=10.5)]
+    first, second = outcomes(two, [], ending, quiet=())
+    assert first.detected_s is None
+    assert second.detected_s == pytest.approx(0.5)
+
+
+def test_a_bad_link_names_both_ends_and_lost_steps_are_counted():
+    decisions = [
+        line("coordinator", 11.0, "link_bad", message="worker-0 and worker-1 live and cannot"),
+        line("coordinator", 11.1, "steps_lost", steps_lost=3),
+    ]
+    outcome = judged(injected("link", "worker-0", "worker-1"), [], decisions)
+    assert outcome.evicted_s == pytest.approx(1.0)
+    assert outcome.steps_lost == 3
+    assert outcome.recovered_s is None
+
+
+def test_a_spread_has_the_middle_the_nearly_largest_and_the_largest():
+    assert spread([]) is None
+    assert spread([None, 2.0]) == (2.0, 2.0, 2.0)
+    assert spread([float(value) for value in range(1, 101)]) == (50.5, 99.0, 100.0)
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def job(**changes):
+    result = {
+        "replica_digests": {"worker-0": "a", "worker-1": "a"},
+        "rows_missing": 0,
+        "rows_repeated": 0,
+    }
+    values = {"id": "chaos-1", "state": "done", "reason": "", "result": result | changes}
+    return values | {key: changes[key] for key in ("state", "reason") if key in changes}
+
+
+def test_only_the_last_job_may_have_been_cancelled():
+    cancelled = job(state="cancelled")
+    assert checks.jobs_ended_well([cancelled], last="chaos-1").holds
+    assert not checks.jobs_ended_well([cancelled], last="chaos-2").holds
+    failed = checks.jobs_ended_well([job(state="failed", reason="row 17 is odd")], last="chaos-1")
+    assert "row 17" in failed.in_words()
+
+
+def test_digests_and_every_steps_loss_are_compared():
+    twins = [commit(1.0, step=1), commit(1.0, "worker-1", step=1)]
+    assert checks.replicas_equal([job()], twins, []).holds
+    other = job(replica_digests={"worker-0": "a", "worker-1": "b"})
+    assert not checks.replicas_equal([other], twins, []).holds
+    odd = [*twins, commit(1.0, "worker-2", step=1, loss=0.6)]
+    (failure,) = checks.replicas_equal([job()], odd, []).failures
+    assert "worker-2" in failure
+
+
+def test_a_step_may_differ_only_across_a_total_outage():
+    again = [commit(1.0, step=1), commit(3.0, step=1, generation=2, loss=0.6)]
+    assert not checks.replicas_equal([job()], again, []).holds
+    outage = injected("all", "worker-0", at_s=2.0)
+    assert checks.replicas_equal([job()], again, [outage]).holds
+    assert not checks.steps_kept(again, [], []).holds
+    assert checks.steps_kept(again, [], [outage]).holds
+
+
+def test_lost_steps_need_a_total_outage():
+    lost = [line("coordinator", 12.0, "steps_lost", message="nobody holds the last 2")]
+    assert not checks.steps_kept([], lost, [injected()]).holds
+    assert checks.steps_kept([], lost, [injected("all")]).holds
+
+
+@pytest.mark.parametrize("key", ["rows_missing", "rows_repeated"])
+def test_the_ledger_must_be_exact_and_there(key):
+    assert checks.rows_exact([job()]).holds
+    assert not checks.rows_exact([job(**{key: 1})]).holds
+    assert not checks.rows_exact([job() | {"result": None}]).holds
+
+
+def test_stalls_are_seen_between_steps_of_one_job_and_at_the_end():
+    steady = [commit(0.0, step=1), commit(9.0, step=2), commit(30.0, step=1, job="chaos-2")]
+    assert checks.no_long_stall(steady, [], until_s=31.0).holds
+    assert checks.longest_stall_s(steady, []) == 9.0
+    assert not checks.no_long_stall(steady, [], until_s=50.0).holds
+    slow = [commit(0.0, step=1), commit(11.0, step=2)]
+    assert not checks.no_long_stall(slow, [], until_s=11.0).holds
+    assert checks.no_long_stall(slow, [injected("all", at_s=1.0)], until_s=11.0).holds
+
+
+def test_who_is_innocent_must_not_suffer():
+    def verdict(**what):
+        values = {"deaths": [], "decisions": [], "lives": []} | what
+        return checks.nobody_innocent([injected(pids={17})], **values)
+
+    death = Death(name="worker-1", pid=17, at_s=10.0, exit_code=-9)
+    assert verdict(deaths=[death]).holds
+    assert not verdict(deaths=[Death(name="worker-1", pid=18, at_s=10.0, exit_code=1)]).holds
+    lost = [line("coordinator", 10.1, "worker_lost", worker="worker-1")]
+    assert verdict(decisions=lost).holds
+    innocent = [line("coordinator", 10.1, "worker_lost", worker="worker-2")]
+    assert not verdict(decisions=innocent).holds
+    late = [line("coordinator", 99.0, "worker_lost", worker="worker-1")]
+    assert not verdict(decisions=late).holds
+
+
+@pytest.mark.parametrize(
+    ("daemon", "fields", "holds"),
+    [
+        ("worker-2", {"how": "restart", "reason": "job chaos-1 is done"}, True),
+        ("worker-2", {"how": "exit", "reason": "SIGTERM"}, True),
+        ("worker-1", {"how": "restart", "reason": "job chaos-1 is evicted"}, True),
+        ("worker-2", {"how": "restart", "reason": "job chaos-1 is evicted"}, False),
+    ],
+)
+def test_only_victims_start_afresh_in_the_middle_of_a_job(daemon, fields, holds):
+    lives = [line(daemon, 11.0, "worker_ends", **fields)]
+    assert checks.nobody_innocent([injected()], [], [], lives).holds is holds
+
+
+def test_growth_compares_the_first_third_with_the_last():
+    samples = [
+        Sample(
+            name="worker-0",
+            at_s=at_s,
+            age_s=at_s,
+            resident_bytes=100_000_000 + (at_s > 60) * 50_000_000,
+            descriptors=10 + (at_s > 60) * 20,
+            threads=5,
+        )
+        for at_s in range(90)
+    ]
+    (one,) = growth(samples)
+    assert one.resident_bytes == (100_000_000, 150_000_000)
+    assert len(checks.nothing_grows([one]).failures) == 2
+    flat = Growth(name="w", samples=3, resident_bytes=(1, 2), descriptors=(9, 10), threads=(1, 1))
+    assert checks.nothing_grows([flat]).holds
+    assert growth(samples[:10]) == []
+
+
+def test_errors_and_tracebacks_are_told():
+    error = line("coordinator", 1.0, "library_log", exception="Traceback\n  x\nKeyError: 3")
+    (first, second) = checks.no_errors(
+        [error], [("worker-0", "Traceback (most"), ("w", "x")]
+    ).failures
+    assert first.endswith("KeyError: 3")
+    assert second.startswith("worker-0")
+    assert checks.no_errors([], []).holds
+    assert not checks.nothing_left([4]).holds
+
+
+# --- the scene, and who came back --------------------------------------------------------------
+
+
+def committed(worker, at_s, *, step, generation):
+    fields = {"job": "chaos-1", "loss": 0.5, "grad_norm": 1.0, "step_s": STEP_S}
+    return line(worker, at_s, "step_committed", step=step, generation=generation, **fields)
+
+
+def test_the_scene_knows_who_trains_in_the_newest_generation():
+    scene = Scene()
+    assert (scene.generation, scene.roster, scene.last_commit()) == (0, (), None)
+    roster = ["worker-0", "worker-1"]
+    scene.see(line("worker-0", 1.0, "generation_assigned", generation=3, roster=roster))
+    scene.see(committed("worker-1", 2.0, step=1, generation=3))
+    assert scene.training() == ["worker-1"]
+    scene.see(committed("worker-0", 2.0, step=1, generation=2))
+    assert scene.training() == ["worker-1"]
+    scene.see(line("worker-1", 3.0, "worker_started"))
+    assert scene.training() == []
+    assert scene.newest_with(["worker-1"], 5.0) == 3
+    assert scene.newest_with(["worker-1"], 0.5) == 0
+    assert scene.newest_with(["worker-9"], 5.0) == 0
+    assert scene.median_step_s() == scene.step_s() == STEP_S
+    scene.see(line("coordinator", 4.0, "job_done", job="chaos-1", level="error"))
+    assert scene.jobs_ended == {"chaos-1": "done"}
+    assert len(scene.errors) == 1
+
+
+def test_a_rejoin_is_told_apart_from_imports_and_from_what_it_cost_the_others():
+    commits = [commit(at / 10, step=at) for at in range(200)]
+    # The joiner's generation begins 0.25 s late.
+    commits = [one for one in commits if not 15.0 < one.at_s < 15.25]
+    joined = [commit(15.31, "worker-1", step=153, generation=2)]
+    received = [line("worker-1", 15.1, "state_received", bytes=8_000_000)]
+    (one,) = rejoins(
+        [("worker-1", 7, 10.0), ("worker-0", 6, -1.0)],
+        [(7, 5.0), (7, 15.0), (6, -0.5)],
+        [*commits, *joined],
+        received,
+    )
+    assert one.imported_s == pytest.approx(5.0)
+    assert one.joined_s == pytest.approx(0.31)
+    assert one.paused_s == pytest.approx(0.3 - STEP_S)
+    assert one.received_bytes == 8_000_000
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_tables_have_a_row_for_each_kind_and_phase():
+    found = outcomes(
+        [injected(phase="forward"), injected("stop", at_s=20.0, phase="optimizer")],
+        [commit(9.0, step=1), commit(10.2, step=2, generation=2)],
+        [],
+        quiet=(),
+    )
+    table = report.fault_table(found)
+    assert [row.split("|")[1].strip() for row in table[2:]] == ["kill", "stop"]
+    assert "0.100, 0.100, 0.100 s" in table[2]
+    assert len(report.phase_table(found, "kill")) == 3
+    (grown,) = report.growth_table(
+        [
+            Growth(
+                name="w", samples=3, resident_bytes=(1e6, 2e6), descriptors=(9, 10), threads=(1, 1)
+            )
+        ]
+    )[2:]
+    assert grown == "| w | 1 -> 2 | 9 -> 10 | 1 -> 1 |"
+    verdicts = [checks.check("all is well", []), checks.check("nothing", "abcdef")]
+    assert verdicts[1].in_words() == "FAIL  nothing: a; b; c; d; and 2 more"
+    seen = report.as_object(found, verdicts, [], steps=2)
+    assert [fault["kind"] for fault in seen["faults"]] == ["kill", "stop"]
+    assert [one["holds"] for one in seen["checks"]] == [True, False]
+    assert math.isclose(seen["faults"][0]["recovered_s"], 0.1)

@@ -1,0 +1,217 @@
+"""Where the daemons of a chaos run live: namespaces, networks, disks, and the logs they write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import socket
+from pathlib import Path
+
+import pytest
+
+from scripts.chaosrun.disks import PlainDisks, SmallDisks, rot
+from scripts.chaosrun.load import Load
+from scripts.chaosrun.log_tail import LogTail
+from scripts.chaosrun.namespaced import Namespaced
+from scripts.chaosrun.namespaces import Namespace, may_make
+from scripts.chaosrun.networks import Loopback, Proxied
+from scripts.local_cluster import COORDINATOR
+
+PATIENCE_S = 10.0
+SURELY_S = 0.2
+NAMES = ["worker-0", "worker-1"]
+
+as_root = pytest.mark.skipif(not may_make("net"), reason="needs the right to make namespaces")
+
+
+def option(arguments, name):
+    host, _, port = arguments[arguments.index(name) + 1].rpartition(":")
+    return host, int(port)
+
+
+def is_quiet(end):
+    return select.select([end], [], [], SURELY_S)[0] == []
+
+
+def one_way(network, caller_space, target_space):
+    """A connection from worker-0 to the data port of worker-1."""
+    listen = option(network.arguments("worker-1"), "--listen")
+    advertise = option(network.arguments("worker-1"), "--advertise")
+    server = target_space(lambda: socket.create_server(listen))
+    caller = caller_space(lambda: socket.create_connection(advertise, PATIENCE_S))
+    target, _ = server.accept()
+    server.close()
+    target.settimeout(PATIENCE_S)
+    return caller, target
+
+
+# --- networks ----------------------------------------------------------------------------------
+
+
+@as_root
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
+    with contextlib.closing(Namespaced(NAMES, proxied=proxied)) as network:
+        spaces = network._spaces
+        assert network.can_cut
+        assert sorted(network.proxies) == (NAMES if proxied else [])
+        caller, target = one_way(network, spaces["worker-0"].inside, spaces["worker-1"].inside)
+        with caller, target:
+            greeting = bytes(64)
+            caller.sendall(greeting)
+            received = b""
+            while len(received) < len(greeting):
+                received += target.recv(100)
+            network.cut("worker-0", "worker-1")
+            caller.sendall(b"not yet")
+            assert is_quiet(target)
+            network.restore("worker-0", "worker-1")
+            assert target.recv(100) == b"not yet"
+
+
+@as_root
+def test_a_program_runs_inside_and_the_coordinator_is_reached_from_there():
+    with contextlib.closing(Namespaced(NAMES, proxied=False)) as network:
+        server = network.inside(
+            lambda: socket.create_server((network.address.host, network.address.port))
+        )
+        arguments = network.arguments("worker-0")
+        assert option(arguments, "--coordinator") == (network.address.host, network.address.port)
+        address = (network.address.host, network.address.port)
+        caller = network._spaces["worker-0"].inside(
+            lambda: socket.create_connection(address, PATIENCE_S)
+        )
+        with server, caller:
+            server.accept()[0].close()
+        wrapped = network.wrapped("worker-0", ["/bin/true"])
+        assert wrapped[0].endswith("nsenter")
+        assert wrapped[-1] == "/bin/true"
+
+
+def test_proxies_cut_one_direction_of_the_control_connection():
+    with contextlib.closing(Proxied(NAMES)) as network:
+        assert network.can_cut
+        target = (network.address.host, network.address.port)
+        via = option(network.arguments("worker-0"), "--coordinator")
+        with socket.create_server(target) as server:
+            caller = socket.create_connection(via, PATIENCE_S)
+            end, _ = server.accept()
+        with caller, end:
+            network.cut("worker-0", COORDINATOR)
+            caller.sendall(bytes(64))
+            assert is_quiet(end)
+            end.sendall(b"heard")
+            assert caller.recv(100) == b"heard"
+            network.restore("worker-0", COORDINATOR)
+            assert end.recv(100)
+            network.cut(COORDINATOR, "worker-0")
+            end.sendall(b"later")
+            assert is_quiet(caller)
+            network.restore(COORDINATOR, "worker-0")
+            assert caller.recv(100) == b"later"
+
+
+def test_a_plain_network_cannot_be_cut():
+    network = Loopback()
+    assert not network.can_cut
+    assert network.wrapped("worker-0", ["a"]) == ["a"]
+    assert network.inside(lambda: 3) == 3
+    with pytest.raises(NotImplementedError):
+        network.cut("worker-0", "worker-1")
+    with pytest.raises(NotImplementedError):
+        network.restore("worker-0", "worker-1")
+
+
+@as_root
+def test_what_goes_wrong_inside_is_raised_outside():
+    with contextlib.closing(Namespace("net")) as space, pytest.raises(ZeroDivisionError):
+        space.inside(lambda: 1 / 0)
+
+
+# --- disks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not may_make("mnt"), reason="needs the right to mount")
+def test_small_disks_fill_up_and_turn_read_only_for_those_inside_alone(tmp_path):
+    directory = tmp_path / "worker-0"
+    with contextlib.closing(SmallDisks([directory])) as disks:
+        write = lambda: (directory / "state").write_bytes(bytes(4096))  # noqa: E731
+        disks.inside(write)
+        assert not (directory / "state").exists()
+        disks.fill(directory)
+        with pytest.raises(OSError, match="No space"):
+            disks.inside(lambda: (directory / "more").write_bytes(bytes(1 << 20)))
+        disks.empty(directory)
+        disks.inside(write)
+        disks.set_read_only(directory, read_only=True)
+        with pytest.raises(OSError, match="Read-only"):
+            disks.inside(write)
+        disks.set_read_only(directory, read_only=False)
+        disks.inside(write)
+        assert disks.wrapped(["a"])[-1] == "a"
+
+
+def test_a_plain_directory_is_closed_to_writers(tmp_path):
+    disks = PlainDisks()
+    disks.set_read_only(tmp_path, read_only=True)
+    assert tmp_path.stat().st_mode & 0o777 == 0o500
+    disks.set_read_only(tmp_path, read_only=False)
+    assert disks.inside(lambda: 3) == 3
+    assert disks.wrapped(["a"]) == ["a"]
+    disks.close()
+
+
+def test_rot_changes_one_byte_of_the_newest_checkpoint_or_takes_a_file(tmp_path):
+    assert rot(tmp_path, random.Random(0)) == ""
+    for step in (1, 2):
+        checkpoint = tmp_path / "checkpoints" / "job-1" / f"step-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_bytes(b"{}")
+        os.utime(checkpoint / "manifest.json", (step, step))
+        (checkpoint / "model.safetensors").write_bytes(bytes(100))
+    notes = {rot(tmp_path, random.Random(seed)) for seed in range(2)}
+    assert all(note.startswith("step-2/") for note in notes)
+    old = tmp_path / "checkpoints" / "job-1" / "step-1"
+    assert (old / "model.safetensors").read_bytes() == bytes(100)
+
+
+# --- logs and load -----------------------------------------------------------------------------
+
+
+def test_a_log_is_read_as_it_grows_in_order_of_time(tmp_path):
+    paths = {name: tmp_path / f"{name}.log" for name in NAMES}
+    for path in paths.values():
+        path.touch()
+    tail = LogTail(paths)
+    assert tail.poll() == []
+
+    def write(name: str, text: str) -> None:
+        with paths[name].open("a") as log:
+            log.write(text)
+
+    def line(second: int, event: str) -> str:
+        return json.dumps({"ts": f"2026-01-01T00:00:0{second}.000Z", "event": event, "step": 3})
+
+    write("worker-0", line(2, "second") + "\nTraceback (most recent call last)\n[1]\n")
+    write("worker-1", line(1, "first") + "\n" + line(3, "third")[:20])
+    assert [(one.daemon, one.event) for one in tail.poll()] == [
+        ("worker-1", "first"),
+        ("worker-0", "second"),
+    ]
+    assert [name for name, _text in tail.unread] == ["worker-0", "worker-0"]
+    write("worker-1", line(3, "third")[20:] + "\n")
+    (third,) = tail.poll()
+    assert third.fields == {"step": 3}
+    assert third.at_s == 1767225603.0
+    tail.close()
+
+
+def test_load_is_there_until_it_is_stopped():
+    load = Load(2)
+    pids = [child.pid for child in load._children]
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    load.stop()
+    assert None not in [child.exit_code() for child in load._children]

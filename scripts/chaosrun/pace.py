@@ -49,24 +49,33 @@ def one_by_one(drill: Drill, kinds: Sequence[str], *, until_s: float) -> None:
             continue
         tell(drill, injection)
         await_recovery(drill, injection)
-        drill.go_on(drill.chance.uniform(0.0, ADOPTION_S))
+        if COORDINATOR in injection.victims:
+            drill.go_on(drill.chance.uniform(0.0, ADOPTION_S))
 
 
 def kills(drill: Drill, count: int, *, until_s: float) -> None:
     """SIGKILL so many times, in all phases: some victims are killed again as they come back."""
     while len(drill.injections) < count and time.time() < until_s:
         one_by_one(drill, ["kill"], until_s=until_s)
-        victim = drill.injections[-1].victims[0]
-        event, within_s = drill.chance.choice(_RETURNING)
         if len(drill.injections) < count and drill.chance.random() < COMES_BACK_SHARE:
-            seen_s = time.time()
-            back = drill.until(
-                lambda v=victim, e=event, s=seen_s: _has_come_to(drill, v, e, s),  # type: ignore[misc]
-                SETTLE_S,
-            )
-            if back:
-                drill.go_on(drill.chance.uniform(0.0, within_s))
-                tell(drill, kill(drill, victim))
+            _kill_returning(drill, drill.injections[-1])
+
+
+def _kill_returning(drill: Drill, before: Injection) -> None:
+    """Kill the victim once more, somewhere on its way back."""
+    (victim,) = before.victims
+    event, within_s = drill.chance.choice(_RETURNING)
+
+    def has_come() -> bool:
+        return drill.scene.last_s.get((victim, event), 0.0) > before.at_s
+
+    if not drill.until(has_come, SETTLE_S):
+        drill.say(f"{victim} has not come to {event} within {SETTLE_S:g} s")
+        return
+    drill.go_on(drill.chance.uniform(0.0, within_s))
+    injection = kill(drill, victim)
+    tell(drill, injection)
+    await_recovery(drill, injection)
 
 
 _RETURNING: Final = (
@@ -74,19 +83,6 @@ _RETURNING: Final = (
     ("job_prepared", _WARM_S),
     ("generation_assigned", _FORM_S),
 )
-
-
-_WAY_BACK: Final = tuple(event for event, _ in _RETURNING)
-
-
-def _has_come_to(drill: Drill, victim: str, event: str, since_s: float) -> bool:
-    """Whether the victim's newest line is this one, or one that comes later on its way back."""
-    line = drill.scene.moments.get(victim)
-    if line is None or line.at_s < since_s:
-        return False
-    return line.event not in _WAY_BACK[: _WAY_BACK.index(event)] and (
-        event == _WAY_BACK[0] or line.event != "coordinator_connected"
-    )
 
 
 def mixed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ def rejoins(
     median_s = statistics.median([one.step_s for one in commits]) if commits else 0.0
     found: list[Rejoin] = []
     for name, pid, at_s in starts:
-        first = next((one for one in commits if one.worker == name and one.at_s > at_s), None)
+        ended_s = min((s for other, _, s in starts if other == name and s > at_s), default=math.inf)
+        first = next(
+            (one for one in commits if one.worker == name and at_s < one.at_s < ended_s), None
+        )
         if first is None:
             continue
         done = [done_s for one, done_s in imports if one == pid and at_s < done_s <= first.at_s]

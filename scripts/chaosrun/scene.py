@@ -42,6 +42,7 @@ class Scene:
         errors: lines of level error, of all daemons.
         lives: lines that tell of a worker's start, of state that it received, and of its end.
         moments: each worker's last line.
+        last_s: when each worker last wrote a line of each kind, by (worker, event).
         rosters: by generation, of the newest job.
         assigned_s: when each of those generations was first heard of.
         jobs_ended: how each ended job ended.
@@ -53,6 +54,7 @@ class Scene:
         self.errors: list[Line] = []
         self.lives: list[Line] = []
         self.moments: dict[str, Line] = {}
+        self.last_s: dict[tuple[str, str], float] = {}
         self.rosters: dict[int, tuple[str, ...]] = {}
         self.assigned_s: dict[int, float] = {}
         self.jobs_ended: dict[str, str] = {}
@@ -68,6 +70,7 @@ class Scene:
                 self.jobs_ended[str(line.fields["job"])] = line.event.removeprefix("job_")
             return
         self.moments[line.daemon] = line
+        self.last_s[line.daemon, line.event] = line.at_s
         if line.event == "step_committed":
             self._committed(line)
         elif line.event == "generation_assigned":

@@ -311,8 +311,8 @@ def test_a_rejoin_is_told_apart_from_imports_and_from_what_it_cost_the_others():
     joined = [commit(15.31, "worker-1", step=153, generation=2)]
     received = [line("worker-1", 15.1, "state_received", bytes=8_000_000)]
     (one,) = rejoins(
-        [("worker-1", 7, 10.0), ("worker-0", 6, -1.0)],
-        [(7, 5.0), (7, 15.0), (6, -0.5)],
+        [("worker-1", 5, 1.0), ("worker-1", 7, 10.0), ("worker-0", 6, -1.0)],
+        [(5, 2.0), (7, 5.0), (7, 15.0), (6, -0.5)],
         [*commits, *joined],
         received,
     )

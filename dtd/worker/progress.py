@@ -15,15 +15,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import dtd
+
 PATIENCE_GAPS: Final = 10.0
 TELLING_S: Final = 1.0
 """A stall this long is worth saying where."""
 
 MAX_WHERE_CHARACTERS: Final = 200
 
-_LIBRARIES: Final = ("dtd", "torch", "site-packages")
-_TASKS: Final = "tasks"  # those of dtd count as the user's own
-_STANDARD: Final = sysconfig.get_path("stdlib")
+_LIBRARIES: Final = ("site-packages", "dist-packages", "torch")
+_DTD: Final = Path(dtd.__file__).parent
+_TASKS: Final = _DTD / "tasks"  # count as the user's own
+_STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 
 
 @dataclass(slots=True)
@@ -100,11 +103,13 @@ def where_is(thread_ident: int | None) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    parts = Path(file).parts
-    if "dtd" in parts and _TASKS in parts:
+    file = Path(frame.f_code.co_filename)
+    if not file.is_absolute():
+        return frame.f_code.co_filename.startswith("<")
+    if file.is_relative_to(_TASKS):
         return False
-    return file.startswith(("<", _STANDARD)) or any(name in parts for name in _LIBRARIES)
+    installed = any(name in file.parts for name in _LIBRARIES)
+    return installed or file.is_relative_to(_DTD) or file.is_relative_to(_STANDARD)
 
 
 def _in_words(frame: FrameType) -> str:

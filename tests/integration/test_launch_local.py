@@ -57,7 +57,7 @@ class Launched:
         (found,) = (
             child.pid
             for child in psutil.Process(self.process.pid).children()
-            if module in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline()
         )
         return int(found)
 

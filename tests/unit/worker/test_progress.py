@@ -70,7 +70,7 @@ def hang(inside, release):
 def hanging() -> Iterator[threading.Thread]:
     """A thread that waits in code that is neither dtd's nor a library's."""
     module = ModuleType("task")
-    exec(compile(USERS_CODE, "/home/user/task.py", "exec"), module.__dict__)
+    exec(compile(USERS_CODE, "/home/user/dtd/task.py", "exec"), module.__dict__)
     inside, release = threading.Event(), threading.Event()
     thread = threading.Thread(target=module.hang, args=(inside, release))
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from scripts.chaosrun.disks import SmallDisks, rot
@@ -57,6 +58,8 @@ def disk(drill: Drill, _victim: str) -> Injection | None:
     if not isinstance(disks, SmallDisks) or not drill.scene.roster:
         return None
     victim = drill.scene.roster[0]
+    if any(_is_bad_now(one, victim) for one in drill.injections):
+        return None  # a full disk cannot be made read-only and back without losing track
     directory = drill.cluster.state_dir(victim)
     injection = drill.begin("disk", victim)
     if drill.chance.random() < 0.5:
@@ -69,6 +72,12 @@ def disk(drill: Drill, _victim: str) -> Injection | None:
         undo = lambda: disks.set_read_only(directory, read_only=False)  # noqa: E731
         drill.heal(injection, DISK_S, undo)
     return injection
+
+
+def _is_bad_now(injection: Injection, victim: str) -> bool:
+    return (
+        injection.kind == "disk" and victim in injection.victims and injection.over_s > time.time()
+    )
 
 
 def rotten(drill: Drill, victim: str) -> Injection | None:

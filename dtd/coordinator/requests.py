@@ -227,13 +227,14 @@ class RequestDesk:
 
     async def _cancel(self, job_id: str) -> dict[str, Any]:
         self._coordinator.handle(CancelRequested(job=job_id))
-        await self._coordinator.settled()
-        return {"job": job_id, "state": JobState.STOPPING.value}
+        return await self._settled_state(job_id)
 
     async def _resume(self, job_id: str) -> dict[str, Any]:
-        coordinator = self._coordinator
-        coordinator.handle(ResumeRequested(job=job_id))
-        await coordinator.settled()
+        self._coordinator.handle(ResumeRequested(job=job_id))
+        return await self._settled_state(job_id)
+
+    async def _settled_state(self, job_id: str) -> dict[str, Any]:
+        await self._coordinator.settled()
         return {"job": job_id, "state": (await self._known_job(job_id))["state"]}
 
     def _kill_or_drain(self, request: m.KillWorker | m.DrainWorker) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the coordinator knows: workers, the job, the queue, the current generation.
 
-The state that `dtd.core.membership` dispatches on and that `admission`, `generations` and `jobs`
-change, with the few questions they all ask of it.  No decisions here.
+The state that `dtd.core.membership` dispatches on and that `admission`, `forming`, `running`,
+`ending` and `jobs` change, with the few questions they all ask of it.  No decisions here.
 """
 
 from __future__ import annotations

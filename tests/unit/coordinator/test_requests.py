@@ -328,7 +328,7 @@ def test_answers_come_in_the_order_of_the_requests(daemon, spec):
         client.ask(m.GetStatus())
         assert client.answer() == {"job": "digits-1"}
         assert [job["id"] for job in client.answer()["jobs"]] == ["digits-1"]
-        assert client.answer()["state"] == "stopping"
+        assert client.answer()["state"] == "cancelled"
         assert client.answer()["state"] == "cancelled"
         assert client.answer()["job"] is None
 

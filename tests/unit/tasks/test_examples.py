@@ -39,6 +39,7 @@ def test_a_task_of_ones_own_learns_from_the_current_directory(
     spec = load_job(EXAMPLES / "own_task.toml")
     reference = spec.job.task if directory == REPOSITORY else "own_task:NoisySine"
     task = load_task(reference, spec.task)
+    torch.manual_seed(0)
     data, model = train_dataset_of(task), task.build_model()
     assert eval_dataset_of(task) is None
     batch_size = spec.job.global_batch_size

@@ -181,6 +181,7 @@ class Checkpoints:
                     digest=result.manifest.digest,
                     directory=str(result.path),
                     size_bytes=result.size_bytes,
+                    write_s=result.write_s,
                     metrics=dict(result.manifest.metrics),
                     kept=result.kept,
                 )
@@ -219,15 +220,23 @@ def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """
     manifest = verify(path)
     try:
-        model = safetensors.torch.load_file(path / MODEL_FILE)
-        stored = {MODEL + name: tensor for name, tensor in model.items()}
-        stored |= safetensors.torch.load_file(path / OPTIMIZER_FILE)
+        stored = {MODEL + name: tensor for name, tensor in _load(path / MODEL_FILE).items()}
+        stored |= _load(path / OPTIMIZER_FILE)
         tensors = {name: stored[name] for name in manifest.tensors}
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}") from error
     if digest_of(tensors, manifest.state).hex() != manifest.digest:
         raise CheckpointError(f"{path} does not match its digest")
     return manifest, tensors
+
+
+def _load(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file, in memory of our own.
+
+    An optimizer that lived in a mapped file would keep its room on the disk from being freed, and
+    the process would die with the file.
+    """
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(file).items()}
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,7 @@ def test_resumed_from_disk_is_the_run_that_never_stopped(
     from_step = 8 if lost else 10
     assert (held.where, held.generation, held.step) == ("checkpoint", 1, from_step)
     second.run.adopt_local(held.generation, held.step)
+    assert str(arena.directory) not in Path("/proc/self/maps").read_text()
     arena.generation([second], generation=2)
     assert second.outcome.kind == "finished"
     assert second.outcome.digest == whole

@@ -13,30 +13,28 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NoReturn, get_args
+from typing import Final, get_args
 
 from dtd.ctl import output
 from dtd.errors import DtdError, UsageError
+from scripts import stop_signals
 from scripts.chaosrun import report
 from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.run import Result, run
 from scripts.chaosrun.scenarios import SCENARIOS, NetworkKind, Scenario
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_SCENARIO: Final = "soak"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a scenario and return the exit code."""
     options = _parser().parse_args(arguments)
-    for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+    stop_signals.exit_when_asked()
     begun_s = time.monotonic()
 
     def say(text: str) -> None:
@@ -58,12 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     print("\n".join(_json(result) if options.json else _lines(result)))
     return 0 if all(one.holds for one in result.checks) else 1
-
-
-def _stop(number: int, _frame: object) -> NoReturn:
-    for other in STOP_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

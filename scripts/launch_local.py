@@ -12,26 +12,24 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from dtd.ctl import figures, output
 from dtd.ctl.settings import read_address
 from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
-from scripts import job_watch
+from scripts import job_watch, stop_signals
 from scripts.child import TAIL_LINES
 from scripts.launch_display import Display, open_display
 from scripts.launch_summary import LocalRun, summary_lines, summary_object
 from scripts.local_cluster import LocalCluster
 
 DEFAULT_LISTEN: Final = "127.0.0.1:0"
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # All workers are registered before the job is submitted and the coordinator waits for those that
 # warm up, so there is nobody else to settle for.
 LAUNCHER_SETTINGS: Final = ("elastic.settle_s=0",)
@@ -51,8 +49,7 @@ _KEYS: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job and return the exit code."""
     options = _parser().parse_args(arguments)
-    for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+    stop_signals.exit_when_asked()
     try:
         run = launch(options, job_spec(options))
     except DtdError as error:
@@ -63,12 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     output.say_error(_job_failed(run, options), as_json=options.json)
     return JobFailed.exit_code
-
-
-def _stop(number: int, _frame: object) -> NoReturn:
-    for other in STOP_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,8 +123,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             display.say(f"coordinator at {cluster.address}, {workers}")
             return _run_job(cluster, spec, display)
         finally:
-            for number in STOP_SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+            stop_signals.ignore()
             cluster.stop()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,6 +22,7 @@ _FILLER_PIECE: Final = bytes(1024 * 1024)
 _SMALLEST_PIECE: Final = 1024
 _READ_ONLY_MODE: Final = 0o500
 _USUAL_MODE: Final = 0o700
+_BUSY_S: Final = 10.0
 
 T = TypeVar("T")
 
@@ -71,9 +73,14 @@ class SmallDisks:
         return self._space.inside(function)
 
     def set_read_only(self, directory: Path, *, read_only: bool) -> None:
-        """Refuse all writing there, or allow it again; waits for files that are being written."""
+        """Refuse all writing there, or allow it again; waits for files that are being written.
+
+        Raises:
+            TimeoutError: there is always one.
+        """
         mode = "ro" if read_only else "rw"
-        while True:
+        deadline_s = time.monotonic() + _BUSY_S
+        while time.monotonic() < deadline_s:
             try:
                 self._space.run("mount", "-o", f"remount,{mode}", str(directory))
             except subprocess.CalledProcessError as error:
@@ -81,6 +88,7 @@ class SmallDisks:
                     raise
             else:
                 return
+        raise TimeoutError(f"{directory} was busy for {_BUSY_S:g} s")
 
     def fill(self, directory: Path) -> None:
         """Leave no room."""

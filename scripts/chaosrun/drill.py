@@ -195,6 +195,14 @@ class Drill:
             last is not None and last.at_s > injection.over_s for last in lasts
         )
 
+    def strike(self, kind: str, *victims: str) -> Injection:
+        """SIGKILL daemons that are started again at once: the whole fault."""
+        injection = self.begin(kind, *victims)
+        for name in victims:
+            self.kill(name, injection)
+        injection.over_s = injection.at_s
+        return injection
+
     def kill(self, name: str, injection: Injection) -> None:
         """SIGKILL a daemon because of a fault."""
         injection.pids.add(self.cluster.pid(name))

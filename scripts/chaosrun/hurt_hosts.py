@@ -16,10 +16,7 @@ DISK_S: Final = (3.0, 8.0)
 
 def coordinator(drill: Drill, _victim: str) -> Injection:
     """Kill -9 of the coordinator; it is started again at once."""
-    injection = drill.begin("coordinator", COORDINATOR)
-    drill.kill(COORDINATOR, injection)
-    injection.over_s = injection.at_s
-    return injection
+    return drill.strike("coordinator", COORDINATOR)
 
 
 def coordinator_away(drill: Drill, _victim: str) -> Injection:
@@ -44,12 +41,8 @@ def orphan(drill: Drill, victim: str) -> Injection:
 
 def everything(drill: Drill, _victim: str) -> Injection:
     """SIGKILL of every daemon at once."""
-    names = sorted(name for name in drill.cluster.names if drill.cluster.runs(name))
-    injection = drill.begin("all", *names)
-    for name in names:
-        drill.kill(name, injection)
-    injection.over_s = injection.at_s
-    return injection
+    cluster = drill.cluster
+    return drill.strike("all", *sorted(name for name in cluster.names if cluster.runs(name)))
 
 
 def disk(drill: Drill, _victim: str) -> Injection | None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from scripts.chaosrun.drill import TAKES_EFFECT_S, Drill
 from scripts.chaosrun.injection import Injection
+from scripts.chaosrun.networks import CuttableNetwork
 from scripts.fault_proxy import BOTH, TO_CALLER, TO_TARGET, Direction
 
 CUT_S: Final = (4.0, 8.0)
@@ -25,17 +26,15 @@ def link(drill: Drill, victim: str) -> Injection | None:
     return _cut(drill, "link", (victim, other), [(victim, other), (other, victim)])
 
 
-def oneway(drill: Drill, victim: str) -> Injection:
+def oneway(drill: Drill, victim: str) -> Injection | None:
     """The victim is not heard any more, or hears nothing any more."""
     others = drill.cluster.names - {victim}
     deaf = drill.chance.random() < 0.5
     ways = [(other, victim) if deaf else (victim, other) for other in sorted(others)]
-    injection = _cut(drill, "oneway", (victim,), ways)
-    injection.note = "deaf" if deaf else "mute"
-    return injection
+    return _cut(drill, "oneway", (victim,), ways, note="deaf" if deaf else "mute")
 
 
-def partition(drill: Drill, victim: str) -> Injection:
+def partition(drill: Drill, victim: str) -> Injection | None:
     """The victim's cable is pulled."""
     others = sorted(drill.cluster.names - {victim})
     ways = [way for other in others for way in ((victim, other), (other, victim))]
@@ -82,10 +81,17 @@ def slow(drill: Drill, victim: str) -> Injection:
 
 
 def _cut(
-    drill: Drill, kind: str, victims: tuple[str, ...], ways: list[tuple[str, str]]
-) -> Injection:
+    drill: Drill,
+    kind: str,
+    victims: tuple[str, ...],
+    ways: list[tuple[str, str]],
+    *,
+    note: str = "",
+) -> Injection | None:
     network = drill.cluster.network
-    injection = drill.begin(kind, *victims)
+    if not isinstance(network, CuttableNetwork):
+        return None
+    injection = drill.begin(kind, *victims, note=note)
     for sender, receiver in ways:
         network.cut(sender, receiver)
 

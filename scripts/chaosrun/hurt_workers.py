@@ -18,10 +18,7 @@ ABSENCE_S: Final = (1.0, 4.0)
 
 def kill(drill: Drill, victim: str) -> Injection:
     """SIGKILL."""
-    injection = drill.begin("kill", victim)
-    drill.kill(victim, injection)
-    injection.over_s = injection.at_s
-    return injection
+    return drill.strike("kill", victim)
 
 
 def stop(drill: Drill, victim: str) -> Injection:

@@ -36,7 +36,6 @@ class Namespaced:
     """
 
     def __init__(self, workers: Sequence[str], *, proxied: bool) -> None:
-        self.can_cut = True
         self._numbers = {name: index + 1 for index, name in enumerate((COORDINATOR, *workers))}
         self._spaces = {name: Namespace("net") for name in self._numbers}
         self.address = Address(self._ip(COORDINATOR), _CONTROL_PORT)
@@ -68,11 +67,11 @@ class Namespaced:
         return self._spaces[COORDINATOR].inside(function)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """See `Network`."""
+        """See `CuttableNetwork`."""
         self._tell(sender, receiver, _NOBODY)
 
     def restore(self, sender: str, receiver: str) -> None:
-        """See `Network`."""
+        """See `CuttableNetwork`."""
         self._tell(sender, receiver, self._numbers[receiver])
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """How the daemons of a chaos run reach each other, and how they are kept from it.
 
-Three networks with one interface.  `Loopback` is plain: nothing can be cut.  `Proxied` puts a
-`FaultProxy` before every data port and one between each worker and the coordinator; it needs no
-privileges.  `scripts.chaosrun.namespaced` has the third one: kernel namespaces.
+`Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
+one between each worker and the coordinator; it needs no privileges.  `scripts.chaosrun.namespaced`
+has the third one: kernel namespaces.  Who cuts asks for a `CuttableNetwork`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from dtd.address import Address
 from scripts.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
@@ -25,17 +25,15 @@ T = TypeVar("T")
 
 
 class Network(Protocol):
-    """Where daemons listen, and who hears whom.
+    """Where daemons listen, and how they are reached.
 
     Attributes:
         address: the coordinator's, for itself and for its clients.
         proxies: one before the data port of each worker; may be empty.
-        can_cut: whether `cut` works.
     """
 
     address: Address
     proxies: dict[str, FaultProxy]
-    can_cut: bool
 
     def arguments(self, name: str) -> list[str]:
         """A worker's options that have to do with the network."""
@@ -49,6 +47,15 @@ class Network(Protocol):
         """Call a function where the coordinator can be reached."""
         ...
 
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+@runtime_checkable
+class CuttableNetwork(Network, Protocol):
+    """One that also decides who hears whom."""
+
     def cut(self, sender: str, receiver: str) -> None:
         """From now on nothing that one daemon sends arrives at the other one."""
         ...
@@ -57,16 +64,11 @@ class Network(Protocol):
         """Undo `cut`."""
         ...
 
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
-
 
 class Loopback:
     """One host, one loopback interface, nothing between the daemons."""
 
     def __init__(self) -> None:
-        self.can_cut = False
         self.address = Address(HOST, free_port())
         self.proxies: dict[str, FaultProxy] = {}
 
@@ -82,14 +84,6 @@ class Loopback:
         """See `Network`."""
         return function()
 
-    def cut(self, sender: str, receiver: str) -> None:
-        """See `Network`; nothing can be cut here."""
-        raise NotImplementedError(f"{sender} and {receiver} share one interface")
-
-    def restore(self, sender: str, receiver: str) -> None:
-        """See `Network`; nothing can be cut here."""
-        raise NotImplementedError(f"{sender} and {receiver} share one interface")
-
     def close(self) -> None:
         """See `Network`."""
 
@@ -102,7 +96,6 @@ class Proxied:
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
-        self.can_cut = True
         self.address = Address(HOST, free_port())
         self.proxies: dict[str, FaultProxy] = {}
         self._control: dict[str, FaultProxy] = {}
@@ -129,7 +122,7 @@ class Proxied:
         return function()
 
     def cut(self, sender: str, receiver: str) -> None:
-        """See `Network`."""
+        """See `CuttableNetwork`."""
         if receiver == COORDINATOR:
             self._control[sender].silence(TO_TARGET)
         elif sender == COORDINATOR:
@@ -139,7 +132,7 @@ class Proxied:
             self.proxies[sender].silence(TO_CALLER, caller=receiver)
 
     def restore(self, sender: str, receiver: str) -> None:
-        """See `Network`."""
+        """See `CuttableNetwork`."""
         if receiver == COORDINATOR:
             self._control[sender].unsilence(TO_TARGET)
         elif sender == COORDINATOR:

@@ -25,10 +25,13 @@ STEPS_WITHIN: Final = 1.2
 COMES_BACK_SHARE: Final = 0.35
 BOUNDARY_SHARE: Final = 0.15
 ADOPTION_S: Final = 2.0
-_WARM_S: Final = 3.0
-_FORM_S: Final = 0.08
-_START_S: Final = 0.6
 FEWEST_FIT: Final = 2
+# On a victim's way back: lines of its log, and how long after each it may be killed again.
+_RETURNING: Final = (
+    ("worker_started", 0.6),
+    ("job_prepared", 3.0),
+    ("generation_assigned", 0.08),
+)
 _CUTS: Final = ("link", "oneway", "partition")
 
 
@@ -76,13 +79,6 @@ def _kill_returning(drill: Drill, before: Injection) -> None:
     injection = kill(drill, victim)
     tell(drill, injection)
     await_recovery(drill, injection)
-
-
-_RETURNING: Final = (
-    ("worker_started", _START_S),
-    ("job_prepared", _WARM_S),
-    ("generation_assigned", _FORM_S),
-)
 
 
 def mixed(

@@ -21,7 +21,7 @@ from scripts.chaosrun.load import Load
 from scripts.chaosrun.mischief import imports
 from scripts.chaosrun.namespaced import Namespaced
 from scripts.chaosrun.namespaces import may_make
-from scripts.chaosrun.networks import Loopback, Network, Proxied
+from scripts.chaosrun.networks import CuttableNetwork, Loopback, Network, Proxied
 from scripts.chaosrun.outcomes import Outcome, outcomes
 from scripts.chaosrun.rejoins import Rejoin, rejoins
 from scripts.chaosrun.scenarios import Scenario, job_of, plan, processors
@@ -94,7 +94,7 @@ def usable(kinds: Sequence[str], cluster: ChaosCluster) -> tuple[list[str], list
     """Kinds that this cluster can be hurt with, and the others with what they lack."""
     offers = {
         "": True,
-        "cut": cluster.network.can_cut,
+        "cut": isinstance(cluster.network, CuttableNetwork),
         "proxies": bool(cluster.network.proxies),
         "disks": cluster.disks.can_fill,
     }

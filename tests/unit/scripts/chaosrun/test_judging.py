@@ -195,7 +195,10 @@ def test_a_step_may_differ_only_across_a_total_outage():
 def test_lost_steps_need_a_total_outage():
     lost = [line("coordinator", 12.0, "steps_lost", message="nobody holds the last 2")]
     assert not checks.steps_kept([], lost, [injected()]).holds
-    assert checks.steps_kept([], lost, [injected("all")]).holds
+    outage = injected("all")
+    assert checks.steps_kept([], lost, [outage]).holds
+    outage.back_s = 11.0
+    assert not checks.steps_kept([], lost, [outage]).holds
 
 
 @pytest.mark.parametrize("key", ["rows_missing", "rows_repeated"])

@@ -1,14 +1,14 @@
 """A simulated worker's data port: neighbours connect their rings, joiners fetch the state.
 
-The counterpart of `dtd.net.data_server`: a ring that comes early waits, a stale one is refused; a
-state is served piece by piece once it is offered.
+The counterpart of `dtd.net.data_server`: a ring that comes early waits, a stale one is refused, and
+so is a lifeline of any ring but ours; a state is served piece by piece once it is offered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from dtd.sim.network import Port
 from dtd.sim.replica import STATE_BYTES, State
@@ -21,6 +21,13 @@ RingKey = tuple[int, int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingHello:
     """A neighbour connects: generation, roster id and its rank."""
+
+    key: RingKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifelineHello:
+    """A neighbour whose ring is up: generation, roster id and its rank; nothing follows."""
 
     key: RingKey
 
@@ -52,6 +59,18 @@ class _Asked:
     port: Port
 
 
+class RingAcceptor(Protocol):
+    """A generation that waits for its neighbours."""
+
+    def accept_ring(self, port: Port) -> None:
+        """The previous neighbour's port."""
+        ...
+
+    def accept_lifeline(self, port: Port, rank: int) -> None:
+        """The lifeline of whoever has this rank."""
+        ...
+
+
 class DataPort:
     """What listens under a worker's name.
 
@@ -63,7 +82,8 @@ class DataPort:
         self._sending = sending
         self._generation = 0
         self._expected: RingKey | None = None
-        self._taker: Callable[[Port], None] | None = None
+        self._acceptor: RingAcceptor | None = None
+        self._taken = False
         self._early: dict[RingKey, Port] = {}
         self._offers: dict[int, State] = {}
         self._asked: list[_Asked] = []
@@ -78,10 +98,13 @@ class DataPort:
         if isinstance(greeting, ProbeHello):
             port.send(WELCOME)
             return True
+        if isinstance(greeting, LifelineHello):
+            self._accept_lifeline(port, greeting.key)
+            return True
         assert isinstance(greeting, RingHello)
-        if greeting.key == self._expected and self._taker is not None:
-            taker, self._taker = self._taker, None
-            taker(port)
+        if greeting.key == self._expected and self._acceptor is not None and not self._taken:
+            self._taken = True
+            self._acceptor.accept_ring(port)
             return True
         if greeting.key[0] <= self._generation:
             port.close("stale generation")
@@ -90,17 +113,26 @@ class DataPort:
         port.receive = _later
         return True
 
+    def _accept_lifeline(self, port: Port, key: RingKey) -> None:
+        """It comes when its ring is up, so the ring is the one that we expect, or over."""
+        expected = self._expected
+        if self._acceptor is None or expected is None or expected[:2] != key[:2]:
+            port.close("stale generation")
+        else:
+            self._acceptor.accept_lifeline(port, key[2])
+
     # --- rings -----------------------------------------------------------------------------
 
-    def expect_ring(self, key: RingKey, taker: Callable[[Port], None]) -> None:
-        """Give the neighbour's port to `taker`; refuse those of older generations."""
-        self._generation, self._expected, self._taker = key[0], key, taker
+    def expect_ring(self, key: RingKey, by: RingAcceptor) -> None:
+        """Give the neighbours' ports to `by`; refuse those of older generations."""
+        self._generation, self._expected = key[0], key
+        self._acceptor, self._taken = by, False
         for old in [known for known in self._early if known[0] < key[0]]:
             self._early.pop(old).close("stale generation")
         early = self._early.pop(key, None)
         if early is not None and early.is_open:
-            self._taker = None
-            taker(early)
+            self._taken = True
+            by.accept_ring(early)
             early.resume()
 
     # --- states ----------------------------------------------------------------------------

@@ -122,6 +122,11 @@ def _reset(target: Target, one: str, other: str) -> None:
     target.network.reset(one, other)
 
 
+def _sever(target: Target, one: str, other: str) -> None:
+    """Reset their lifelines, as a middlebox does to a connection on which nothing is said."""
+    target.network.reset(one, other, lifelines_only=True)
+
+
 def _flip(target: Target, source: str, to: str) -> None:
     target.network.flip(source, to)
 
@@ -160,6 +165,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "release": _release,
     "partition_oneway": _partition_oneway,
     "reset": _reset,
+    "sever": _sever,
     "flip": _flip,
     "cancel": _cancel,
     "resume": _resume,

@@ -31,12 +31,14 @@ class Machines:
 
     def __init__(self, seed: int, *, pace: Pace) -> None:
         scheduler, rng = Scheduler(), random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self.network = Network(scheduler, rng)
+        lifeline_rng = random.Random(f"lifelines {seed}")  # noqa: S311 - repeatable on purpose
+        self.network = Network(scheduler, rng, lifeline_rng)
         self.oracle = Oracle(remembered=self._remembered, saved=self._saved)
         self.surroundings = Surroundings(
             scheduler=scheduler,
             network=self.network,
             rng=rng,
+            lifeline_rng=lifeline_rng,
             oracle=self.oracle,
             pace=pace,
             restarted=self.start_soon,

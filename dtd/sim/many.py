@@ -36,7 +36,8 @@ def play(seed: int) -> Played:
     else:
         ended = cluster.job()
         may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
-        if ended.state is not JobState.DONE and not may_be_cancelled:
+        may_have_failed = ended.state is JobState.FAILED and "the task raised" in ended.reason
+        if ended.state is not JobState.DONE and not may_be_cancelled and not may_have_failed:
             failure = f"job {ended.id} is {ended.state}: {ended.reason}"
     return Played(
         seed=seed,

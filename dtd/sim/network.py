@@ -1,9 +1,9 @@
 """The network between simulated processes: connections that are slow, stalled or cut.
 
 A connection behaves like TCP: bytes arrive in order or not at all, a dying process is noticed by
-its peers as an end of stream after everything it had sent, a stalled link delivers everything
-later, a reset one forgets what was under way.  What is damaged on its way is noticed, as by a
-checksum, and ends the connection.  Knows nothing of what it carries.
+its peers as an end of stream after everything it had sent, as soon as the kernel has closed it, a
+stalled link delivers everything later, a reset one forgets what was under way.  What is damaged on
+its way is noticed, as by a checksum, and ends the connection.  Knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class Port:
         local: name of the process at this end.
         remote: name of the process at the other end.
         is_open: this end may send, and hears what arrives.
+        is_lifeline: closed before the others when its process dies.
         receive: called with what arrives; False holds it, and all that follows, until `resume`.
         closed: called once when the other end is gone.
     """
 
-    def __init__(self, network: Network, local: str, remote: str) -> None:
+    def __init__(self, network: Network, local: str, remote: str, *, is_lifeline: bool) -> None:
         self.local = local
         self.remote = remote
+        self.is_lifeline = is_lifeline
         self.is_open = True
         self.peer: Port = self
         self.receive: Callable[[object], bool] = _deaf
@@ -146,6 +148,7 @@ class Network:
     Args:
         scheduler: the clock.
         rng: where latencies come from.
+        lifeline_rng: where those of lifelines come from.
         latency_s: least and most time on the way.
         bytes_per_s: bandwidth of every connection and direction.
     """
@@ -154,12 +157,14 @@ class Network:
         self,
         scheduler: Scheduler,
         rng: random.Random,
+        lifeline_rng: random.Random,
         *,
         latency_s: tuple[float, float] = (0.0001, 0.0005),
         bytes_per_s: float = 1e8,
     ) -> None:
         self._scheduler = scheduler
         self._rng = rng
+        self._lifeline_rng = lifeline_rng
         self._latency_s = latency_s
         self._bytes_per_s = bytes_per_s
         self._hosts: dict[str, Host] = {}
@@ -167,20 +172,41 @@ class Network:
         self._stalled: dict[Link, list[tuple[Port, object]]] = {}
         self._paused: dict[str, list[tuple[Port, object]]] = {}
         self._flips: set[Link] = set()
+        self._remains: dict[str, list[list[Port]]] = {}
 
     # --- processes -------------------------------------------------------------------------
 
     def listen(self, name: str, host: Host) -> None:
-        """A process has started."""
+        """A process has started; of one before it nothing is left."""
+        for ports in self._remains.pop(name, []):
+            self._end_streams(ports)
         self._hosts[name] = host
 
     def vanish(self, name: str) -> None:
         """A process is gone: its peers see the end of their streams."""
+        self._end_streams(self._bereave(name))
+
+    def kill(self, name: str, *, lifelines_s: float, streams_s: float) -> None:
+        """A process is gone, and only so much later its streams are closed."""
+        dead = self._bereave(name)
+        for is_lifeline, delay_s in ((True, lifelines_s), (False, streams_s)):
+            ports = [port for port in dead if port.is_lifeline is is_lifeline]
+            self._remains.setdefault(name, []).append(ports)
+            self._scheduler.after(delay_s, partial(self._end_streams, ports))
+
+    def _bereave(self, name: str) -> list[Port]:
+        """Nobody sends or hears at these ports any more."""
         self._hosts.pop(name, None)
         self._paused.pop(name, None)
-        for port in self._ports:
-            if port.local == name:
-                port.close("connection closed by peer")
+        ports = [port for port in self._ports if port.local == name and port.is_open]
+        for port in ports:
+            port.is_open = False
+        return ports
+
+    def _end_streams(self, ports: list[Port]) -> None:
+        """Once: the list is empty afterwards."""
+        while ports:
+            self.transmit(ports.pop(0), _End("connection closed by peer"), SMALL_BYTES)
 
     def connect(
         self,
@@ -190,9 +216,11 @@ class Network:
         *,
         receive: Callable[[object], bool],
         closed: Callable[[str], None],
+        lifeline: bool = False,
     ) -> Port:
         """Open a connection; a refusal comes as its end."""
-        near, far = Port(self, local, remote), Port(self, remote, local)
+        near = Port(self, local, remote, is_lifeline=lifeline)
+        far = Port(self, remote, local, is_lifeline=lifeline)
         near.peer, far.peer = far, near
         near.receive, near.closed = receive, closed
         self._ports = [port for port in self._ports if port.is_open]
@@ -216,7 +244,8 @@ class Network:
         """Carry something from a port to its peer, after all that was sent before."""
         begins = max(self._scheduler.now, port.free_at)
         port.free_at = begins + size_bytes / self._bytes_per_s
-        latency = self._rng.uniform(*self._latency_s)
+        rng = self._lifeline_rng if port.is_lifeline else self._rng
+        latency = rng.uniform(*self._latency_s)
         port.arrives_at = max(port.arrives_at, port.free_at + latency)
         self._scheduler.at(port.arrives_at, partial(self._arrive, port.peer, content))
 
@@ -258,10 +287,11 @@ class Network:
         for port, content in self._paused.pop(name, []):
             self._arrive(port, content)
 
-    def reset(self, one: str, other: str) -> None:
-        """Reset all connections between two processes; what is under way is lost."""
+    def reset(self, one: str, other: str, *, lifelines_only: bool = False) -> None:
+        """Reset the connections between two processes; what is under way is lost."""
         for port in [p for p in self._ports if {p.local, p.remote} == {one, other}]:
-            port.cut()
+            if port.is_lifeline or not lifelines_only:
+                port.cut()
 
     def flip(self, source: str, target: str) -> None:
         """Damage what next comes from one process to another on an open connection."""

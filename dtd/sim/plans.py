@@ -43,6 +43,8 @@ def draw(seed: int) -> Cluster:
     names = [f"worker-{number}" for number in range(1, workers + 2)]
     if rng.random() < 0.1 and workers > 2:
         cluster.misfit(rng.choice(names))
+    if rng.random() < 0.05:
+        cluster.failing(rng.choice(names), step=rng.randint(1, steps))
     for _ in range(rng.randint(0, MOST_FAULTS)):
         _add_fault(cluster, rng, names, steps)
     cluster.do("calm", at_s=CALM_S).restart(COORDINATOR, at_s=CALM_S)
@@ -71,7 +73,7 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str], steps: in
         cluster.partition_oneway(one, other, at_s=at_s, until_s=until_s)
     elif kind == "pause":
         cluster.pause(worker, at_s=at_s, until_s=until_s)
-    elif kind in ("reset", "flip"):
+    elif kind in ("reset", "sever", "flip"):
         cluster.do(kind, one, other, at_s=at_s)
     elif kind == "join":
         cluster.restart(worker, at_s=at_s)
@@ -109,6 +111,7 @@ KINDS: Final = (
     *("partition_oneway",) * 4,
     *("pause",) * 4,
     *("reset",) * 4,
+    *("sever",) * 2,
     *("join",) * 3,
     *("drain",) * 2,
     *("stick",) * 2,

@@ -1,8 +1,8 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
 The counterpart of `dtd.net.ring_endpoint`: connects, calls again when the neighbour is not there
-yet, hands frames to the node, sends and expects beats, and says once that the ring is up and once
-that it is broken, with the evidence.
+yet, hands frames to the node, sends and expects beats, has lifelines held, and says once that the
+ring is up and once that it is broken, with the evidence.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from dtd.core.detector import Detector
+from dtd.core.links import ENDED
 from dtd.core.ring import Ring
 from dtd.errors import DtdError
-from dtd.sim.data_port import DataPort, RingHello
+from dtd.sim.data_port import DataPort, LifelineHello, RingHello
+from dtd.sim.lifeline import Lifeline
 from dtd.sim.network import DAMAGED, Port
 from dtd.sim.oracle import Broken
 from dtd.sim.ring_node import CHUNK_BYTES, SCRATCH_SLOTS, Frame, RingNode
@@ -33,6 +35,7 @@ class RingEndpoint:
         surroundings: clock, network, oracle.
         assign: the generation.
         data_port: where the previous rank will connect.
+        lifeline: holds a connection to each neighbour that ends with this process.
         after: does something later, unless the process has died by then.
         changed: called whenever a waiting trainer should look again.
         reached: called with the phase of every chunk that comes; False when the process is gone.
@@ -43,6 +46,7 @@ class RingEndpoint:
         surroundings: Surroundings,
         assign: m.Assign,
         data_port: DataPort,
+        lifeline: Lifeline,
         *,
         after: Callable[[float, Callable[[], None]], None],
         changed: Callable[[], None],
@@ -54,6 +58,8 @@ class RingEndpoint:
         self.why_broken = ""
         self._surroundings = surroundings
         self._data_port = data_port
+        self._lifeline = lifeline
+        self._lifelines: list[Port] = []
         self._after = after
         self._changed = changed
         world_size = len(assign.roster)
@@ -100,7 +106,7 @@ class RingEndpoint:
             self._detector.watch(side, self._surroundings.scheduler.now)
         self._beat()
         key = (assign.generation, assign.roster_id, self._previous_rank)
-        self._data_port.expect_ring(key, self._accept)
+        self._data_port.expect_ring(key, self)
         self._connect_next()
 
     def end(self, reason: str) -> None:
@@ -121,7 +127,8 @@ class RingEndpoint:
             closed=self._on_out_closed,
         )
 
-    def _accept(self, port: Port) -> None:
+    def accept_ring(self, port: Port) -> None:
+        """The previous rank has connected."""
         if self.why_broken:
             port.close("the ring has ended")
             return
@@ -129,10 +136,30 @@ class RingEndpoint:
         self._heard(PREVIOUS)
         port.receive, port.closed = self._on_frame, self._on_in_closed
         port.send(BEAT)
+        self._hold_lifelines()
         self._changed()
 
+    def accept_lifeline(self, port: Port, rank: int) -> None:
+        """A neighbour's lifeline: idle until his process ends."""
+        roster = self.assign.roster
+        name = roster[rank].name if rank < len(roster) else ""
+        if self.why_broken or name not in self._names.values():
+            port.close("no neighbour in this ring")
+            return
+        self._lifelines.append(port)
+        port.closed = lambda _: self._fail(name, ENDED, "its process has ended")
+
+    def _hold_lifelines(self) -> None:
+        """Both neighbours are there, so they know this ring and will take a lifeline of it."""
+        if self.is_up():
+            assign = self.assign
+            key = (assign.generation, assign.roster_id, assign.rank)
+            self._lifeline.hold(set(self._names.values()), LifelineHello(key=key))
+
     def _on_answer(self, _content: object) -> bool:
-        self._answered = True
+        if not self._answered:
+            self._answered = True
+            self._hold_lifelines()
         self._heard(NEXT)
         self._changed()
         return True
@@ -156,6 +183,8 @@ class RingEndpoint:
         for port in (self._out, self._in):
             if port is not None:
                 port.abort("connection reset")
+        for port in self._lifelines:
+            port.close("the ring has ended")
         self._changed()
 
     # --- silence ---------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Surroundings:
     """The world of one simulation.
 
     Attributes:
+        lifeline_rng: chance of lifelines and of deaths: without a death it changes nothing else.
         restarted: called with the name of a worker whose process ended and shall come again.
         ambushes: what waits for a worker to reach a phase.
         heartbeat_interval_s: how often workers, and neighbours on a ring, say that they live.
@@ -47,6 +48,7 @@ class Surroundings:
     scheduler: Scheduler
     network: Network
     rng: random.Random
+    lifeline_rng: random.Random
     oracle: Oracle
     pace: Pace
     restarted: Callable[[str], None]

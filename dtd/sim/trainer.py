@@ -74,7 +74,9 @@ class Trainer:
             return "diverged"
         except TaskError as error:
             failed = m.Failed(job=ring.assign.job, reason=error.message, traceback="")
+            self._shell.surroundings.oracle.struck([self._shell.name])
             self._shell.feed(member.TrainerFailed(failed=failed))
+            ring.end(error.message)
             return "failed"
         if outcome == "yielded":
             self._froze(ring, "", "", "the generation ended at a step boundary")

@@ -13,6 +13,7 @@ from dtd.core.ring import SCATTER
 from dtd.sim import reports
 from dtd.sim.control import Control
 from dtd.sim.data_port import DataPort
+from dtd.sim.lifeline import Lifeline
 from dtd.sim.phases import Here, Phase
 from dtd.sim.probe import probe
 from dtd.sim.replica import Disk
@@ -57,6 +58,7 @@ class WorkerProcess:
         self._due: list[Callable[[], None]] = []
         self._look_asked = False
         self._ring: RingEndpoint | None = None
+        self._lifeline = Lifeline(surroundings.network, name, surroundings.lifeline_rng)
         self._control = Control(surroundings, name, after=self.after, received=self._on_message)
         self.core = member.Member(
             m.Register(
@@ -77,9 +79,12 @@ class WorkerProcess:
     # --- life ------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Die at once."""
+        """Die at once; others are told when the kernel closes the streams."""
         self.alive = False
-        self.surroundings.network.vanish(self.name)
+        death = self._lifeline.death()
+        self.surroundings.network.kill(
+            self.name, lifelines_s=death.lifelines_s, streams_s=death.streams_s
+        )
 
     def pause(self) -> None:
         """Stop like by SIGSTOP."""
@@ -197,6 +202,7 @@ class WorkerProcess:
             self.surroundings,
             assign,
             self.data_port,
+            self._lifeline,
             after=self.after,
             changed=self._look_soon,
             reached=self._on_chunk,
@@ -235,7 +241,9 @@ class WorkerProcess:
 
     def _raise(self, signal: str) -> None:
         if signal == "KILL":
-            self._end_process(f"{self.name} is killed", again=True)
+            self.surroundings.tell(f"{self.name} is killed")
+            self.crash()
+            self.surroundings.restarted(self.name)
         elif signal == "STOP":
             self.pause()
         else:
@@ -246,10 +254,8 @@ class WorkerProcess:
         verb = "starts afresh" if again else "exits"
         if again:
             self.surroundings.oracle.restarted(self.name, effect.reason)
-        self._end_process(f"{self.name} {verb}: {effect.reason}", again=again)
-
-    def _end_process(self, line: str, *, again: bool) -> None:
-        self.surroundings.tell(line)
-        self.crash()
+        self.surroundings.tell(f"{self.name} {verb}: {effect.reason}")
+        self.alive = False
+        self.surroundings.network.vanish(self.name)
         if again:
             self.surroundings.restarted(self.name)

@@ -36,6 +36,7 @@ class Wire:
         self.network = Network(
             self.scheduler,
             random.Random(1),
+            random.Random(2),
             latency_s=(0.1, 0.2),
             bytes_per_s=1000.0,
         )
@@ -92,6 +93,50 @@ def test_dying_process_is_heard_to_the_end(wire: Wire) -> None:
     wire.wait()
     assert (wire.b.heard, wire.b.ended) == (["last words"], ["connection closed by peer"])
     assert wire.a.ended == []
+
+
+def with_lifeline(wire: Wire) -> list[str]:
+    """Give the two a lifeline, held by a; how it ends is kept."""
+    ended: list[str] = []
+    stream, wire.b.port = wire.b.port, None
+    wire.network.connect(
+        "a", "b", "lifeline", receive=wire.a.receive, closed=wire.a.ended.append, lifeline=True
+    )
+    wire.wait()
+    lifeline, wire.b.port = wire.b.port, stream
+    assert lifeline is not None
+    lifeline.closed = ended.append
+    return ended
+
+
+def test_lifeline_of_a_killed_process_ends_before_its_other_streams(wire: Wire) -> None:
+    wire.wait()
+    ended = with_lifeline(wire)
+    wire.network.kill("a", lifelines_s=1.0, streams_s=60.0)
+    wire.port.send("a dead process says nothing")
+    wire.wait()
+    assert (ended, wire.b.ended) == (["connection closed by peer"], [])
+    wire.wait(60.0)
+    assert (wire.b.heard, wire.b.ended) == ([], ["connection closed by peer"])
+
+
+def test_streams_of_a_killed_process_end_once_before_the_next_one_starts(wire: Wire) -> None:
+    wire.wait()
+    wire.network.kill("a", lifelines_s=60.0, streams_s=60.0)
+    wire.network.listen("a", Peer())
+    wire.wait()
+    assert wire.b.ended == ["connection closed by peer"]
+    wire.wait(100.0)
+    assert wire.b.ended == ["connection closed by peer"]
+
+
+def test_lifelines_can_be_reset_alone(wire: Wire) -> None:
+    wire.wait()
+    ended = with_lifeline(wire)
+    wire.network.reset("a", "b", lifelines_only=True)
+    wire.port.send("goes on")
+    wire.wait()
+    assert (ended, wire.b.heard) == (["connection reset"], ["goes on"])
 
 
 def test_stalled_link_delivers_later_and_the_other_direction_goes_on(wire: Wire) -> None:

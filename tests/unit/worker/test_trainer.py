@@ -1,0 +1,121 @@
+"""How a generation's end is told: to the coordinator, and to the neighbours in the ring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dtd.core import member
+from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.wire import messages as m
+from dtd.worker.trainer import Trainer
+
+
+class FakeRing:
+    """A ring that stands, and keeps that it was given up in the journal."""
+
+    def __init__(self, generation, journal):
+        roster = tuple(
+            m.Member(name=f"worker-{rank}", incarnation=1, host="h", port=1, holds=True)
+            for rank in range(3)
+        )
+        self.assign = m.Assign(
+            job="job-1",
+            generation=generation,
+            roster_id=9,
+            rank=0,
+            roster=roster,
+            held_generation=0,
+            held_step=0,
+        )
+        self._journal = journal
+
+    def wait_up(self):
+        pass
+
+    def give_up(self, reason):
+        assert reason
+        self._journal.append(("given up", self.assign.generation))
+
+
+class FakeRun:
+    """The training itself: each generation raises what the test says."""
+
+    prepared_key = None
+
+    def __init__(self, *ends):
+        self._ends = list(ends)
+
+    def adopt_local(self, generation, step):
+        pass
+
+    def forget(self):
+        pass
+
+    def held(self):
+        return SimpleNamespace(job_id="job-1", generation=0, step=0, digest="", where="memory")
+
+    def run(self, ring, generation, writers):
+        raise self._ends.pop(0)
+
+
+@pytest.fixture
+def journal():
+    return []
+
+
+def train(journal, *ends):
+    """Let one generation after another end so, on this thread; the last end is the trainer's."""
+
+    def post(event):
+        journal.append((type(event).__name__, getattr(event, "generation", None)))
+
+    class WarmTrainer(Trainer):
+        def _warm_up(self):
+            return FakeRun(*ends)
+
+    trainer = WarmTrainer(
+        m.Prepare(
+            job="job-1",
+            spec={"checkpoint": {"copies": 1}},
+            from_job="",
+            from_step=0,
+            from_mode="",
+        ),
+        device="cpu",
+        threads=1,
+        state_dir=Path("unused"),
+        silence_s=1.0,
+        reporter=SimpleNamespace(begin_generation=lambda assign: None),
+        watch=SimpleNamespace(begin=lambda now: None, end=lambda: None),
+        post=post,
+        offer=lambda name, resource: None,
+        fetch_package=Path,
+    )
+    for generation in range(1, len(ends) + 1):
+        trainer.assign(FakeRing(generation, journal))
+    trainer.run()
+
+
+FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
+
+
+@pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])
+def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error):
+    train(journal, error)
+    assert journal == [(FAILED, None), ("given up", 1)]
+
+
+def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):
+    train(journal, RingBroken("a neighbour has died"), TaskError("the task's"))
+    assert journal == [(FROZE, 1), (FAILED, None), ("given up", 2)]
+
+
+@pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])
+def test_who_sees_replicas_differ_lets_the_others_see_it_too(journal, dissenters, majority):
+    differ = DivergenceError("replicas differ", dissenters=dissenters, majority=majority)
+    train(journal, differ, TaskError("the end of the test"))
+    assert journal[0] == (FROZE, 1)
+    assert ("given up", 1) not in journal

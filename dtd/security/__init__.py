@@ -1,0 +1,1 @@
+"""Who is who: the cluster's authority, credentials, join tokens, and keys of the data plane."""

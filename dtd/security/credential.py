@@ -1,0 +1,233 @@
+"""A credential: who its holder is, and what he needs to prove it, in one file of mode 0600.
+
+    # dtd credential 1
+    # role: worker
+    # name: host7
+    # coordinator: 10.0.0.1:7117,10.0.0.2:7117
+    # expires: 2029-02-23T07:58:55+00:00
+    private key (PKCS8), its certificate, the authority's certificate, all PEM
+
+The lines of the head are for people and for finding the coordinator; what counts is in the
+certificate.  Nothing here keeps the private key in memory: TLS reads it from the file.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from dtd.address import Address
+from dtd.errors import ConfigError, UsageError
+from dtd.security import identity
+from dtd.security.private_files import make_private_directory, read_private, write_private
+
+FIRST_LINE: Final = "# dtd credential 1"
+WARN_BEFORE_DAYS: Final = 60
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+_REMEDY: Final = "make a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A credential on disk that has been read and found whole.
+
+    Attributes:
+        path: the file.
+        role: worker, operator or viewer.
+        name: the holder's.
+        coordinators: where the cluster's coordinator is, most wanted first.
+        expires: end of its life.
+        authority_pem: the authority's certificate.
+    """
+
+    path: Path
+    role: str
+    name: str
+    coordinators: tuple[Address, ...]
+    expires: dt.datetime
+    authority_pem: str
+
+    @classmethod
+    def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read a credential.
+
+        Raises:
+            ConfigError: it cannot be read, others can read it, it is damaged, or its life is over.
+        """
+        managed = environ.get("CREDENTIALS_DIRECTORY")
+        guarded = bool(managed) and path.parent == Path(str(managed))
+        text = read_private(path, group_may_read=guarded).decode("utf-8", "replace")
+        head = _head(text)
+        certificates = _certificates(text)
+        if not text.startswith(FIRST_LINE + "\n") or len(certificates) != 2:
+            raise ConfigError(f"{path} is no dtd credential", remedy=_REMEDY)
+        try:
+            coordinators = parse_addresses(head.get("coordinator", ""))
+            expires = dt.datetime.fromisoformat(head.get("expires", ""))
+            bare_client_context().load_cert_chain(path)
+        except (UsageError, ValueError, OSError) as error:
+            raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
+        if expires <= dt.datetime.now(dt.UTC):
+            raise ConfigError(
+                f"the credential {path} has expired on {expires:%Y-%m-%d}", remedy=_REMEDY
+            )
+        return cls(
+            path=path,
+            role=head.get("role", ""),
+            name=head.get("name", ""),
+            coordinators=coordinators,
+            expires=expires,
+            authority_pem=certificates[1],
+        )
+
+    def client_context(self) -> ssl.SSLContext:
+        """For calling a member of the cluster: TLS 1.3, both sides prove who they are.
+
+        Whom the certificate belongs to is not checked by host name but by role, once the
+        connection stands.
+
+        Raises:
+            ConfigError: the file is gone or damaged.
+        """
+        context = bare_client_context()
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.authority_pem)
+        self._prove_with(context)
+        return context
+
+    def server_context(self) -> ssl.SSLContext:
+        """For being called by members of the cluster; nobody else completes the handshake.
+
+        Raises:
+            ConfigError: the file is gone or damaged.
+        """
+        context = server_context()
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.authority_pem)
+        self._prove_with(context)
+        return context
+
+    def days_left(self, now: dt.datetime) -> int:
+        """Whole days until it expires."""
+        return (self.expires - now).days
+
+    def _prove_with(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self.path)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{self.path} is damaged: {error}", remedy=_REMEDY) from None
+
+
+def bare_client_context() -> ssl.SSLContext:
+    """TLS 1.3 that checks nobody yet: for asking an unknown authority who it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def server_context() -> ssl.SSLContext:
+    """TLS 1.3 for a listening side, without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # no resumption: every connection shows its certificate
+    return context
+
+
+def write_credential(
+    path: Path,
+    *,
+    role: str,
+    name: str,
+    coordinators: tuple[Address, ...],
+    key_pem: bytes,
+    certificate_pem: bytes,
+    expires: dt.datetime,
+    authority_pem: bytes,
+) -> None:
+    """Write a credential file of mode 0600, making its directory if need be.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    head = [
+        FIRST_LINE,
+        f"# role: {role}",
+        f"# name: {name}",
+        f"# coordinator: {','.join(map(str, coordinators))}",
+        f"# expires: {expires.isoformat()}",
+    ]
+    make_private_directory(path.parent)
+    content = "\n".join(head).encode() + b"\n" + key_pem + certificate_pem + authority_pem
+    write_private(path, content)
+
+
+def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Addresses separated by commas.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    return tuple(Address.parse(word.strip()) for word in text.split(","))
+
+
+def _head(text: str) -> dict[str, str]:
+    """`# key: value` lines before the first PEM block."""
+    values = {}
+    for line in text.partition("-----BEGIN")[0].splitlines():
+        key, colon, value = line.removeprefix("#").partition(":")
+        if colon:
+            values[key.strip()] = value.strip()
+    return values
+
+
+def _certificates(text: str) -> list[str]:
+    """The certificates of a file of PEM blocks."""
+    blocks = text.split(_BEGIN)[1:]
+    return [_BEGIN + block.partition(_END)[0] + _END + "\n" for block in blocks if _END in block]
+
+
+def credential_places(
+    leaf: str, environ: Mapping[str, str], *, system: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Where a credential is looked for when none is named, first to last.
+
+    Args:
+        leaf: the file's name, "worker.credential" or "ctl.credential".
+        environ: the environment.
+        system: whole paths of this machine's own.
+    """
+    places = []
+    if environ.get("CREDENTIALS_DIRECTORY"):
+        places.append(Path(environ["CREDENTIALS_DIRECTORY"]) / leaf)
+    if environ.get("HOME"):
+        base = environ.get("XDG_CONFIG_HOME") or str(Path(environ["HOME"]) / ".config")
+        places.append(Path(base) / "dtd" / leaf)
+    return (*places, *system)
+
+
+def find_credential(places: tuple[Path, ...]) -> Path | None:
+    """The first of the places with a file that this user can read."""
+    return next((place for place in places if os.access(place, os.R_OK)), None)
+
+
+def check_role(credential: Credential, *allowed: str) -> None:
+    """Whether the credential is of one of these roles.
+
+    Raises:
+        ConfigError: it is of another.
+    """
+    if credential.role not in allowed:
+        raise ConfigError(
+            f"the credential {credential.path} is a {credential.role}'s, not a"
+            f" {' or '.join(allowed)}'s",
+            remedy="ask for a token of the right role: `dtdctl token create --role"
+            f" {identity.WORKER if identity.WORKER in allowed else identity.OPERATOR}`",
+        )

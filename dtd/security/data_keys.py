@@ -1,0 +1,69 @@
+"""Every secret of the data plane, derived from one root (protocol.md, "Security").
+
+The coordinator holds the root, `data_key`.  It gives each generation's secret to the members of its
+roster, and each worker the secret from which that worker checks tickets; a ticket lets somebody who
+is in no roster fetch one resource until a moment in time.  Keyed BLAKE2b with a name for each use,
+over fields that state their lengths: no two uses and no two inputs can meet.  Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+KEY_BYTES: Final = 32
+SESSION_KEY_BYTES: Final = 16
+NONCE_BYTES: Final = 16
+
+OPENER: Final = "opener"
+ACCEPTOR: Final = "acceptor"
+
+_INTEGER_BYTES: Final = 8
+_LENGTH_BYTES: Final = 4
+
+
+def generation_secret(data_key: bytes, job: str, generation: int, roster_id: int) -> bytes:
+    """What only the members of one roster and the coordinator know: 32 bytes."""
+    return _derive(data_key, "generation", job, generation, roster_id)
+
+
+def worker_secret(data_key: bytes, name: str, incarnation: int) -> bytes:
+    """What only one process of one worker and the coordinator know: 32 bytes."""
+    return _derive(data_key, "worker", name, incarnation)
+
+
+def ticket_key(worker_secret: bytes, resource: str, expires_unix_s: int) -> bytes:
+    """Lets its holder fetch one resource of that worker until then: 32 bytes."""
+    return _derive(worker_secret, "ticket", resource, expires_unix_s)
+
+
+def session_key(
+    secret: bytes, *, hello: bytes, hello_nonce: bytes, welcome_nonce: bytes, sender: str
+) -> bytes:
+    """Key of the tags in one direction of one data connection: 16 bytes.
+
+    Args:
+        secret: of the generation, or a ticket's key.
+        hello: the header of the HELLO frame as it was on the wire.
+        hello_nonce: the opener's, 16 bytes.
+        welcome_nonce: the acceptor's, 16 bytes.
+        sender: OPENER or ACCEPTOR.
+    """
+    derived = _derive(secret, f"session {sender}", hello, hello_nonce, welcome_nonce)
+    return derived[:SESSION_KEY_BYTES]
+
+
+def _derive(key: bytes, use: str, *fields: bytes | str | int) -> bytes:
+    assert len(key) == KEY_BYTES
+    hashed = hashlib.blake2b(key=key, digest_size=KEY_BYTES)
+    for field in (use, *fields):
+        encoded = _encoded(field)
+        hashed.update(len(encoded).to_bytes(_LENGTH_BYTES, "big"))
+        hashed.update(encoded)
+    return hashed.digest()
+
+
+def _encoded(field: bytes | str | int) -> bytes:
+    if isinstance(field, int):
+        return field.to_bytes(_INTEGER_BYTES, "big")
+    return field.encode() if isinstance(field, str) else field

@@ -1,0 +1,115 @@
+"""Files that only their owner may read: written whole or not at all, refused when others can read.
+
+Blocking; called at start, by commands, and in the store's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.errors import ConfigError
+
+LIMIT_BYTES: Final = 4 * 1024 * 1024
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace the file; it has mode 0600 from its first byte on, and survives a loss of power.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}",
+            remedy="run the command as the user whom the directory belongs to",
+        ) from None
+
+
+def read_private(path: Path, *, group_may_read: bool = False) -> bytes:
+    """The content of a file that must be its owner's alone.
+
+    Args:
+        path: the file.
+        group_may_read: a service manager guards the directory; the group's bits are then those of
+            an access list.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, or others can read it.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(LIMIT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & (0o037 if group_may_read else 0o077):
+        raise ConfigError(
+            f"{path} can be used by others than its owner (mode {mode:04o})",
+            remedy=f"if nobody has read it: chmod 600 {path}; else revoke what is in it",
+        )
+    if len(content) > LIMIT_BYTES:
+        raise ConfigError(f"{path} is larger than {LIMIT_BYTES} bytes")
+    return content
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory of mode 0700 and its parents, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"directory {path} cannot be made: {error.strerror}") from None
+
+
+def write_records(path: Path, records: list[dict[str, Any]]) -> None:
+    """Replace a file of records."""
+    write_private(path, json.dumps(records, indent=1).encode() + b"\n")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a file; none when it is not there.
+
+    Raises:
+        ConfigError: it is damaged, or as for `read_private`.
+    """
+    if not path.exists():
+        return []
+    try:
+        records = json.loads(read_private(path))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged: {error}", remedy="restore it from a backup"
+        ) from None
+    if not isinstance(records, list) or not all(isinstance(one, dict) for one in records):
+        raise ConfigError(f"{path} is damaged: no list of records", remedy="restore it")
+    return records
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

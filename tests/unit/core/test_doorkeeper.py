@@ -1,0 +1,95 @@
+"""Bounds on callers who have not shown who they are: share, room, rate and patience."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.core import doorkeeper as bounds
+from dtd.core.doorkeeper import Doorkeeper, Verdict, origin_of
+
+WELCOME = Verdict()
+
+
+def test_a_caller_is_admitted_and_forgotten_once_proven() -> None:
+    door = Doorkeeper()
+    assert door.arrived(1, "10.0.0.1", 0.0) == WELCOME
+    assert len(door) == 1
+    door.forget(1)
+    door.forget(1)
+    assert len(door) == 0
+    assert door.next_deadline() is None
+    assert door.overdue(100.0) == ()
+
+
+def test_who_opens_too_many_at_once_loses_his_own_oldest() -> None:
+    door = Doorkeeper()
+    for key in range(bounds.PER_ADDRESS):
+        assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
+    assert door.arrived(98, "10.0.0.2", 0.0) == WELCOME
+    assert door.arrived(99, "10.0.0.1", 0.0) == Verdict(dropped=(0,))
+    assert len(door) == bounds.PER_ADDRESS + 1
+
+
+def test_when_there_is_no_room_whoever_has_most_makes_way() -> None:
+    door = Doorkeeper()
+    assert door.arrived(1000, "10.9.9.9", 0.0) == WELCOME
+    key = 0
+    for address in range(20):
+        for _ in range(bounds.PER_ADDRESS // 2):
+            if len(door) < bounds.IN_ALL:
+                door.arrived(key, f"10.0.0.{address}", 0.0)
+                key += 1
+    assert len(door) == bounds.IN_ALL
+    assert door.arrived(2000, "10.8.8.8", 0.0) == Verdict(dropped=(0,))
+    assert len(door) == bounds.IN_ALL
+    assert 1000 in door.overdue(10.0)
+
+
+def test_the_rate_of_an_address_is_bounded_after_a_burst() -> None:
+    door = Doorkeeper()
+    for key in range(int(bounds.BURST)):
+        assert not door.arrived(key, "10.0.0.1", 0.0).refusal
+    refused = door.arrived(100, "10.0.0.1", 0.0)
+    assert refused == Verdict(refusal="more than 20 connections a second from 10.0.0.1")
+    assert not door.arrived(101, "10.0.0.2", 0.0).refusal
+    assert not door.arrived(102, "10.0.0.1", 1.001 / bounds.RATE_PER_S).refusal
+    assert door.arrived(103, "10.0.0.1", 1.001 / bounds.RATE_PER_S).refusal
+
+
+def test_the_rate_of_our_own_is_not_bounded_but_their_share_is() -> None:
+    door = Doorkeeper()
+    verdicts = [door.arrived(key, "127.0.0.1", 0.0, no_rate=True) for key in range(200)]
+    assert not any(verdict.refusal for verdict in verdicts)
+    assert len(door) == bounds.PER_ADDRESS
+
+
+def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "MAX_ADDRESSES", 2)
+    door = Doorkeeper()
+    for number in range(10):
+        door.arrived(number, f"10.0.0.{number}", 0.0)
+    assert list(door._buckets) == ["10.0.0.8", "10.0.0.9"]
+
+
+def test_who_says_nothing_is_dropped_in_time() -> None:
+    door = Doorkeeper()
+    door.arrived(1, "10.0.0.1", 10.0)
+    door.arrived(2, "10.0.0.2", 12.0)
+    assert door.next_deadline() == 10.0 + bounds.PATIENCE_S
+    assert door.overdue(14.9) == ()
+    assert door.overdue(15.0) == (1,)
+    assert door.next_deadline() == 17.0
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("fd00:1:2:3:4:5:6:7", "fd00:1:2:3::/64"),
+        ("::1", "::/64"),
+        ("?", "?"),
+    ],
+)
+def test_an_ipv6_host_has_a_whole_network_and_counts_once(host: str, origin: str) -> None:
+    assert origin_of(host) == origin

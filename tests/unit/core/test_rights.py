@@ -1,0 +1,82 @@
+"""Who may open which connection, and ask what on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dtd.core.rights import VIEWER_MAY, refusal
+from dtd.wire import messages as m
+from dtd.wire.connection import FROM_OPENER
+from dtd.wire.greeting import hello
+
+
+@dataclass(frozen=True)
+class Who:
+    role: str
+    name: str = "host7"
+
+
+def register(name: str) -> m.Register:
+    return m.Register(
+        name=name, incarnation=1, pid=1, host="h", device="cpu", data_host="", data_port=1,
+        version="1",
+    )  # fmt: skip
+
+
+OPENS = {
+    "local": {"worker", "ctl"},
+    "worker": {"worker", "join"},
+    "operator": {"ctl", "join"},
+    "viewer": {"ctl", "join"},
+    "stranger": {"join"},
+    "coordinator": set(),
+}
+
+
+@pytest.mark.parametrize("role", OPENS)
+@pytest.mark.parametrize("wanted", list(m.Role))
+def test_each_role_opens_its_own_connections(role: str, wanted: m.Role) -> None:
+    assert (refusal(Who(role), hello(wanted, "x")) == "") == (wanted in OPENS[role])
+
+
+def test_refusals_say_who_and_what() -> None:
+    assert refusal(Who("worker"), hello(m.Role.CTL, "x")) == (
+        "a credential of role worker (host7) does not open a connection of role ctl"
+    )
+    assert refusal(Who("stranger", "uid 1000"), hello(m.Role.CTL, "x")) == (
+        "uid 1000 may not open a connection of role ctl here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("host7", True), ("host7-cuda1", True), ("host70", False), ("host", False), ("HOST7", False)],
+)
+def test_a_worker_is_called_as_its_credential_says(name: str, allowed: bool) -> None:
+    assert (refusal(Who("worker"), register(name)) == "") == allowed
+    assert refusal(Who("local", "uid 0"), register(name)) == ""
+
+
+@pytest.mark.parametrize("kind", sorted(FROM_OPENER[m.Role.CTL], key=lambda kind: kind.__name__))
+def test_a_viewer_asks_only_what_changes_nothing(kind: type[Any]) -> None:
+    message = m.ListCheckpoints() if kind is m.ListCheckpoints else kind.__new__(kind)
+    said = refusal(Who("viewer", "eve"), message)
+    if kind in VIEWER_MAY:
+        assert said == ""
+    else:
+        name = m.message_name(kind)
+        assert said == f"eve is a viewer and may not ask {name}; an operator may"
+    assert refusal(Who("operator"), message) == ""
+
+
+def test_a_viewer_sees_checkpoints_but_may_not_fetch_them() -> None:
+    message = m.ListCheckpoints(job="digits-1", tickets=True)
+    said = refusal(Who("viewer", "eve"), message)
+    assert said == (
+        "eve is a viewer and may not ask LIST_CHECKPOINTS for tickets to fetch them;"
+        " an operator may"
+    )
+    assert refusal(Who("operator"), message) == ""

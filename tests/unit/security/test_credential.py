@@ -1,0 +1,87 @@
+"""A credential in a file: what is read, what is refused, and where it is looked for."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ssl
+from pathlib import Path
+
+import pytest
+
+from dtd.errors import ConfigError
+from dtd.security.credential import Credential, check_role, credential_places, find_credential
+
+
+def test_it_is_read_as_it_was_written(credential) -> None:
+    made = credential("viewer", "eve")
+    assert (made.role, made.name) == ("viewer", "eve")
+    assert [str(one) for one in made.coordinators] == ["10.0.0.1:7117", "[fd00::1]:7118"]
+    assert made.days_left(dt.datetime.now(dt.UTC)) in (824, 825)
+    assert made.path.stat().st_mode & 0o777 == 0o600
+    context = made.client_context()
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert made.server_context().verify_mode == ssl.CERT_REQUIRED
+    assert "PRIVATE" not in repr(made)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o640, 0o660])
+def test_others_must_not_read_it(credential, mode: int) -> None:
+    path = credential().path
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="can be used by others") as caught:
+        Credential.load(path, {})
+    assert "chmod 600" in caught.value.remedy
+
+
+def test_the_service_manager_may_let_its_group_read_it(credential) -> None:
+    path = credential().path
+    path.chmod(0o440)
+    assert Credential.load(path, {"CREDENTIALS_DIRECTORY": str(path.parent)}).name == "host7"
+    with pytest.raises(ConfigError):
+        Credential.load(path, {"CREDENTIALS_DIRECTORY": "/elsewhere"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("# dtd credential 1", "# dtd credential 2", "is no dtd credential"),
+        ("-----BEGIN CERTIFICATE-----", "-----BEGIN-----", "is no dtd credential"),
+        ("10.0.0.1:7117", "10.0.0.1", "is damaged: must be HOST:PORT"),
+        ("# expires: 2", "# expires: x", "is damaged"),
+        ("-----BEGIN PRIVATE KEY-----", "-----BEGIN NO KEY-----", "is damaged"),
+        ("# expires: 2", "# expires: 1", "has expired on 1"),
+    ],
+)
+def test_what_is_no_credential_is_named(credential, old: str, new: str, why: str) -> None:
+    path = credential().path
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=why) as caught:
+        Credential.load(path, {})
+    assert "join TOKEN" in caught.value.remedy
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere cannot be read: No such file"):
+        Credential.load(tmp_path / "nowhere", {})
+
+
+def test_a_credential_of_another_role_does_not_do(credential) -> None:
+    made = credential("viewer", "eve")
+    check_role(made, "operator", "viewer")
+    with pytest.raises(ConfigError, match="is a viewer's, not a worker's"):
+        check_role(made, "worker")
+
+
+def test_it_is_looked_for_where_it_is_put(tmp_path: Path) -> None:
+    system = tmp_path / "system"
+    environ = {"HOME": "/h", "CREDENTIALS_DIRECTORY": "/run/c"}
+    places = credential_places("w.credential", environ, system=(system,))
+    assert [str(one) for one in places] == [
+        "/run/c/w.credential",
+        "/h/.config/dtd/w.credential",
+        str(system),
+    ]
+    assert find_credential(places) is None
+    system.touch()
+    assert find_credential(places) == system

@@ -1,0 +1,54 @@
+"""Secrets of the data plane: equal where they must be, different everywhere else, and constant."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.security import data_keys as keys
+
+ROOT = bytes(range(32))
+
+
+def test_derivation_is_what_protocol_md_says() -> None:
+    """Constants: a release that derives otherwise could not talk to its peers."""
+    secret = keys.generation_secret(ROOT, "digits-1", 3, 77)
+    assert secret.hex() == "ecdc2b99f4cd4d320e4a4b6856072d5f43808c9d7500005773e7c58bff65e3bb"
+    worker = keys.worker_secret(ROOT, "host7", 42)
+    assert worker.hex() == "83f573d593316d489dc31473b2fe2f0f99cc31702f3be95d215f8dd0985e3e79"
+    ticket = keys.ticket_key(worker, "checkpoint/digits-1/g1-s10", 1_800_000_000)
+    assert ticket.hex() == "6fb7914b95a0bac342b5ef86b81cade2d88a1cabcc13ff768a274e77069c8287"
+    session = keys.session_key(
+        secret, hello=b"h", hello_nonce=b"a" * 16, welcome_nonce=b"b" * 16, sender=keys.OPENER
+    )
+    assert session.hex() == "0f030837ce2a0a6267f4ae2215ebd089"
+
+
+def test_every_input_counts() -> None:
+    secrets = {
+        keys.generation_secret(ROOT, "j", 1, 1),
+        keys.generation_secret(ROOT, "j", 1, 2),
+        keys.generation_secret(ROOT, "j", 2, 1),
+        keys.generation_secret(ROOT, "k", 1, 1),
+        keys.generation_secret(bytes(32), "j", 1, 1),
+        keys.worker_secret(ROOT, "j", 1),
+        keys.worker_secret(ROOT, "j", 2),
+        keys.ticket_key(ROOT, "j", 1),
+        keys.ticket_key(ROOT, "j", 2),
+    }
+    assert len(secrets) == 9
+
+
+def test_fields_cannot_run_into_one_another() -> None:
+    def session(hello: bytes, hello_nonce: bytes, sender: str = keys.OPENER) -> bytes:
+        return keys.session_key(
+            ROOT, hello=hello, hello_nonce=hello_nonce, welcome_nonce=b"w", sender=sender
+        )
+
+    assert session(b"ab", b"c") != session(b"a", b"bc")
+    assert session(b"a", b"b") != session(b"a", b"b", keys.ACCEPTOR)
+    assert len(session(b"a", b"b")) == keys.SESSION_KEY_BYTES
+
+
+def test_a_key_of_another_length_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        keys.worker_secret(b"short", "w", 1)

@@ -1,0 +1,71 @@
+"""The word that lets somebody join: there and back, and nothing that is almost one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import UsageError
+from dtd.security.token import Token, parse_life_s
+
+SHA = "ab" * 32
+WORD = f"dtd1/worker/10.0.0.1:7117,[fd00::1]:7118/{SHA}/0123abcd.ABCdef_-0123456789"
+
+
+def test_a_token_is_read_and_written_as_one_word() -> None:
+    token = Token.parse(f" {WORD}\n")
+    assert token.word() == WORD
+    assert token.coordinators == (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
+    assert (token.role, token.id, token.authority_sha256) == ("worker", "0123abcd", SHA)
+
+
+def test_a_made_token_can_be_read_and_no_two_are_alike() -> None:
+    made = [
+        Token.make(role="viewer", coordinators=(Address("h", 1),), authority_sha256=SHA)
+        for _ in range(2)
+    ]
+    assert [Token.parse(one.word()) for one in made] == made
+    assert made[0].secret != made[1].secret
+    assert len(made[0].secret) >= 32
+
+
+def test_a_token_does_not_show_its_secret() -> None:
+    token = Token.parse(WORD)
+    assert token.secret not in repr(token)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("dtd1/", "dtd2/", "it does not begin with dtd1/"),
+        ("/worker/", "/coordinator/", "its role is none of worker, operator, viewer"),
+        ("/worker/", "/", "it has not the five parts of a token"),
+        (":7117", ":0", "an address of it has no port"),
+        ("10.0.0.1:7117", "10.0.0.1", "its address must be HOST:PORT"),
+        ("10.0.0.1:7117", ",".join(["h:1"] * 16), "more than 16 addresses"),
+        (SHA, SHA[:-1], "its fourth part is no SHA-256"),
+        ("0123abcd.", "0123abc.", "its last part is not ID.SECRET"),
+        ("ABCdef_-0123456789", "short", "its last part is not ID.SECRET"),
+        (WORD, WORD * 40, "it has not the five parts"),
+    ],
+)
+def test_what_is_no_token_is_not_repeated(old: str, new: str, why: str) -> None:
+    text = WORD.replace(old, new)
+    with pytest.raises(UsageError, match="this is no token: ") as caught:
+        Token.parse(text)
+    assert why in caught.value.message
+    assert "ABCdef_-0123456789" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("24h", 86400), ("7d", 604800), ("never", 0)],
+)
+def test_lengths_of_time(text: str, seconds: int) -> None:
+    assert parse_life_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0h", "24", "h", "-1h", "1w", "1.5h"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(UsageError, match="is no length of time"):
+        parse_life_s(text)

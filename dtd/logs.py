@@ -5,6 +5,10 @@ what varies stands in fields of its own, and `job`, `generation`, `rank` and `st
 where they are known: `log = get_logger(job=...).bind(rank=...)`.  Lines are rendered by the
 caller's thread and written whole under a lock, so any thread may log.
 
+Where the stream is the journal, a line begins with its priority (`<6>`, sd-daemon(3)), which the
+journal takes off again.  Fields that are named like secrets are blanked, and so are join tokens and
+private keys wherever they stand.
+
 A log must not stop training: a stream that can no longer be written to is given up silently, and a
 value that JSON cannot hold is written as its `repr`.  Records of the standard library's logging
 (asyncio, libraries) become lines of the same form with the event `library_log`.  Nothing here
@@ -17,8 +21,10 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import os
-from collections.abc import MutableMapping
+import re
+from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO, cast
 
@@ -29,6 +35,17 @@ LogFormat = Literal["auto", "json", "console"]
 
 _Line = MutableMapping[str, Any]
 _LIBRARY_EVENT: Final = "library_log"
+_PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+REDACTED: Final = "[redacted]"
+_SECRET_WORDS: Final = frozenset({"secret", "token", "key", "ticket", "password"})
+_PUBLIC_ENDS: Final = ("_id", "_name", "_expires", "_bytes", "_s")
+_SECRET_TEXT: Final = re.compile(
+    r"dtd1/\S*?\.[^\s\"']+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
+    re.DOTALL,
+)
+_MAX_DEPTH: Final = 8
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 
 class _Stream:
@@ -65,8 +82,9 @@ def configure_logging(format: LogFormat, stream: TextIO) -> None:  # noqa: A002 
         if console
         else structlog.processors.JSONRenderer(serializer=_as_json)
     ]
-    if not console:
-        render.insert(0, structlog.processors.format_exc_info)
+    if not console and is_journal(stream, os.environ):
+        render = [_with_priority(render[0])]
+    render = [structlog.processors.format_exc_info, redact, *render]
     shared: list[Processor] = [structlog.processors.add_log_level, _add_time]
     target = cast("TextIO", _Stream(stream))
     structlog.configure(
@@ -81,6 +99,69 @@ def configure_logging(format: LogFormat, stream: TextIO) -> None:  # noqa: A002 
 def get_logger(**context: Any) -> FilteringBoundLogger:
     """A logger with the given fields on each of its lines."""
     return cast("FilteringBoundLogger", structlog.get_logger(**context))
+
+
+def own_stdout() -> TextIO:
+    """Standard output for the log alone; what others write to descriptor 1 goes to stderr.
+
+    In a worker those others are the job's own libraries and processes.  `hand_over_stdout` undoes
+    it for the program that takes this one's place.
+    """
+    stream = os.fdopen(os.dup(_STDOUT), "w", encoding="utf-8")
+    os.dup2(_STDERR, _STDOUT)
+    return stream
+
+
+def hand_over_stdout(stream: TextIO) -> None:
+    """Descriptor 1 is standard output again."""
+    stream.flush()
+    os.dup2(stream.fileno(), _STDOUT)
+
+
+def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether a stream is the one that systemd has connected to the journal (systemd.exec(5))."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # closed, or no file at all
+        return False
+    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def redact(_logger: object, _method: str, line: _Line) -> _Line:
+    """Blank what must not be read by whoever reads the log."""
+    for name, value in line.items():
+        line[name] = REDACTED if is_secret(name) else _without_secrets(value)
+    return line
+
+
+def is_secret(name: object) -> bool:
+    """Whether a field of this name holds a secret; `token_id` and the like only name one."""
+    words = str(name).lower().split("_")
+    return not _SECRET_WORDS.isdisjoint(words) and not str(name).lower().endswith(_PUBLIC_ENDS)
+
+
+def _without_secrets(value: Any, depth: int = 0) -> Any:
+    """The value itself when there is nothing to blank, so that a cycle stays one."""
+    if isinstance(value, str):
+        return _SECRET_TEXT.sub(REDACTED, value)
+    if isinstance(value, dict) and depth < _MAX_DEPTH:
+        clean = {
+            key: REDACTED if is_secret(key) else _without_secrets(one, depth + 1)
+            for key, one in value.items()
+        }
+        return value if all(clean[key] is one for key, one in value.items()) else clean
+    if isinstance(value, list | tuple) and depth < _MAX_DEPTH:
+        parts = [_without_secrets(one, depth + 1) for one in value]
+        return value if all(map(operator.is_, parts, value)) else parts
+    return value
+
+
+def _with_priority(render: Processor) -> Processor:
+    def prefixed(logger: Any, method: str, line: _Line) -> str:
+        priority = _PRIORITIES[line["level"]]
+        return f"<{priority}>{render(logger, method, line)!s}"
+
+    return prefixed
 
 
 def _console(*, colours: bool) -> Processor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dtd.logs import configure_logging, get_logger
+from dtd.logs import REDACTED, configure_logging, get_logger, is_secret
 
 
 class Terminal(io.StringIO):
@@ -202,3 +203,92 @@ def test_lines_of_many_threads_do_not_mix(stream: io.StringIO) -> None:
         thread.join()
     seen = [(line["rank"], line["step"]) for line in lines(stream)]
     assert sorted(seen) == [(rank, step) for rank in range(4) for step in range(50)]
+
+
+# --- the journal -----------------------------------------------------------------------------
+
+
+def prefixed_line(tmp_path, monkeypatch, *, of_journal: bool, form: Any = "auto") -> str:
+    path = tmp_path / "journal"
+    with path.open("w") as stream:
+        status = os.fstat(stream.fileno())
+        inode = status.st_ino if of_journal else status.st_ino + 1
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{inode}")
+        configure_logging(form, stream)
+        get_logger().warning("slow", text="two\nlines")
+        logging.getLogger("library").error("bad")
+    return path.read_text()
+
+
+def test_the_journal_gets_a_priority_before_each_line(tmp_path, monkeypatch) -> None:
+    first, second = prefixed_line(tmp_path, monkeypatch, of_journal=True).splitlines()
+    assert first.startswith('<4>{"ts": ')
+    assert json.loads(first.removeprefix("<4>"))["text"] == "two\nlines"
+    assert json.loads(second.removeprefix("<3>"))["event"] == "library_log"
+
+
+def test_another_stream_gets_none(tmp_path, monkeypatch) -> None:
+    """The variable is inherited by whatever a service starts; the stream may be another one."""
+    text = prefixed_line(tmp_path, monkeypatch, of_journal=False)
+    assert [json.loads(line)["event"] for line in text.splitlines()] == ["slow", "library_log"]
+
+
+def test_a_console_gets_none(tmp_path, monkeypatch) -> None:
+    assert "<4>" not in prefixed_line(tmp_path, monkeypatch, of_journal=True, form="console")
+
+
+def test_without_the_variable_there_is_no_journal(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    with (tmp_path / "file").open("w") as stream:
+        configure_logging("auto", stream)
+        get_logger().info("hello")
+    assert (tmp_path / "file").read_text().startswith("{")
+
+
+# --- secrets ---------------------------------------------------------------------------------
+
+TOKEN = "dtd1/worker/10.0.0.1:7117,10.0.0.2:7117/ab12/17.c2VjcmV0"
+PEM = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["secret", "token", "key", "ticket", "password", "data_key", "token_secret", "TICKET_KEY"],
+)
+def test_a_field_named_like_a_secret_is_blanked(stream: io.StringIO, name: str) -> None:
+    get_logger().info("hello", **{name: "hunter2"}, around={"deep": [{name: b"hunter2"}], "n": 1})
+    (line,) = lines(stream)
+    assert line[name] == REDACTED
+    assert line["around"] == {"deep": [{name: REDACTED}], "n": 1}
+    assert "hunter2" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["token_id", "ticket_expires", "monkey", "keys", "event"])
+def test_a_field_that_only_names_a_secret_is_not(name: str) -> None:
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize("text", [TOKEN, PEM, PEM.removesuffix("-----END PRIVATE KEY-----")])
+def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> None:
+    try:
+        raise RuntimeError(f"no good: {text}")
+    except RuntimeError:
+        get_logger().exception("failed", error=f"no good: {text}", parts=(text, 1))
+    logging.getLogger("library").error("said %s", text)
+    first, second = lines(stream)
+    assert first["error"] == f"no good: {REDACTED}"
+    assert first["parts"] == [REDACTED, 1]
+    assert second["message"] == f"said {REDACTED}"
+    assert text.split("/")[-1][-8:] not in stream.getvalue()
+
+
+def test_secrets_are_blanked_on_a_console_too() -> None:
+    file = io.StringIO()
+    configure_logging("console", file)
+    try:
+        raise RuntimeError(TOKEN)
+    except RuntimeError:
+        get_logger().exception("failed", token="hunter2")
+    assert "hunter2" not in file.getvalue()
+    assert TOKEN not in file.getvalue()
+    assert "RuntimeError" in file.getvalue()

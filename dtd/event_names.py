@@ -1,0 +1,85 @@
+"""Names that stand in logs and in `dtdctl events`, and what each of them means.
+
+They are an interface: people search for them and alert on them, so a name is never given a new
+meaning.  docs/events.md is written from this, and a test holds it against the code.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+EVENTS: Final = {
+    # both daemons
+    "library_log": "A library or Python itself logged a message.",
+    "metrics_listening": "Prometheus can read figures at this address.",
+    "metrics_open": "Figures are served beyond this host, to whoever can connect.",
+    # the coordinator
+    "coordinator_listening": "The coordinator has started and takes connections.",
+    "coordinator_stopped": "The coordinator has ended in good order.",
+    "authority_made": "The cluster's certificate authority was made, on the first start.",
+    "connection_refused": "Somebody who called was turned away; the reason says why.",
+    "token_created": "A token was made with which hosts or people can join.",
+    "token_revoked": "A token was revoked: nobody can join with it any more.",
+    "credential_issued": "Somebody has joined and got a credential.",
+    "credential_revoked": "A credential was taken back.",
+    "store_failed": "The coordinator could not write to its store or read it; training goes on.",
+    "name_taken": "Two workers that both live go by one name; the later one is refused.",
+    "worker_too_slow": "A worker does not read what it is sent; its connection is cut.",
+    "package_unreadable": "A task's package could not be read from the coordinator's disk.",
+    "curves_failed": "Curves for TensorBoard could not be written; points are lost, nothing else.",
+    # a worker
+    "worker_started": "The worker's process has started and its data port is open.",
+    "worker_stopping": "The worker was told to stop and leaves at the next step boundary.",
+    "worker_ends": "The worker's process ends, or replaces itself after a job.",
+    "coordinator_connected": "The connection to the coordinator stands.",
+    "coordinator_unreachable": "No coordinator answers, or it says no; the worker keeps calling.",
+    "peer_unreachable": "Another worker's data port cannot be reached from here.",
+    "coordinator_silent": "The coordinator has said nothing for too long; the connection is cut.",
+    "coordinator_refused": "The coordinator gives this worker no work; the reason says why.",
+    "coordinator_outdated": "This coordinator was replaced by a newer one; the worker leaves it.",
+    "credential_expires_soon": "This host's credential expires soon; join again before it does.",
+    "epochs_not_saved": "The worker could not note which coordinator is the newest.",
+    "epochs_unreadable": "The worker cannot read which coordinator was the newest.",
+    "coordinator_lost": "The connection to the coordinator is gone; training goes on without it.",
+    "signal_raised": "The operator had a signal sent to this process.",
+    "job_prepared": "The worker warms up for a job.",
+    "package_received": "The task's package has come from the coordinator.",
+    "job_output": "The job's own code printed a line.",
+    "generation_assigned": "The worker is a member of a new generation.",
+    "state_received": "The state that a generation starts from has come from other workers.",
+    "step_committed": "A step is committed: its loss and where its time went.",
+    "evaluated": "An evaluation is complete.",
+    "checkpoint_saved": "A checkpoint is complete on this worker's disk.",
+    "training_failed": "The training thread has ended with an error.",
+}
+"""Events of the daemons' logs."""
+
+INCIDENTS: Final = {
+    "worker_registered": "A worker has called and is known now.",
+    "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
+    "worker_lost": "A worker is gone without having been let go, or was evicted as dead.",
+    "worker_away": "The connection to a member is lost; while its ring goes on it is not evicted.",
+    "worker_barred": "A worker is kept out of rings until it reaches its neighbours again.",
+    "worker_signalled": "The operator had a signal sent to a worker.",
+    "job_started": "A job begins to warm up.",
+    "job_waiting": "A job waits; the message says what for.",
+    "job_warming": "A job waits for workers that warm up.",
+    "job_resumed": "The operator lets a job go on without those who are away.",
+    "job_done": "A job has trained all its steps.",
+    "job_failed": "A job has failed; the message says why.",
+    "job_cancelled": "A job was cancelled.",
+    "generation_forming": "A new ring is being formed.",
+    "generation_running": "All members of a generation train.",
+    "generation_ending": "A generation ends; the message says why.",
+    "generation_adopted": "A coordinator that started again goes on with the running generation.",
+    "recovered": "The job trains again: what happened, how long it took, what it cost.",
+    "ring_broken": "A member's link to a neighbour broke.",
+    "link_bad": "Two workers cannot reach each other; rings are ordered around the pair.",
+    "link_good": "Two workers reach each other again.",
+    "replicas_diverged": "A worker's state differs from that of the others.",
+    "steps_lost": "Committed steps are gone with everybody who held them.",
+    "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
+    "checkpoint_left_out": "A checkpoint was not begun, because an earlier one is still written.",
+    "checkpoint_passed_over": "A checkpoint does not verify; an older one is taken.",
+}
+"""Kinds of incidents: in `dtdctl events`, and as events of the coordinator's log."""

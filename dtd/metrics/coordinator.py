@@ -1,0 +1,198 @@
+"""The cluster's figures, as samples: from the status object, heartbeats and what was counted.
+
+Job and workers are read from the same status object that `dtdctl status` shows, so that both
+agree.  `ClusterFigures` keeps what no status tells: counts, and the newest progress and checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.core.books import Books
+from dtd.core.membership_events import Disconnect, Effect, Incident
+from dtd.metrics.catalogue import Sample
+from dtd.metrics.exposition import Exposition
+from dtd.metrics.worker import next_in_ring, worker_samples
+from dtd.wire import messages as m
+
+PUBLISH_EVERY_S: Final = 0.5
+MAX_NAMES: Final = 512
+"""Workers and jobs whose counts are kept; the oldest are forgotten."""
+MAX_KINDS: Final = 128
+"""Kinds of incidents and evaluation metrics that are told apart."""
+
+
+@dataclass(slots=True)
+class ClusterFigures:
+    """What one coordinator counts.
+
+    Attributes:
+        certificate_expires_s: Unix time; None without a certificate.
+        store_errors: calls to the store that have failed.
+    """
+
+    certificate_expires_s: float | None = None
+    store_errors: int = 0
+    _incarnations: dict[str, int] = field(default_factory=dict)
+    _restarts: Counter[str] = field(default_factory=Counter)
+    _evictions: Counter[str] = field(default_factory=Counter)
+    _incidents: Counter[str] = field(default_factory=Counter)
+    _checkpoints: Counter[str] = field(default_factory=Counter)
+    _progress: m.Progress | None = None
+    _checkpoint: m.CheckpointSaved | None = None
+    _checkpoint_at_s: float = 0.0
+
+    # --- what is counted ---------------------------------------------------------------------
+
+    def registered(self, message: m.Register, *, released: bool) -> None:
+        """A worker registers; it restarted if it is a new process that was not let go."""
+        before = self._incarnations.pop(message.name, message.incarnation)
+        self._incarnations[message.name] = message.incarnation
+        if before != message.incarnation and not released:
+            self._restarts[message.name] += 1
+        _forget_oldest(self._incarnations, self._restarts, self._evictions)
+
+    def decided(self, effect: Effect) -> None:
+        """The core has decided something."""
+        if isinstance(effect, Incident) and _has_room(self._incidents, effect.kind):
+            self._incidents[effect.kind] += 1
+        elif isinstance(effect, Disconnect):
+            self._evictions[effect.name] += 1
+
+    def reported(self, message: m.Message, *, unix_s: float) -> None:
+        """A worker has said something about its job."""
+        if isinstance(message, m.Progress):
+            self._progress = message
+        elif isinstance(message, m.CheckpointSaved):
+            self._checkpoints[message.job] += 1
+            _forget_oldest(self._checkpoints)
+            newest = self._checkpoint
+            if (
+                newest is None
+                or newest.job != message.job
+                or (newest.generation, newest.step) < (message.generation, message.step)
+            ):
+                self._checkpoint, self._checkpoint_at_s = message, unix_s
+
+    # --- samples -----------------------------------------------------------------------------
+
+    def samples(self, books: Books, status: Mapping[str, Any]) -> Iterator[Sample]:
+        """All figures of now.
+
+        Args:
+            books: what the core knows.
+            status: `dtd.core.status.status_of` them.
+        """
+        yield from self._of_the_cluster(status)
+        if status["job"] is not None:
+            yield from _of_the_job(status["job"])
+            yield from self._of_progress(status["job"])
+        if self._checkpoint is not None:
+            yield from self._of_the_checkpoint(self._checkpoint)
+        for worker in status["workers"]:
+            name = worker["name"]
+            beat = books.workers[name].heartbeat
+            if beat is not None:
+                yield from worker_samples(name, next_in_ring(books.roster, name), beat)
+            if worker["last_heartbeat_s"] is not None:
+                age_s = worker["last_heartbeat_s"]
+                yield Sample("dtd_worker_heartbeat_age_seconds", (name,), age_s)
+
+    def _of_the_cluster(self, status: Mapping[str, Any]) -> Iterator[Sample]:
+        yield Sample("dtd_coordinator_uptime_seconds", (), status["coordinator"]["uptime_s"])
+        yield Sample("dtd_queued_jobs", (), len(status["queue"]))
+        yield Sample("dtd_store_errors_total", (), self.store_errors)
+        if self.certificate_expires_s is not None:
+            expires_s = self.certificate_expires_s
+            yield Sample("dtd_certificate_expiry_timestamp_seconds", (), expires_s)
+        for state, count in Counter(worker["state"] for worker in status["workers"]).items():
+            yield Sample("dtd_workers", (state,), count)
+        for name in self._incarnations:
+            yield Sample("dtd_worker_restarts_total", (name,), self._restarts[name])
+            yield Sample("dtd_worker_evictions_total", (name,), self._evictions[name])
+        for kind, count in self._incidents.items():
+            yield Sample("dtd_incidents_total", (kind,), count)
+        for job, count in self._checkpoints.items():
+            yield Sample("dtd_checkpoints_total", (job,), count)
+
+    def _of_progress(self, job: Mapping[str, Any]) -> Iterator[Sample]:
+        progress = self._progress
+        if progress is not None and progress.job == job["id"]:
+            yield Sample("dtd_job_learning_rate", (progress.job,), progress.learning_rate)
+            yield Sample("dtd_job_gradient_norm", (progress.job,), progress.grad_norm)
+
+    def _of_the_checkpoint(self, newest: m.CheckpointSaved) -> Iterator[Sample]:
+        job = (newest.job,)
+        yield Sample("dtd_checkpoint_step", job, newest.step)
+        yield Sample("dtd_checkpoint_size_bytes", job, newest.size_bytes)
+        yield Sample("dtd_checkpoint_timestamp_seconds", job, self._checkpoint_at_s)
+        if newest.write_s > 0:
+            yield Sample("dtd_checkpoint_write_seconds", job, newest.write_s)
+
+
+class CoordinatorMetrics:
+    """The coordinator's endpoint and what it shows.
+
+    Args:
+        address: where to listen; None for no endpoint.
+    """
+
+    def __init__(self, address: Address | None) -> None:
+        self.figures = ClusterFigures()
+        self._exposition = None if address is None else Exposition(address)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.start)
+
+    async def keep(self, look: Callable[[], tuple[Books, Mapping[str, Any]]]) -> None:
+        """Show the figures of now, again and again, until cancelled.
+
+        Args:
+            look: gives what the core knows and the status object.
+        """
+        while self._exposition is not None:
+            self._exposition.publish(self.figures.samples(*look()))
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def close(self) -> None:
+        """Give up the port."""
+        if self._exposition is not None:
+            await asyncio.to_thread(self._exposition.close)
+
+
+def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
+    who = (job["id"],)
+    yield Sample("dtd_job_step", who, job["step"])
+    yield Sample("dtd_job_planned_steps", who, job["total_steps"])
+    yield Sample("dtd_job_epoch", who, job["epoch"])
+    yield Sample("dtd_job_samples_per_second", who, job["samples_per_s"])
+    yield Sample("dtd_job_generation", who, job["generation"])
+    yield Sample("dtd_job_world_size", who, job["world_size"])
+    yield Sample("dtd_job_skipped_steps_total", who, job["skipped_steps"])
+    yield Sample("dtd_job_lost_steps_total", who, job["steps_lost"])
+    if job["loss"] is not None:
+        yield Sample("dtd_job_loss", who, job["loss"])
+    for kind in sorted(job["eval"])[:MAX_KINDS]:
+        yield Sample("dtd_job_evaluation", (job["id"], kind), job["eval"][kind])
+
+
+def _has_room(counts: Mapping[str, int], name: str) -> bool:
+    return name in counts or len(counts) < MAX_KINDS
+
+
+def _forget_oldest(known: dict[str, int], *others: dict[str, int]) -> None:
+    while len(known) > MAX_NAMES:
+        name = next(iter(known))
+        for counts in (known, *others):
+            counts.pop(name, None)

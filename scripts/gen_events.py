@@ -1,0 +1,147 @@
+"""Write docs/events.md from the registry of names and from the code that uses them.
+
+python -m scripts.gen_events [FILE]
+
+Levels and fields are read from the calls, as far as they stand there as literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dtd.coordinator.effects import QUIET_INCIDENTS
+from dtd.core.membership_events import JobState
+from dtd.event_names import EVENTS, INCIDENTS
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_LEVELS: Final = {
+    "debug": "debug",
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "exception": "error",
+    "critical": "critical",
+}
+_LOGGERS: Final = frozenset({"log", "_log", "get_logger"})
+_REPORTERS: Final = frozenset({"reporter", "_reporter"})
+"""What they are warned of becomes a NOTICE, and that an incident."""
+_INCIDENT_PARAMETERS: Final = frozenset({"worker", "step"})
+
+_INTRODUCTION: Final = """\
+# Events
+
+<!-- Written by scripts/gen_events.py; change dtd/event_names.py, not this page. -->
+
+Both daemons log one JSON object a line to standard output: `ts` (UTC), `level`, `event`, and fields
+of the event's own. Under systemd each line carries its priority, so `journalctl -p warning` works.
+Errors that keep a daemon from starting are one sentence on standard error, with exit code 78 where
+settings are to blame. What a job's own code prints is `job_output` in the worker's log, and
+`dtdctl logs JOB`.
+
+Names are stable: a name is never given a new meaning. A worker's lines carry `job`, `generation`
+and `rank` while they are known. Fields named like secrets (`secret`, `token`, `key`, `ticket`,
+`password`) are blanked, and so are join tokens and private keys within texts.
+
+"""
+_INCIDENTS_INTRODUCTION: Final = """\
+## Incidents
+
+The coordinator remembers these; `dtdctl events` shows them, `dtd_incidents_total` counts them, and
+its log has each of them as an event with the fields `message`, `job`, `worker`, `generation` and
+`step`, and those below.
+
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One place in the code that names an event or a kind of incident."""
+
+    name: str
+    kind: str
+    level: str
+    fields: tuple[str, ...]
+    where: str
+
+
+def uses(root: Path = _ROOT / "dtd") -> Iterator[Use]:
+    """Every use of a name that stands in the code as a literal."""
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                where = f"{path.relative_to(root.parent)}:{node.lineno}"
+                yield from _uses_of(node, node.func, where)
+
+
+def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]:
+    owner = _owner(called.value)
+    fields = tuple(word.arg for word in call.keywords if word.arg is not None)
+    if called.attr == "incident":
+        more = tuple(field for field in fields if field not in _INCIDENT_PARAMETERS)
+        for name in _names(call.args[0]):
+            level = "info" if name in QUIET_INCIDENTS else "warning"
+            yield Use(name=name, kind="incident", level=level, fields=more, where=where)
+    elif called.attr in _LEVELS and owner in _LOGGERS:
+        for name in _names(call.args[0]):
+            level = _LEVELS[called.attr]
+            yield Use(name=name, kind="event", level=level, fields=fields, where=where)
+    elif called.attr == "_warn" or (called.attr == "warning" and owner in _REPORTERS):
+        for name in _names(call.args[0]):
+            yield Use(name=name, kind="incident", level="warning", fields=(), where=where)
+
+
+def _owner(node: ast.expr) -> str:
+    """The last name of what a method is called on."""
+    if isinstance(node, ast.Call):
+        return _owner(node.func)
+    if isinstance(node, ast.Attribute):
+        return _owner(node.value) if node.attr == "bind" else node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _names(node: ast.expr) -> list[str]:
+    """The literal, or what an f-string of a job's state can become."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+        stem = str(node.values[0].value)
+        states = (f"{stem}{state.value}" for state in JobState)
+        return [name for name in states if name in INCIDENTS]
+    return []
+
+
+def render() -> str:
+    """The whole page."""
+    found = list(uses())
+    return (
+        _INTRODUCTION
+        + _table("## Events", EVENTS, [use for use in found if use.kind == "event"])
+        + "\n"
+        + _INCIDENTS_INTRODUCTION
+        + _table("", INCIDENTS, [use for use in found if use.kind == "incident"])
+    )
+
+
+def _table(title: str, names: Mapping[str, str], found: list[Use]) -> str:
+    rows = ["| name | level | fields | meaning |", "|---|---|---|---|"]
+    for name in sorted(names):
+        mine = [use for use in found if use.name == name]
+        levels = ", ".join(sorted({use.level for use in mine})) or "any"
+        fields = ", ".join(f"`{one}`" for one in dict.fromkeys(f for u in mine for f in u.fields))
+        rows.append(f"| `{name}` | {levels} | {fields} | {names[name]} |")
+    return (f"{title}\n\n" if title else "") + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write the page to the given file, or to its place in docs/."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "events.md"
+    target.write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Names in logs and incidents: each one used in the code is explained, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dtd.coordinator.effects import QUIET_INCIDENTS
+from dtd.event_names import EVENTS, INCIDENTS
+from scripts import gen_events
+
+USES = list(gen_events.uses())
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "events.md"
+REGISTRY = {"event": EVENTS, "incident": INCIDENTS}
+MADE_BY_A_PROCESSOR = {"library_log"}
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: f"{use.where}-{use.name}")
+def test_a_name_in_the_code_is_in_the_registry(use: gen_events.Use) -> None:
+    assert use.name in REGISTRY[use.kind], f"{use.where}: say what it means in dtd/event_names.py"
+
+
+@pytest.mark.parametrize("kind", REGISTRY)
+def test_a_name_in_the_registry_is_in_the_code(kind: str) -> None:
+    used = {use.name for use in USES if use.kind == kind}
+    assert set(REGISTRY[kind]) - used - MADE_BY_A_PROCESSOR == set()
+
+
+def test_names_are_constants_with_one_sentence_each() -> None:
+    assert not set(EVENTS) & set(INCIDENTS) - {"worker_refused"}
+    for name, meaning in (EVENTS | INCIDENTS).items():
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
+        assert re.fullmatch(r"[A-Z][^.|\n]*[^.|\n ]\.", meaning), name
+
+
+def test_quiet_incidents_exist() -> None:
+    assert set(INCIDENTS) >= QUIET_INCIDENTS
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == gen_events.render(), "run `python -m scripts.gen_events`"
+
+
+def test_levels_and_fields_are_read_from_the_code(tmp_path: Path) -> None:
+    (tmp_path / "dtd").mkdir()
+    (tmp_path / "dtd" / "module.py").write_text(
+        "log.warning('first', a=1, **more)\n"
+        "self._log.bind(b=2).exception('second')\n"
+        "structlog.get_logger(x=1).info('third')\n"
+        "books.incident('worker_lost', 'text', worker='w', silent_s=1)\n"
+        "books.incident(f'job_{state.value}', 'text')\n"
+        "self._reporter.warning('checkpoint_passed_over', 'text')\n"
+        "parser.error('no event')\n"
+        "log.info(name)\n"
+    )
+    found = [
+        (use.name, use.kind, use.level, use.fields) for use in gen_events.uses(tmp_path / "dtd")
+    ]
+    assert found[:3] == [
+        ("first", "event", "warning", ("a",)),
+        ("second", "event", "error", ()),
+        ("third", "event", "info", ()),
+    ]
+    assert ("worker_lost", "incident", "warning", ("silent_s",)) in found
+    assert ("checkpoint_passed_over", "incident", "warning", ()) in found
+    assert ("job_done", "incident", "info", ()) in found
+    assert not {"no event", "name"} & {name for name, *_ in found}

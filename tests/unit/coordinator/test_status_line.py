@@ -1,0 +1,51 @@
+"""What `systemctl status dtd-coordinator` says."""
+
+from __future__ import annotations
+
+from dtd.coordinator.status_line import status_line
+from dtd.core.books import Books
+from dtd.core.detector import Detector
+from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+
+SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
+
+
+def job(number, **more):
+    return Job(id=f"digits-{number}", spec=SPEC, **more)
+
+
+def books(*states):
+    made = Books(
+        heartbeat_interval_s=0.25,
+        heartbeat_timeout_s=1.5,
+        detector=Detector(timeout_s=1.5, tick_s=0.25),
+        generation=0,
+    )
+    for rank, state in enumerate(states):
+        made.workers[f"w-{rank}"] = Worker(
+            name=f"w-{rank}",
+            incarnation=1,
+            pid=1,
+            host="h",
+            device="cpu",
+            data_host="h",
+            data_port=1,
+            version="0",
+            state=state,
+        )
+    return made
+
+
+def test_nothing_to_do():
+    assert status_line(books()) == "no job, 0 workers"
+
+
+def test_a_job_and_a_queue():
+    made = books(WorkerState.RUNNING, WorkerState.AWAY, WorkerState.LOST, WorkerState.RELEASED)
+    made.job = job(1, state=JobState.RUNNING, step=12, total_steps=60)
+    made.queue.append(job(2))
+    assert status_line(made) == "job digits-1 running at step 12 of 60, 2 workers, 1 job queued"
+
+
+def test_one_worker():
+    assert status_line(books(WorkerState.IDLE)) == "no job, 1 worker"

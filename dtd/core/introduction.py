@@ -1,0 +1,56 @@
+"""The first words between a worker and its coordinator: who comes, and whether it may work here.
+
+Part of the membership machine; changes the books, adds effects.  What becomes of a worker that may
+is the business of `dtd.core.admission`.
+"""
+
+from __future__ import annotations
+
+from dtd.core import versions
+from dtd.core.books import Books
+from dtd.core.membership_events import Worker, WorkerState
+from dtd.wire import messages as m
+
+
+def newcomer(message: m.Register) -> Worker:
+    """A worker as it introduces itself."""
+    return Worker(
+        name=message.name,
+        incarnation=message.incarnation,
+        pid=message.pid,
+        host=message.host,
+        device=message.device,
+        data_host=message.data_host,
+        data_port=message.data_port,
+        version=message.version,
+    )
+
+
+def greet(books: Books, worker: Worker) -> None:
+    """Tell a worker that it is known."""
+    books.send(worker.name, _registered(books))
+    note = versions.note(worker.version, books.here.version)
+    books.incident("worker_registered", f"{worker.name} registered{note}", worker=worker.name)
+
+
+def _registered(books: Books, *, refused: str = "") -> m.Registered:
+    return m.Registered(
+        heartbeat_interval_s=books.heartbeat_interval_s,
+        heartbeat_timeout_s=books.heartbeat_timeout_s,
+        store_id=books.here.store_id,
+        epoch=books.here.epoch,
+        refused=refused,
+    )
+
+
+def is_foreign(books: Books, worker: Worker) -> bool:
+    """Whether its dtd must not work with this one: it stays connected, and gets no work.
+
+    One that takes part in a generation may finish its job; its next process is asked again.
+    """
+    why = versions.refusal(worker, version=books.here.version, host=books.here.host)
+    if why:
+        worker.foreign, worker.state, worker.reason = True, WorkerState.REFUSED, why
+        books.send(worker.name, _registered(books, refused=why))
+        books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
+    return bool(why)

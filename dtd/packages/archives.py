@@ -1,0 +1,126 @@
+"""Archives of packages in the coordinator's state directory: taken in by pieces, given in pieces.
+
+Each lies under its digest once its bytes have been verified; before that it is a part that grows
+from where it ends.  Blocking; belongs in the store's thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final
+
+from dtd.errors import RequestRefused
+from dtd.packages.limits import CHUNK_BYTES, MAX_ARCHIVE_BYTES, MAX_KEPT, checked_digest, short
+from dtd.packages.unpack import verify
+
+WHOLE: Final = ".tar"
+PART: Final = ".part"
+
+InUse = Callable[[], Collection[str]]
+"""The digests of packages that must not be forgotten."""
+
+
+class Archives:
+    """The archives of one coordinator.
+
+    Args:
+        directory: made when the first one comes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def has(self, digest: str) -> bool:
+        """Whether the package is here whole; it counts as the newest from now on."""
+        whole = self._whole(digest)
+        if not whole.is_file():
+            return False
+        os.utime(whole)
+        return True
+
+    def put(self, digest: str, *, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
+        """Take a piece in; a piece that does not follow what is here is passed over.
+
+        Args:
+            digest: sha256 of the whole archive, in hex.
+            size: of the whole archive, in bytes.
+            offset: where the piece begins.
+            piece: bytes; none asks how much is here.
+            in_use: asked once the archive is whole.
+
+        Returns:
+            How many bytes are here; `size` when the archive is whole and verified.
+
+        Raises:
+            RequestRefused: it is too large, damaged, or cannot be written.
+            TaskError: the digest is none, or does not name these bytes.
+        """
+        if not 0 < size <= MAX_ARCHIVE_BYTES:
+            raise RequestRefused(f"a package of {size} bytes is not within {MAX_ARCHIVE_BYTES}")
+        if self.has(digest):
+            return size
+        try:
+            return self._append(digest, size, offset, piece, in_use)
+        except OSError as error:
+            raise RequestRefused(
+                f"package {short(digest)} cannot be kept in {self._directory} on the"
+                f" coordinator's host: {error.strerror}",
+                remedy="look after its disk",
+            ) from None
+
+    def piece(self, digest: str, offset: int) -> tuple[int, bytes]:
+        """(size of the archive, the piece that begins at `offset`); size 0 when it is not here."""
+        try:
+            with self._whole(digest).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(offset)
+                return size, file.read(CHUNK_BYTES)
+        except FileNotFoundError:
+            return 0, b""
+
+    def _append(self, digest: str, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = self._directory / f"{digest}{PART}"
+        have = part.stat().st_size if part.exists() else 0
+        if have > size:  # somebody else was wrong about its size
+            part.unlink()
+            have = 0
+        if offset == have and piece:
+            if offset + len(piece) > size:
+                raise RequestRefused(f"package {short(digest)} is longer than its {size} bytes")
+            descriptor = os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                file.write(piece)
+            have += len(piece)
+        if have == size:
+            self._complete(part, digest, in_use)
+        return have
+
+    def _complete(self, part: Path, digest: str, in_use: InUse) -> None:
+        """A job that names it may be written down from now on, so it must outlive the power."""
+        try:
+            verify(part.read_bytes(), digest)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.rename(self._whole(digest))
+        finally:
+            part.unlink(missing_ok=True)
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._forget_old(in_use)
+
+    def _forget_old(self, in_use: InUse) -> None:
+        needed = in_use()
+        for ending in (WHOLE, PART):
+            found = [p for p in self._directory.glob(f"*{ending}") if p.stem not in needed]
+            found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+            for path in found[MAX_KEPT:]:
+                path.unlink()
+
+    def _whole(self, digest: str) -> Path:
+        return self._directory / f"{checked_digest(digest)}{WHOLE}"

@@ -1,0 +1,35 @@
+"""How large a task's package may be, and what its name looks like (protocol.md, "Packages")."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from dtd.errors import TaskError
+
+MIB: Final = 1024 * 1024
+MAX_CONTENT_BYTES: Final = 16 * MIB
+MAX_FILES: Final = 4096
+# A file costs two headers and padding besides its content.
+MAX_ARCHIVE_BYTES: Final = MAX_CONTENT_BYTES + MAX_FILES * 2048
+# Small, because heartbeats wait for a chunk that is on its way on the same connection.
+CHUNK_BYTES: Final = 256 * 1024
+MAX_KEPT: Final = 16
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def checked_digest(text: str) -> str:
+    """The digest, which is safe to be a file's name.
+
+    Raises:
+        TaskError: it is no sha256 in lower-case hex.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise TaskError(f"package {text[:80]!r} is not named by a sha256 in lower-case hex")
+    return text
+
+
+def short(digest: str) -> str:
+    """As much of a digest as people compare."""
+    return digest[:12]

@@ -1,0 +1,242 @@
+"""`python -m dtd.train.measure`: what one step of a job takes on this host, without a ring.
+
+A probe in a process of its own: the daemon that starts it never imports torch, and what a task does
+to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, `threads`, `worlds`,
+`limit_s`, `place` of a shipped package), one goes to stdout; what the task prints goes to stderr.
+For each world size it takes real steps over rank 0's slice, with a ring that only notes when each
+bucket was handed over.  Nothing is kept.  What the figures mean is `dtd.core.forecast`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from dtd import job
+from dtd.core.collective import BucketMemory, CommTiming
+from dtd.errors import DtdError
+from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
+from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
+from dtd.train.replica import reset_replica
+from dtd.train.session import Session, build_session
+from dtd.train.step import Clock, commit, contribute
+from dtd.train.task import load_task
+
+MOST_STEPS: Final = 12
+LEAST_STEPS: Final = 3
+WARM_UP_STEPS: Final = 2
+LONGEST_S: Final = 300.0
+
+
+@dataclass(slots=True)
+class HandOvers:
+    """A ring of one rank of a larger world: buckets go nowhere, and come back at once.
+
+    Attributes:
+        started_s: when each bucket of the open step was handed over.
+    """
+
+    world_size: int
+    rank: int = 0
+    generation: int = 1
+    started_s: dict[int, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """It cannot break."""
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """Forget the step before."""
+        self.started_s.clear()
+
+    def start(self, bucket: int) -> None:
+        """Note the time."""
+        self.started_s[bucket] = time.perf_counter()
+
+    def wait(self, bucket: int) -> None:
+        """Nothing is under way."""
+
+    def gather(self, word: bytes) -> list[bytes]:
+        """Everybody says the same."""
+        return [word] * self.world_size
+
+    def close_step(self) -> CommTiming:
+        """Nothing was sent."""
+        return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
+
+
+class _Silent:
+    """Reporter and requests of a job that is not run."""
+
+    def progress(self) -> None:
+        """Nobody waits."""
+
+    def step_committed(self, record: StepRecord) -> None:
+        """Nobody listens."""
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Nobody listens."""
+
+    def checkpoint_saved(self, record: CheckpointRecord) -> None:
+        """Nobody listens."""
+
+    def warning(self, event: str, message: str) -> None:
+        """Nobody listens."""
+
+    def flags(self) -> Flags:
+        """Nothing is asked."""
+        return Flags()
+
+
+def measure(
+    spec: Mapping[str, Any], *, device: str, threads: int, worlds: Sequence[int], limit_s: float
+) -> dict[str, Any]:
+    """Build the job and take steps of it.
+
+    Args:
+        spec: the job, as SUBMIT_JOB carries it.
+        device: "cpu" or "cuda:N".
+        threads: of torch; 0 takes the job's `train.threads`.
+        worlds: sizes to measure rank 0's slice for.
+        limit_s: for all steps together, beyond the least number of them.
+
+    Returns:
+        {"parameters", "rows", "device_name", "buckets": sizes in bytes, the tail last, "memory":
+        bytes of each part, "available_bytes", "worlds": {size: {"data_s", "compute_s", "ready_s",
+        "optimizer_s", "step_s"}}}
+
+    Raises:
+        TaskError: the task, its data or the job's choices do not work here.
+    """
+    parsed = job.from_mapping(dict(spec), source="job to be measured")
+    torch.set_num_threads(threads or parsed.train.threads)
+    available = available_bytes(torch.device(device))
+    silent = _Silent()
+    with tempfile.TemporaryDirectory() as directory:
+        session = build_session(
+            spec=parsed,
+            job_id="measure",
+            task=load_task(parsed.job.task, parsed.task),
+            device=torch.device(device),
+            checkpoint_directory=Path(directory),
+            reporter=silent,
+            requests=silent,
+        )
+        try:
+            with saved_for_backward(session.replica.model) as saved:
+                _world(session, 1, limit_s=0.0)
+            share_s = limit_s / max(1, len(worlds))
+            steps = {str(world): _world(session, world, share_s) for world in worlds}
+            return {
+                "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
+                "rows": parsed.job.global_batch_size,
+                "buckets": [len(memory.view) for memory in session.memories],
+                "memory": {**memory_parts(session), "activations": saved.peak_bytes},
+                "available_bytes": available,
+                "worlds": steps,
+            }
+        finally:
+            session.close()
+
+
+def _world(session: Session, world_size: int, limit_s: float) -> dict[str, Any]:
+    """Medians over some steps of rank 0 in a world."""
+    reset_replica(session.replica, session.task, session.spec, session.device)
+    ring = HandOvers(world_size)
+    session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
+    seen: list[dict[str, Any]] = []
+    most = min(WARM_UP_STEPS + MOST_STEPS, session.plan.steps_total)
+    until_s = time.perf_counter() + limit_s
+    while len(seen) < most:
+        if len(seen) >= WARM_UP_STEPS + LEAST_STEPS and time.perf_counter() > until_s:
+            break
+        seen.append(_step(session, ring))
+    kept = seen[WARM_UP_STEPS:] or seen
+    usual: dict[str, Any] = {
+        key: statistics.median(step[key] for step in kept)
+        for key in ("data_s", "compute_s", "optimizer_s", "step_s")
+    }
+    readies = zip(*(step["ready_s"] for step in kept), strict=True)
+    return {**usual, "ready_s": [statistics.median(ready) for ready in readies]}
+
+
+def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
+    """One step as `dtd.train.loop` takes it; times from the moment the rows were there."""
+    clock, step = Clock(), session.replica.step
+    share = session.plan.share(step, rank=0, world_size=ring.world_size)
+    ring.open_step(step, session.memories)
+    begun_s = time.perf_counter()
+    contribute(session, ring, share, clock)
+    session.gradients.wait(ring.wait)
+    handed_s = time.perf_counter()
+    session.prepared = True
+    commit(session)
+    _synchronise(session.device)
+    ended_s = time.perf_counter()
+    base_s = begun_s + clock.data_s
+    return {
+        "data_s": clock.data_s,
+        "compute_s": handed_s - base_s,
+        "ready_s": [ring.started_s[index] - base_s for index in range(len(session.memories))],
+        "optimizer_s": ended_s - handed_s,
+        "step_s": ended_s - begun_s,
+    }
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# --- the process -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[int]:
+    """A copy of stdout, while everything that prints, also in C, prints to stderr."""
+    copy = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
+def main() -> int:
+    """Measure what stdin describes; returns the exit code."""
+    with _own_stdout() as out:
+        asked = json.load(sys.stdin)
+        limit_s = float(asked["limit_s"])
+        if asked["place"]:
+            sys.path.insert(0, asked["place"])
+        signal.alarm(math.ceil(min(LONGEST_S, 4 * limit_s + 60)))  # whoever asked may be gone
+        try:
+            answer = measure(
+                asked["spec"],
+                device=str(asked["device"]),
+                threads=int(asked["threads"]),
+                worlds=[int(world) for world in asked["worlds"]],
+                limit_s=limit_s,
+            )
+        except DtdError as error:
+            answer = {"error": error.message, "remedy": error.remedy}
+        except Exception as error:  # noqa: BLE001 - a user's task may raise anything
+            answer = {"error": f"{type(error).__name__}: {error}"[:4000], "remedy": ""}
+        os.write(out, json.dumps(answer).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

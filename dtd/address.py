@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from dtd.errors import UsageError
-from dtd.rules import shown
+from dtd.shown import shown
 
 # A host name: labels of letters, digits, dashes and underscores, 253 characters at most.
 _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -57,6 +57,14 @@ class Address:
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all addresses of a host."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
             return False
 

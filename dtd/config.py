@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,16 +22,23 @@ from typing import Any, Final, NamedTuple
 from dtd.address import Address, is_host
 from dtd.errors import ConfigError, UsageError
 from dtd.logs import LogFormat
-from dtd.rules import FieldInfo, did_you_mean, fault, fields_of, rule, shown
+from dtd.rules import FieldInfo, did_you_mean, fields_of, rule
+from dtd.setting_values import converted
 from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
 DEFAULT_COORDINATOR: Final = Address("127.0.0.1", 7117)
+DEFAULT_DATA_ADDRESS: Final = Address("127.0.0.1", 0)
 COORDINATOR_FILE: Final = Path("/etc/dtd/coordinator.toml")
 WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
 _LIMIT_BYTES: Final = 64 * 1024
 
 _LOG_FORMAT: Final = rule("One JSON object a line, or console; auto: console on a terminal.")
-_LISTEN: Final = rule("Address to listen on; loopback only.")
+_LISTEN: Final = rule(
+    "Address to listen on; beyond loopback only who has a credential of the cluster is served."
+)
+_METRICS: Final = rule(
+    "Address where Prometheus can read figures, without authentication; default: nowhere."
+)
 _STATE_DIR: Final = rule("Directory for everything that must survive a restart.")
 
 
@@ -49,6 +56,14 @@ class CoordinatorConfig:
         default=1.5,
         metadata=rule("Silence after which a worker is suspected.", above=0, maximum=3600),
     )
+    advertise: str = field(
+        default="",
+        metadata=rule(
+            "HOST or HOST:PORT under which others reach it, several with commas between; empty: as"
+            " it listens, or this host's own address."
+        ),
+    )
+    metrics: Address | None = field(default=None, metadata=_METRICS)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
 
 
@@ -56,8 +71,16 @@ class CoordinatorConfig:
 class WorkerConfig:
     """Settings of `dtd-worker`."""
 
-    coordinator: Address = field(
-        default=DEFAULT_COORDINATOR, metadata=rule("Where the coordinator listens.")
+    coordinator: tuple[Address, ...] = field(
+        default=(),
+        metadata=rule(
+            "Where the coordinator listens, several with commas between; default: as the credential"
+            " says, without one 127.0.0.1:7117."
+        ),
+    )
+    credential: Path | None = field(
+        default=None,
+        metadata=rule("Credential of this host; default: where `dtd-worker join` puts it."),
     )
     name: str = field(
         metadata=rule(
@@ -78,7 +101,7 @@ class WorkerConfig:
     threads: int = field(
         default=0, metadata=rule("CPU threads; 0: what the job says.", minimum=0, maximum=1024)
     )
-    listen: Address = field(default=Address("127.0.0.1", 0), metadata=_LISTEN)
+    listen: Address = field(default=DEFAULT_DATA_ADDRESS, metadata=_LISTEN)
     advertise: str = field(
         default="",
         metadata=rule(
@@ -86,6 +109,7 @@ class WorkerConfig:
         ),
     )
     state_dir: Path = field(metadata=_STATE_DIR)
+    metrics: Address | None = field(default=None, metadata=_METRICS)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
 
     def advertised(self, bound: Address) -> Address:
@@ -124,7 +148,7 @@ def load_coordinator_config(
     values, problems = _gather(CoordinatorConfig, flags, environ, default_file)
     values.setdefault("state_dir", _state_dir("coordinator", environ))
     config = CoordinatorConfig(**values)
-    problems |= _not_loopback(config.listen)
+    problems |= _bad_hosts(config.advertise, many=True)
     if (
         config.heartbeat_timeout_s < 2 * config.heartbeat_interval_s
         and "heartbeat_interval_s" not in problems
@@ -161,14 +185,10 @@ def load_worker_config(
     values.setdefault("name", _worker_name(hostname or platform.node(), device))
     values.setdefault("state_dir", _state_dir(f"worker-{values['name']}", environ))
     config = WorkerConfig(**values)
-    problems |= _not_loopback(config.listen)
-    if config.coordinator.port == 0:
-        problems["coordinator"] = f"coordinator: must name a port, not {config.coordinator}"
-    if config.advertise and not is_host(config.advertise):
-        try:
-            Address.parse(config.advertise)
-        except UsageError as error:
-            problems["advertise"] = f"advertise: {error.message}, nor is it a host alone"
+    for address in config.coordinator:
+        if address.port == 0:
+            problems["coordinator"] = f"coordinator: must name a port, not {address}"
+    problems |= _bad_hosts(config.advertise, many=False)
     _raise_if_any("dtd-worker", problems)
     return config
 
@@ -189,7 +209,7 @@ def _gather(
             origin = _Origin(flags[name], f"--{name.replace('_', '-')}", is_text=True)
         if origin is None:
             continue
-        value, text = _converted(info, origin)
+        value, text = converted(info, origin.value, is_text=origin.is_text)
         if text:
             problems[name] = f"{origin.place}: {text}"
         else:
@@ -230,42 +250,15 @@ def _from_file(
     return origins, problems
 
 
-def _converted(info: FieldInfo, origin: _Origin) -> tuple[Any, str]:
-    """The value in the field's own type, or what is wrong with it."""
-    value = origin.value
-    if info.hint in (Address, Path):
-        if isinstance(value, info.hint):
-            return value, ""
-        if not isinstance(value, str) or not value:
-            return None, f"must be a string, not {shown(value)}"
-        return _address(value) if info.hint is Address else _path(value)
-    if origin.is_text and isinstance(value, str) and info.hint in (int, float):
-        value = _number(info.hint, value)
-    text = fault(info.hint, info.rule, value)
-    return (float(value) if info.hint is float and not text else value), text  # type: ignore[arg-type]
-
-
-def _number(kind: Callable[[str], float], text: str) -> float | str:
-    try:
-        return kind(text)
-    except ValueError:
-        return text
-
-
-def _address(text: str) -> tuple[Address | None, str]:
-    try:
-        return Address.parse(text), ""
-    except UsageError as error:
-        return None, str(error)
-
-
-def _path(text: str) -> tuple[Path | None, str]:
-    if not text.isprintable():
-        return None, f"must be a path without control characters, not {shown(text)}"
-    try:
-        return Path(text).expanduser().absolute(), ""
-    except RuntimeError:
-        return None, f"names an unknown user: {shown(text)}"
+def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:
+    words = [word.strip() for word in advertise.split(",")] if many else [advertise]
+    for word in words if advertise else ():
+        if not is_host(word):
+            try:
+                Address.parse(word)
+            except UsageError as error:
+                return {"advertise": f"advertise: {error.message}, nor is it a host alone"}
+    return {}
 
 
 def _worker_name(hostname: str, device: str) -> str:
@@ -279,15 +272,6 @@ def _state_dir(leaf: str, environ: Mapping[str, str]) -> Path:
     if os.geteuid() == 0 or not environ.get("HOME"):
         return Path("/var/lib/dtd") / leaf
     return Path(environ["HOME"]) / ".local/state/dtd" / leaf
-
-
-def _not_loopback(listen: Address) -> dict[str, str]:
-    if listen.is_loopback:
-        return {}
-    return {
-        "listen": f"listen: {listen} is not a loopback address, and this release does not"
-        " authenticate connections yet, so it listens on 127.0.0.1, [::1] or localhost only"
-    }
 
 
 def _raise_if_any(program: str, problems: Mapping[str, str]) -> None:

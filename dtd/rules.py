@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-INTEGER_LIMIT: Final = 2**63 - 1
+from dtd.shown import INTEGER_LIMIT, SHOWN_CHARACTERS, shown
+
 _RULE: Final = "rule"
-_SHOWN_CHARACTERS: Final = 60
 _WORDS: Final[Mapping[type, str]] = {
     bool: "true or false",
     int: "an integer",
@@ -164,27 +164,7 @@ def _in_range(limits: Rule, number: float) -> bool:
     )
 
 
-def shown(value: object) -> str:
-    """A value as a person typed it, short enough for one line."""
-    match value:
-        case bool() | str():
-            text = json.dumps(value)
-        case int() if abs(value) > INTEGER_LIMIT:
-            text = "an integer beyond 64 bits"
-        case int() | float():
-            text = str(value)
-        case Mapping():
-            text = "a table"
-        case list() | tuple():
-            text = "an array"
-        case None:
-            text = "nothing"
-        case _:
-            text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
-
-
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` for the nearest known word, or nothing if none is near."""
-    near = difflib.get_close_matches(typed[:_SHOWN_CHARACTERS], list(known), n=1)
+    near = difflib.get_close_matches(typed[:SHOWN_CHARACTERS], list(known), n=1)
     return f"; did you mean {json.dumps(near[0])}?" if near else ""

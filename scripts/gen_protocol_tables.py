@@ -25,12 +25,14 @@ SIDES: Final = {
     m.Role.CTL: ("dtdctl", "coordinator"),
     m.Role.RING: ("rank r", "rank r + 1"),
     m.Role.FETCH: ("fetcher", "holder"),
+    m.Role.JOIN: ("whoever joins", "coordinator"),
 }
 HANDSHAKE: Final = {
     m.Hello: "| all | opener | await hello |",
     m.Welcome: "| all | acceptor | await welcome |",
     m.Error: "| all | either | any but closed |",
     m.Goodbye: "| all | either | open |",
+    m.Prove: "| ring, lifeline, fetch | opener | await prove |",
 }
 TYPES: Final = {m.message_name(cls): cls for cls in m.message_types().values()}
 _FIELD: Final = re.compile(r"^\| `(\w+)` \| .*? \| .*? \| (.*) \|$", re.MULTILINE)
@@ -87,7 +89,7 @@ def _replace_fields(text: str, record: type[Any]) -> str:
     defaults = {field.name: field.default for field in fields(record)}
     rows = ["| field | kind | default | meaning |", "|---|---|---|---|"]
     for field_name, kind, _check, required in layout:
-        default = "required" if required else json.dumps(defaults[field_name])
+        default = "required" if required else _shown(defaults[field_name])
         rows.append(f"| `{field_name}` | {kind} | {default} | {meanings.get(field_name, '')} |")
     return before + _replace_table(section, rows[0], rows) + after
 
@@ -102,7 +104,7 @@ def _replace_table(text: str, first: str, rows: list[str]) -> str:
 def _example(found: re.Match[str]) -> str:
     values: dict[str, Any] = json.loads(found["json"])
     payload = bytes.fromhex(found["payload"] or "")
-    message = m.decode_message(values)
+    message = m.decode_message(with_octets(values))
     head, tag = frames.encode_frame(m.encode_header(message), payload)
     prefix = head[: frames.PREFIX_BYTES].hex()
     cuts = [prefix[a:b] for a, b in ((0, 8), (8, 10), (10, 12), (12, 16), (16, 24), (24, 32))]
@@ -112,6 +114,19 @@ def _example(found: re.Match[str]) -> str:
     lines += _dump("tag", tag)
     shown = "" if found["payload"] is None else f"```payload\n{found['payload']}```\n"
     return f"```json\n{found['json']}```\n{shown}```hex\n" + "\n".join(lines) + "\n```\n"
+
+
+def with_octets(values: dict[str, Any]) -> dict[str, Any]:
+    """A message as the document shows it, where octets are text in hexadecimal."""
+    record = m.message_types()[values["t"]]
+    octets = {name for name, kind, *_ in kinds.layout(record) if kind.startswith("octets")}
+    return {
+        name: bytes.fromhex(value) if name in octets else value for name, value in values.items()
+    }
+
+
+def _shown(default: object) -> str:
+    return json.dumps(default.hex() if isinstance(default, bytes) else default)
 
 
 def _dump(label: str, data: bytes) -> list[str]:

@@ -6,7 +6,9 @@ Connections come in, messages become events of the core, and what the core answe
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,20 +17,41 @@ import structlog
 
 from dtd import __version__
 from dtd.config import CoordinatorConfig
+from dtd.coordinator.access_desk import AccessDesk
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects
+from dtd.coordinator.examiner import Examiner
+from dtd.coordinator.figures import Figures
+from dtd.coordinator.join_desk import JoinDesk
+from dtd.coordinator.packages import PACKAGES, PackageCounter
 from dtd.coordinator.requests import CTL_REQUESTS, RequestDesk
 from dtd.coordinator.store import Store
 from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.tensorboard import Curves, point_of
+from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.coordinator.worker_links import WorkerLinks
+from dtd.core.books import Books, Here
 from dtd.core.membership import Membership
-from dtd.core.membership_events import Effect, Event, FromWorker, Submitted, Ticked, WorkerLost
-from dtd.errors import DtdError
+from dtd.core.membership_events import (
+    Effect,
+    Event,
+    FromWorker,
+    Submitted,
+    Ticked,
+    WorkerLost,
+    WorkerState,
+)
+from dtd.core.status import status_of
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.net.driver import Driver
 from dtd.net.link import Link
-from dtd.net.server import Server
+from dtd.security.authority import DIRECTORY, open_data_key
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
+from dtd.wire.greeting import welcome
 
 log = structlog.get_logger()
 
@@ -52,21 +75,41 @@ class Coordinator:
             heartbeat_interval_s=config.heartbeat_interval_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             last_generation=store.last_generation(),
+            here=_here(store),
         )
         self.job_numbers: dict[str, int] = {}
         self._next_number = store.next_job_number()
         self._store_thread = StoreThread()
         self._links = WorkerLinks()
+        self._secrets = DataSecrets(
+            open_data_key(config.state_dir / DIRECTORY), self._links.incarnation, time.time
+        )
         self._desk = RequestDesk(self, last_job=store.last_ended())
+        self.figures = Figures()
+        self.examiner = Examiner(self.membership, self._links, self._secrets, config.state_dir)
+        self.packages = PackageCounter(config.state_dir / PACKAGES, store, self._store_thread)
         self._effects = Effects(
             links=self._links,
             store=store,
             thread=self._store_thread,
+            secrets=self._secrets,
             desk=self._desk,
             job_numbers=self.job_numbers,
         )
-        self._driver: Driver[Event, Effect] = Driver(self.membership, self._effects.put, Ticked)
-        self._server = Server(self._new_link)
+        self.metrics = CoordinatorMetrics(config.metrics)
+        self._curves = Curves(config.state_dir / "tensorboard", self._store_thread.later)
+        self._driver: Driver[Event, Effect] = Driver(self.membership, self._put, Ticked)
+        self.troubles = TroubleDesk(
+            self.membership.books, time.monotonic, lambda: self._store_thread.failure
+        )
+        self.port = ControlPort(config, self._new_link, time.monotonic, self.troubles.turned_away)
+        self._join_desk = JoinDesk(self.port, self.in_store)
+        self.access = AccessDesk(
+            self.port,
+            in_store=self.in_store,
+            handle=self.handle,
+            workers_of=self._links.certified_by,
+        )
 
     # --- life --------------------------------------------------------------------------------
 
@@ -75,7 +118,8 @@ class Coordinator:
         for number, job in self.store.unfinished_jobs():
             self.job_numbers[job.id] = number
             self._driver.handle(Submitted(job=job))
-        bound = await self._server.listen(self.config.listen)
+        await self.metrics.start()
+        bound = await self.port.listen()
         self.address = str(bound)
         address_file = self.config.state_dir / "address"
         temporary = address_file.with_suffix(".new")
@@ -85,14 +129,41 @@ class Coordinator:
 
     async def run(self) -> None:
         """Perform effects until cancelled."""
-        await self._effects.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._effects.run())
+            tasks.create_task(self.metrics.keep(self._look))
 
     async def stop(self) -> None:
         """Say goodbye to everyone and close the store."""
         self._driver.stop()
-        self._server.close(m.Goodbye(reason="the coordinator stops"))
-        await self._store_thread.close(self.store.close)
+        self.port.close(m.Goodbye(reason="the coordinator stops"))
+        await self.metrics.close()
+        await self._store_thread.close(self._close_files)
         log.info("coordinator_stopped")
+
+    def _close_files(self) -> None:
+        self._curves.close()
+        self.store.close()
+
+    def _put(self, effect: Effect) -> None:
+        self.metrics.figures.decided(effect)
+        self.troubles.decided(effect)
+        self._effects.put(effect)
+
+    def _look(self) -> tuple[Books, dict[str, Any]]:
+        """What the metrics show."""
+        self.metrics.figures.store_errors = self._store_thread.failures
+        books = self.membership.books
+        uptime_s = time.monotonic() - self.started_s
+        status = status_of(
+            books,
+            explain="",
+            address=self.address,
+            uptime_s=uptime_s,
+            version=__version__,
+            now=self.now,
+        )
+        return books, status
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -124,6 +195,15 @@ class Coordinator:
         """The clock that the core sees."""
         return self._driver.now
 
+    @property
+    def has_authority(self) -> bool:
+        """Whether the workers have credentials of this cluster."""
+        return self.port.authority is not None
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        """Until when, and with which key, the worker's data port opens for `scope`."""
+        return self._secrets.ticket(worker, scope)
+
     def connected(self) -> frozenset[str]:
         """Names of the workers whose control connection stands."""
         return self._links.names()
@@ -131,19 +211,13 @@ class Coordinator:
     # --- connections -------------------------------------------------------------------------
 
     def _new_link(self) -> Link:
-        accepts = frozenset({m.Role.WORKER, m.Role.CTL})
+        accepts = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})
         return Link(self, Connection(opened=False, accepts=accepts))
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """Everyone who speaks our protocol is welcome."""
-        link.welcome(
-            m.Welcome(
-                protocol=PROTOCOL_VERSION,
-                version=__version__,
-                name="coordinator",
-                max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES,
-            )
-        )
+        """Everyone who may open such a connection is welcome."""
+        self.port.check(link, message)
+        link.welcome(welcome("coordinator", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES))
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
@@ -152,35 +226,67 @@ class Coordinator:
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A worker reports, or an operator asks."""
+        """A worker reports, an operator asks, or somebody wants to join."""
         if isinstance(message, CTL_REQUESTS):
-            self._desk.ask(link, message)
+            self.port.check(link, message)
+            self._desk.ask(link, message, payload)
         elif isinstance(message, m.Register):
+            self.port.check(link, message)
             self._on_register(link, message)
+        elif isinstance(message, m.GetAuthority | m.Enrol):
+            self._join_desk.ask(link, message)
         else:
-            self._on_report(self._links.speaker(link), message, payload)
+            self._on_report(link, self._links.speaker(link), message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A worker or an operator is gone."""
         self._desk.forget(link)
+        self._join_desk.forget(link)
         known = self._links.forget(link)
         if known is None:
+            self.troubles.closed(link.peer_host(), error)
             return
         name, incarnation = known
+        self.examiner.forget(name)
         reason = str(error) if error is not None else "it said goodbye"
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
     def _on_register(self, link: Link, message: m.Register) -> None:
         host = message.data_host or link.peer_host()
-        self._links.register(link, message.name, message.incarnation)
+        clash = self._links.clash(message)
+        if clash is not None:
+            self.troubles.name_taken(clash)
+            raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
+        self._links.register(link, message)
+        self.troubles.registered(link.peer_host(), message.name)
+        known = self.membership.books.workers.get(message.name)
+        released = known is not None and known.state is WorkerState.RELEASED
+        self.metrics.figures.registered(message, released=released)
         registered = dataclasses.replace(message, data_host=host)
         self._driver.handle(FromWorker(name=message.name, message=registered))
 
-    def _on_report(self, name: str, message: m.Message, payload: memoryview) -> None:
+    def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
+        if isinstance(message, m.GetPackage):
+            self.packages.ask(link, message)
+            return
         if isinstance(message, m.JobOutput):
             lines = bytes(payload).decode("utf-8", "replace").split("\n")
             self._store_thread.later(self.store.add_lines, message.job, message.rank, name, lines)
             return
+        if isinstance(message, m.Measured):
+            self.examiner.measured(name, message)
+            return
+        if isinstance(message, m.Progress):
+            self.figures.progress(message)
         if isinstance(message, m.CheckpointSaved):
             self._store_thread.later(self.store.save_checkpoint, name, message)
+            self.troubles.saved(name)
+        self.metrics.figures.reported(message, unix_s=time.time())
+        if isinstance(message, m.Progress | m.Evaluated) and message.job in self.job_numbers:
+            self._curves.add(point_of(message, time.time()))
         self._driver.handle(FromWorker(name=name, message=message))
+
+
+def _here(store: Store) -> Here:
+    store_id, epoch = store.identity()
+    return Here(version=__version__, host=socket.gethostname(), store_id=store_id, epoch=epoch)

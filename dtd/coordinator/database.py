@@ -17,8 +17,9 @@ from typing import IO, Final
 
 from dtd.errors import ConfigError
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 FILE_NAME: Final = "coordinator.sqlite3"
+LOCK_NAME: Final = "lock"
 LOG_PAGES: Final = 1000
 
 _FIRST_SCHEMA: Final = """
@@ -42,10 +43,15 @@ CREATE TABLE checkpoints (
     metrics TEXT NOT NULL, PRIMARY KEY (job, generation, step, worker)
 );
 """
+_IDENTITY: Final = """
+CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
+INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
+"""
 # What leads from the schema of a file to the next one; a new file takes all the steps.
 STEPS: Final = (
     _FIRST_SCHEMA,
     "ALTER TABLE events ADD COLUMN details TEXT NOT NULL DEFAULT '{}';",
+    _IDENTITY,
 )
 
 
@@ -60,7 +66,7 @@ class Database:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._lock = _lock(state_dir)
+        self._lock = lock(state_dir)
         path = state_dir / FILE_NAME
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
@@ -108,21 +114,26 @@ class Database:
             raise
 
 
-def _lock(state_dir: Path) -> IO[str]:
+def lock(state_dir: Path) -> IO[str]:
+    """Take a state directory for this process, until the file is closed; made if missing.
+
+    Raises:
+        ConfigError: it cannot be used, or another coordinator uses it.
+    """
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (state_dir / "lock").open("w")
+        held = (state_dir / LOCK_NAME).open("w")
     except OSError as error:
         raise ConfigError(
             f"state directory {state_dir} cannot be used: {error.strerror}",
             remedy="choose another with --state-dir",
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lock.close()
+        held.close()
         raise ConfigError(
             f"another coordinator uses {state_dir}",
             remedy="stop it, or choose another directory with --state-dir",
         ) from None
-    return lock
+    return held

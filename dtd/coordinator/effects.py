@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.records import job_body
 from dtd.coordinator.requests import RequestDesk
 from dtd.coordinator.store import Store
@@ -47,6 +48,7 @@ class Effects:
         links: the workers' connections.
         store: where jobs and incidents are written.
         thread: the thread that the store's methods run in.
+        secrets: puts in what only the receivers of a message may know.
         desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
     """
@@ -57,12 +59,14 @@ class Effects:
         links: WorkerLinks,
         store: Store,
         thread: StoreThread,
+        secrets: DataSecrets,
         desk: RequestDesk,
         job_numbers: Mapping[str, int],
     ) -> None:
         self._links = links
         self._store = store
         self._thread = thread
+        self._secrets = secrets
         self._desk = desk
         self._job_numbers = job_numbers
         self._queue: asyncio.Queue[tuple[Effect | asyncio.Future[None], Any]] = asyncio.Queue()
@@ -116,7 +120,7 @@ class Effects:
     def _send(self, effect: Send, link: Link | None) -> None:
         if link is None:
             return
-        link.send(effect.message)
+        link.send(self._secrets.filled(effect.message, effect.name))
         if link.queued_bytes() > MAX_QUEUED_CONTROL_BYTES:
             log.warning("worker_too_slow", worker=effect.name, queued_bytes=link.queued_bytes())
             link.abort()

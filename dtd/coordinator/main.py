@@ -14,10 +14,13 @@ import uvloop
 
 from dtd import __version__
 from dtd.config import CoordinatorConfig, load_coordinator_config
+from dtd.coordinator.commands import COMMANDS, INIT, run_command
 from dtd.coordinator.daemon import Coordinator
+from dtd.coordinator.status_line import status_line
 from dtd.coordinator.store import Store
 from dtd.errors import DtdError
 from dtd.logs import configure_logging
+from dtd.notify import Notifier
 from dtd.platform import require_linux
 
 log = structlog.get_logger()
@@ -27,11 +30,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dtd-coordinator",
         description="Keeps the roster and the job of a dtd cluster; never sees a gradient.",
-        epilog="Precedence: flag, DTD_* environment, configuration file, default.",
+        epilog="Precedence: flag, DTD_* environment, configuration file, default. "
+        "About its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
+        " restore FILE.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
+    parser.add_argument(
+        "--advertise", metavar="HOST[:PORT][,...]", help="address under which others reach it"
+    )
     parser.add_argument("--state-dir", metavar="DIR", help="where jobs and incidents are kept")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
     parser.add_argument("--log-format", choices=("auto", "json", "console"), help="form of the log")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
@@ -43,24 +52,35 @@ async def _serve(config: CoordinatorConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     coordinator = Coordinator(config, Store(config.state_dir))
+    notifier = Notifier.from_environment(os.environ)
     await coordinator.start()
+    notifier.ready()
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(coordinator.run())
+        running = [
+            tasks.create_task(coordinator.run()),
+            tasks.create_task(notifier.keep(lambda: status_line(coordinator.membership.books))),
+        ]
         await stopping.wait()
-        running.cancel()
+        for task in running:
+            task.cancel()
+    notifier.stopping()
     await coordinator.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the coordinator; returns the exit code."""
-    flags = {key: value for key, value in vars(_parse(arguments)).items() if value is not None}
+    """Run the coordinator, or a command about its state; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         require_linux()
+        if given and given[0] in (*COMMANDS, INIT):
+            return run_command(given)
+        flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config = load_coordinator_config(flags, os.environ)
-        configure_logging(config.log_format, sys.stderr)
+        configure_logging(config.log_format, sys.stdout)
         uvloop.run(_serve(config))
     except DtdError as error:
         sys.stderr.write(f"dtd-coordinator: {error}\n")
+        Notifier.from_environment(os.environ).status(str(error))
         return error.exit_code
     return 0
 

@@ -43,6 +43,16 @@ class Store:
         """Close the file and give up the directory."""
         self._database.close()
 
+    def identity(self) -> tuple[str, int]:
+        """(id of this store, its epoch): a restored backup has the same id and a higher epoch."""
+        ((store_id, epoch),) = self._database.read("SELECT store_id, epoch FROM identity")
+        return str(store_id), int(epoch)
+
+    def begin_epoch(self) -> None:
+        """Outdate every other copy of this store: workers that know this one refuse them."""
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute("UPDATE identity SET epoch = epoch + 1")
+
     # --- jobs --------------------------------------------------------------------------------
 
     def next_job_number(self) -> int:
@@ -75,6 +85,10 @@ class Store:
         rows = self._database.read("SELECT number, body FROM jobs ORDER BY number")
         jobs = [(int(number), job_from_body(json.loads(body))) for number, body in rows]
         return [(number, completed(job)) for number, job in jobs if job.state not in ENDED]
+
+    def packages_in_use(self) -> set[str]:
+        """Digests of the packages that jobs need which have not ended."""
+        return {job.package for _, job in self.unfinished_jobs() if job.package}
 
     def last_generation(self) -> int:
         """The highest generation number in any job."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -36,12 +37,19 @@ class _Call:
 
 
 class StoreThread:
-    """Runs functions in a thread of its own."""
+    """Runs functions in a thread of its own.
+
+    Attributes:
+        failures: calls that the disk, or the file on it, has failed.
+        failure: why the last call failed; empty when it did not.
+    """
 
     def __init__(self) -> None:
         self._calls: queue.PriorityQueue[_Call] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closed = False
+        self.failures = 0
+        self.failure = ""
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
@@ -76,6 +84,11 @@ class StoreThread:
             if call.future.set_running_or_notify_cancel():
                 try:
                     call.future.set_result(call.function(*call.arguments))
+                    self.failure = ""
+                except (OSError, sqlite3.Error) as error:
+                    self.failures += 1
+                    self.failure = str(error)
+                    call.future.set_exception(error)
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
                     call.future.set_exception(error)
             if call.rank == _LAST:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
+from dtd import troubles
+from dtd.core.admission import MAX_KNOWN_WORKERS
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
+from dtd.troubles import Trouble
+from dtd.wire import messages as m
 
 
 class WorkerLinks:
@@ -12,6 +18,9 @@ class WorkerLinks:
     def __init__(self) -> None:
         self._links: dict[str, Link] = {}
         self._speakers: dict[Link, tuple[str, int]] = {}
+        self._serials: OrderedDict[str, str] = OrderedDict()
+        self._places: dict[str, str] = {}
+        self._displaced: OrderedDict[str, int] = OrderedDict()
 
     def names(self) -> frozenset[str]:
         """The workers whose control connection stands."""
@@ -20,6 +29,11 @@ class WorkerLinks:
     def link_to(self, name: str) -> Link | None:
         """A worker's connection."""
         return self._links.get(name)
+
+    def incarnation(self, name: str) -> int:
+        """Of the worker's process that is connected; 0 when none is."""
+        link = self._links.get(name)
+        return self._speakers[link][1] if link is not None else 0
 
     def speaker(self, link: Link) -> str:
         """The name of the worker at the other end.
@@ -31,11 +45,24 @@ class WorkerLinks:
             raise ProtocolError(ErrorCode.WRONG_STATE, "REGISTER must come first")
         return self._speakers[link][0]
 
-    def register(self, link: Link, name: str, incarnation: int) -> None:
+    def clash(self, message: m.Register) -> Trouble | None:
+        """Whether another process that lives goes by this name.
+
+        A connection whose host died may linger while the worker is started again elsewhere, so the
+        newest process takes the name.  If the one before it comes back, both live.
+        """
+        name = message.name
+        if name not in self._links or self._displaced.get(name) != message.incarnation:
+            return None
+        return troubles.name_taken(name, self._places[name], _place(message))
+
+    def register(self, link: Link, message: m.Register) -> None:
         """The connection is this worker's; one that it had before is closed."""
+        name = message.name
         old = self._links.get(name)
         if old is not None:
-            self._speakers.pop(old, None)
+            _, before = self._speakers.pop(old, (name, message.incarnation))
+            self._displace(name, before, by=message.incarnation)
             old.fail(
                 ProtocolError(
                     ErrorCode.REFUSED,
@@ -44,11 +71,33 @@ class WorkerLinks:
                 )
             )
         self._links[name] = link
-        self._speakers[link] = (name, incarnation)
+        self._places[name] = _place(message)
+        self._speakers[link] = (name, message.incarnation)
+        self._serials.pop(name, None)
+        self._serials[name] = link.identity.serial if link.identity is not None else ""
+        while len(self._serials) > MAX_KNOWN_WORKERS:
+            self._serials.popitem(last=False)
+
+    def _displace(self, name: str, before: int, *, by: int) -> None:
+        """Remember which process had the name, unless it is the same one that called again."""
+        self._displaced.pop(name, None)
+        if before != by:
+            self._displaced[name] = before
+        while len(self._displaced) > MAX_KNOWN_WORKERS:
+            self._displaced.popitem(last=False)
+
+    def certified_by(self, serial: str) -> list[str]:
+        """The workers that registered last with this certificate, connected or not."""
+        return [name for name, known in self._serials.items() if known == serial]
 
     def forget(self, link: Link) -> tuple[str, int] | None:
         """The connection is gone; returns the name and incarnation it was registered for."""
         known = self._speakers.pop(link, None)
         if known is not None and self._links.get(known[0]) is link:
             del self._links[known[0]]
+            del self._places[known[0]]
         return known
+
+
+def _place(message: m.Register) -> str:
+    return f"{message.host} (pid {message.pid})"

@@ -6,7 +6,7 @@ workers that are ready is the business of `dtd.core.forming`, `running` and `end
 
 from __future__ import annotations
 
-from dtd.core import ending
+from dtd.core import ending, introduction
 from dtd.core import roster as choice
 from dtd.core.books import AVAILABLE, GONE, MEMBERS, Books, GenerationState
 from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
@@ -27,39 +27,17 @@ def register(books: Books, message: m.Register, now: float) -> None:
         books.links.forget(message.name)
     _fence(books, message)
     _make_room(books)
-    worker = newcomer(message)
+    worker = introduction.newcomer(message)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     books.workers[worker.name] = worker
     books.detector.watch(worker.name, now)
-    greet(books, worker)
+    if not message.generation and introduction.is_foreign(books, worker):
+        return
+    introduction.greet(books, worker)
     if message.generation:
         _take_back(books, worker, message, now)
     elif books.job is not None and books.job.state is not JobState.STOPPING:
         prepare(books, worker, books.job, now)
-
-
-def newcomer(message: m.Register) -> Worker:
-    """A worker as it introduces itself."""
-    return Worker(
-        name=message.name,
-        incarnation=message.incarnation,
-        pid=message.pid,
-        host=message.host,
-        device=message.device,
-        data_host=message.data_host,
-        data_port=message.data_port,
-        version=message.version,
-    )
-
-
-def greet(books: Books, worker: Worker) -> None:
-    """Tell a worker that it is known."""
-    answer = m.Registered(
-        heartbeat_interval_s=books.heartbeat_interval_s,
-        heartbeat_timeout_s=books.heartbeat_timeout_s,
-    )
-    books.send(worker.name, answer)
-    books.incident("worker_registered", f"{worker.name} registered", worker=worker.name)
 
 
 def _fence(books: Books, message: m.Register) -> None:
@@ -98,6 +76,7 @@ def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
         from_job=job.from_job,
         from_step=job.from_step,
         from_mode=job.from_mode,
+        package=job.package,
     )
     books.send(worker.name, message)
 
@@ -153,10 +132,11 @@ def compare(books: Books, job: Job) -> None:
     if not reports:
         return
     reference = choice.reference(reports)
+    named = next(w.name for w in trained + newcomers if w.warmed is reference)
     job.total_steps = reference.steps_total
     for worker in newcomers:
         assert worker.warmed is not None
-        why = choice.disagreement(reference, worker.warmed)
+        why = choice.disagreement(reference, worker.warmed, by=(named, worker.name))
         if why and worker.state is not WorkerState.REFUSED:
             books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
         if why:
@@ -207,6 +187,13 @@ def expel(books: Books, worker: Worker, reason: str, now: float) -> None:
     job = books.job.id if books.job is not None else ""
     books.send(worker.name, m.Release(job=job, state="evicted", reason=reason))
     evict(books, worker, reason, now)
+
+
+def bar_revoked(books: Books, name: str, reason: str, now: float) -> None:
+    """A worker's credential counts no more; it cannot come back, so nobody waits for it."""
+    worker = books.workers.get(name)
+    if worker is not None and worker.state not in GONE:
+        evict(books, worker, reason, now)
 
 
 def lose(books: Books, worker: Worker, reason: str, now: float) -> None:

@@ -8,7 +8,7 @@ members are away at first.  Part of the membership machine; changes the books, a
 
 from __future__ import annotations
 
-from dtd.core import admission, ending, forming
+from dtd.core import ending, forming, introduction
 from dtd.core.books import MEMBERS, Books, GenerationState
 from dtd.core.membership_events import Job, JobState, Worker, WorkerState
 from dtd.wire import messages as m
@@ -82,13 +82,13 @@ def comes_back(books: Books, message: m.Register, now: float) -> bool:
     same_generation = (message.generation, message.roster_id) == (books.generation, books.roster_id)
     if not (same_process and same_generation):
         return False
-    worker = admission.newcomer(message)
+    worker = introduction.newcomer(message)
     worker.state = PHASES.get(message.phase, WorkerState.RUNNING)
     worker.leaving, worker.held, worker.warmed = known.leaving, known.held, known.warmed
     worker.heartbeat, worker.signalled = known.heartbeat, known.signalled
     books.workers[worker.name] = worker
     books.detector.watch(worker.name, now)
-    admission.greet(books, worker)
+    introduction.greet(books, worker)
     if books.generation_state is GenerationState.ENDING:
         _catch_up(books, worker)
     elif job.state is JobState.STOPPING:

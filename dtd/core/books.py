@@ -41,11 +41,28 @@ class GenerationState(Enum):
     ENDING = "ending"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What this coordinator says of itself.
+
+    Attributes:
+        version: dtd's; workers of another release are refused, unless it is empty.
+        host: its name, for those who read why.
+        store_id, epoch: of its store; see REGISTERED in protocol.md.
+    """
+
+    version: str = ""
+    host: str = ""
+    store_id: str = ""
+    epoch: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class Books:
     """Everything the coordinator decides on.
 
     Attributes:
+        here: what this coordinator says of itself.
         workers: every known worker by name, the gone ones too (bounded).
         job: the one active job.
         queue: jobs that wait for their turn.
@@ -76,6 +93,7 @@ class Books:
     heartbeat_timeout_s: float
     detector: Detector
     generation: int
+    here: Here = field(default_factory=Here)
     highest_seen: int = 0
     workers: dict[str, Worker] = field(default_factory=dict)
     job: Job | None = None

@@ -22,12 +22,11 @@ NO_DIGEST_STEP: Final = -1
 _ENTRY: Final = struct.Struct("!BBq16s")
 
 VOTE: Final = 0x01
-NEXT_ROSTER: Final = 0x02
 CHECKPOINT: Final = 0x04
 STOP: Final = 0x08
 LEAVE: Final = 0x10
 YIELD: Final = 0x20
-_KNOWN: Final = VOTE | NEXT_ROSTER | CHECKPOINT | STOP | LEAVE | YIELD
+_KNOWN: Final = VOTE | CHECKPOINT | STOP | LEAVE | YIELD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,6 @@ class ControlEntry:
 
     Attributes:
         vote: its buckets are averaged and it is ready to commit.
-        next_roster: it holds the next roster.
         checkpoint: it asks for a checkpoint after this step.
         stop: it asks that the job ends after this step.
         leave: it will leave after this step.
@@ -46,7 +44,6 @@ class ControlEntry:
     """
 
     vote: bool = True
-    next_roster: bool = False
     checkpoint: bool = False
     stop: bool = False
     leave: bool = False
@@ -61,7 +58,6 @@ class ControlWord:
 
     Attributes:
         commit: every rank voted for it and no digests differ.
-        next_roster: every rank holds the next roster.
         checkpoint: some rank asks for a checkpoint.
         stop: some rank asks that the job ends.
         leave: some rank leaves.
@@ -73,7 +69,6 @@ class ControlWord:
     """
 
     commit: bool
-    next_roster: bool
     checkpoint: bool
     stop: bool
     leave: bool
@@ -123,7 +118,6 @@ def encode_entry(entry: ControlEntry) -> bytes:
         )
     flags = (
         VOTE * entry.vote
-        | NEXT_ROSTER * entry.next_roster
         | CHECKPOINT * entry.checkpoint
         | STOP * entry.stop
         | LEAVE * entry.leave
@@ -147,7 +141,6 @@ def decode_entry(data: bytes) -> ControlEntry:
         raise _bad(f"digest of step {digest_step}")
     return ControlEntry(
         vote=bool(flags & VOTE),
-        next_roster=bool(flags & NEXT_ROSTER),
         checkpoint=bool(flags & CHECKPOINT),
         stop=bool(flags & STOP),
         leave=bool(flags & LEAVE),
@@ -174,7 +167,6 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
     agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
     return ControlWord(
         commit=all(entry.vote for entry in entries) and agreed is not False,
-        next_roster=all(entry.next_roster for entry in entries),
         checkpoint=any(entry.checkpoint for entry in entries),
         stop=any(entry.stop for entry in entries),
         leave=any(entry.leave for entry in entries),

@@ -120,7 +120,7 @@ def finish(books: Books, state: JobState, reason: str, *, traceback: str = "") -
         job.result["traceback"] = traceback
     _end(books, job, state, reason)
     for worker in books.workers.values():
-        if worker.state not in GONE | {WorkerState.IDLE}:
+        if worker.state not in GONE | {WorkerState.IDLE} and not worker.foreign:
             admission.release(books, worker, "left" if worker.leaving else state.value, reason)
     ending.reset(books)
     books.job = None

@@ -12,6 +12,7 @@ what the coordinator must know is said again after every REGISTERED.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from dtd.core.member_events import (
@@ -89,11 +90,11 @@ class Member:
         self.state = MemberState.IDLE
         self.assign: m.Assign | None = None
         self.stopping = ""
+        self.refused = ""
         self._register = register
         self._prepare: m.Prepare | None = None
         self._warmed: m.Warmed | None = None
         self._report: m.Warmed | m.Frozen | m.Finished | m.Failed | None = None
-        self._step = 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; `now` is not looked at."""
@@ -112,7 +113,6 @@ class Member:
             return self._on_trainer_froze(event)
         if isinstance(event, TrainerFinished):
             self.state, self._report = MemberState.FINISHED, event.finished
-            self._step = event.finished.step
             return [Tell(message=event.finished)]
         if isinstance(event, TrainerFailed):
             self._report = event.failed
@@ -130,6 +130,8 @@ class Member:
 
     def explain(self) -> str:
         """What this worker waits for, in words; empty while it trains."""
+        if self.refused and self.state is MemberState.IDLE:
+            return f"is refused: {self.refused}"
         return {
             MemberState.IDLE: "waits for a job",
             MemberState.WARMING: "imports the task, builds the model, opens the data",
@@ -150,28 +152,19 @@ class Member:
 
     def _registration(self) -> m.Register:
         generation = self.assign
-        base = self._register
         if generation is None:
-            return base
-        return m.Register(
-            name=base.name,
-            incarnation=base.incarnation,
-            pid=base.pid,
-            host=base.host,
-            device=base.device,
-            data_host=base.data_host,
-            data_port=base.data_port,
-            version=base.version,
+            return self._register
+        return replace(
+            self._register,
             job=generation.job,
             generation=generation.generation,
             roster_id=generation.roster_id,
-            step=self._step,
             phase=self.state.value,
         )
 
     def _on_message(self, message: m.Message) -> list[Effect]:
         if isinstance(message, m.Registered):
-            return self._on_registered()
+            return self._on_registered(message)
         if isinstance(message, m.Prepare):
             return self._on_prepare(message)
         if isinstance(message, m.Assign):
@@ -186,8 +179,9 @@ class Member:
             return [ProbePeer(probe=message)]
         return []
 
-    def _on_registered(self) -> list[Effect]:
+    def _on_registered(self, message: m.Registered) -> list[Effect]:
         """Say again what an earlier connection may have lost."""
+        self.refused = message.refused
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))
@@ -214,7 +208,6 @@ class Member:
         if stale or not ready:
             return []
         self.assign, self.state = message, MemberState.FORMING
-        self._step = message.held_step
         return [FormRing(assign=message)]
 
     def _on_freeze(self, message: m.Freeze) -> list[Effect]:
@@ -247,7 +240,6 @@ class Member:
         if self.assign is None or event.generation != self.assign.generation:
             return []
         self.state = MemberState.FROZEN
-        self._step = event.held.step
         frozen = m.Frozen(
             job=self.assign.job,
             generation=event.generation,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dtd.core import admission, adoption, ending, forming, jobs, running, suspicion, waiting
 from dtd.core import roster as choice
-from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.books import GONE, MEMBERS, Books, GenerationState, Here
 from dtd.core.detector import Detector
 from dtd.core.membership_events import (
     CancelRequested,
@@ -28,6 +28,7 @@ from dtd.core.membership_events import (
     JobState,
     KillRequested,
     ResumeRequested,
+    Revoked,
     Submitted,
     Worker,
     WorkerLost,
@@ -50,6 +51,7 @@ class Membership:
         heartbeat_interval_s: how often workers are told to send heartbeats.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         last_generation: the highest number ever announced; new ones exceed it.
+        here: what this coordinator says of itself.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Membership:
         heartbeat_interval_s: float = 0.25,
         heartbeat_timeout_s: float = 1.5,
         last_generation: int = 0,
+        here: Here | None = None,
     ) -> None:
         self.books = Books(
             heartbeat_interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
             generation=last_generation,
+            here=here or Here(),
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -89,6 +93,8 @@ class Membership:
             admission.let_leave(books, self._connected(event.name), "drained by the operator", now)
         elif isinstance(event, KillRequested):
             self._on_kill_requested(event)
+        elif isinstance(event, Revoked):
+            admission.bar_revoked(books, event.name, event.reason, now)
         suspicion.evict_silent(books, now)
         suspicion.probe(books, now)
         self._advance(now)
@@ -148,7 +154,7 @@ class Membership:
         if isinstance(message, m.Progress):
             jobs.progress(books, job, message, now)
         elif isinstance(message, m.Evaluated):
-            job.metrics = {str(key): float(value) for key, value in message.metrics.items()}
+            job.metrics = dict(message.metrics)
         elif isinstance(message, m.CheckpointSaved):
             jobs.checkpoint_saved(books, job, worker.name, message)
         elif isinstance(message, m.Failed):
@@ -177,8 +183,7 @@ class Membership:
         worker = self.books.workers.get(event.name)
         if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
             return
-        stays = not event.farewell and adoption.goes_away(self.books, worker, event.reason, now)
-        if not stays:
+        if event.farewell or not adoption.goes_away(self.books, worker, event.reason, now):
             admission.lose(self.books, worker, event.reason, now)
 
     def _on_kill_requested(self, event: KillRequested) -> None:
@@ -285,8 +290,7 @@ class Membership:
         if job is None:
             return "no job: submit one with `dtdctl submit JOB.toml`"
         if books.generation_state is GenerationState.RUNNING:
-            stopping = job.state is JobState.STOPPING
-            return "stopping at the next step boundary" if stopping else ""
+            return "stopping at the next step boundary" if job.state is JobState.STOPPING else ""
         if books.generation_state is GenerationState.FORMING:
             late = [w.name for w in books.members() if w.state in TRAINING]
             return f"forming generation {books.generation}: waiting for {', '.join(late)}"

@@ -61,6 +61,7 @@ class Worker:
         prepared: the state it would hold after committing what it has prepared, as (generation
             that commits the last step, steps).
         frozen_in: the generation in which it reported FROZEN or FINISHED last.
+        foreign: it runs another release of dtd, and gets no work.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Worker:
     frozen_in: int = 0
     digest: str = ""
     heartbeat: m.Heartbeat | None = None
+    foreign: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class Job:
         announced: that generation was announced and has not ended, as far as we know.
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
+        package: sha256 of the task's code that was shipped with it; empty: what is installed.
     """
 
     id: str
@@ -103,6 +106,7 @@ class Job:
     from_job: str = ""
     from_step: int = 0
     from_mode: str = ""
+    package: str = ""
     generation: int = 0
     world_size: int = 0
     step: int = 0
@@ -188,6 +192,14 @@ class KillRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Revoked:
+    """The operator took back the worker's credential."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """A deadline has come."""
 
@@ -200,6 +212,7 @@ Event = (
     | ResumeRequested
     | DrainRequested
     | KillRequested
+    | Revoked
     | Ticked
 )
 

@@ -185,8 +185,19 @@ def reference(reports: Sequence[m.Warmed]) -> m.Warmed:
     return max(reports, key=lambda one: sum(not disagreement(one, other) for other in reports))
 
 
-def disagreement(reference: m.Warmed, other: m.Warmed) -> str:
-    """Why two workers must not train together; empty when they may."""
+def disagreement(
+    reference: m.Warmed, other: m.Warmed, *, by: tuple[str, str] = ("others", "it")
+) -> str:
+    """Why two workers must not train together; empty when they may.  `by`: their names.
+
+    The code of the task is looked at first: it may be why the rest differs.
+    """
+    code, known = other.task_digest, reference.task_digest
+    if code and known and code != known:
+        return (
+            f"{by[1]} has other code of the task ({code[:12]}) than {by[0]} ({known[:12]}):"
+            " have `dtdctl submit` ship it, or install the same version on both"
+        )
     if reference.dataset_rows != other.dataset_rows:
         return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"
     if reference.dataset_fingerprint != other.dataset_fingerprint:

@@ -39,6 +39,7 @@ def status_of(
     version: str,
     now: float,
     last_job: EndedJob | None = None,
+    troubles: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """What `dtdctl status` shows."""
     names = sorted(books.workers, key=choice.natural_key)
@@ -50,6 +51,7 @@ def status_of(
         "queue": [job.id for job in books.queue],
         "explain": explain,
         "last_job": None if last_job is None else _ended(last_job),
+        "troubles": [*troubles],
     }
 
 

@@ -16,10 +16,20 @@ import typer
 from dtd import __version__
 from dtd.ctl import checkpoints as checkpoint_commands
 from dtd.ctl import events as event_commands
+from dtd.ctl import install as install_commands
 from dtd.ctl import jobs as job_commands
 from dtd.ctl import status as status_commands
 from dtd.ctl import workers as worker_commands
-from dtd.ctl.settings import ADDRESS_VARIABLE, DEFAULT_ADDRESS, FORMS, Settings
+from dtd.ctl.access_app import add_access_commands
+from dtd.ctl.service_files import Parts
+from dtd.ctl.service_host import config_home
+from dtd.ctl.settings import (
+    ADDRESS_VARIABLE,
+    CREDENTIAL_VARIABLE,
+    DEFAULT_ADDRESS,
+    FORMS,
+    Settings,
+)
 
 app = typer.Typer(
     name="dtdctl",
@@ -30,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+add_access_commands(app)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
@@ -38,6 +49,15 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=V", help="Override a key of the job file; repeatable."),
 ]
+CoordinatorPart = Annotated[
+    bool, typer.Option("--coordinator", help="The coordinator; default: both.")
+]
+WorkerPart = Annotated[bool, typer.Option("--worker", help="The workers; default: both.")]
+ForUser = Annotated[bool, typer.Option("--user", help="As services of your own, without root.")]
+Prefix = Annotated[
+    Path | None, typer.Option("--prefix", metavar="DIR", help="Another tree, not this host.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
 class SignalName(enum.StrEnum):
@@ -58,8 +78,11 @@ def _print_version(wanted: bool) -> None:
 def declare_common_options(
     _coordinator: Annotated[
         str,
-        typer.Option("--coordinator", metavar="HOST:PORT", envvar=ADDRESS_VARIABLE),
+        typer.Option("--coordinator", metavar="HOST:PORT[,...]", envvar=ADDRESS_VARIABLE),
     ] = DEFAULT_ADDRESS,
+    _credential: Annotated[
+        str, typer.Option("--credential", metavar="FILE", envvar=CREDENTIAL_VARIABLE)
+    ] = "~/.config/dtd/ctl.credential",
     _output: Annotated[str, typer.Option("--output", "-o", metavar="|".join(FORMS))] = FORMS[0],
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
@@ -67,7 +90,7 @@ def declare_common_options(
 ) -> None:
     """Ask a dtd coordinator, and tell it what to do.
 
-    --coordinator and -o may stand anywhere on the line.
+    --coordinator, --credential and -o may stand anywhere on the line.
     """
 
 
@@ -92,11 +115,19 @@ def submit(
         typer.Option("--from", metavar="JOB[@STEP]", help="Start from another job's checkpoint."),
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job ended.")] = False,
+    no_ship: Annotated[
+        bool, typer.Option("--no-ship", help="Use the task's code as the workers have it.")
+    ] = False,
 ) -> None:
-    """Queue a job and print its id."""
+    """Queue a job and print its id; the task's own package is shipped to the workers."""
     _finish(
         job_commands.submit(
-            context.obj, job_file, overrides=set_ or (), origin=origin, wait_for_end=wait
+            context.obj,
+            job_file,
+            overrides=set_ or (),
+            origin=origin,
+            wait_for_end=wait,
+            ships=not no_ship,
         )
     )
 
@@ -104,11 +135,13 @@ def submit(
 @app.command()
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it on the screen.")] = False,
 ) -> None:
     """Show the job, its loss and rate, the workers, who is slow, and why it waits."""
     if watch:
-        status_commands.watch_status(context.obj)
+        from dtd.ctl.watch import watch_status
+
+        _finish(watch_status(context.obj))
     _finish(status_commands.show_status(context.obj))
 
 
@@ -134,6 +167,22 @@ def cancel(context: typer.Context, job: JobId) -> None:
 def resume(context: typer.Context, job: JobId) -> None:
     """Let a waiting job go on without those who may hold a newer state; may lose steps."""
     _finish(job_commands.resume(context.obj, job))
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.toml]", help="Also forecast this job's step.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure bandwidths though a job runs.")
+    ] = False,
+) -> None:
+    """Examine coordinator, workers and links; with a job, forecast step time and memory."""
+    from dtd.ctl import doctor as doctor_commands
+
+    _finish(doctor_commands.doctor(context.obj, job_file, force=force))
 
 
 @app.command("kill-worker")
@@ -199,3 +248,48 @@ def checkpoints(
 ) -> None:
     """List checkpoints: step, size, where, verified."""
     _finish(checkpoint_commands.list_checkpoints(context.obj, job))
+
+
+@app.command()
+def install(
+    context: typer.Context,
+    coordinator: CoordinatorPart = False,
+    worker: WorkerPart = False,
+    user: ForUser = False,
+    prefix: Prefix = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Make systemd services of the daemons; can be repeated, and keeps what you changed."""
+    made = _installation(coordinator, worker, user, prefix, dry_run)
+    _finish(install_commands.install(context.obj, made))
+
+
+@app.command()
+def uninstall(
+    context: typer.Context,
+    coordinator: CoordinatorPart = False,
+    worker: WorkerPart = False,
+    user: ForUser = False,
+    prefix: Prefix = None,
+    dry_run: DryRun = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also settings, credentials, jobs and checkpoints.")
+    ] = False,
+) -> None:
+    """Stop the services and remove what `install` wrote."""
+    made = _installation(coordinator, worker, user, prefix, dry_run)
+    _finish(install_commands.uninstall(context.obj, made, purge=purge))
+
+
+def _installation(
+    coordinator: bool, worker: bool, user: bool, prefix: Path | None, dry_run: bool
+) -> install_commands.Installation:
+    both = coordinator == worker
+    parts = Parts(
+        coordinator=coordinator or both,
+        worker=worker or both,
+        config_home=config_home() if user else None,
+    )
+    return install_commands.Installation(
+        parts=parts, prefix=prefix and prefix.absolute(), dry_run=dry_run
+    )

@@ -17,6 +17,7 @@ from dtd.ctl.loading import loading_lines
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
 from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -57,7 +58,7 @@ def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric:
     """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them."""
     job, step = parse_job_at_step(text, source="JOB")
     with settings.connect() as client:
-        answer = client.request(m.ListCheckpoints(job=job))
+        answer = client.request(m.ListCheckpoints(job=job, tickets=True))
     holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
     target = (directory or Path(job)) / WEIGHTS_FILE
     _fetch_from_any(holders, target)
@@ -140,7 +141,11 @@ def _fetch_from_any(holders: Sequence[Checkpoint], target: Path) -> None:
 
 def _fetch_from(one: Checkpoint, target: Path) -> None:
     address = Address(one["data_host"], one["data_port"])
-    with FetchClient(address, f"checkpoint/{one['job']}/{one['name']}") as client:
+    resource = f"checkpoint/{one['job']}/{one['name']}"
+    ticket = Pass(
+        secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
+    )
+    with FetchClient(address, resource, ticket) as client:
         if not target.exists():
             client.fetch(WEIGHTS_FILE, target)
         elif file_digest(target) != client.digest_of(WEIGHTS_FILE):

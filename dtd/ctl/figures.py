@@ -13,6 +13,7 @@ _DAY_S: Final = 86400
 _SHORT_S: Final = 10
 _SHORT_MS: Final = 2
 _KIB: Final = 1024
+_THOUSAND: Final = 1000
 
 
 def duration(seconds: float | None) -> str:
@@ -89,3 +90,15 @@ def metrics(values: dict[str, Any] | None) -> str:
     if not values:
         return NOTHING
     return " ".join(f"{name}={number(value)}" for name, value in values.items())
+
+
+def bandwidth(bytes_per_s: float | None) -> str:
+    """As network people say it: 940 Mbit/s, 7.2 Gbit/s."""
+    if not bytes_per_s:
+        return NOTHING
+    value = bytes_per_s * 8 / 1000
+    for unit in ("kbit/s", "Mbit/s", "Gbit/s"):
+        if value < _THOUSAND or unit == "Gbit/s":
+            break
+        value /= _THOUSAND
+    return f"{value:.0f} {unit}" if value >= _SHORT_S else f"{value:.1f} {unit}"

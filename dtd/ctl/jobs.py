@@ -34,15 +34,31 @@ def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
 
 
 def submit(
-    settings: Settings, path: Path, *, overrides: Sequence[str], origin: str, wait_for_end: bool
+    settings: Settings,
+    path: Path,
+    *,
+    overrides: Sequence[str],
+    origin: str,
+    wait_for_end: bool,
+    ships: bool,
 ) -> int:
-    """Queue a job and print its id; with `wait_for_end` stay until it ended."""
+    """Queue a job and print its id; with `wait_for_end` stay until it ended.
+
+    The task's own package goes along when `ships`, unless it is built in or installed.
+    """
+    from dtd.ctl.packages import packed_task, ship
     from dtd.job import load_job, to_mapping
 
     spec = to_mapping(load_job(path, overrides))
+    archive = packed_task(spec["job"]["task"], path) if ships else None
     from_job, from_step = parse_job_at_step(origin, source="--from") if origin else ("", 0)
     with settings.connect() as client:
-        answer = client.request(m.SubmitJob(spec=spec, from_job=from_job, from_step=from_step))
+        if archive is not None:
+            ship(client, archive)
+        package = archive.digest if archive is not None else ""
+        answer = client.request(
+            m.SubmitJob(spec=spec, from_job=from_job, from_step=from_step, package=package)
+        )
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"], timeout_s=math.inf)

@@ -1,36 +1,106 @@
 """What holds for every dtdctl command: whom to ask, and in which form to answer.
 
-`--coordinator` and `-o` may stand before or after the command's name; `take_settings` collects them
-from wherever they are.  Precedence: flag, DTD_COORDINATOR, default.
+`--coordinator`, `--credential` and `-o` may stand before or after the command's name;
+`take_settings` collects them from wherever they are, but for the `--coordinator` of `install`,
+which names a part.
+Precedence: flag, DTD_COORDINATOR and DTD_CREDENTIAL, default.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from dtd.address import Address
-from dtd.errors import UsageError
+from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
 from dtd.net.control_client import ControlClient
+from dtd.security.credential_places import credential_places, find_credential
+from dtd.security.targets import Target, targets
+
+if TYPE_CHECKING:  # loaded when there is one
+    from dtd.security.credential import Credential
 
 ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
 DEFAULT_ADDRESS: Final = "127.0.0.1:7117"
 FORMS: Final = ("table", "json")
-_OPTIONS: Final = {"--coordinator": "coordinator", "--output": "output", "-o": "output"}
+CREDENTIAL_VARIABLE: Final = "DTD_CREDENTIAL"
+CREDENTIAL_FILE: Final = "ctl.credential"
+OPERATOR_FILES: Final = (
+    Path("/etc/dtd") / CREDENTIAL_FILE,
+    Path("/var/lib/dtd/coordinator/pki/operator.credential"),
+)
+_OPTIONS: Final = {
+    "--coordinator": "coordinator",
+    "--credential": "credential",
+    "--output": "output",
+    "-o": "output",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Whom to ask, and how to print."""
+    """Whom to ask, and how to print.
 
-    address: Address
+    Attributes:
+        addresses: as typed; empty: the credential's, without one the default.
+        credential: as typed.
+        as_json: the form of the output.
+    """
+
+    addresses: tuple[Address, ...]
+    credential: Path | None
     as_json: bool
 
+    @property
+    def address(self) -> Address:
+        """The coordinator's address that is tried first."""
+        return self.targets()[0].address
+
     def connect(self) -> ControlClient:
-        """Open a connection to the coordinator."""
-        return ControlClient(self.address)
+        """Open a connection to the first of the coordinator's addresses that answers.
+
+        Raises:
+            CoordinatorUnreachable: none does.
+            RequestRefused: the coordinator does not listen to this user.
+            UsageError: it is on another host, and there is no credential.
+        """
+        tried = self.targets()
+        for target in tried[:-1]:
+            with contextlib.suppress(CoordinatorUnreachable):
+                return ControlClient(target.address, context=target.context)
+        return ControlClient(tried[-1].address, context=tried[-1].context)
+
+    def targets(self) -> tuple[Target, ...]:
+        """Where and how the coordinator is called.
+
+        Raises:
+            UsageError: it is on another host, and there is no credential; or that is no good.
+        """
+        places = credential_places(CREDENTIAL_FILE, os.environ, system=OPERATOR_FILES)
+        path = self.credential or find_credential(places)
+        try:
+            credential = _load(path) if path is not None else None
+            return targets(
+                self.addresses,
+                credential,
+                on_purpose=self.credential is not None,
+                default=Address.parse(DEFAULT_ADDRESS),
+            )
+        except ConfigError as error:
+            raise UsageError(error.message, remedy=error.remedy) from None
+
+
+def _load(path: Path) -> Credential:
+    from dtd.security.credential import Credential, check_role
+    from dtd.security.identity import OPERATOR, VIEWER
+
+    credential = Credential.load(path)
+    check_role(credential, OPERATOR, VIEWER)
+    return credential
 
 
 def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -52,7 +122,8 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         option, joined, value = word.partition("=")
         if word.startswith("-o") and word not in _OPTIONS:
             option, joined, value = "-o", "=", word[2:].removeprefix("=")
-        if option not in _OPTIONS:
+        is_part = word == "--coordinator" and rest[:1] in (["install"], ["uninstall"])
+        if option not in _OPTIONS or is_part:
             rest.append(word)
             continue
         if not joined:
@@ -74,8 +145,14 @@ def make_settings(values: dict[str, str]) -> Settings:
         raise UsageError(f"-o: {form!r} is not a form of output", remedy=_example("-o"))
     typed = values.get("coordinator")
     source = "--coordinator" if typed else ADDRESS_VARIABLE
-    text = typed or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-    return Settings(address=read_address(text, source=source), as_json=form == "json")
+    text = typed or os.environ.get(ADDRESS_VARIABLE) or ""
+    credential = values.get("credential") or os.environ.get(CREDENTIAL_VARIABLE)
+    words = text.split(",") if text else []
+    return Settings(
+        addresses=tuple(read_address(word.strip(), source=source) for word in words),
+        credential=Path(credential).expanduser() if credential else None,
+        as_json=form == "json",
+    )
 
 
 def read_address(text: str, *, source: str) -> Address:
@@ -92,6 +169,8 @@ def read_address(text: str, *, source: str) -> Address:
 
 
 def _example(option: str) -> str:
+    if option == "--credential":
+        return f"write {option} FILE"
     if option == "--coordinator":
         return f"write {option} HOST:PORT, for example {option} {DEFAULT_ADDRESS}"
     return f"write {option} {' or '.join(FORMS)}"

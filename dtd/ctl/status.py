@@ -1,7 +1,7 @@
 """`dtdctl status`: the job, its loss and rate, the workers, who is slow, and why it waits.
 
 Prints what the coordinator says and judges it once, for the exit code.  The JSON form is described
-by `docs/status.schema.json`.  No heavy import unless `--watch` asks for a live display.
+by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from dtd.ctl import figures, output
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 
 Status = Mapping[str, Any]
 
 EXIT_HEALTHY: Final = 0
 EXIT_DEGRADED: Final = 4
-WATCH_EVERY_S: Final = 1.0
 TRACEBACK_LINES: Final = 20
 # Training that makes no progress for less than this is nothing to speak of.
 STALLED_S: Final = 1.0
@@ -37,37 +35,6 @@ def show_status(settings: Settings) -> int:
     else:
         print("\n".join(status_lines(status, colour=output.wants_colour(sys.stdout))))
     return EXIT_DEGRADED if degraded_because(status) else EXIT_HEALTHY
-
-
-def watch_status(settings: Settings) -> NoReturn:
-    """Print the status every second until interrupted; a coordinator that is away is waited for."""
-    if settings.as_json or not sys.stdout.isatty():
-        _watch_plainly(settings)
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    colour = output.wants_colour(sys.stdout)
-    with Live(console=Console(), auto_refresh=False, transient=False) as live:
-        while True:
-            live.update(
-                Text.from_ansi("\n".join(_lines_now(settings, colour=colour))), refresh=True
-            )
-            time.sleep(WATCH_EVERY_S)
-
-
-def _watch_plainly(settings: Settings) -> NoReturn:
-    while True:
-        show_status(settings)
-        time.sleep(WATCH_EVERY_S)
-
-
-def _lines_now(settings: Settings, *, colour: bool) -> list[str]:
-    try:
-        with settings.connect() as client:
-            return status_lines(client.request(m.GetStatus()), colour=colour)
-    except CoordinatorUnreachable as error:
-        return [f"{error.message}; training goes on without it, and this display waits for it"]
 
 
 def degraded_because(status: Status) -> str:
@@ -93,6 +60,15 @@ def status_lines(status: Status, *, colour: bool) -> list[str]:
     lines.append("")
     workers = status["workers"]
     lines += _worker_lines(workers, colour=colour) if workers else ["no worker is registered"]
+    return [*lines, *_trouble_lines(status.get("troubles", ()))]
+
+
+def _trouble_lines(troubles: Sequence[Status]) -> list[str]:
+    """What is wrong, for how long, and what to do."""
+    lines = ["", "troubles"] if troubles else []
+    for one in troubles:
+        lines.append(f"  {figures.duration(one['since_s'])}  {one['message']}")
+        lines.append(f"       try: {one['remedy']}")
     return lines
 
 

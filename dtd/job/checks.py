@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtd.rules import fields_of, shown
+from dtd.rules import fields_of
+from dtd.shown import shown
 
 if TYPE_CHECKING:
     from dtd.job.tables import JobSpec, OptimizerTable, ScheduleTable

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import date, time
 from typing import Any, Final
 
-from dtd.rules import shown
+from dtd.shown import shown
 from dtd.toml_source import CONTENT_ERRORS, KeyPath
 
 _RIVALS: Final = {("job", "epochs"): "steps", ("job", "steps"): "epochs"}

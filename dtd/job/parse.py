@@ -20,7 +20,8 @@ from dtd.errors import JobSpecError
 from dtd.job.checks import conflicts
 from dtd.job.overrides import apply_overrides
 from dtd.job.tables import BUILT_IN_TASKS, JobSpec
-from dtd.rules import INTEGER_LIMIT, did_you_mean, fault, fields_of, shown, without_none
+from dtd.rules import did_you_mean, fault, fields_of, without_none
+from dtd.shown import INTEGER_LIMIT, shown
 from dtd.toml_source import CONTENT_ERRORS, KeyPath, content_fault, key_lines, read_text
 
 MAX_JOB_BYTES: Final = 24 * 1024

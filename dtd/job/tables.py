@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from dtd.rules import INTEGER_LIMIT, rule
+from dtd.rules import rule
+from dtd.shown import INTEGER_LIMIT
 
 BUILT_IN_TASKS: Final = ("digits", "mnist", "cifar10", "chargpt", "synthetic")
 
@@ -222,6 +223,12 @@ class SyncTable:
     chunk_kib: int = field(
         default=1024,
         metadata=rule("Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024),
+    )
+    encryption: Literal["none", "tls"] = field(
+        default="none",
+        metadata=rule(
+            "`tls` encrypts what workers send one another; it needs a cluster with credentials."
+        ),
     )
 
 

@@ -14,15 +14,19 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from dtd import __version__
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame, FrameDecoder
+from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, Frame, FrameDecoder
+from dtd.wire.greeting import hello
 from dtd.wire.header import Header
+from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
+
+if TYPE_CHECKING:  # a control connection loads neither keys nor TLS
+    from dtd.net.handshake import Opening, Pass
 
 _STAGING_BYTES: Final = 64 * 1024
 _PLACING_STAGING_BYTES: Final = 16 * 1024
@@ -30,6 +34,15 @@ _PLACING_STAGING_BYTES: Final = 16 * 1024
 # Names the memory of an announced payload, or None for memory of the link's own.  It may raise
 # ProtocolError.
 Place = Callable[[m.Message, int], "memoryview | None"]
+
+
+# Makes a TCP connection within so many seconds, or raises OSError.
+Connect = Callable[[Address, float], socket.socket]
+
+
+def connect_tcp(address: Address, timeout_s: float) -> socket.socket:
+    """A connection without anything special about it."""
+    return socket.create_connection((address.host, address.port), timeout_s)
 
 
 class BlockingLink:
@@ -40,7 +53,9 @@ class BlockingLink:
         role: what for.
         name: who calls, for the other side's log.
         timeout_s: bound on connecting and on the handshake together, and on each send.
+        entry: what opens a data connection.
         place: where payloads lie; without it each gets memory of its own.
+        connect: makes the TCP connection.
     """
 
     def __init__(
@@ -50,7 +65,9 @@ class BlockingLink:
         role: m.Role,
         name: str,
         timeout_s: float,
+        entry: Pass | None = None,
         place: Place | None = None,
+        connect: Connect = connect_tcp,
     ) -> None:
         deadline_s = time.monotonic() + timeout_s
         self._send_timeout_s = timeout_s
@@ -62,11 +79,15 @@ class BlockingLink:
             staging_bytes=_STAGING_BYTES if place is None else _PLACING_STAGING_BYTES,
         )
         self._frames: deque[Frame] = deque()
-        self._socket = socket.create_connection((address.host, address.port), timeout_s)
+        self._tag: Tag = CHECKSUM
+        self._opening: Opening | None = None
+        self._socket = connect(address, timeout_s)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.send(_hello(role, name))
+            self.send(hello(role, name) if entry is None else self._hello(role, name, entry))
             self.receive(timeout_s=deadline_s - time.monotonic())
+            if entry is not None:
+                self.send(m.Prove())
         except BaseException:
             self.close()
             raise
@@ -76,10 +97,16 @@ class BlockingLink:
         """The largest payload that both sides accept."""
         return self._connection.max_payload_bytes
 
+    def send_payload(self, message: m.Message, payload: bytes) -> None:
+        """Send a message with its payload."""
+        self._set_timeout(self._send_timeout_s)
+        self._socket.sendall(m.message_bytes(message, payload, self._tag))
+
     def send(self, *messages: m.Message) -> None:
         """Send messages, all at once."""
         self._set_timeout(self._send_timeout_s)
-        self._socket.sendall(b"".join(map(m.message_bytes, messages)))
+        frames = [m.message_bytes(message, tag=self._tag) for message in messages]
+        self._socket.sendall(b"".join(frames))
 
     def receive(
         self, *, timeout_s: float = math.inf, silence_s: float = math.inf
@@ -118,7 +145,8 @@ class BlockingLink:
     def abort(self) -> None:
         """From another thread: whoever sends or receives here gets a ConnectionError at once."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not that of a TLS socket, which would turn the reader's socket into a plain one.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; harmless when it is closed already."""
@@ -130,10 +158,30 @@ class BlockingLink:
         if timeout_s != self._socket.gettimeout():
             self._socket.settimeout(timeout_s)
 
+    def _hello(self, role: m.Role, name: str, entry: Pass) -> m.Hello:
+        from ssl import SSLSocket
+
+        from dtd.net.handshake import Opening, is_private
+
+        encrypted = isinstance(self._socket, SSLSocket)
+        private = encrypted or is_private(self._socket.getpeername()[0])
+        self._opening = Opening(entry.hello(role, name), entry.secret, private=private)
+        self._decoder.tag = UNDECIDED
+        return self._opening.hello
+
     def _sink(self, header: Header, payload_bytes: int) -> memoryview | None:
+        opening, self._opening = self._opening, None
+        if opening is not None:  # the very first frame
+            self._take_keys(opening, m.decode_message(header))
+            return None
         if self._place is None:
             return None
         return self._place(m.decode_message(header), payload_bytes)
+
+    def _take_keys(self, opening: Opening, answer: m.Message) -> None:
+        if isinstance(answer, m.Welcome):
+            keys = opening.keys(answer)
+            self._tag, self._decoder.tag = keys.opener, keys.acceptor
 
 
 def _remaining_s(deadline_s: float, silence_s: float) -> float | None:
@@ -149,14 +197,3 @@ def _told_off(error: m.Error) -> DtdError:
     known = error.code in ErrorCode.__members__.values()
     code = ErrorCode(error.code) if known else ErrorCode.INTERNAL
     return ProtocolError(code, error.message, remedy=error.remedy)
-
-
-def _hello(role: m.Role, name: str) -> m.Hello:
-    return m.Hello(
-        role=role.value,
-        name=name,
-        protocol_min=PROTOCOL_VERSION,
-        protocol_max=PROTOCOL_VERSION,
-        version=__version__,
-        max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
-    )

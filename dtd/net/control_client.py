@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 import socket
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgpack
 
 from dtd.address import Address
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
+
+if TYPE_CHECKING:  # a plain connection loads no TLS
+    import ssl
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 CLIENT_NAME: Final = "dtdctl"
@@ -29,17 +32,30 @@ class ControlClient:
     Args:
         address: where the coordinator listens.
         timeout_s: bound on connecting, and on each answer of `request`.
+        context: TLS with this side's credential; None: plain TCP, on loopback.
 
     Raises:
         CoordinatorUnreachable: nobody answers there, or not in dtd's protocol.
+        RequestRefused: the coordinator does not listen to this user.
     """
 
-    def __init__(self, address: Address, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: Address,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._has_tls = context is not None
         try:
             self._link = BlockingLink(
-                address, role=m.Role.CTL, name=CLIENT_NAME, timeout_s=timeout_s
+                address,
+                role=m.Role.CTL,
+                name=CLIENT_NAME,
+                timeout_s=timeout_s,
+                connect=connect_tcp if context is None else _over_tls(context),
             )
         except (OSError, ProtocolError) as error:
             raise self._unreachable(error) from None
@@ -55,23 +71,23 @@ class ControlClient:
     ) -> None:
         self.close()
 
-    def request(self, message: m.Message) -> dict[str, Any]:
+    def request(self, message: m.Message, payload: bytes = b"") -> dict[str, Any]:
         """Ask, and return the answer.
 
         Raises:
             RequestRefused: the coordinator said no.
             CoordinatorUnreachable: it did not answer in time, or left.
         """
-        self.ask(message)
+        self.ask(message, payload)
         answer = self.answer(timeout_s=self._timeout_s)
         if answer is None:
             raise self._unreachable(TimeoutError())
         return answer
 
-    def ask(self, message: m.Message) -> None:
+    def ask(self, message: m.Message, payload: bytes = b"") -> None:
         """Send a request whose answer `answer` will fetch."""
         try:
-            self._link.send(message)
+            self._link.send_payload(message, payload)
         except OSError as error:
             raise self._unreachable(error) from None
 
@@ -100,10 +116,18 @@ class ControlClient:
             f"start one with: dtd-coordinator --listen {self._address},"
             " or name another with --coordinator HOST:PORT or DTD_COORDINATOR"
         )
+        fault = _tls_fault(error) if self._has_tls else ""
+        if fault:
+            return CoordinatorUnreachable(
+                f"no TLS connection to {at}: {fault}",
+                remedy="check the credential: `dtdctl join TOKEN` makes a new one",
+            )
         if isinstance(error, ProtocolError):
             return CoordinatorUnreachable(
                 f"what answers at {at} does not speak as a coordinator does: {error.message}",
-                remedy=error.remedy or "check the port: the control port is 7117 by default",
+                remedy=error.remedy
+                or "check the port: the control port is 7117 by default; where it serves other"
+                " hosts it wants a credential: `dtdctl join TOKEN`",
             )
         if isinstance(error, ConnectionRefusedError):
             return CoordinatorUnreachable(f"nobody listens at {at}", remedy=start)
@@ -124,6 +148,22 @@ class ControlClient:
         return CoordinatorUnreachable(
             f"{at} cannot be reached: {error.strerror or error}", remedy=start
         )
+
+
+def _over_tls(context: ssl.SSLContext) -> Connect:
+    from dtd.net.tls_connect import tls_connect
+    from dtd.security.identity import COORDINATOR
+
+    return tls_connect(context, COORDINATOR)
+
+
+def _tls_fault(error: OSError | ProtocolError) -> str:
+    """What went wrong with TLS; empty when it was something else."""
+    from ssl import SSLError
+
+    from dtd.security.tls_faults import tls_fault
+
+    return tls_fault(error) if isinstance(error, SSLError) else ""
 
 
 def _result_map(payload: memoryview) -> dict[str, Any]:

@@ -1,52 +1,52 @@
 """A worker's data port: neighbours connect their rings here, and whoever needs bytes fetches them.
 
-Three roles are served on one port.  *ring*: a HELLO that names the generation, roster and rank we
-expect is handed to that generation's endpoint; one that comes early waits without a WELCOME, a
-stale one is refused.  *lifeline*: an idle link for the same endpoint.  *fetch*: read-only ranges of
-what was offered (a live state at a step boundary) or lies in the checkpoint directory.  Runs on the
+Three roles are served on one port, and all callers prove that they hold a key.  *ring*: who names
+the generation, roster and rank that we expect is handed to that generation's endpoint.  *lifeline*:
+an idle link for the same endpoint.  *fetch*: read-only ranges of the state that the generation
+starts from, for its members, or of what a ticket names.  A caller from a generation that we have
+not heard of yet waits without a WELCOME, one from an older generation is refused.  Nobody is
+attached to anything before PROVE, so a HELLO that somebody recorded gets nothing.  Runs on the
 event loop.
 """
 
 from __future__ import annotations
 
+import ssl
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from dtd import __version__
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.fetch_desk import FetchDesk
 from dtd.net.link import Link
 from dtd.net.resource import Resource
 from dtd.net.server import Server
+from dtd.net.zeros import MAX_BYTES, PREFIX
+from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
-from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.connection import DATA_ROLES, Connection
+from dtd.wire.frames import Hold
+from dtd.wire.greeting import welcome
 
-MAX_EARLY_RINGS: Final = 64
+MAX_EARLY: Final = 64
+PROBE_SCOPE: Final = f"{PREFIX}{MAX_BYTES}"
+"""What a worker may fetch that only wants to know whether, and how well, it reaches another."""
+
 RING_STAGING_BYTES: Final = 512
 
 
 class RingAcceptor(Protocol):
     """A generation that waits for its previous neighbour."""
 
-    def accept_ring(self, link: Link) -> None:
-        """The previous neighbour's link; the acceptor becomes its handler."""
+    def accept_ring(self, link: Link, rank: int) -> None:
+        """The link of a neighbour of this rank; the acceptor becomes its handler."""
         ...
 
     def accept_lifeline(self, link: Link, rank: int) -> None:
         """The lifeline of the neighbour of this rank; the acceptor becomes its handler."""
         ...
-
-
-def welcome(name: str) -> m.Welcome:
-    """Our answer to a HELLO on the data port."""
-    return m.Welcome(
-        protocol=PROTOCOL_VERSION,
-        version=__version__,
-        name=name,
-        max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
-    )
 
 
 class DataServer:
@@ -56,19 +56,32 @@ class DataServer:
         name: this worker's name, said in WELCOME.
         open_checkpoint: gives the resource of "checkpoint/JOB/NAME", run in a thread; raises
             CheckpointError when there is none.
+
+    Attributes:
+        worker_secret: from which tickets are checked; empty until the coordinator has told it.
     """
 
     def __init__(self, name: str, open_checkpoint: Callable[[str], Resource]) -> None:
+        self.worker_secret = b""
         self._name = name
         self._desk = FetchDesk(open_checkpoint)
         self._server = Server(self._new_link)
-        self._early: dict[tuple[int, int, int], Link] = {}
-        self._expected: dict[tuple[int, int, int], RingAcceptor] = {}
-        self._generation = 0
+        self._early: deque[Link] = deque()
+        self._claims: dict[Link, m.Hello] = {}
+        self._assign: m.Assign | None = None
+        self._acceptor: RingAcceptor | None = None
+        self._encrypted = False
 
-    async def listen(self, address: Address) -> Address:
-        """Bind; returns the bound address."""
-        return await self._server.listen(address)
+    async def listen(self, address: Address, *, context: ssl.SSLContext | None = None) -> Address:
+        """Bind; returns the bound address.
+
+        Args:
+            address: where to listen.
+            context: for callers who speak TLS; others are served all the same.
+        """
+        bound = await self._server.bind(address)
+        self._server.serve(context=context, plain_too=True)
+        return bound
 
     def close(self) -> None:
         """Close everything."""
@@ -77,16 +90,18 @@ class DataServer:
 
     # --- for the generation at hand ----------------------------------------------------------
 
-    def expect_ring(self, generation: int, roster_id: int, rank: int, by: RingAcceptor) -> None:
-        """Hand the ring link of this generation, roster and rank to `by`; older ones are fenced."""
-        self._generation = generation
-        key = (generation, roster_id, rank)
-        self._expected = {key: by}
-        for old in [known for known in self._early if known[0] < generation]:
-            self._refuse_stale(self._early.pop(old), old[0])
-        early = self._early.pop(key, None)
-        if early is not None:
-            by.accept_ring(early)
+    def expect_ring(self, assign: m.Assign, by: RingAcceptor, *, encrypted: bool = False) -> None:
+        """Hand the ring link of the previous rank to `by`; older generations are fenced.
+
+        Args:
+            assign: the generation.
+            by: takes its links.
+            encrypted: the job wants TLS on all of them.
+        """
+        self._assign, self._acceptor, self._encrypted = assign, by, encrypted
+        early, self._early = self._early, deque()
+        for link in early:
+            self._answer(link, self._claims[link])
 
     def offer(self, resource: str, content: Resource) -> None:
         """Let others fetch this until `withdraw`."""
@@ -96,48 +111,89 @@ class DataServer:
         """End all offers, also those that are waited for; checkpoints stay open."""
         self._desk.withdraw()
 
-    # --- links -------------------------------------------------------------------------------
+    # --- who calls ---------------------------------------------------------------------------
 
     def _new_link(self) -> Link:
-        accepts = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH})
-        connection = Connection(opened=False, accepts=accepts)
+        connection = Connection(opened=False, accepts=DATA_ROLES)
         return Link(self, connection, staging_bytes=RING_STAGING_BYTES)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """Somebody says what he wants."""
         assert isinstance(message, m.Hello)
-        if message.role == m.Role.FETCH:
-            link.keep_alive()
-            link.welcome(welcome(self._name))
-            return
-        if message.role == m.Role.LIFELINE:
-            self._accept_lifeline(link, message)
-            return
-        key = (message.generation, message.roster_id, message.rank)
-        if key in self._expected:
-            self._expected[key].accept_ring(link)
-        elif message.generation <= self._generation:
-            self._refuse_stale(link, message.generation)
-        elif len(self._early) >= MAX_EARLY_RINGS:
-            raise ProtocolError(ErrorCode.REFUSED, "too many rings wait for their generation")
+        self._claims[link] = message
+        if message.scope:
+            link.welcome(welcome(self._name), secret=self._ticket_key(message))
         else:
-            self._early[key] = link
+            self._answer(link, message)
 
-    def _accept_lifeline(self, link: Link, message: m.Hello) -> None:
-        """A lifeline comes when the ring is up, so its ring is the one that we expect, or over."""
-        for (generation, roster_id, _), acceptor in self._expected.items():
-            if (generation, roster_id) == (message.generation, message.roster_id):
-                acceptor.accept_lifeline(link, message.rank)
-                return
-        self._refuse_stale(link, message.generation)
+    def _ticket_key(self, hello: m.Hello) -> bytes:
+        if hello.role != m.Role.FETCH or not self.worker_secret:
+            raise ProtocolError(ErrorCode.REFUSED, "no ticket is good here now")
+        if hello.expires_unix_s < time.time():
+            raise ProtocolError(
+                ErrorCode.REFUSED,
+                f"the ticket for {hello.scope} has expired",
+                remedy="ask again; if that does not help, compare the clocks of the hosts",
+            )
+        return ticket_key(self.worker_secret, hello.scope, hello.expires_unix_s)
 
-    def _refuse_stale(self, link: Link, generation: int) -> None:
+    def _answer(self, link: Link, hello: m.Hello) -> None:
+        """Whoever states our generation is welcome if he has its key; a later one has to wait."""
+        assign = self._assign
+        if assign is not None and _generation(hello) == (assign.generation, assign.roster_id):
+            if self._encrypted and not link.is_encrypted:
+                raise ProtocolError(
+                    ErrorCode.WRONG_STATE, f"{assign.job} is encrypted, and this connection is not"
+                )
+            link.welcome(welcome(self._name), secret=assign.secret)
+        elif assign is not None and hello.generation <= assign.generation:
+            self._refuse_stale(link, hello)
+        else:
+            self._wait(link)
+
+    def _wait(self, link: Link) -> None:
+        if len(self._early) >= MAX_EARLY:
+            self._early.popleft().fail(
+                ProtocolError(ErrorCode.REFUSED, "too many callers wait for their generation")
+            )
+        self._early.append(link)
+
+    def _refuse_stale(self, link: Link, hello: m.Hello) -> None:
+        now_in = self._assign.generation if self._assign is not None else 0
         link.fail(
             ProtocolError(
                 ErrorCode.STALE_GENERATION,
-                f"ring of generation {generation}; {self._name} is in {self._generation}",
+                f"{hello.role} of generation {hello.generation}; {self._name} is in {now_in}",
             )
         )
+
+    def _on_proved(self, link: Link) -> None:
+        """The caller has the key of what its HELLO states."""
+        hello = self._claims[link]
+        if hello.scope:
+            link.keep_alive()
+            self._desk.admit(link, hello.scope)
+            return
+        assign, acceptor = self._assign, self._acceptor
+        assert assign is not None
+        assert acceptor is not None
+        if _generation(hello) != (assign.generation, assign.roster_id):
+            self._refuse_stale(link, hello)
+        elif hello.role == m.Role.FETCH:
+            link.keep_alive()
+            self._desk.admit(link, f"state/{assign.generation}")
+        else:
+            del self._claims[link]
+            self._attach(link, hello, acceptor)
+
+    @staticmethod
+    def _attach(link: Link, hello: m.Hello, acceptor: RingAcceptor) -> None:
+        if hello.role == m.Role.RING:
+            acceptor.accept_ring(link, hello.rank)
+        else:
+            acceptor.accept_lifeline(link, hello.rank)
+
+    # --- LinkHandler -------------------------------------------------------------------------
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
@@ -148,10 +204,19 @@ class DataServer:
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A request to fetch."""
-        self._desk.request(link, message)
+        """The caller has proved who it is, or asks for something."""
+        if isinstance(message, m.Prove):
+            self._on_proved(link)
+        else:
+            self._desk.request(link, message)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """Whoever fetched is gone, or a ring that came early."""
+        """Whoever fetched is gone, or somebody who came early."""
         self._desk.forget(link)
-        self._early = {key: early for key, early in self._early.items() if early is not link}
+        self._claims.pop(link, None)
+        if link in self._early:
+            self._early.remove(link)
+
+
+def _generation(hello: m.Hello) -> tuple[int, int]:
+    return hello.generation, hello.roster_id

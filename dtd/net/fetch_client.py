@@ -6,9 +6,10 @@ only a file whose hash is the manifest's gets its name.  What the files mean is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
@@ -18,6 +19,8 @@ import xxhash
 from dtd.address import Address
 from dtd.errors import CheckpointError, ProtocolError, RequestRefused
 from dtd.net.blocking_link import BlockingLink
+from dtd.net.fetch_open import open_resource
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 
 DEFAULT_TIMEOUT_S: Final = 10.0
@@ -34,6 +37,7 @@ class FetchClient:
     Args:
         address: the worker's data port.
         resource: "checkpoint/JOB/NAME".
+        ticket: lets us have it.
         timeout_s: bound on connecting and on each answer.
 
     Attributes:
@@ -44,18 +48,21 @@ class FetchClient:
     """
 
     def __init__(
-        self, address: Address, resource: str, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        address: Address,
+        resource: str,
+        ticket: Pass,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._where = f"{resource} at {address}"
         self._timeout_s = timeout_s
-        try:
+        with self._failures_told():
             self._link = BlockingLink(
-                address, role=m.Role.FETCH, name=CLIENT_NAME, timeout_s=timeout_s
+                address, role=m.Role.FETCH, name=CLIENT_NAME, timeout_s=timeout_s, entry=ticket
             )
-        except (OSError, ProtocolError, RequestRefused) as error:
-            raise self._failed(error) from None
         try:
-            blobs, manifest = self._open(resource)
+            with self._failures_told():
+                blobs, manifest = open_resource(self._link, resource, timeout_s=timeout_s)
         except BaseException:
             self.close()
             raise
@@ -132,28 +139,15 @@ class FetchClient:
             if on_bytes is not None:
                 on_bytes(offset, size_bytes)
 
-    def _open(self, resource: str) -> tuple[list[m.BlobInfo], bytes]:
-        blobs: list[m.BlobInfo] = []
-        info, payload = self._ask(m.FetchOpen(resource=resource))
-        manifest = bytes(payload)
-        while isinstance(info, m.FetchInfo):
-            blobs += info.blobs
-            if not info.more:
-                return blobs, manifest
-            info, payload = self._receive()
-            manifest += bytes(payload)
-        raise CheckpointError(f"{self._where} answered with something else than its files")
-
     def _ask(self, message: m.Message) -> tuple[m.Message, memoryview]:
-        try:
+        with self._failures_told():
             self._link.send(message)
-        except OSError as error:
-            raise self._failed(error) from None
-        return self._receive()
-
-    def _receive(self) -> tuple[m.Message, memoryview]:
-        try:
             return self._link.receive(timeout_s=self._timeout_s)
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ProtocolError, RequestRefused) as error:
             raise self._failed(error) from None
 

@@ -17,6 +17,7 @@ from typing import Final
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.resource import Blob, Resource
+from dtd.net.zeros import PREFIX, zeros
 from dtd.wire import messages as m
 from dtd.wire.header import MAX_HEADER_BYTES
 
@@ -45,6 +46,7 @@ class FetchDesk:
     def __init__(self, open_checkpoint: Callable[[str], Resource]) -> None:
         self._open_checkpoint = open_checkpoint
         self._offers: dict[str, asyncio.Future[Resource]] = {}
+        self._scopes: dict[Link, str] = {}
         self._open: dict[Link, _Opened] = {}
         self._unanswered: Counter[Link] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +83,10 @@ class FetchDesk:
 
     # --- links -------------------------------------------------------------------------------
 
+    def admit(self, link: Link, resource: str) -> None:
+        """Whoever called may fetch this one resource."""
+        self._scopes[link] = resource
+
     def request(self, link: Link, message: m.Message) -> None:
         """Somebody asks for a resource, or for a part of the one that is open.
 
@@ -94,6 +100,7 @@ class FetchDesk:
         if isinstance(message, m.FetchRange) and self._answer_at_once(link, message):
             return
         if isinstance(message, m.FetchOpen):
+            self._check_scope(link, message.resource)
             task = asyncio.create_task(self._answer_open(link, message.resource))
         elif isinstance(message, m.FetchRange):
             task = asyncio.create_task(self._answer_range(link, message))
@@ -103,8 +110,16 @@ class FetchDesk:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _check_scope(self, link: Link, resource: str) -> None:
+        if resource != self._scopes.get(link):
+            allowed = self._scopes.get(link) or "nothing"
+            raise ProtocolError(
+                ErrorCode.REFUSED, f"{resource} was asked for with a key that opens {allowed}"
+            )
+
     def forget(self, link: Link) -> None:
         """Whoever fetched is gone."""
+        self._scopes.pop(link, None)
         self._open.pop(link, None)
         self._unanswered.pop(link, None)
 
@@ -133,6 +148,8 @@ class FetchDesk:
         if name.startswith("checkpoint/"):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, self._open_checkpoint, name)
+        if name.startswith(PREFIX):
+            return zeros(name)
         offer = self._offer(name)
         while not offer.done():
             await asyncio.wait([offer], timeout=STILL_WAITING_S)

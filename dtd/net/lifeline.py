@@ -17,12 +17,19 @@ import fcntl
 import gc
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dtd.address import Address
+from dtd.errors import DtdError
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.handshake import Pass
+from dtd.net.tls_connect import tls_connect
+from dtd.security.identity import WORKER
+from dtd.wire import messages as m
 
 _SYS_CLOSE_RANGE: Final = 436  # the same on all architectures; Linux 5.9
 _CLOSE_RANGE_UNSHARE: Final = 2
@@ -37,7 +44,9 @@ class _Order:
     """Hold connections to these, and no others."""
 
     targets: Sequence[Address]
-    greeting: bytes
+    name: str
+    entry: Pass
+    context: ssl.SSLContext | None
     timeout_s: float
 
 
@@ -47,11 +56,27 @@ class Lifeline(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="lifeline", daemon=True)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
-        self._held: list[socket.socket] = []
+        self._held: list[BlockingLink] = []
 
-    def hold(self, targets: Sequence[Address], greeting: bytes, *, timeout_s: float) -> None:
-        """Connect to `targets` and send each the `greeting`; what was held before is let go."""
-        self._orders.put(_Order(targets=tuple(targets), greeting=greeting, timeout_s=timeout_s))
+    def hold(
+        self,
+        targets: Sequence[Address],
+        *,
+        name: str,
+        entry: Pass,
+        timeout_s: float,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connect to `targets` as `name`; what was held before is let go."""
+        self._orders.put(
+            _Order(
+                targets=tuple(targets),
+                name=name,
+                entry=entry,
+                context=context,
+                timeout_s=timeout_s,
+            )
+        )
 
     def run(self) -> None:
         """Do as ordered, until the process ends."""
@@ -75,14 +100,28 @@ class Lifeline(threading.Thread):
         self._held = [link for link in made if link is not None]
 
 
-def _greet(target: Address, order: _Order) -> socket.socket | None:
+def _greet(target: Address, order: _Order) -> BlockingLink | None:
+    connect: Connect = _connect_far
+    if order.context is not None:
+        connect = tls_connect(order.context, WORKER, under=_connect_far)
     try:
-        with socket.create_connection((target.host, target.port), order.timeout_s) as made:
-            number = fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
-        link = socket.socket(fileno=number)
-        link.sendall(order.greeting)
-    except OSError:
+        return BlockingLink(
+            target,
+            role=m.Role.LIFELINE,
+            name=order.name,
+            timeout_s=order.timeout_s,
+            entry=order.entry,
+            connect=connect,
+        )
+    except (OSError, DtdError):
         return None
+
+
+def _connect_far(target: Address, timeout_s: float) -> socket.socket:
+    with connect_tcp(target, timeout_s) as made:
+        number = fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_NUMBER)
+    link = socket.socket(fileno=number)
+    link.settimeout(timeout_s)
     return link
 
 

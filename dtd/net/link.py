@@ -9,53 +9,37 @@ nothing of rings, jobs or workers.
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.drain import Drain
+from dtd.net.handshake import Opening, answer
+from dtd.net.link_handler import LinkHandler
+from dtd.net.remote import Remote
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import FrameDecoder, Hold, encode_frame
 from dtd.wire.header import Header
+from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MAX_QUEUED_CONTROL_BYTES = 8 * 1024 * 1024
-IDLE_S = 10
-DEAD_S = 30
 
 
-class LinkHandler(Protocol):
-    """Who a link belongs to.  A ProtocolError raised in any method closes the link with it."""
-
-    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """HELLO arrived (answer with `link.welcome(...)`, now or later), or WELCOME did."""
-        ...
-
-    def link_place(
-        self, link: Link, message: m.Message, payload_bytes: int
-    ) -> memoryview | Hold | None:
-        """Name the memory of a payload that is about to arrive."""
-        ...
-
-    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A message arrived whole."""
-        ...
-
-    def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """The link is gone; `error` says why unless it ended in good order."""
-        ...
-
-
-class Link(asyncio.BufferedProtocol):
+class Link(Remote, asyncio.BufferedProtocol):
     """One connection.
 
     Args:
         handler: receives what happens.
         connection: the life-cycle machine, opener or acceptor.
         hello: sent at once by the opening side.
+        secret: on a data connection, what the opening side shares with the other.
         staging_bytes: read-ahead of the decoder; small where payloads are large.
+        peer_role: with TLS, the role that the other side's certificate must have; empty: any.
 
     Attributes:
+        on_lost: called when the TCP connection is gone, before the handler.
         received_bytes: everything that has come in, also of frames that are not whole yet.
         received_frames: how many of them are whole.
     """
@@ -66,22 +50,27 @@ class Link(asyncio.BufferedProtocol):
         connection: Connection,
         *,
         hello: m.Hello | None = None,
+        secret: bytes = b"",
         staging_bytes: int = 16 * 1024,
+        peer_role: str = "",
     ) -> None:
+        super().__init__()
         self.handler = handler
         self.connection = connection
-        self.peer = ""
-        self.closing = False
+        self.on_lost: Callable[[], object] = lambda: None
         self.sent_bytes = 0
         self.received_bytes = 0
         self.received_frames = 0
         self._hello = hello
+        self._secret = secret
+        self._opening: Opening | None = None
+        self._tag: Tag = CHECKSUM
+        self._peer_role = peer_role
         self._decoder = FrameDecoder(self._place, staging_bytes=staging_bytes)
         self._message: m.Message | None = None
-        self._transport: asyncio.Transport | None = None
         self._error: DtdError | None = None
         self._in_order = False
-        self._drained: list[asyncio.Future[None]] = []
+        self._drain = Drain()
         self._timer: asyncio.TimerHandle | None = None
 
     # --- sending ---------------------------------------------------------------------------
@@ -90,25 +79,34 @@ class Link(asyncio.BufferedProtocol):
         """Queue a frame; a payload's memory must not change until `drained`."""
         if self._transport is None or self.closing:
             return
-        head, tag = encode_frame(m.encode_header(message), payload)
+        head, tag = encode_frame(m.encode_header(message), payload, self._tag)
         size = len(payload)
         self.sent_bytes += size
         self._transport.writelines((head, payload, tag) if size else (head, tag))
 
-    def welcome(self, message: m.Welcome) -> None:
-        """Accept the other side's HELLO."""
+    def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
+        """Accept the other side's HELLO; with a secret it has yet to prove that it has that too."""
         self.connection.accept()
         self._decoder.max_payload_bytes = message.max_payload_bytes
-        self._opened()
+        if self.connection.state is State.OPEN:
+            self._opened()
+        elif self.connection.state is State.AWAIT_PROVE:
+            assert self._hello is not None
+            message, keys = answer(
+                message,
+                self._hello,
+                header=self._decoder.header_bytes,
+                secret=secret,
+                private=self.is_private,
+            )
+            self._tag, self._decoder.tag = keys.acceptor, keys.opener
         self.send(message)
 
     def drained(self) -> asyncio.Future[None] | None:
         """None when the kernel has taken everything sent so far, else a future of that."""
         if self._transport is None or not self._transport.get_write_buffer_size():
             return None
-        future = asyncio.get_running_loop().create_future()
-        self._drained.append(future)
-        return future
+        return self._drain.awaited()
 
     @property
     def held(self) -> bool:
@@ -148,37 +146,28 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The TCP connection stands: say HELLO, or wait for it."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._transport.set_write_buffer_limits(high=0)
-        name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if name else "?"
+        made = self._attach(transport)
+        made.set_write_buffer_limits(high=0)
         if self.closing:
-            self._transport.abort()
+            made.abort()
+            return
+        try:
+            self._identify(self._peer_role)
+        except ProtocolError as error:
+            self.fail(error)
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._too_slow)
         if self._hello is not None:
             self._decoder.max_payload_bytes = self._hello.max_payload_bytes
-            self.send(self._hello)
+            self.send(self._greeting(self._hello))
 
-    def keep_alive(self) -> None:
-        """Have the kernel ask when the other side is quiet, and give it up when it is dead.
-
-        For links that nothing else watches.  Not where the other side may stop reading: that
-        counts as dead too.
-        """
-        assert self._transport is not None
-        options = {
-            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): IDLE_S // 2,
-            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): DEAD_S * 1000,
-        }
-        for (level, option), value in options.items():
-            self._transport.get_extra_info("socket").setsockopt(level, option, value)
-
-    def peer_host(self) -> str:
-        """Address of the other side, without the port."""
-        return self.peer.rsplit(":", 1)[0]
+    def _greeting(self, hello: m.Hello) -> m.Hello:
+        """What the opening side says; from then on it takes a refusal, or a WELCOME with a key."""
+        if not self._secret:
+            return hello
+        self._opening = Opening(hello, self._secret, private=self.is_private)
+        self._decoder.tag = UNDECIDED
+        return self._opening.hello
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Memory for the next bytes."""
@@ -208,10 +197,7 @@ class Link(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """The kernel has taken everything."""
-        waiting, self._drained = self._drained, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._drain.done()
 
     def pause_writing(self) -> None:
         """Something is queued; `drained` asks the transport itself."""
@@ -223,8 +209,10 @@ class Link(asyncio.BufferedProtocol):
         self.closing = True
         self.connection.end()
         self.resume_writing()
+        self.on_lost()
         if self._error is None and not self._in_order:
             self._error = DtdError(f"connection to {self.peer} lost: {exc or 'closed by peer'}")
+            self._error.__cause__ = exc
         self.handler.link_closed(self, self._error)
 
     # --- decoding --------------------------------------------------------------------------
@@ -232,11 +220,19 @@ class Link(asyncio.BufferedProtocol):
     def _place(self, header: Header, payload_bytes: int) -> memoryview | Hold | None:
         message = m.decode_message(header)
         if self._message is None:
+            self._take_keys(message)
             self.connection.receive(message, payload_bytes)
         self._message = message
-        if self.connection.state is not State.OPEN or isinstance(message, m.Welcome):
+        if self.connection.state is not State.OPEN or isinstance(message, m.Welcome | m.Prove):
             return None
         return self.handler.link_place(self, message, payload_bytes)
+
+    def _take_keys(self, message: m.Message) -> None:
+        """WELCOME is the first frame with a key, and brings what was lacking to make it."""
+        awaited = self.connection.state is State.AWAIT_WELCOME
+        if awaited and isinstance(message, m.Welcome) and self._opening is not None:
+            keys = self._opening.keys(message)
+            self._tag, self._decoder.tag = keys.opener, keys.acceptor
 
     def _deliver(self, decoded: Any) -> None:
         try:
@@ -255,8 +251,12 @@ class Link(asyncio.BufferedProtocol):
 
     def _dispatch(self, message: m.Message | None, payload: memoryview) -> None:
         if isinstance(message, m.Hello | m.Welcome):
-            if isinstance(message, m.Welcome):
+            if isinstance(message, m.Hello):
+                self._hello = message
+            else:
                 self._opened()
+                if self._opening is not None:
+                    self.send(m.Prove())
             self.handler.link_opened(self, message)
         elif isinstance(message, m.Error):
             code = message.code if message.code in set(ErrorCode) else ErrorCode.INTERNAL
@@ -265,6 +265,8 @@ class Link(asyncio.BufferedProtocol):
             self.close()
         else:
             assert message is not None
+            if isinstance(message, m.Prove):
+                self._opened()
             self.handler.link_received(self, message, payload)
 
     def _opened(self) -> None:

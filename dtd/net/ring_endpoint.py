@@ -9,29 +9,33 @@ link names generation and roster, and every frame is checked again by the machin
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Final
 
-from dtd import __version__
 from dtd.address import Address
 from dtd.core.ring import Ring
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.data_server import RING_STAGING_BYTES, DataServer, welcome
+from dtd.net.data_server import RING_STAGING_BYTES, DataServer
+from dtd.net.evidence import (
+    CORRUPT,
+    ENDED,
+    SILENT,
+    UNREACHABLE,
+    is_no_room,
+    of_a_closed_link,
+)
+from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
 from dtd.net.pulse import NEXT, PREVIOUS, Pulse
 from dtd.net.ring import SCRATCH_SLOTS, RingNode
+from dtd.net.traffic import Traffic, traffic_of
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.frames import Hold
 
 CONNECT_PAUSE_S: Final = 0.02
-
-RESET: Final = "reset"
-SILENT: Final = "silent"
-UNREACHABLE: Final = "unreachable"
-CORRUPT: Final = "corrupt"
-ENDED: Final = "ended"
 
 
 class RingEndpoint:
@@ -44,11 +48,12 @@ class RingEndpoint:
         beat_interval_s: how often either neighbour is told that this side lives.
         silence_s: how long a neighbour may be silent, or take to connect.
         up: called once when both links stand.
-        broken: called once with (suspect, evidence, reason) when the ring cannot go on; suspect
-            and evidence are empty when this side ended it.
+        broken: called once with (suspect, evidence, reason) when the ring cannot go on; the first
+            two are empty when this side ended it.
         bucket_done: called when a bucket holds the sum and its memory is free.
         words_done: called with all ranks' words.
-        lifeline: holds a connection to each neighbour that ends with this process.
+        lifeline: holds connections to the neighbours that end with this process.
+        context: TLS for all links, if the job wants that.
     """
 
     def __init__(
@@ -64,15 +69,19 @@ class RingEndpoint:
         bucket_done: Callable[[int], None],
         words_done: Callable[[list[bytes]], None],
         lifeline: Lifeline | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.assign = assign
         self._server = server
         self._lifeline = lifeline
+        self._context = context
         self._lifelines: dict[Link, str] = {}
         self._up = up
         self._broken = broken
         self._bucket_done = bucket_done
+        self._pass = Pass.of(assign)
         size = len(assign.roster)
+        self._name = assign.roster[assign.rank].name
         self._previous_rank = (assign.rank - 1) % size
         self._neighbours = {
             NEXT: assign.roster[(assign.rank + 1) % size],
@@ -115,9 +124,11 @@ class RingEndpoint:
             return
         self._pulse.begin()
         self._connecting = asyncio.create_task(self._connect_next())
-        self._server.expect_ring(
-            self.assign.generation, self.assign.roster_id, self._previous_rank, self
-        )
+        self._server.expect_ring(self.assign, self, encrypted=self._context is not None)
+
+    def traffic(self) -> Traffic:
+        """What has been sent to the next rank and received from the previous one."""
+        return traffic_of(self._out, self._in)
 
     def end(self, reason: str) -> None:
         """Take no further part; idempotent."""
@@ -125,48 +136,37 @@ class RingEndpoint:
 
     # --- connecting --------------------------------------------------------------------------
 
-    async def _connect_next(self) -> None:
+    async def _connect_next(self, pause_s: float = 0.0) -> None:
         """Call until somebody answers; the pulse knows when that has taken too long."""
-        loop = asyncio.get_running_loop()
+        await asyncio.sleep(pause_s)
         to = self._neighbours[NEXT]
         while not self._ended:
             try:
-                await loop.create_connection(self._new_link, to.host, to.port)
+                await asyncio.get_running_loop().create_connection(
+                    self._new_link, to.host, to.port, ssl=self._context
+                )
             except OSError as error:
                 self._refusal = error.strerror or str(error)
                 await asyncio.sleep(CONNECT_PAUSE_S)
             else:
                 return
 
-    def _hello(self, role: m.Role) -> m.Hello:
-        return m.Hello(
-            role=role,
-            name=self.assign.roster[self.assign.rank].name,
-            protocol_min=PROTOCOL_VERSION,
-            protocol_max=PROTOCOL_VERSION,
-            version=__version__,
-            max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
-            generation=self.assign.generation,
-            roster_id=self.assign.roster_id,
-            rank=self.assign.rank,
-        )
-
     def _new_link(self) -> Link:
         self._out = Link(
             self,
             Connection(opened=True, role=m.Role.RING),
-            hello=self._hello(m.Role.RING),
+            hello=self._pass.hello(m.Role.RING, self._name),
+            secret=self._pass.secret,
             staging_bytes=RING_STAGING_BYTES,
         )
         return self._out
 
-    def accept_ring(self, link: Link) -> None:
-        """The previous rank has connected."""
-        if self._in is not None or self._ended:
-            raise ProtocolError(ErrorCode.WRONG_STATE, "this ring has its previous neighbour")
+    def accept_ring(self, link: Link, rank: int) -> None:
+        """The previous rank has connected, and proved that it has the generation's key."""
+        if self._in is not None or self._ended or rank != self._previous_rank:
+            raise ProtocolError(ErrorCode.WRONG_STATE, f"this ring does not wait for rank {rank}")
         self._in = link
         link.handler = self
-        link.welcome(welcome(self.assign.roster[self.assign.rank].name))
         self._attach(PREVIOUS, link)
 
     def accept_lifeline(self, link: Link, rank: int) -> None:
@@ -177,7 +177,6 @@ class RingEndpoint:
             raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
         self._lifelines[link] = name
         link.handler = self
-        link.welcome(welcome(roster[self.assign.rank].name))
 
     def _attach(self, neighbour: str, link: Link) -> None:
         if self._ended:
@@ -192,8 +191,13 @@ class RingEndpoint:
         if self._lifeline is None:
             return
         targets = {Address(one.host, one.port) for one in self._neighbours.values()}
-        greeting = m.message_bytes(self._hello(m.Role.LIFELINE))
-        self._lifeline.hold(sorted(targets, key=str), greeting, timeout_s=self._silence_s)
+        self._lifeline.hold(
+            sorted(targets, key=str),
+            name=self._name,
+            entry=self._pass,
+            timeout_s=self._silence_s,
+            context=self._context,
+        )
 
     # --- LinkHandler -------------------------------------------------------------------------
 
@@ -229,17 +233,13 @@ class RingEndpoint:
             self._fail(self._lifelines.pop(link), ENDED, "its process has ended")
             return
         neighbour = NEXT if link is self._out else PREVIOUS
+        was_open = self._pulse.is_attached(neighbour)
+        if not self._ended and is_no_room(error) and not was_open:
+            self._connecting = asyncio.create_task(self._connect_next(CONNECT_PAUSE_S))
+            return
         reason = str(error) if error is not None else "the link was closed"
-        evidence = CORRUPT if self._is_damage(neighbour, error) else RESET
+        evidence = of_a_closed_link(error, was_open=was_open)
         self._fail(self._neighbours[neighbour].name, evidence, reason)
-
-    def _is_damage(self, neighbour: str, error: DtdError | None) -> bool:
-        """Whoever dies ends inside a frame, and an unopened link is refused: both bytes intact."""
-        return (
-            isinstance(error, ProtocolError)
-            and error.code is not ErrorCode.TRUNCATED
-            and self._pulse.is_attached(neighbour)
-        )
 
     # --- ending ------------------------------------------------------------------------------
 

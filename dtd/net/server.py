@@ -1,63 +1,273 @@
-"""Listening: accepts connections, keeps count of them, closes them in good order."""
+"""Listening: accepts connections, asks the doorkeeper, finds out who calls, keeps count of them.
+
+One connection is accepted at a time and the event loop gets its turn after each, so that a flood
+delays nobody who is connected.  Who calls is known from a certificate (TLS), or from the kernel
+(loopback), before the first byte of the protocol is read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import itertools
+import os
+import socket
+import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
+from dtd import troubles
 from dtd.address import Address
+from dtd.core.doorkeeper import PATIENCE_S, Doorkeeper
 from dtd.errors import ConfigError
+from dtd.net.data_tls import begins_tls
 from dtd.net.link import Link
+from dtd.net.listening_sockets import listening_sockets
+from dtd.security import identity
+from dtd.security.loopback_peer import caller_of, owner_uid
+from dtd.security.tls_faults import tls_fault
 from dtd.wire import messages as m
 
 MAX_CONNECTIONS = 1024
+BACKLOG: Final = 512
+ACCEPT_PAUSE_S: Final = 0.1
+TLS_SHUTDOWN_S: Final = 5.0
+
+# Told (address, why) of each connection that ended before anybody had spoken on it.
+Refused = Callable[[str, str], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    key: int
+    host: str
+    socket: socket.socket
+    link: Link
+    opening: asyncio.Task[None] | None = None
 
 
 class Server:
-    """One listening socket.
+    """One listening address.
 
     Args:
         new_link: makes the protocol object of an accepted connection.
+        doorkeeper: bounds those who have not shown who they are; None: there is nothing to show.
+        refused: told of callers who never got to speak.
     """
 
-    def __init__(self, new_link: Callable[[], Link]) -> None:
+    def __init__(
+        self,
+        new_link: Callable[[], Link],
+        *,
+        doorkeeper: Doorkeeper | None = None,
+        refused: Refused = lambda _host, _why: None,
+    ) -> None:
         self._new_link = new_link
-        self._server: asyncio.Server | None = None
-        self._links: set[Link] = set()
+        self._doorkeeper = doorkeeper
+        self._refused = refused
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._callers: dict[int, _Caller] = {}
+        self._keys = itertools.count()
+        self._context: ssl.SSLContext | None = None
+        self._plain_too = False
+        self._asks_kernel = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, address: Address) -> Address:
-        """Bind and listen; returns the bound address (port 0 becomes a real one).
+        """Bind and serve plain TCP to everybody; as `bind`."""
+        bound = await self.bind(address)
+        self.serve()
+        return bound
+
+    async def bind(self, address: Address) -> Address:
+        """Bind without answering yet; returns the bound address (port 0 becomes a real one).
 
         Raises:
             ConfigError: the address cannot be bound.
         """
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                self._make, address.host, address.port, backlog=128
-            )
+            self._listeners = await listening_sockets(address)
         except OSError as error:
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be bound: {error}"
-            raise ConfigError(
-                f"listen address {address} {why}", remedy="choose another with --listen"
-            ) from error
-        host, port = self._server.sockets[0].getsockname()[:2]
+            in_use = error.errno == errno.EADDRINUSE
+            why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
+            trouble = troubles.cannot_listen(str(address), why)
+            raise ConfigError(trouble.message, remedy=trouble.remedy) from error
+        host, port = self._listeners[0].getsockname()[:2]
         return Address(host, port)
+
+    def serve(
+        self,
+        *,
+        context: ssl.SSLContext | None = None,
+        plain_too: bool = False,
+        asks_kernel: bool = False,
+    ) -> None:
+        """Answer from now on.
+
+        Args:
+            context: TLS, with the certificates that callers may show.
+            plain_too: serve those as well who do not speak TLS.
+            asks_kernel: find out which user of this machine calls; for loopback addresses.
+        """
+        self._context, self._plain_too, self._asks_kernel = context, plain_too, asks_kernel
+        for listener in self._listeners:
+            listener.listen(BACKLOG)
+            self._accepting.append(asyncio.create_task(self._accept(listener)))
 
     def close(self, farewell: m.Goodbye) -> None:
         """Listen no more and say goodbye on every connection."""
-        if self._server is not None:
-            self._server.close()
-        for link in tuple(self._links):
-            if not link.closing:
-                link.send(farewell)
-                link.close()
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # wakes whoever accepts; close alone would not
+                listener.shutdown(socket.SHUT_RDWR)
+        for task in self._accepting:
+            task.cancel()
+        if not self._accepting:
+            self._close_listeners()
+        if self._timer is not None:
+            self._timer.cancel()
+        for caller in tuple(self._callers.values()):
+            if caller.opening is not None and not caller.opening.done():
+                self._drop(caller.key)
+            elif not caller.link.closing:
+                caller.link.send(farewell)
+                caller.link.close()
 
-    def _make(self) -> Link:
-        self._links = {link for link in self._links if not link.closing}
+    def links(self) -> tuple[Link, ...]:
+        """All connections that stand."""
+        return tuple(one.link for one in self._callers.values() if not one.link.closing)
+
+    def proven(self, link: Link) -> None:
+        """The other side of a link has shown who it is: the doorkeeper bounds it no more."""
+        for key, caller in self._callers.items():
+            if caller.link is link and self._doorkeeper is not None:
+                self._doorkeeper.forget(key)
+
+    # --- accepting ---------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    accepted, _peer = await loop.sock_accept(listener)
+                except OSError as error:
+                    if error.errno == errno.EINVAL:  # it was shut down
+                        return
+                    self._refused("?", f"a connection could not be accepted: {error.strerror}")
+                    await asyncio.sleep(ACCEPT_PAUSE_S)  # out of files: closing some takes time
+                    continue
+                with contextlib.suppress(OSError):  # gone before it was looked at
+                    await self._admit(accepted)
+                await asyncio.sleep(0)
+        finally:
+            listener.close()
+
+    async def _admit(self, accepted: socket.socket) -> None:
+        """Give a new connection a link, or close it.
+
+        Raises:
+            OSError: it is gone already.
+        """
+        try:
+            host = str(accepted.getpeername()[0])
+            who = await _local_caller(accepted) if self._asks_kernel else None
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            key = next(self._keys)
+            refusal = self._ask_doorkeeper(key, host, who)
+        except BaseException:
+            accepted.close()
+            raise
+        if refusal:
+            accepted.close()
+            self._refused(host, refusal)
+            return
         link = self._new_link()
-        if len(self._links) >= MAX_CONNECTIONS:
-            link.closing = True
-        self._links.add(link)
-        return link
+        link.identity = who
+        link.on_lost = lambda: self._gone(key)
+        caller = self._callers[key] = _Caller(key, host, accepted, link)
+        caller.opening = asyncio.create_task(self._open(caller))
+
+    def _ask_doorkeeper(self, key: int, host: str, who: identity.Identity | None) -> str:
+        """Why the caller cannot come in; empty when he can."""
+        if len(self._callers) >= MAX_CONNECTIONS:
+            return f"{MAX_CONNECTIONS} connections are open"
+        if self._doorkeeper is None:
+            return ""
+        ours = who is not None and who.role == identity.LOCAL
+        now = asyncio.get_running_loop().time()
+        verdict = self._doorkeeper.arrived(key, host, now, no_rate=ours)
+        for other in verdict.dropped:
+            self._turn_out(other, "too many callers had not shown who they are")
+        self._watch_time()
+        return verdict.refusal
+
+    async def _open(self, caller: _Caller) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            options = await self._tls_options(caller.socket)
+            await loop.connect_accepted_socket(lambda: caller.link, caller.socket, **options)
+        except (OSError, asyncio.CancelledError) as error:
+            caller.socket.close()
+            if self._gone(caller.key):
+                self._refused(caller.host, tls_fault(error))
+            return
+        who = caller.link.identity
+        if who is not None and who.role != identity.STRANGER:
+            self.proven(caller.link)
+
+    async def _tls_options(self, accepted: socket.socket) -> dict[str, Any]:
+        if self._context is None:
+            return {}
+        if self._plain_too and not await begins_tls(accepted, patience_s=PATIENCE_S):
+            return {}
+        return {
+            "ssl": self._context,
+            "ssl_handshake_timeout": PATIENCE_S,
+            "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+        }
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def _gone(self, key: int) -> bool:
+        if self._doorkeeper is not None:
+            self._doorkeeper.forget(key)
+        return self._callers.pop(key, None) is not None
+
+    def _turn_out(self, key: int, why: str) -> None:
+        caller = self._callers.get(key)
+        if caller is not None:
+            self._refused(caller.host, why)
+            self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        caller = self._callers.pop(key)
+        caller.link.abort()
+        with contextlib.suppress(OSError):  # a handshake under way ends with this
+            caller.socket.shutdown(socket.SHUT_RDWR)
+
+    def _watch_time(self) -> None:
+        assert self._doorkeeper is not None
+        deadline = self._doorkeeper.next_deadline()
+        if self._timer is None and deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        assert self._doorkeeper is not None
+        self._timer = None
+        for key in self._doorkeeper.overdue(asyncio.get_running_loop().time()):
+            self._turn_out(key, f"did not show within {PATIENCE_S:g} s who it is")
+        self._watch_time()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+
+async def _local_caller(accepted: socket.socket) -> identity.Identity:
+    caller, own = caller_of(accepted)
+    loop = asyncio.get_running_loop()
+    uid = await loop.run_in_executor(None, owner_uid, caller, own)
+    return identity.of_user(uid, own_uid=os.geteuid())

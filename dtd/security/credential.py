@@ -194,30 +194,6 @@ def _certificates(text: str) -> list[str]:
     return [_BEGIN + block.partition(_END)[0] + _END + "\n" for block in blocks if _END in block]
 
 
-def credential_places(
-    leaf: str, environ: Mapping[str, str], *, system: tuple[Path, ...]
-) -> tuple[Path, ...]:
-    """Where a credential is looked for when none is named, first to last.
-
-    Args:
-        leaf: the file's name, "worker.credential" or "ctl.credential".
-        environ: the environment.
-        system: whole paths of this machine's own.
-    """
-    places = []
-    if environ.get("CREDENTIALS_DIRECTORY"):
-        places.append(Path(environ["CREDENTIALS_DIRECTORY"]) / leaf)
-    if environ.get("HOME"):
-        base = environ.get("XDG_CONFIG_HOME") or str(Path(environ["HOME"]) / ".config")
-        places.append(Path(base) / "dtd" / leaf)
-    return (*places, *system)
-
-
-def find_credential(places: tuple[Path, ...]) -> Path | None:
-    """The first of the places with a file that this user can read."""
-    return next((place for place in places if os.access(place, os.R_OK)), None)
-
-
 def check_role(credential: Credential, *allowed: str) -> None:
     """Whether the credential is of one of these roles.
 

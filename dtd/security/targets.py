@@ -7,13 +7,17 @@ who calls.  Nothing else is called at all.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential
+
+if TYPE_CHECKING:  # a plain call of dtdctl loads no TLS
+    import ssl
+
+    from dtd.security.credential import Credential
 
 
 @dataclass(frozen=True, slots=True)

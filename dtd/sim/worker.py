@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dtd.core import member
-from dtd.core.ring import SCATTER
 from dtd.sim import reports
 from dtd.sim.control import Control
 from dtd.sim.data_port import DataPort
@@ -210,10 +209,10 @@ class WorkerProcess:
         self._ring.connect()
         self.trainer.serve(self._ring)
 
-    def _on_chunk(self, half: int, step: int) -> bool:
+    def _on_chunk(self, phase: int, step: int) -> bool:
         assert self._ring is not None
-        phase = Phase.REDUCE_SCATTER if half == SCATTER else Phase.ALL_GATHER
-        return self.reached(phase, rank=self._ring.assign.rank, step=step + 1)
+        here = Phase(m.Phase(phase).name.lower())
+        return self.reached(here, rank=self._ring.assign.rank, step=step + 1)
 
     def _look_soon(self) -> None:
         """Outside the current callback: a trainer that goes on may send and receive."""

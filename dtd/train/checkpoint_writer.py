@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -57,11 +58,12 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A checkpoint that readers can see."""
+    """A checkpoint that readers can see; `write_s`: how long writing and publishing it took."""
 
     path: Path
     manifest: Manifest
     size_bytes: int
+    write_s: float
     kept: tuple[str, ...]
 
 
@@ -88,6 +90,7 @@ class CheckpointWriter:
         self._best_metric = best_metric
         self._drafts = Drafts(directory)
         self.written_bytes = 0
+        self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._draft: tuple[str, Future[Manifest]] | None = None
         self._publishing: list[tuple[str, Future[Published]]] = []
@@ -144,11 +147,13 @@ class CheckpointWriter:
             self._directory.mkdir(parents=True, exist_ok=True)
             _sync_directory(self._directory.parent)
         self._drafts.remove_leftovers(draft.manifest.generation)
+        begun_s = time.monotonic()
         directory = self._drafts.make(name)
         files = {
             file: write_safetensors(directory / file, tensors, self._count)
             for file, tensors in draft.files.items()
         }
+        self._writing_s = time.monotonic() - begun_s
         return replace(draft.manifest, files=files)
 
     def _count(self, size_bytes: int) -> None:
@@ -157,6 +162,7 @@ class CheckpointWriter:
     def _publish(
         self, name: str, written: Future[Manifest], metrics: Mapping[str, float]
     ) -> Published:
+        begun_s = time.monotonic()
         draft, target = self._drafts.path(name), self._directory / name
         try:
             manifest = replace(written.result(), metrics=metrics)
@@ -169,7 +175,10 @@ class CheckpointWriter:
             self._drafts.remove(name)
         kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
         size_bytes = sum(file.stat().st_size for file in target.iterdir())
-        return Published(path=target, manifest=manifest, size_bytes=size_bytes, kept=kept)
+        write_s = self._writing_s + time.monotonic() - begun_s
+        return Published(
+            path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept
+        )
 
 
 def write_safetensors(

@@ -107,6 +107,7 @@ def _report(
             step_s=step_s,
             data_s=clock.data_s,
             compute_s=clock.compute_s,
+            sent_bytes=timing.sent_bytes,
             comm_s=max(0.0, timing.busy_s - clock.aside_s),
             exposed_s=max(0.0, timing.exposed_s - clock.aside_s),
             optimizer_s=clock.optimizer_s,
@@ -146,7 +147,7 @@ def _ending(word: ControlWord, flags: Flags) -> OutcomeKind | None:
         return "stopped"
     if word.leave:
         return "left" if flags.leave else "yielded"
-    return "yielded" if word.yield_ or word.next_roster else None
+    return "yielded" if word.yield_ else None
 
 
 def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:

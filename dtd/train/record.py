@@ -46,6 +46,7 @@ class StepRecord:
         comm_s: something was on the wire.
         exposed_s: the part of `comm_s` during which training stood still.
         optimizer_s: scaling, clipping, optimizer and buffers.
+        sent_bytes: gradients sent to the next rank.
         skipped: gradients were not finite, so nothing was updated.
         skipped_steps: committed steps of the whole job so far that were skipped.
     """
@@ -62,6 +63,7 @@ class StepRecord:
     comm_s: float
     exposed_s: float
     optimizer_s: float
+    sent_bytes: int
     skipped: bool
     skipped_steps: int
 
@@ -88,6 +90,7 @@ class CheckpointRecord:
         digest: hex digest of its state, agreed by all ranks.
         directory: where it lies.
         size_bytes: all its files.
+        write_s: how long writing and publishing it took, in the background.
         metrics: of the evaluation at that step; empty if there was none.
         kept: names of the job's checkpoints on this disk after retention.
     """
@@ -98,6 +101,7 @@ class CheckpointRecord:
     digest: str
     directory: str
     size_bytes: int
+    write_s: float
     metrics: Mapping[str, float]
     kept: tuple[str, ...]
 

@@ -148,12 +148,13 @@ def _import(reference: str, module_name: str) -> Any:
         if module_name == missing or module_name.startswith(missing + "."):
             raise TaskError(
                 f"task {reference}: there is no module {module_name} in {here} or installed",
-                remedy="start the worker where the module lies, install it, or set PYTHONPATH",
+                remedy="have `dtdctl submit` ship it, install it on the workers, or set PYTHONPATH",
             ) from error
         package = _PACKAGE_OF.get(missing.partition(".")[0], missing.partition(".")[0])
         raise TaskError(
             f"task {reference} needs the package {package}, which is not installed",
-            remedy=f"type: pip install {package}",
+            remedy=f"type: pip install {package}; what is yours goes into the task's own package,"
+            " which is shipped whole",
         ) from error
     except TaskError:
         raise

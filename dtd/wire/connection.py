@@ -5,6 +5,9 @@ which message may come from which side in which state, and agrees on version and
 
     opening side:    connect --HELLO-->  AWAIT_WELCOME --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
     accepting side:  AWAIT_HELLO --HELLO--> DECIDING --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
+
+On a data port the two sides share a secret: WELCOME leads the accepting side to AWAIT_PROVE, and
+only PROVE to OPEN; the opening side sends PROVE as soon as WELCOME is here.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from typing import Any, Final
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.wire import messages as m
+from dtd.wire.fields import bad_field
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     LARGEST_MAX_PAYLOAD_BYTES,
     PROTOCOL_VERSION,
 )
+from dtd.wire.tags import TAG_FLAGS
+
+NONCE_BYTES: Final = 16
 
 
 class State(enum.Enum):
@@ -28,9 +35,12 @@ class State(enum.Enum):
     AWAIT_HELLO = "await hello"
     DECIDING = "deciding"
     AWAIT_WELCOME = "await welcome"
+    AWAIT_PROVE = "await prove"
     OPEN = "open"
     CLOSED = "closed"
 
+
+DATA_ROLES: Final = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH})
 
 _ENDS: Final[frozenset[type[Any]]] = frozenset({m.Error, m.Goodbye})
 
@@ -52,6 +62,8 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Progress,
         m.Leave,
         m.Probed,
+        m.Measured,
+        m.GetPackage,
     },
     m.Role.CTL: _ENDS
     | {
@@ -66,10 +78,19 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.ReadEvents,
         m.ListCheckpoints,
         m.ResumeJob,
+        m.GetFigures,
+        m.Examine,
+        m.PutPackage,
+        m.CreateToken,
+        m.ListTokens,
+        m.RevokeToken,
+        m.ListCredentials,
+        m.RevokeCredential,
     },
     m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat},
     m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchOpen, m.FetchRange},
+    m.Role.JOIN: _ENDS | {m.GetAuthority, m.Enrol},
 }
 
 # What the accepting side may send in OPEN, by role.
@@ -84,15 +105,20 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Release,
         m.Signal,
         m.Probe,
+        m.Measure,
+        m.Package,
     },
     m.Role.CTL: _ENDS | {m.Result},
     m.Role.RING: _ENDS | {m.Beat},
     m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
+    m.Role.JOIN: _ENDS | {m.Authority, m.Enrolled},
 }
 
 # The messages that carry a payload, and the most bytes of it; all others carry none.
 PAYLOAD_LIMIT_BYTES: Final[Mapping[type[Any], int]] = {
+    m.Package: DEFAULT_MAX_PAYLOAD_BYTES,
+    m.PutPackage: DEFAULT_MAX_PAYLOAD_BYTES,
     m.JobOutput: LARGEST_MAX_PAYLOAD_BYTES,
     m.Chunk: LARGEST_MAX_PAYLOAD_BYTES,
     m.Word: m.MAX_WORD_BYTES,
@@ -148,6 +174,8 @@ class Connection:
             self.state = State.DECIDING
         elif self.state is State.AWAIT_WELCOME and isinstance(message, m.Welcome):
             self._check_welcome(message)
+        elif self.state is State.AWAIT_PROVE and isinstance(message, m.Prove):
+            self.state = State.OPEN
         elif self.state is State.OPEN and type(message) in self._allowed():
             return
         else:
@@ -182,6 +210,7 @@ class Connection:
                 f"role {self.role.value!r} is not served here",
                 remedy="check the port: a worker's data port is not the coordinator's",
             )
+        self._check_keys("HELLO", hello)
         if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
             raise ProtocolError(
                 ErrorCode.BAD_VERSION,
@@ -198,18 +227,27 @@ class Connection:
                 f"{welcome.name} chose protocol {welcome.protocol}, not {PROTOCOL_VERSION}",
                 remedy="install the same dtd version on both hosts",
             )
+        self._check_keys("WELCOME", welcome)
         self._limit(welcome.max_payload_bytes)
         self.state = State.OPEN
+
+    def _check_keys(self, where: str, message: m.Hello | m.Welcome) -> None:
+        """A nonce where there is a key, and none elsewhere."""
+        nonce_bytes = NONCE_BYTES if self.role in DATA_ROLES else 0
+        if len(message.nonce) != nonce_bytes:
+            raise bad_field(f"{where}.nonce", f"{len(message.nonce)} octets, not {nonce_bytes}")
+        if message.tag not in TAG_FLAGS:
+            raise bad_field(f"{where}.tag", f"{message.tag} is not known")
 
     def _limit(self, stated_bytes: int) -> None:
         self.max_payload_bytes = min(stated_bytes, LARGEST_MAX_PAYLOAD_BYTES)
 
     def accept(self) -> None:
-        """The accepting side sends WELCOME: the connection is open, unless it ended meanwhile."""
+        """The accepting side sends WELCOME, unless the connection ended meanwhile."""
         assert not self.opened
         assert self.state in (State.DECIDING, State.CLOSED)
         if self.state is State.DECIDING:
-            self.state = State.OPEN
+            self.state = State.AWAIT_PROVE if self.role in DATA_ROLES else State.OPEN
 
     def end(self) -> None:
         """The connection was closed, by either side."""

@@ -14,6 +14,7 @@ from dtd.errors import ErrorCode, ProtocolError
 
 NAME_CHARACTERS: Final = 255
 TEXT_CHARACTERS: Final = 16384
+OCTETS_BYTES: Final = 64
 
 Check = Callable[[str, Any], Any]
 
@@ -51,6 +52,17 @@ def _text(limit: int) -> Check:
     return check
 
 
+def _octets(limit: int) -> Check:
+    def check(where: str, value: Any) -> bytes:
+        if not isinstance(value, bytes):
+            raise bad_field(where, f"expected octets, got {type(value).__name__}")
+        if len(value) > limit:
+            raise bad_field(where, f"{len(value)} octets > {limit}")
+        return value
+
+    return check
+
+
 def _boolean(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise bad_field(where, f"expected a boolean, got {type(value).__name__}")
@@ -69,6 +81,10 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _figures(where: str, value: Any) -> dict[str, float]:
+    return {name: _number(f"{where}[{name}]", one) for name, one in _mapping(where, value).items()}
+
+
 U8 = Annotated[int, "u8", _integer(0, 2**8 - 1)]
 U16 = Annotated[int, "u16", _integer(0, 2**16 - 1)]
 U32 = Annotated[int, "u32", _integer(0, 2**32 - 1)]
@@ -77,7 +93,9 @@ F64 = Annotated[float, "f64", _number]
 Flag = Annotated[bool, "bool", _boolean]
 Name = Annotated[str, f"text<={NAME_CHARACTERS}", _text(NAME_CHARACTERS)]
 Text = Annotated[str, f"text<={TEXT_CHARACTERS}", _text(TEXT_CHARACTERS)]
+Octets = Annotated[bytes, f"octets<={OCTETS_BYTES}", _octets(OCTETS_BYTES)]
 Map = Annotated[dict[str, Any], "map", _mapping]
+Figures = Annotated[dict[str, float], "map of f64", _figures]
 
 
 def list_of(record: type[Record], limit: int) -> tuple[str, Check]:

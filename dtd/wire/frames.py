@@ -2,8 +2,8 @@
 
 Pure bytes in, frames out (protocol.md, "Frames").  Nothing is allocated before its size was
 checked; a payload is received straight into the memory that the owner of the connection names once
-it has accepted the header.  `dtd.wire.header` makes a map of a header's bytes, and
-`dtd.wire.messages` a message of the map.
+it has accepted the header.  `dtd.wire.header` makes a map of a header's bytes,
+`dtd.wire.messages` a message of the map, and `dtd.wire.tags` the tag.
 
     +-------+---------+-------+----------+------------+-------------+ - - - - + - - - - - + - - -+
     | magic | version | flags | reserved | header len | payload len | header  | payload   | tag  |
@@ -18,17 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import xxhash
-
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.header import MAX_HEADER_BYTES, Header, decode_header
+from dtd.wire.tags import CHECKSUM, TAG_BYTES, Tag
 
 MAGIC: Final = b"DTDF"
 PROTOCOL_VERSION: Final = 1
-FLAG_TAG_XXH3: Final = 0x01
 PREFIX: Final = struct.Struct("!4sBBHII")
 PREFIX_BYTES: Final = PREFIX.size
-TAG_BYTES: Final = 16
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 LARGEST_MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 
@@ -61,12 +58,15 @@ def _own_memory(_header: Header, _payload_bytes: int) -> None:
     return None
 
 
-def encode_frame(header: bytes, payload: bytes | memoryview = b"") -> tuple[bytes, bytes]:
+def encode_frame(
+    header: bytes, payload: bytes | memoryview = b"", tag: Tag = CHECKSUM
+) -> tuple[bytes, bytes]:
     """The bytes that go before and after a payload, which is itself sent as it lies.
 
     Args:
         header: a message's msgpack map (`dtd.wire.messages.encode_header`).
         payload: raw bytes; read for the tag, never copied.
+        tag: of this direction of the connection; it counts the frames.
 
     Returns:
         (prefix + header, tag)
@@ -79,18 +79,15 @@ def encode_frame(header: bytes, payload: bytes | memoryview = b"") -> tuple[byte
         raise LocalProtocolError(f"header of {len(header)} bytes > {MAX_HEADER_BYTES}")
     if payload_bytes > LARGEST_MAX_PAYLOAD_BYTES:
         raise LocalProtocolError(f"payload of {payload_bytes} bytes > {LARGEST_MAX_PAYLOAD_BYTES}")
-    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, FLAG_TAG_XXH3, 0, len(header), payload_bytes)
+    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, tag.flag, 0, len(header), payload_bytes)
     head = prefix + header
-    tag = xxhash.xxh3_128(head)
-    if payload_bytes:
-        tag.update(payload)
-    return head, tag.digest()
+    return head, tag.digest(head, payload)
 
 
-def frame_bytes(header: bytes, payload: bytes = b"") -> bytes:
+def frame_bytes(header: bytes, payload: bytes = b"", tag: Tag = CHECKSUM) -> bytes:
     """A whole small frame in one piece."""
-    head, tag = encode_frame(header, payload)
-    return b"".join((head, payload, tag))
+    head, seal = encode_frame(header, payload, tag)
+    return b"".join((head, payload, seal))
 
 
 class FrameDecoder:
@@ -108,6 +105,10 @@ class FrameDecoder:
         max_payload_bytes: what this side stated in its HELLO or WELCOME.
         staging_bytes: how much is read ahead; what a read brings of a payload beyond its header
             is copied, so links that carry large payloads keep this small.
+
+    Attributes:
+        tag: of the other side's direction; a sink that learns a key replaces it for the frame at
+            hand and all that follow.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class FrameDecoder:
         *,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
         staging_bytes: int = 4096,
+        tag: Tag = CHECKSUM,
     ) -> None:
+        self.tag = tag
         self.max_payload_bytes = max_payload_bytes
         self._sink = sink
         self._staging = memoryview(bytearray(max(staging_bytes, PREFIX_BYTES + TAG_BYTES)))
@@ -130,6 +133,11 @@ class FrameDecoder:
         self._filled = 0
         self._error: ProtocolError | None = None
         self.held = False
+
+    @property
+    def header_bytes(self) -> bytes:
+        """The header of the frame at hand, or of the last one, as it was on the wire."""
+        return self._head[PREFIX_BYTES:]
 
     def next_buffer(self) -> memoryview:
         """Writable memory for the next bytes of the stream; never empty unless a frame is held."""
@@ -224,19 +232,16 @@ class FrameDecoder:
                 f"frame version {version}, but this side speaks {PROTOCOL_VERSION}",
                 remedy="install the same dtd version on both hosts",
             )
-        if flags != FLAG_TAG_XXH3 or reserved:
-            raise self._fail(
-                ErrorCode.BAD_FLAGS, f"flags {flags:#04x} reserved {reserved:#06x} are not known"
-            )
+        if flags not in self.tag.admits or reserved:
+            agreed = " or ".join(f"{flag:#04x}" for flag in self.tag.admits)
+            problem = f"flags {flags:#04x} reserved {reserved:#06x}, not {agreed} and 0"
+            raise self._fail(ErrorCode.BAD_FLAGS, problem)
         if header_bytes > MAX_HEADER_BYTES:
-            raise self._fail(
-                ErrorCode.HEADER_TOO_LARGE, f"header of {header_bytes} bytes > {MAX_HEADER_BYTES}"
-            )
+            problem = f"header of {header_bytes} bytes > {MAX_HEADER_BYTES}"
+            raise self._fail(ErrorCode.HEADER_TOO_LARGE, problem)
         if payload_bytes > self.max_payload_bytes:
-            raise self._fail(
-                ErrorCode.PAYLOAD_TOO_LARGE,
-                f"payload of {payload_bytes} bytes > {self.max_payload_bytes}",
-            )
+            problem = f"payload of {payload_bytes} bytes > {self.max_payload_bytes}"
+            raise self._fail(ErrorCode.PAYLOAD_TOO_LARGE, problem)
         self._head = prefix
         self._lengths = (header_bytes, payload_bytes)
         return True
@@ -244,9 +249,8 @@ class FrameDecoder:
     def _check_magic(self) -> None:
         seen = bytes(self._staging[self._begin : min(self._end, self._begin + len(MAGIC))])
         if not MAGIC.startswith(seen):
-            raise self._fail(
-                ErrorCode.BAD_MAGIC, f"frame begins with {seen.hex()}, not {MAGIC.hex()}"
-            )
+            problem = f"frame begins with {seen.hex()}, not {MAGIC.hex()}"
+            raise self._fail(ErrorCode.BAD_MAGIC, problem)
 
     def _read_header(self) -> bool:
         assert self._lengths is not None
@@ -277,11 +281,9 @@ class FrameDecoder:
     def _finish(self, tag: bytes) -> Frame:
         assert self._header is not None
         assert self._payload is not None
-        hasher = xxhash.xxh3_128(self._head)
-        if len(self._payload):
-            hasher.update(self._payload)
-        if hasher.digest() != tag:
-            raise self._fail(ErrorCode.BAD_TAG, "tag does not match: damaged on the way")
+        if not self.tag.same(self.tag.digest(self._head, self._payload), tag):
+            problem = "tag does not match: damaged on the way, or of another key"
+            raise self._fail(ErrorCode.BAD_TAG, problem)
         frame = Frame(self._header, self._payload)
         self._lengths = self._header = self._payload = None
         self._header_pieces = bytearray()
@@ -289,9 +291,8 @@ class FrameDecoder:
         return frame
 
     def _take(self, count: int) -> memoryview:
-        view = self._staging[self._begin : self._begin + count]
         self._begin += count
-        return view
+        return self._staging[self._begin - count : self._begin]
 
     def _fail(self, code: ErrorCode, message: str, *, remedy: str = "") -> ProtocolError:
         self._error = ProtocolError(code, message, remedy=remedy)

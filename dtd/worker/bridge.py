@@ -9,6 +9,7 @@ is `dtd.net.ring_endpoint`.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections import deque
@@ -16,9 +17,13 @@ from collections.abc import Callable, Sequence
 
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError, RingBroken
+from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.net.ring_endpoint import RingEndpoint
+from dtd.net.tls_connect import tls_connect
+from dtd.net.traffic import Traffic
+from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
 
@@ -36,12 +41,20 @@ class Bridge:
             if not self._loop.is_closed():
                 raise
 
+    def posting(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
+        """A function for other threads that runs `function` on the loop."""
+
+        def post(*arguments: object) -> None:
+            self.post(function, *first, *arguments)
+
+        return post
+
 
 class RingCollective:
     """One generation's ring as the training thread sees it; see `dtd.core.collective`.
 
-    Made on the event loop, where `connect`, `end`, `explain` and `waiting_since` belong; the rest
-    belongs to the training thread.
+    Made on the event loop, where `connect`, `end`, `explain`, `traffic` and `waiting_since` belong;
+    the rest belongs to the training thread.
 
     Args:
         bridge: the crossing.
@@ -52,10 +65,12 @@ class RingCollective:
         silence_s: how long a neighbour may be silent, or take to connect.
         agreed: called on the training thread after the generation's first exchange of words.
         lifeline: tells the neighbours when this process ends.
+        context: TLS for all links, if the job wants that.
 
     Attributes:
         suspect: whom the ring lost; empty while it stands, and when this side ended it.
         evidence: how, as in FROZEN.
+        connect_data: makes connections for fetching this generation's state.
         why_broken: why it is broken, in words; empty while it stands.
         waiting_since: the monotonic time since which the training thread waits for the ring.
     """
@@ -71,12 +86,14 @@ class RingCollective:
         silence_s: float,
         agreed: Callable[[], None],
         lifeline: Lifeline | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.assign = assign
         self.suspect = ""
         self.evidence = ""
         self.why_broken = ""
         self.waiting_since: float | None = None
+        self.connect_data = connect_tcp if context is None else tls_connect(context, WORKER)
         self._bridge = bridge
         self._agreed: Callable[[], None] | None = agreed
         self._changed = threading.Condition()
@@ -96,6 +113,7 @@ class RingCollective:
             bucket_done=self._on_bucket_done,
             words_done=self._on_words_done,
             lifeline=lifeline,
+            context=context,
         )
 
     @property
@@ -196,6 +214,10 @@ class RingCollective:
     def end(self, reason: str) -> None:
         """Take no further part in this generation."""
         self._endpoint.end(reason)
+
+    def traffic(self) -> Traffic:
+        """What this ring has sent and received."""
+        return self._endpoint.traffic()
 
     def explain(self) -> str:
         """What the ring waits for, in words."""

@@ -8,24 +8,33 @@ the member core (`dtd.worker.daemon`); none are decided on here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+import itertools
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import structlog
 
-from dtd import __version__
-from dtd.address import Address
+from dtd import troubles
 from dtd.core.detector import Detector
-from dtd.errors import DtdError
+from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
+from dtd.security.identity import COORDINATOR
+from dtd.security.targets import Target
+from dtd.security.tls_faults import tls_fault
+from dtd.troubles import Trouble
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
+from dtd.wire.greeting import hello
+from dtd.worker.epochs import Epochs
 
 log = structlog.get_logger()
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
+TLS_HANDSHAKE_S: Final = 5.0
+CONNECT_S: Final = 5.0
 SILENT_TIMEOUTS: Final = 2
 """A connection is dead after so many heartbeat time-outs without an answer."""
 
@@ -36,27 +45,39 @@ class ControlConnection:
     """Keeps one connection to the coordinator.
 
     Args:
-        target: where it listens.
+        targets: where it listens; called in turn until one answers.
         name: this worker.
         opened: called when it has answered HELLO.
-        received: called with each of its messages.
+        received: called with each of its messages and the payload.
+        epochs: tells a coordinator that was replaced from the one that replaced it.
+
+    Attributes:
+        trouble: why the coordinator cannot be worked with; None when it can.
     """
 
     def __init__(
         self,
-        target: Address,
+        targets: Sequence[Target],
         *,
         name: str,
         opened: Callable[[], None],
-        received: Callable[[m.Message], None],
+        received: Callable[[m.Message, memoryview], None],
+        epochs: Epochs,
     ) -> None:
-        self._target = target
+        self._targets = tuple(targets)
         self._name = name
         self._opened = opened
         self._received = received
+        self._epochs = epochs
         self._link: Link | None = None
         self._disconnected = asyncio.Event()
+        self._was_welcome = self._was_registered = False
+        self._outdated = ""
         self._detector: Detector | None = None
+        self._calls = ""
+        self._has_tls = False
+        self._calling_since: float | None = None
+        self.trouble: Trouble | None = None
 
     @property
     def is_open(self) -> bool:
@@ -76,25 +97,57 @@ class ControlConnection:
 
     async def keep(self) -> None:
         """Connect, and again whenever it is lost, until cancelled."""
-        loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
-        while True:
+        for count, target in enumerate(itertools.cycle(self._targets)):
             self._disconnected.clear()
-            try:
-                await loop.create_connection(self._new_link, self._target.host, self._target.port)
-            except OSError as error:
-                if pause_s == FIRST_PAUSE_S:
-                    log.warning(
-                        "coordinator_unreachable", address=str(self._target), error=str(error)
-                    )
-            else:
+            self._was_welcome = self._was_registered = False
+            self._has_tls = target.context is not None
+            self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
+            trouble = await self._connect(target)
+            if trouble is None:
                 await self._disconnected.wait()
-                pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                self._calling_since = None
+                pause_s = FIRST_PAUSE_S if self._was_registered else pause_s
+            else:
+                self._calling_since = None
+                self._note(trouble)
+            if (count + 1) % len(self._targets) == 0:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _note(self, trouble: Trouble) -> None:
+        """The coordinator cannot be worked with; it is called on, and this is logged once."""
+        if trouble != self.trouble:
+            log.warning(
+                "coordinator_unreachable",
+                kind=trouble.kind,
+                address=trouble.where,
+                message=trouble.message,
+                remedy=trouble.remedy,
+            )
+        self.trouble = trouble
+
+    async def _connect(self, target: Target) -> Trouble | None:
+        """Call; says what went wrong."""
+        options: dict[str, Any] = {}
+        if target.context is not None:
+            options["ssl"] = target.context
+            options["server_hostname"] = ""  # its role is checked, not its name
+            options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
+            options["ssl_shutdown_timeout"] = TLS_HANDSHAKE_S
+        loop = asyncio.get_running_loop()
+        address = target.address
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(self._new_link, address.host, address.port, **options)
+        except OSError as error:  # a time-out and TLS's errors are some, too
+            return _trouble_of(error, str(address), has_tls=target.context is not None)
+        return None
 
     def look(self, now: float) -> None:
         """Cut the connection if nothing has come back for too long."""
+        if self._calling_since is not None and now - self._calling_since > CONNECT_S:
+            self._note(troubles.no_answer(self._calls, CONNECT_S))
         if self._link is None or self._detector is None:
             return
         for _, reason in self._detector.suspects(now):
@@ -102,34 +155,33 @@ class ControlConnection:
             self._link.abort()
 
     def _new_link(self) -> Link:
-        hello = m.Hello(
-            role=m.Role.WORKER,
-            name=self._name,
-            protocol_min=PROTOCOL_VERSION,
-            protocol_max=PROTOCOL_VERSION,
-            version=__version__,
-            max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES,
-        )
-        return Link(self, Connection(opened=True, role=m.Role.WORKER), hello=hello)
+        role = m.Role.WORKER
+        greeting = hello(role, self._name, max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES)
+        connection = Connection(opened=True, role=role)
+        return Link(self, connection, hello=greeting, peer_role=COORDINATOR)
 
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """The coordinator answered."""
-        self._link, self._detector = link, None
+        self._link, self._detector, self._was_welcome = link, None, True
+        self._calling_since = None
         log.info("coordinator_connected", address=link.peer)
         self._opened()
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """The coordinator sends no payloads."""
+        """Payloads here are small."""
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """The coordinator says something: it lives."""
         now = asyncio.get_running_loop().time()
+        if isinstance(message, m.Registered) and not self._may_follow(link, message):
+            return
         if isinstance(message, m.Registered):
+            self.trouble, self._was_registered = None, True
             self._detector = Detector(
                 timeout_s=SILENT_TIMEOUTS * message.heartbeat_timeout_s,
                 tick_s=message.heartbeat_interval_s,
@@ -137,11 +189,50 @@ class ControlConnection:
             self._detector.watch(_COORDINATOR, now)
         if self._detector is not None:
             self._detector.heard(_COORDINATOR, now)
-        self._received(message)
+        self._received(message, payload)
+
+    def _may_follow(self, link: Link, message: m.Registered) -> bool:
+        """Whether the coordinator is the one in charge; one that was replaced is left."""
+        why = self._epochs.outdated(message.store_id, message.epoch)
+        if why:
+            if why != self._outdated:  # it is met again and again while no other answers
+                log.warning("coordinator_outdated", address=link.peer, reason=why)
+            self._outdated, self._was_welcome = why, False
+            link.close(DtdError(f"coordinator {link.peer} was replaced: {why}"))
+        elif self._epochs.remember(message.store_id, message.epoch):
+            asyncio.get_running_loop().run_in_executor(None, self._epochs.save)
+        return not why
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """The coordinator is away: training goes on, and we call again."""
+        if isinstance(error, ProtocolError) or not (self._was_welcome or self._outdated):
+            self._note(_trouble_of_end(error, self._calls, has_tls=self._has_tls))
         if link is self._link:
             self._link = None
-        log.warning("coordinator_lost", error=str(error) if error else "it said goodbye")
+        if self._was_registered:
+            log.warning("coordinator_lost", error=str(error) if error else "it said goodbye")
         self._disconnected.set()
+
+
+def _trouble_of(error: OSError, where: str, *, has_tls: bool) -> Trouble:
+    """Why a call did not come about."""
+    if isinstance(error, ssl.SSLError) or (has_tls and isinstance(error, ConnectionResetError)):
+        return troubles.no_tls(where, tls_fault(error))
+    if isinstance(error, TimeoutError | ConnectionAbortedError):  # the latter: TLS took too long
+        return troubles.no_answer(where, CONNECT_S)
+    if isinstance(error, ConnectionRefusedError):
+        return troubles.nobody_listens(where)
+    return troubles.cannot_call(where, error.strerror or str(error))
+
+
+def _trouble_of_end(error: DtdError | None, where: str, *, has_tls: bool) -> Trouble:
+    """What it means that the coordinator has ended the connection, or has said no."""
+    if isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT:
+        return troubles.no_answer(where, CONNECT_S)
+    if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_MAGIC:
+        return troubles.hung_up(where, has_tls=has_tls)
+    if isinstance(error, ProtocolError):
+        return troubles.refused(where, error.message, error.remedy)
+    if error is not None and isinstance(error.__cause__, ssl.SSLError):
+        return troubles.no_tls(where, tls_fault(error.__cause__))
+    return troubles.hung_up(where, has_tls=has_tls)

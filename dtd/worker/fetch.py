@@ -18,9 +18,11 @@ from typing import Final, Protocol
 
 from dtd.address import Address
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.evidence import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
-from dtd.net.ring_endpoint import CORRUPT, RESET, SILENT, UNREACHABLE
+from dtd.net.fetch_open import open_resource, unexpected
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 from dtd.worker.stripes import Range, Stripes
 
@@ -80,8 +82,10 @@ def fetch_state(
     resource: str,
     *,
     by: str,
+    entry: Pass,
     silence_s: float,
     ring: Breakable,
+    connect: Connect = connect_tcp,
 ) -> FetchFigures:
     """Fetch `resource` from `donors` into the run.
 
@@ -90,15 +94,24 @@ def fetch_state(
         donors: who holds it, at least one.
         resource: "state/GENERATION".
         by: this worker's name.
+        entry: what opens the donors' data ports.
         silence_s: a donor that sends not a byte for so long is given up.
         ring: cuts the fetch off when it breaks.
+        connect: makes the connections.
 
     Raises:
         RingBroken: no donor is left, or the ring broke; what we held is unchanged.
     """
     begun_s = time.monotonic()
     first = ring.rank % len(donors)  # joiners that come together begin with different donors
-    fetch = _Fetch([*donors[first:], *donors[:first]], resource, by=by, silence_s=silence_s)
+    fetch = _Fetch(
+        [*donors[first:], *donors[:first]],
+        resource,
+        by=by,
+        entry=entry,
+        silence_s=silence_s,
+        connect=connect,
+    )
     ring.on_broken(fetch.stripes.stop)
     try:
         size = fetch.into(run)
@@ -129,7 +142,14 @@ class _Fetch:
     """One fetch: its donors, its threads, and who failed how."""
 
     def __init__(
-        self, donors: Sequence[m.Member], resource: str, *, by: str, silence_s: float
+        self,
+        donors: Sequence[m.Member],
+        resource: str,
+        *,
+        by: str,
+        entry: Pass,
+        silence_s: float,
+        connect: Connect,
     ) -> None:
         self._count = min(DONORS_AT_ONCE, len(donors))
         self.stripes = Stripes(self._count)
@@ -137,6 +157,8 @@ class _Fetch:
         self._donors = deque(donors)
         self._resource = resource
         self._by = by
+        self._entry = entry
+        self._connect = connect
         self._silence_s = silence_s
         self._failures: deque[RingBroken] = deque()
 
@@ -186,10 +208,13 @@ class _Fetch:
                 role=m.Role.FETCH,
                 name=self._by,
                 timeout_s=self._silence_s,
+                entry=self._entry,
+                connect=self._connect,
                 place=lambda message, size: self._place(lane, message, size),
             )
             self.stripes.enter(link)
-            self.stripes.agree(self._open(link))
+            _, manifest = open_resource(link, self._resource, silence_s=self._silence_s)
+            self.stripes.agree(manifest)
             self._fetch(link, lane, donor.name)
         except (OSError, DtdError) as error:
             if not self.stripes.over:
@@ -201,17 +226,6 @@ class _Fetch:
                 self.stripes.leave(link, [*lane.coming, *lane.asked])
         return True
 
-    def _open(self, link: BlockingLink) -> bytes:
-        """The manifest; a donor that prepares its state says so meanwhile with empty lists."""
-        link.send(m.FetchOpen(resource=self._resource))
-        more, manifest = True, b""
-        while more:
-            info, payload = link.receive(silence_s=self._silence_s)
-            if not isinstance(info, m.FetchInfo):
-                raise _unexpected(info)
-            more, manifest = info.more, manifest + bytes(payload)
-        return manifest
-
     def _fetch(self, link: BlockingLink, lane: _Lane, name: str) -> None:
         while True:
             self._ask(link, lane)
@@ -219,7 +233,7 @@ class _Fetch:
                 return
             message, _ = link.receive(silence_s=self._silence_s)
             if not isinstance(message, m.FetchData):
-                raise _unexpected(message)
+                raise unexpected(message)
             lane.open -= 1
             lane.open_bytes -= lane.coming.popleft().length
             self.gave.add(name)
@@ -248,7 +262,7 @@ class _Fetch:
             return None
         answer = Range(message.blob, message.offset, payload_bytes)
         if not lane.asked or answer != lane.asked[0]:
-            raise _unexpected(message)
+            raise unexpected(message)
         lane.coming.append(lane.asked.popleft())
         return self.stripes.views[answer.blob][answer.offset : answer.offset + answer.length]
 
@@ -269,8 +283,3 @@ def _failure(donor: str, error: OSError | DtdError, *, connected: bool) -> RingB
     text = "it sent nothing for too long" if isinstance(error, TimeoutError) else str(error)
     message = f"state from {donor} could not be had: {text}"
     return RingBroken(message, suspect=suspect, evidence=evidence)
-
-
-def _unexpected(message: m.Message) -> ProtocolError:
-    name = m.message_name(type(message))
-    return ProtocolError(ErrorCode.WRONG_STATE, f"{name} does not answer what was asked")

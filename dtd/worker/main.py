@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import platform
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import uvloop
@@ -16,30 +17,46 @@ from dtd import __version__
 from dtd.config import WorkerConfig, load_worker_config
 from dtd.core import member
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import configure_logging
+from dtd.logs import configure_logging, hand_over_stdout, own_stdout
+from dtd.notify import Notifier
 from dtd.platform import require_linux
+from dtd.security.credential import Credential
+from dtd.worker.cluster_access import (
+    coordinator_targets,
+    load_credential,
+    settled,
+    warn_of_expiry,
+)
 from dtd.worker.daemon import Worker
+from dtd.worker.instance import with_instance
+from dtd.worker.join import COMMAND, run_join
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
 # the training thread, which holds it only between tensor operations.
 SWITCH_INTERVAL_S: Final = 0.0005
 STOP_PATIENCE_S: Final = 10.0
+DRILL_EXIT_CODE: Final = 75
+"""Ended by `dtdctl kill-worker --signal TERM`: whoever watches the process is to start it again."""
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dtd-worker",
         description="Trains what the coordinator assigns, in a ring with the other workers.",
-        epilog="Precedence: flag, DTD_* environment, configuration file, default.",
+        epilog="Precedence: flag, DTD_* environment, configuration file, default. "
+        "To join a cluster first: dtd-worker join TOKEN.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="where the coordinator listens")
+    parser.add_argument("--coordinator", metavar="HOST:PORT[,...]", help="where it listens")
+    parser.add_argument("--credential", metavar="FILE", help="made by `dtd-worker join`")
     parser.add_argument("--name", help="stable name; default: host name and device")
     parser.add_argument("--device", metavar="cpu|cuda:N", help="what to train on")
+    parser.add_argument("--instance", metavar="DEVICE[-LABEL]", help="as in dtd-worker@cuda0")
     parser.add_argument("--threads", metavar="N", help="CPU threads; default: what the job says")
     parser.add_argument("--listen", metavar="HOST:PORT", help="data address")
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address to call")
     parser.add_argument("--state-dir", metavar="DIR", help="where checkpoints are kept")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
     parser.add_argument("--log-format", choices=("auto", "json", "console"), help="form of the log")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
@@ -55,9 +72,25 @@ def _make_state_dir(config: WorkerConfig) -> None:
         ) from error
 
 
-async def _serve(config: WorkerConfig) -> member.Restart | member.Exit:
+def _load(
+    given: dict[str, object], environ: Mapping[str, str]
+) -> tuple[WorkerConfig, Credential | None]:
+    """The settings; a name that nobody has chosen follows the credential's."""
+    host = platform.node()
+    flags = with_instance(given, environ, host)
+    config = load_worker_config(flags, environ, hostname=host)
+    credential = load_credential(config, environ)
+    if credential is not None:
+        flags = with_instance(given, environ, credential.name)
+        config = load_worker_config(flags, environ, hostname=credential.name)
+    return settled(config, credential), credential
+
+
+async def _serve(config: WorkerConfig, credential: Credential | None) -> member.Restart | int:
+    """Serve; what comes then: begin afresh, or end with this exit code."""
     loop = asyncio.get_running_loop()
-    worker = Worker(config)
+    worker = Worker(config, coordinator_targets(config, credential), credential)
+    notifier = Notifier.from_environment(os.environ)
     stopping = asyncio.Event()
 
     def stop(name: str) -> None:
@@ -67,31 +100,46 @@ async def _serve(config: WorkerConfig) -> member.Restart | member.Exit:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    ending = await worker.run()
-    # Asked while a restart was under way: the new process would know nothing of it.
-    return member.Exit(reason="stopped") if stopping.is_set() else ending
+    await worker.start()
+    notifier.ready()
+    async with asyncio.TaskGroup() as tasks:
+        telling = tasks.create_task(notifier.keep(worker.describe))
+        ending = await worker.run()
+        telling.cancel()
+    # Stopped while a restart was under way: the new process would know nothing of it.
+    if isinstance(ending, member.Restart) and not stopping.is_set():
+        return ending
+    notifier.stopping()  # a restart is not the end: it is this process that goes on
+    return DRILL_EXIT_CODE if worker.drilled else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stderr = sys.stderr
     try:
         require_linux()
-        config = load_worker_config(flags, os.environ)
+        if given[:1] == [COMMAND]:
+            return run_join(given[1:])
+        flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
+        config, credential = _load(flags, os.environ)
         _make_state_dir(config)
-        configure_logging(config.log_format, stderr)
-        ending = uvloop.run(_serve(config))
+        stdout = own_stdout()
+        configure_logging(config.log_format, stdout)
+        if credential is not None:
+            warn_of_expiry(credential)
+        ending = uvloop.run(_serve(config, credential))
     except DtdError as error:
         stderr.write(f"dtd-worker: {error}\n")
+        Notifier.from_environment(os.environ).status(str(error))
         return error.exit_code
+    hand_over_stdout(stdout)
     stderr.flush()
     if isinstance(ending, member.Restart):
         os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *given])  # noqa: S606
     # The training thread may be in the middle of anything; it has nothing left to save.
-    os._exit(0)
+    os._exit(ending)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Answer a PROBE: whether another worker's data port can be reached from here.
+"""Answer PROBEs: whether another worker's data port can be reached from here.
 
 Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant, and
 closes it.  What a broken link is worth is decided by the coordinator.
@@ -7,13 +7,43 @@ closes it.  What a broken link is worth is decided by the coordinator.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Final
 
-from dtd import __version__
 from dtd.errors import DtdError
+from dtd.net.data_server import PROBE_SCOPE
+from dtd.net.handshake import Pass
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Hold
+from dtd.wire.frames import Hold
+
+MAX_PROBES: Final = 16
+
+
+class Probes:
+    """Those under way in one worker.
+
+    Args:
+        by: its name.
+        answered: called with the question and its answer.
+    """
+
+    def __init__(self, by: str, answered: Callable[[m.Probe, m.Probed], None]) -> None:
+        self._by = by
+        self._answered = answered
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, message: m.Probe, *, timeout_s: float) -> None:
+        """Try to reach another worker; who asks for too much at once is not answered."""
+        if len(self._tasks) >= MAX_PROBES:
+            return
+        task = asyncio.create_task(self._answer(message, timeout_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, message: m.Probe, timeout_s: float) -> None:
+        self._answered(message, await probe(message, by=self._by, timeout_s=timeout_s))
 
 
 async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
@@ -24,7 +54,7 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
         by: this worker's name.
         timeout_s: bound on connecting and on its WELCOME together.
     """
-    call = _Call(by)
+    call = _Call(by, message)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
@@ -46,16 +76,19 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
 class _Call:
     """One connection, until it is answered."""
 
-    def __init__(self, by: str) -> None:
-        hello = m.Hello(
-            role=m.Role.FETCH,
-            name=by,
-            protocol_min=PROTOCOL_VERSION,
-            protocol_max=PROTOCOL_VERSION,
-            version=__version__,
-            max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
+    def __init__(self, by: str, message: m.Probe) -> None:
+        ticket = Pass(
+            secret=message.ticket_key,
+            scope=PROBE_SCOPE,
+            expires_unix_s=message.ticket_expires_unix_s,
         )
-        self.link = Link(self, Connection(opened=True, role=m.Role.FETCH), hello=hello)
+        role = m.Role.FETCH
+        self.link = Link(
+            self,
+            Connection(opened=True, role=role),
+            hello=ticket.hello(role, by),
+            secret=ticket.secret,
+        )
         self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def hang_up(self) -> None:

@@ -50,6 +50,7 @@ class JobReporter:
         self._steps = self._rows = 0
         self._epoch_losses: list[float] = []
         self._flags = Flags()
+        self.disk_failure = ""
 
     # --- requests ----------------------------------------------------------------------------
 
@@ -85,10 +86,11 @@ class JobReporter:
             self._epoch_losses.clear()
         self._step = record
         self._log.info("step_committed", **dataclasses.asdict(record))
-        for key in TIMES:
+        for key in (*TIMES, "sent_bytes"):
             value = float(getattr(record, key))
             self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value
-            self._sums[key] += value
+        for key in TIMES:
+            self._sums[key] += float(getattr(record, key))
         self._steps += 1
         self._rows += record.rows
         self._epoch_losses.append(record.loss)
@@ -110,7 +112,14 @@ class JobReporter:
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         """A checkpoint was published; called from the writer's thread."""
-        self._log.info("checkpoint_saved", step=record.step, directory=record.directory)
+        self.disk_failure = ""
+        self._log.info(
+            "checkpoint_saved",
+            step=record.step,
+            directory=record.directory,
+            size_bytes=record.size_bytes,
+            write_s=record.write_s,
+        )
         self._tell(
             m.CheckpointSaved(
                 job=self._job,
@@ -121,11 +130,14 @@ class JobReporter:
                 directory=record.directory,
                 metrics=dict(record.metrics),
                 kept={"names": list(record.kept)},
+                write_s=record.write_s,
             )
         )
 
     def warning(self, event: str, message: str) -> None:
         """Something the operator should know."""
+        if event == "checkpoint_failed":
+            self.disk_failure = message
         self._log.warning(event, message=message)
         self._tell(m.Notice(job=self._job, event=event, message=message[:4000]))
 
@@ -176,7 +188,7 @@ class JobReporter:
         record, means = self._step, dict(self._means)
         if record is None:
             return {"generation": self._generation}
-        step_s = means.get("step_s", 0.0)
+        step_s, comm_s = means.get("step_s", 0.0), means.get("comm_s", 0.0)
         return {
             "generation": self._generation,
             "step": record.step,
@@ -184,8 +196,13 @@ class JobReporter:
             "loss": record.loss,
             "samples_per_s": record.rows / step_s if step_s > 0 else 0.0,
             "step_s": step_s,
+            "data_s": means.get("data_s", 0.0),
             "compute_s": means.get("compute_s", 0.0),
-            "comm_s": means.get("comm_s", 0.0),
+            "optimizer_s": means.get("optimizer_s", 0.0),
+            "comm_s": comm_s,
+            "link_bytes_per_s": means.get("sent_bytes", 0.0) / comm_s if comm_s > 0 else 0.0,
+            "learning_rate": record.lr,
+            "grad_norm": record.grad_norm,
             "exposed_s": means.get("exposed_s", 0.0),
             "own_s": sum(means.get(key, 0.0) for key in OWN_TIMES),
         }

@@ -23,11 +23,13 @@ from dtd import job
 from dtd.core import member
 from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.errors import DivergenceError, DtdError, RingBroken
+from dtd.net.handshake import Pass
 from dtd.net.resource import Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.worker.fetch import fetch_state
 from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import JobReporter
+from dtd.worker.task_code import look_first_in, task_digest
 
 if TYPE_CHECKING:
     from dtd.train.record import Outcome
@@ -59,6 +61,7 @@ class Trainer(threading.Thread):
         watch: whether the thread gets on.
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
+        fetch_package: blocks until a shipped package lies on this worker's disk.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Trainer(threading.Thread):
         watch: ProgressWatch,
         post: Post,
         offer: Callable[[str, Resource], None],
+        fetch_package: Callable[[str], Path],
     ) -> None:
         super().__init__(name="trainer", daemon=True)
         self._prepare = prepare
@@ -85,6 +89,7 @@ class Trainer(threading.Thread):
         self._watch = watch
         self._post = post
         self._offer = offer
+        self._fetch_package = fetch_package
         self._rings: queue.SimpleQueue[RingCollective] = queue.SimpleQueue()
 
     def assign(self, ring: RingCollective) -> None:
@@ -93,18 +98,25 @@ class Trainer(threading.Thread):
 
     def run(self) -> None:
         """Train until the process is replaced; every failure becomes a report."""
+        ring: RingCollective | None = None
         try:
             run = self._warm_up()
             while True:
-                self._serve(run, self._rings.get())
+                ring = self._rings.get()
+                self._serve(run, ring)
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
             self._fail(error)
+            if ring is not None:
+                # After the report, so that the neighbours' word of a lost link comes second to it.
+                ring.give_up("the training thread has failed")
 
     def _warm_up(self) -> TrainingRun:
         from dtd.train.record import InitFrom
         from dtd.train.run import TrainingRun
 
         prepare = self._prepare
+        place = self._fetch_package(prepare.package) if prepare.package else None
+        look_first_in(place)
         spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
         parent = None
         if prepare.from_job:
@@ -133,6 +145,7 @@ class Trainer(threading.Thread):
             parameters=report.parameters,
             steps_total=report.steps_total,
             held=(self._held(run),),
+            task_digest=task_digest(spec.job.task, place),
         )
         self._post(member.TrainerWarm(warmed=warmed))
         return run
@@ -185,7 +198,14 @@ class Trainer(threading.Thread):
         if not own.holds:
             donors = [member_ for member_ in assign.roster if member_.holds]
             figures = fetch_state(
-                run, donors, name, by=own.name, silence_s=self._silence_s, ring=ring
+                run,
+                donors,
+                name,
+                by=own.name,
+                entry=Pass.of(assign),
+                silence_s=self._silence_s,
+                ring=ring,
+                connect=ring.connect_data,
             )
             log.info("state_received", **dataclasses.asdict(figures))
             return
@@ -213,7 +233,11 @@ class Trainer(threading.Thread):
         )
 
     def _diverged(self, run: TrainingRun, assign: m.Assign, error: DivergenceError) -> None:
-        """The odd ones out start afresh; if it cannot be told who is right, nobody is."""
+        """The odd ones out start afresh; if it cannot be told who is right, nobody is.
+
+        The ring is not given up: every rank reads this from words that are on their way to it, and
+        one whose link is reset before that would not learn that its state is not to be trusted.
+        """
         if error.majority and assign.rank in error.dissenters:
             self._post(member.TrainerDiverged(generation=assign.generation, reason=error.message))
             return

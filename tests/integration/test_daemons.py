@@ -9,6 +9,7 @@ import pytest
 from dtd.address import Address
 from dtd.errors import ErrorCode
 from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
 
@@ -109,7 +110,7 @@ def test_jobs_are_listed_newest_first(daemons, two_jobs):
 
 
 def final_checkpoint(daemons, job):
-    found = daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]
+    found = daemons.ask(m.ListCheckpoints(job=job, tickets=True))["checkpoints"]
     assert [one["step"] for one in found] == [32, 30, 20]
     return found[0]
 
@@ -135,7 +136,10 @@ def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
     last = final_checkpoint(idle, two_jobs.first)
     data_port = Address(last["data_host"], last["data_port"])
     resource = f"checkpoint/{two_jobs.first}/{last['name']}"
-    with idle.connect() as operator, FetchClient(data_port, resource) as fetching:
+    ticket = Pass(
+        secret=last["ticket_key"], scope=resource, expires_unix_s=last["ticket_expires_unix_s"]
+    )
+    with idle.connect() as operator, FetchClient(data_port, resource, ticket) as fetching:
         for address in (idle.cluster.address, data_port):
             (told,) = garbage(address)
             assert told.code == ErrorCode.BAD_MAGIC

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.wire import messages as m
+from dtd.worker.main import DRILL_EXIT_CODE
 
 pytestmark = pytest.mark.integration
 
@@ -76,6 +77,6 @@ def test_only_the_killed_process_is_a_new_one(upheaval):
 
 def test_a_worker_that_is_told_to_end_leaves_in_good_order(upheaval):
     assert "worker-1 leaves" in upheaval.leaves["message"]
-    assert upheaval.leave_code == 0
+    assert upheaval.leave_code == DRILL_EXIT_CODE
     lost = upheaval.daemons.events("worker_lost", upheaval.job)
     assert [event["worker"] for event in lost] == ["worker-2"]

@@ -48,7 +48,9 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "text<=255": st.text(max_size=255),
     "text<=16384": st.text(max_size=300),
+    "octets<=64": st.binary(max_size=64),
     "map": maps,
+    "map of f64": st.dictionaries(st.text(max_size=9), st.floats(), max_size=4),
 }
 
 

@@ -14,9 +14,19 @@ import pytest
 import uvloop
 
 from dtd.address import Address
+from dtd.net.handshake import answer as answer_hello
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
-from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, FrameDecoder
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    PREFIX,
+    PREFIX_BYTES,
+    PROTOCOL_VERSION,
+    FrameDecoder,
+    frame_bytes,
+)
+from dtd.wire.greeting import welcome as welcome_message
+from dtd.wire.tags import CHECKSUM, TAG_BYTES, Tag
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -42,6 +52,9 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.script: Script = lambda _message: None
         self.welcome = _welcome()
+        self.refuses = False
+        self.secret = b"s" * 32
+        self.tag: Tag = CHECKSUM
         self.received: list[m.Message] = []
         self._arrival = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -86,6 +99,7 @@ class ScriptedServer:
     def _serve(self, connection: socket.socket) -> None:
         life = Connection(opened=False, accepts=frozenset({m.Role.CTL, m.Role.FETCH}))
         decoder = FrameDecoder()
+        tag: Tag | None = None
         with connection, contextlib.suppress(ConnectionError):
             while data := connection.recv(65536):
                 for frame in decoder.feed(data):
@@ -93,7 +107,9 @@ class ScriptedServer:
                     life.receive(message)
                     if isinstance(message, m.Hello):
                         life.accept()
-                        connection.sendall(self.welcome)
+                        tag = self._welcome(connection, message, decoder)
+                        continue
+                    if isinstance(message, m.Prove):
                         continue
                     with self._arrival:
                         self.received.append(message)
@@ -101,7 +117,39 @@ class ScriptedServer:
                     answer = self.script(message)
                     if answer is None:
                         return
-                    connection.sendall(answer)
+                    connection.sendall(answer if tag is None else _sealed(answer, tag))
+
+    def _welcome(
+        self, connection: socket.socket, hello: m.Hello, decoder: FrameDecoder
+    ) -> Tag | None:
+        """Say WELCOME; on a data connection, the tag of what is said from then on."""
+        if hello.role != m.Role.FETCH or self.refuses:
+            connection.sendall(self.welcome)
+            return None
+        welcome, keys = answer_hello(
+            welcome_message("scripted", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES),
+            hello,
+            header=decoder.header_bytes,
+            secret=self.secret,
+            private=True,
+        )
+        said = m.message_bytes(welcome, tag=keys.acceptor)
+        decoder.tag, self.tag = keys.opener, keys.acceptor
+        connection.sendall(said)
+        return keys.acceptor
+
+
+def _sealed(frames: bytes, tag: Tag) -> bytes:
+    """The same frames as the script made them, with the tags of this connection."""
+    sealed = b""
+    while len(frames) >= PREFIX_BYTES:
+        *_, header_bytes, payload_bytes = PREFIX.unpack(frames[:PREFIX_BYTES])
+        header_end = PREFIX_BYTES + header_bytes
+        end = header_end + payload_bytes
+        header, payload = frames[PREFIX_BYTES:header_end], frames[header_end:end]
+        sealed += frame_bytes(header, payload, tag)
+        frames = frames[end + TAG_BYTES :]
+    return sealed + frames
 
 
 @pytest.fixture

@@ -48,7 +48,8 @@ def test_a_workers_defaults() -> None:
     config = load_worker_config(
         {}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE, hostname="node-3"
     )
-    assert config.coordinator == Address("127.0.0.1", 7117)
+    assert config.coordinator == ()
+    assert config.credential is None
     assert (config.name, config.device, config.threads) == ("node-3-cpu", "cpu", 0)
     assert config.listen == Address("127.0.0.1", 0)
     assert config.advertise == ""
@@ -73,7 +74,7 @@ def test_text_from_flags_and_environment_becomes_numbers_and_paths() -> None:
     worker = load_worker_config(
         {"threads": "3", "coordinator": Address("localhost", 1)}, {}, default_file=NOWHERE
     )
-    assert (worker.threads, worker.coordinator) == (3, Address("localhost", 1))
+    assert (worker.threads, worker.coordinator) == (3, (Address("localhost", 1),))
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
@@ -163,12 +164,33 @@ def test_values_in_a_file_are_not_converted(file: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:7117", "[::]:0", "10.1.2.3:1", "node:1"])
-def test_listening_to_others_is_refused_while_nobody_is_authenticated(listen: str) -> None:
-    for problems in (coordinator_problems, worker_problems):
-        (problem,) = problems({"listen": listen})
-        assert problem.startswith(f"listen: {listen} is not a loopback address")
-        assert "does not authenticate connections yet" in problem
+def test_several_coordinators_are_named_as_text_or_as_an_array(file: Path) -> None:
+    expected = (Address("10.0.0.1", 7117), Address("fd00::1", 7118))
+    typed = load_worker_config(
+        {"coordinator": "10.0.0.1:7117, [fd00::1]:7118"}, {}, default_file=NOWHERE
+    )
+    file.write_text('coordinator = ["10.0.0.1:7117", "[fd00::1]:7118"]\n')
+    assert typed.coordinator == load_worker_config({}, {}, default_file=file).coordinator
+    assert typed.coordinator == expected
+
+
+@pytest.mark.parametrize("value", ["3", "[]", "[3]", '{a = "h:1"}'])
+def test_what_is_no_list_of_coordinators(file: Path, value: str) -> None:
+    file.write_text(f"coordinator = {value}\n")
+    (problem,) = worker_problems({}, {}, file)
+    assert "line 1: coordinator: must be a string or an array of strings" in problem
+
+
+def test_a_coordinator_may_have_several_addresses_for_others() -> None:
+    config = load_coordinator_config({"advertise": "a, b:1,[fd00::1]:2"}, {}, default_file=NOWHERE)
+    assert config.advertise == "a, b:1,[fd00::1]:2"
+    (problem,) = coordinator_problems({"advertise": "a,b:x"})
+    assert problem.startswith("advertise: must end in a port")
+
+
+def test_a_credential_is_a_path() -> None:
+    config = load_worker_config({"credential": "/c"}, {}, default_file=NOWHERE)
+    assert config.credential == Path("/c")
 
 
 def test_the_coordinator_is_looked_for_at_a_real_port() -> None:

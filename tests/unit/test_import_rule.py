@@ -18,19 +18,26 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "dtd").rglob("*.py"))
 
-BASE = {"address", "config", "errors", "job", "logs", "platform", "rules", "toml_source"}
+BASE = {
+    *("address", "config", "errors", "event_names", "job", "logs", "notify", "platform", "rules"),
+    *("setting_values", "shown", "toml_source", "troubles"),
+}
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
     "errors": set(),
-    "rules": {"errors"},
+    "rules": {"shown"},
+    "shown": set(),
     "wire": {"errors", "job"},
-    "core": {"errors", "job", "wire"},
-    "net": BASE | {"core", "wire"},
+    "core": {"errors", "job", "troubles", "wire"},
+    "security": BASE,
+    "packages": {"errors"},
+    "net": BASE | {"core", "security", "wire"},
     "tasks": BASE | {"core"},
     "train": BASE | {"core", "tasks", "wire"},
-    "coordinator": BASE | {"core", "net", "wire"},
-    "worker": BASE | {"core", "net", "tasks", "train", "wire"},
-    "ctl": BASE | {"core", "net", "wire"},
+    "metrics": BASE | {"core", "wire"},
+    "coordinator": BASE | {"core", "metrics", "net", "packages", "security", "wire"},
+    "worker": BASE | {"core", "metrics", "net", "packages", "security", "tasks", "train", "wire"},
+    "ctl": BASE | {"core", "net", "packages", "security", "wire"},
     "sim": {"core", "errors", "job", "wire"},
 }
 PURE = {"wire", "core"}

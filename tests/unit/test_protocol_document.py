@@ -19,9 +19,13 @@ from dtd.core import control_word
 from dtd.core.chunks import BucketShape, cut
 from dtd.core.control_word import ControlEntry, reduce_entries
 from dtd.errors import DtdError, ErrorCode
+from dtd.security.data_keys import ACCEPTOR, KEY_BYTES, OPENER, session_key
 from dtd.wire import connection, fields, frames
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder, frame_bytes
+from dtd.wire.keyed_tag import KeyedTag
+from dtd.wire.tags import TAG_BYTES, TAG_FLAGS
+from scripts.gen_protocol_tables import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}
@@ -31,7 +35,9 @@ PARTIES = {
     m.Role.CTL: ("dtdctl", "coordinator"),
     m.Role.RING: ("rank r", "rank r + 1"),
     m.Role.FETCH: ("fetcher", "holder"),
+    m.Role.JOIN: ("whoever joins", "coordinator"),
 }
+HANDSHAKE = ((0x01, "HELLO"), (0x02, "WELCOME"), (0x05, "PROVE"))
 EXAMPLES = [
     found.groupdict()
     for found in re.finditer(
@@ -91,7 +97,7 @@ def test_example_decodes_to_its_json_and_encodes_to_its_bytes(example: dict[str,
     [frame] = FrameDecoder().feed(data)
     message = m.decode_message(frame.header)
     assert list(frame.header) == list(values)
-    assert message == m.decode_message(values)
+    assert message == m.decode_message(with_octets(values))
     assert bytes(frame.payload) == bytes.fromhex(example["payload"] or "")
     assert frame_bytes(m.encode_header(message), bytes(frame.payload)) == data
     assert {label: len(bytes.fromhex(text)) for label, text in parts.items()} == {
@@ -100,6 +106,10 @@ def test_example_decodes_to_its_json_and_encodes_to_its_bytes(example: dict[str,
         **({"payload": len(frame.payload)} if len(frame.payload) else {}),
         "tag": frames.TAG_BYTES,
     }
+
+
+def _shown(default: object) -> str:
+    return json.dumps(default.hex() if isinstance(default, bytes) else default)
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -118,7 +128,7 @@ def documented_fields(title: str) -> list[list[str]]:
 def test_fields_are_those_of_the_code(title: str, record: type[Any]) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(record)}
     coded = [
-        [f"`{name}`", kind, "required" if required else json.dumps(defaults[name])]
+        [f"`{name}`", kind, "required" if required else _shown(defaults[name])]
         for name, kind, _check, required in fields.layout(record)
     ]
     rows = documented_fields(title)
@@ -142,6 +152,9 @@ def test_table_of_frames_is_what_connections_allow() -> None:
                 m.Error: ("either", "any but closed"),
                 m.Goodbye: ("either", "open"),
             }[cls]
+            continue
+        if cls is m.Prove:
+            assert (role, sender, state) == ("ring, lifeline, fetch", "opener", "await prove")
             continue
         assert state == "open"
         by_opener = [r for r in m.Role if cls in connection.FROM_OPENER[r]]
@@ -183,7 +196,46 @@ def test_prefix_box_is_the_struct() -> None:
     assert frames.PREFIX.format == "!4sBBHII"
     assert bytes.fromhex(search(r"`(44 .*?)`", rows[0][3])) == frames.MAGIC
     assert int(rows[1][3]) == frames.PROTOCOL_VERSION
-    assert int(rows[2][3].split("`")[1], 16) == frames.FLAG_TAG_XXH3
+    assert [int(one, 16) for one in rows[2][3].split("`")[1::2]] == list(TAG_FLAGS)
+
+
+def test_the_handshake_of_the_document_is_the_code_s() -> None:
+    """Of the HELLO and WELCOME that are shown in their own sections."""
+    shown = search(r"```handshake\n(.*?)```", section("Data connections: handshake and keys"))
+    lines: dict[str, str] = {}
+    label = ""
+    for line in shown.splitlines():
+        label = line[:15].strip() or label
+        lines[label] = lines.get(label, "") + line[15:]
+    said = {name: shown_message(f"0x{number:02x} {name}") for number, name in HANDSHAKE}
+    hello, welcome, prove = said.values()
+    headers = {name: m.encode_header(message) for name, message in said.items()}
+    secret = b"s" * KEY_BYTES
+    keys = {
+        sender: session_key(
+            secret,
+            hello=headers["HELLO"],
+            hello_nonce=hello.nonce,
+            welcome_nonce=welcome.nonce,
+            sender=sender,
+        )
+        for sender in (OPENER, ACCEPTOR)
+    }
+    tags = {sender: KeyedTag(key, later=welcome.tag) for sender, key in keys.items()}
+    assert lines == {
+        "HELLO header": headers["HELLO"].hex(),
+        "WELCOME header": headers["WELCOME"].hex(),
+        "opener key": keys[OPENER].hex(),
+        "acceptor key": keys[ACCEPTOR].hex(),
+        "WELCOME tag": m.message_bytes(welcome, tag=tags[ACCEPTOR])[-TAG_BYTES:].hex(),
+        "PROVE tag": m.message_bytes(prove, tag=tags[OPENER])[-TAG_BYTES:].hex(),
+    }
+
+
+def shown_message(title: str) -> Any:
+    """The message of a section's example."""
+    values = json.loads(search(r"```json\n(.*?)```", section(title)))
+    return m.decode_message(with_octets(values))
 
 
 def test_kinds_are_explained() -> None:

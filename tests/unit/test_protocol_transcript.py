@@ -17,6 +17,7 @@ from dtd.net.ring import RingNode
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import FrameDecoder, Hold
+from scripts.gen_protocol_tables import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 NUMBERS = {m.message_name(cls): number for number, cls in m.message_types().items()}
@@ -42,7 +43,7 @@ def transcript() -> Iterator[Line]:
         found = re.fullmatch(r"(\w) (\w+) > (\w+) ([A-Z_]+) (\{.*\})(?: \| ([0-9a-f]+))?", line)
         assert found, line
         link, sender, receiver, name, values, payload = found.groups()
-        message = m.decode_message({"t": NUMBERS[name], **json.loads(values)})
+        message = m.decode_message(with_octets({"t": NUMBERS[name], **json.loads(values)}))
         yield Line(link, sender, receiver, message, bytes.fromhex(payload or ""))
 
 
@@ -74,8 +75,8 @@ def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
     sent: dict[int, list[tuple[Any, bytes]]] = {0: [], 1: []}
     under_way: list[tuple[int, Any, bytes]] = []
     buckets = {
-        0: bytearray(struct.pack("<5f", 1, 2, 3, 4, 5)),
-        1: bytearray(struct.pack("<5f", 10, 20, 30, 40, 50)),
+        0: (_floats(1, 2, 3, 4, 5), _floats(6, 7)),
+        1: (_floats(10, 20, 30, 40, 50), _floats(60, 70)),
     }
     nodes = {rank: _node(rank, sent[rank], under_way) for rank in (0, 1)}
 
@@ -89,12 +90,13 @@ def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
             nodes[rank].received(message, target)
 
     for rank, node in nodes.items():
-        node.open_step(0, [_memory(buckets[rank])])
+        node.open_step(0, [_memory(bucket) for bucket in buckets[rank]])
     for rank, node in nodes.items():
         node.offer(words[rank, 0])
     deliver()
     for node in nodes.values():
         node.start(0)
+        node.start(1)
     deliver()
     for rank, node in nodes.items():
         node.offer(words[rank, 1])
@@ -102,14 +104,18 @@ def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
     for rank in (0, 1):
         written = [(x.message, x.payload) for x in first_step if x.sender == f"w{rank}"]
         assert sent[rank] == written
-    assert struct.unpack("<5f", buckets[0]) == (11, 22, 33, 44, 55)
+    assert buckets[0] == (_floats(11, 22, 33, 44, 55), _floats(66, 77))
     assert buckets[0] == buckets[1]
     assert reduce_entries([words[0, 1], words[1, 1]]).commit
 
 
+def _floats(*values: float) -> bytearray:
+    return bytearray(struct.pack(f"<{len(values)}f", *values))
+
+
 def _node(rank: int, sent: list[Any], under_way: list[Any]) -> RingNode:
     core = Ring(
-        rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=16384, scratch_slots=4
+        rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=16, scratch_slots=4
     )
 
     def send(message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dtd.rules import Rule, allowed, did_you_mean, fault, fields_of, rule, shown
+from dtd.rules import Rule, allowed, did_you_mean, fault, fields_of, rule
 
 ANY = Rule(meaning="")
 
@@ -90,29 +90,6 @@ def test_what_is_allowed_reads_as_words() -> None:
     )
     assert allowed(Literal["a", "b"], ANY) == 'one of "a", "b"'
     assert allowed(bool, ANY) == "true or false"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (True, "true"),
-        ("a\n", '"a\\n"'),
-        (3, "3"),
-        (0.5, "0.5"),
-        (2**70, "an integer beyond 64 bits"),
-        ({}, "a table"),
-        ([1], "an array"),
-        ((1,), "an array"),
-        (None, "nothing"),
-        (b"x", "a bytes"),
-    ],
-)
-def test_values_are_shown_as_typed(value: object, text: str) -> None:
-    assert shown(value) == text
-
-
-def test_a_long_value_is_cut() -> None:
-    assert len(shown("x" * 1000)) == 60
 
 
 def test_only_a_near_word_is_suggested() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from dtd import __version__
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
@@ -82,7 +83,7 @@ class PlayedWorker:
             device="cpu",
             data_host="10.0.0.1",
             data_port=4000,
-            version="test",
+            version=__version__,
         )
 
     def say(self, message: m.Message, payload: bytes = b"") -> None:
@@ -93,10 +94,14 @@ class PlayedWorker:
 
     def hear(self, kind: type[MessageT]) -> MessageT:
         """The next message of this kind; others are passed over."""
+        return self.hear_all(kind)[0]
+
+    def hear_all(self, kind: type[MessageT]) -> tuple[MessageT, bytes]:
+        """The next message of this kind and its payload."""
         while True:
-            message, _ = self._link.receive(timeout_s=PATIENCE_S)
+            message, payload = self._link.receive(timeout_s=PATIENCE_S)
             if isinstance(message, kind):
-                return message
+                return message, bytes(payload)
 
     def join(self) -> m.Registered:
         self.say(self.register)
@@ -159,14 +164,26 @@ class PlayedWorker:
 
 
 @pytest.fixture
-def start_daemon(loop_thread: Any, tmp_path: Path) -> Iterator[Callable[[], Daemon]]:
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def store(state_dir: Path) -> Iterator[Store]:
+    made = Store(state_dir)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start_daemon(loop_thread: Any, state_dir: Path) -> Iterator[Callable[[], Daemon]]:
     """Starts coordinators, one after the other, on the same state directory."""
     started: list[Daemon] = []
 
     def start() -> Daemon:
         if started:
             started[-1].stop()
-        started.append(Daemon(loop_thread, tmp_path / "state"))
+        started.append(Daemon(loop_thread, state_dir))
         return started[-1]
 
     yield start

@@ -141,7 +141,7 @@ def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
 
 
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):
-    arguments = ["--listen", "0.0.0.0:7117", "--state-dir", str(tmp_path)]
+    arguments = ["--listen", "7117", "--state-dir", str(tmp_path)]
     assert main_module.main(arguments) == 78
     assert "dtd-coordinator: " in capsys.readouterr().err
 

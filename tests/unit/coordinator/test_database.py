@@ -13,18 +13,6 @@ from dtd.core.membership_events import Incident
 from dtd.errors import ConfigError
 
 
-@pytest.fixture
-def state_dir(tmp_path):
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def store(state_dir):
-    made = Store(state_dir)
-    yield made
-    made.close()
-
-
 def test_a_new_directory_is_its_owners_alone(state_dir, store):
     assert state_dir.stat().st_mode & 0o777 == 0o700
     assert (store.jobs(), store.events(0), store.next_job_number()) == ([], [], 1)

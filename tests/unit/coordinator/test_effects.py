@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
 from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
@@ -21,6 +22,8 @@ ACK = m.HeartbeatAck()
 
 class PlayedLink:
     """A worker's connection that keeps what it is told."""
+
+    identity = None
 
     def __init__(self):
         self.told = []
@@ -54,6 +57,20 @@ class PlayedStore:
         self.written.append(incident.kind)
 
 
+def registering(incarnation):
+    """REGISTER of a process of worker-0."""
+    return m.Register(
+        name="worker-0",
+        incarnation=incarnation,
+        pid=1,
+        host="h",
+        device="cpu",
+        data_host="h",
+        data_port=1,
+        version="0",
+    )
+
+
 @pytest.fixture
 async def desk():
     """Effects between a played store, a played worker and nobody who asks."""
@@ -62,10 +79,15 @@ async def desk():
         job_ended=lambda job: told.append(job.id), something_happened=lambda: told.append("news")
     )
     store, links, link = PlayedStore(), WorkerLinks(), PlayedLink()
-    links.register(link, "worker-0", 1)
+    links.register(link, registering(1))
     thread = StoreThread()
     effects = Effects(
-        links=links, store=store, thread=thread, desk=desk, job_numbers={"digits-1": 7}
+        links=links,
+        store=store,
+        thread=thread,
+        secrets=DataSecrets(bytes(32), links.incarnation, lambda: 1000.0),
+        desk=desk,
+        job_numbers={"digits-1": 7},
     )
     running = asyncio.create_task(effects.run())
     yield SimpleNamespace(
@@ -92,7 +114,7 @@ async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
     desk.effects.put(Send(name="worker-0", message=ACK))
     newer = PlayedLink()
-    desk.links.register(newer, "worker-0", 2)
+    desk.links.register(newer, registering(2))
     desk.store.may_write.set()
     await desk.effects.settled()
     assert newer.told == []

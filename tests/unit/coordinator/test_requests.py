@@ -75,6 +75,14 @@ def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
     assert daemon.ask(m.ListJobs()) == {"jobs": []}
 
 
+def test_an_encrypted_job_needs_credentials(daemon, spec):
+    spec["sync"] = {"encryption": "tls"}
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec))
+    assert words.startswith("[sync] encryption: this coordinator listens on loopback only")
+    assert "listen beyond loopback" in remedy
+    assert daemon.ask(m.ListJobs()) == {"jobs": []}
+
+
 def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
     monkeypatch.setattr("dtd.core.jobs.MAX_QUEUED_JOBS", 1)
     submit(daemon, spec)

@@ -15,18 +15,6 @@ from dtd.wire import messages as m
 SPEC = {"job": {"name": "digits", "task": "digits"}}
 
 
-@pytest.fixture
-def state_dir(tmp_path):
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def store(state_dir):
-    made = Store(state_dir)
-    yield made
-    made.close()
-
-
 def job(number=1, **changed):
     return Job(id=f"digits-{number}", spec=SPEC, **changed)
 

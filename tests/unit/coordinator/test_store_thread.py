@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 
 import pytest
@@ -66,3 +67,16 @@ async def test_nothing_is_taken_after_the_end():
     assert not thread._thread.is_alive()
     with pytest.raises(RuntimeError, match="closed"):
         thread.later(print)
+
+
+async def test_failures_of_the_disk_are_counted():
+    thread = StoreThread()
+
+    def fail(error):
+        raise error
+
+    for error in (OSError("disk"), sqlite3.OperationalError("disk"), ValueError("a question")):
+        with pytest.raises(type(error)):
+            await thread.run(fail, error)
+    assert thread.failures == 2
+    await thread.close(lambda: None)

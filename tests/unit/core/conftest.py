@@ -123,12 +123,16 @@ class Desk:
         values = {"generation": self.books.generation, **more}
         self.say(name, m.Heartbeat(state="running", job="j-1", step=step, **values))
 
-    def run_generation(self, *names: str) -> int:
-        """Register, warm up, and report that all of them run."""
+    def warm_up(self, *names: str) -> None:
+        """All of them register, and then all of them are ready."""
         for name in names:
             self.register(name)
         for name in names:
             self.warmed(name)
+
+    def run_generation(self, *names: str) -> int:
+        """Register, warm up, and report that all of them run."""
+        self.warm_up(*names)
         return self.all_run(*names)
 
     def all_run(self, *names: str) -> int:

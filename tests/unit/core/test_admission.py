@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core import admission
-from dtd.core.membership_events import CancelRequested, DrainRequested
+from dtd.core.membership_events import CancelRequested, DrainRequested, Revoked
 from dtd.wire import messages as m
 
 
@@ -108,8 +108,7 @@ def test_number_reported_by_one_worker_does_not_disturb_a_running_generation(des
 
 def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
     desk.submit()
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.register("b", job="j-1", generation=3)
     desk.tick(11.5)
     assert [one.name for one in desk.disconnected] == ["b"]
@@ -167,8 +166,7 @@ def test_warm_worker_reports_what_it_holds(desk: Any) -> None:
 @pytest.mark.parametrize("job", ["j-0", "j-1"])
 def test_late_or_foreign_warmth_is_ignored(desk: Any, job: str) -> None:
     desk.submit(min_workers=3)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.warmed("a", job=job, steps_total=99)
     assert desk.books.job.total_steps == 10
     desk.register("b")
@@ -177,8 +175,7 @@ def test_late_or_foreign_warmth_is_ignored(desk: Any, job: str) -> None:
 
 
 def test_warmth_without_a_job_is_ignored(desk: Any) -> None:
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     assert desk.state("a") == "idle"
 
 
@@ -275,10 +272,7 @@ def test_member_that_asks_while_its_generation_forms_leaves_after_the_first_step
     desk: Any,
 ) -> None:
     desk.submit()
-    for name in "ab":
-        desk.register(name)
-    for name in "ab":
-        desk.warmed(name)
+    desk.warm_up("a", "b")
     desk.say("b", m.Leave(reason="stop"))
     assert desk.told("b", m.Freeze) == []
     desk.all_run("a", "b")
@@ -365,8 +359,7 @@ def test_a_newcomer_that_cannot_warm_up_does_not_fail_the_job_of_others(desk):
 def test_a_newcomer_that_cannot_warm_up_fails_a_job_that_nobody_trains(desk):
     desk.submit()
     desk.register("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     desk.say("a", m.Failed(job="j-1", reason="no such file", traceback="line 1"))
     assert [job.state.value for job in desk.ended] == ["failed"]
 
@@ -376,3 +369,45 @@ def test_a_member_that_fails_fails_the_job(desk):
     desk.run_generation("a", "b")
     desk.say("a", m.Failed(job="j-1", reason="boom", traceback="line 1"))
     assert [job.state.value for job in desk.ended] == ["failed"]
+
+
+def test_other_code_of_the_task_is_refused_with_both_names_and_what_to_do(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    desk.register("a")
+    desk.register("b")
+    desk.warmed("a", task_digest="a1" * 32)
+    desk.warmed("b", task_digest="b2" * 32, plan_digest="other, for that reason")
+    (refused,) = desk.told_of("worker_refused")
+    assert refused.message == (
+        "b is refused: b has other code of the task (b2b2b2b2b2b2) than a (a1a1a1a1a1a1):"
+        " have `dtdctl submit` ship it, or install the same version on both"
+    )
+
+
+def test_code_that_is_not_known_is_not_compared(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    desk.register("a")
+    desk.register("b")
+    desk.warmed("a", task_digest="a1" * 32)
+    desk.warmed("b")
+    assert not desk.told_of("worker_refused")
+
+
+def test_a_shipped_package_is_named_to_who_warms_up(desk: Any) -> None:
+    job = desk.submit()
+    job.package = "d" * 64
+    desk.register("a")
+    (prepare,) = desk.told("a", m.Prepare)
+    assert prepare.package == "d" * 64
+
+
+def test_who_loses_his_credential_is_evicted_and_nobody_waits_for_him(desk: Any) -> None:
+    desk.register("a")
+    desk.handle(Revoked(name="a", reason="the credential was revoked"))
+    assert [(one.name, one.reason) for one in desk.disconnected] == [
+        ("a", "the credential was revoked")
+    ]
+    assert desk.state("a") == "lost"
+    desk.handle(Revoked(name="a", reason="again"))
+    desk.handle(Revoked(name="nobody", reason="the credential was revoked"))
+    assert len(desk.disconnected) == 1

@@ -52,10 +52,7 @@ def test_member_that_stays_away_is_lost_unless_its_generation_advances(desk: Any
 @pytest.mark.parametrize("state", ["forming", "ending"])
 def test_only_a_generation_that_runs_can_do_without_a_connection(desk: Any, state: str) -> None:
     desk.submit()
-    for name in "abc":
-        desk.register(name)
-    for name in "abc":
-        desk.warmed(name)
+    desk.warm_up("a", "b", "c")
     if state == "ending":
         desk.all_run(*"abc")
         desk.lost("c")
@@ -261,8 +258,7 @@ def test_standby_begins_nothing_while_the_members_are_away(make_desk: Any) -> No
     """They may train on, out of our hearing, until one has stopped for certain."""
     job = restored()
     desk = adopted(make_desk, job)
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     desk.silence(100.0, "c")
     assert desk.books.roster == []
     assert desk.core.explain() == (
@@ -278,8 +274,7 @@ def test_standby_begins_nothing_while_the_members_are_away(make_desk: Any) -> No
 def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> None:
     job = restored()
     desk = adopted(make_desk, job)
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     with pytest.raises(RequestRefused, match="does not wait"):
         desk.handle(ResumeRequested(job="j-1"))
     desk.silence(4.0, "c")

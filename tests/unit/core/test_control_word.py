@@ -48,7 +48,6 @@ def control_entries(draw: st.DrawFn) -> ControlEntry:
     step, digest = draw(digests)
     return ControlEntry(
         vote=draw(st.booleans()),
-        next_roster=draw(st.booleans()),
         checkpoint=draw(st.booleans()),
         stop=draw(st.booleans()),
         leave=draw(st.booleans()),
@@ -72,7 +71,6 @@ def test_the_layout_is_the_documented_one() -> None:
     ("field", "bit"),
     [
         ("vote", 0x01),
-        ("next_roster", 0x02),
         ("checkpoint", 0x04),
         ("stop", 0x08),
         ("leave", 0x10),
@@ -112,6 +110,7 @@ def raw(layout: int = 1, flags: int = 1, step: int = -1) -> bytes:
         (raw() + b"\0", "27 bytes, not 26"),
         (raw(layout=2), "format 2"),
         (raw(flags=0x41), "flags 0x41"),
+        (raw(flags=0x03), "flags 0x03"),
         (raw(step=-2), "digest of step -2"),
     ],
 )
@@ -135,12 +134,6 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 def test_one_veto_prevents_the_commit() -> None:
     assert reduced(ControlEntry(), ControlEntry()).commit
     assert not reduced(ControlEntry(), ControlEntry(vote=False)).commit
-
-
-def test_the_next_roster_begins_only_when_all_hold_it() -> None:
-    holds = ControlEntry(next_roster=True)
-    assert reduced(holds, holds).next_roster
-    assert not reduced(holds, ControlEntry()).next_roster
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "stop", "leave", "yield_"])
@@ -199,7 +192,6 @@ def test_one_unreadable_entry_spoils_the_word() -> None:
 def test_the_verdict_is_the_and_or_or_of_the_entries(entries: list[ControlEntry]) -> None:
     word = reduced(*entries)
     assert word.commit == (all(e.vote for e in entries) and word.digest_agreed is not False)
-    assert word.next_roster == all(e.next_roster for e in entries)
     for field in ("checkpoint", "stop", "leave", "yield_"):
         assert getattr(word, field) == any(getattr(e, field) for e in entries)
     assert bool(word.dissenters) == (word.digest_agreed is False)

@@ -98,8 +98,7 @@ def test_only_those_who_have_not_finished_are_evicted(desk: Any) -> None:
 def test_ring_that_breaks_before_the_boundary_gives_the_others_a_deadline(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     assert desk.books.freeze_by is None
     desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
     assert desk.books.freeze_by is not None
@@ -109,8 +108,7 @@ def test_ring_that_breaks_before_the_boundary_gives_the_others_a_deadline(desk: 
 def test_who_leaves_first_at_the_boundary_breaks_nothing(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     desk.froze("a", generation=number, step=1, suspect="b", evidence="reset")
     assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [True]
 
@@ -203,10 +201,7 @@ def test_a_step_that_kills_everybody_at_once_fails_the_job_too(desk: Any) -> Non
 
 def test_death_while_forming_says_nothing_about_a_step(desk: Any) -> None:
     desk.submit()
-    for name in "ab":
-        desk.register(name)
-    for name in "ab":
-        desk.warmed(name)
+    desk.warm_up("a", "b")
     desk.lost("b")
     assert desk.books.casualties == []
 

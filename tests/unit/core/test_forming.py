@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from dtd.core.membership_events import CancelRequested, DrainRequested, JobState
 from dtd.wire import messages as m
 
@@ -8,10 +10,7 @@ from dtd.wire import messages as m
 
 def test_generation_is_announced_to_all_members_alike(desk: Any) -> None:
     job = desk.submit()
-    for name in ("w-10", "w-2"):
-        desk.register(name)
-    for name in ("w-10", "w-2"):
-        desk.warmed(name)
+    desk.warm_up("w-10", "w-2")
     (first,), (second,) = desk.told("w-2", m.Assign), desk.told("w-10", m.Assign)
     assert [one.name for one in first.roster] == ["w-2", "w-10"]
     assert (first.rank, second.rank) == (0, 1)
@@ -58,41 +57,31 @@ def test_numbers_exceed_all_that_were_ever_seen(make_desk: Any) -> None:
 # --- which state -----------------------------------------------------------------------------
 
 
-def test_step_that_all_survivors_hold_prepared_is_committed(desk: Any) -> None:
-    """Who died may have committed it."""
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "decided"),
+    [
+        # Who died may have committed it.
+        pytest.param((4, 5), (4, 5), 5, id="prepared by all: committed"),
+        pytest.param((5, 5), (4, 5), 5, id="committed by one: committed by the others"),
+        # That one has not voted, so nobody has committed.
+        pytest.param((4, 5), (4, 4), 4, id="not prepared by one: redone"),
+    ],
+)
+def test_step_in_which_somebody_died_is_committed_by_all_or_redone_by_all(
+    desk: Any, of_a: tuple[int, int], of_b: tuple[int, int], decided: int
+) -> None:
+    """As the survivors' (committed, prepared) say; and nobody copies anything."""
     job = desk.submit()
     number = desk.run_generation("a", "b", "c")
     desk.lost("c")
-    desk.froze("a", generation=number, step=4, prepared=(number, 5))
-    desk.froze("b", generation=number, step=4, prepared=(number, 5))
-    assign = desk.told("a", m.Assign)[-1]
-    assert (assign.held_generation, assign.held_step) == (number, 5)
-    assert [(one.name, one.holds) for one in assign.roster] == [("a", True), ("b", True)]
-    assert (job.start_generation, job.start_step, job.step) == (number, 5, 5)
+    for name, (step, prepared) in (("a", of_a), ("b", of_b)):
+        desk.froze(name, generation=number, step=step, prepared=(number, prepared))
+    for name in "ab":
+        assign = desk.told(name, m.Assign)[-1]
+        assert (assign.held_generation, assign.held_step) == (number, decided)
+        assert [(one.name, one.holds) for one in assign.roster] == [("a", True), ("b", True)]
+    assert (job.start_generation, job.start_step, job.step) == (number, decided, decided)
     assert job.steps_lost == 0
-
-
-def test_step_that_one_survivor_has_committed_is_committed_by_the_others(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.lost("c")
-    desk.froze("a", generation=number, step=5)
-    desk.froze("b", generation=number, step=4, prepared=(number, 5))
-    assign = desk.told("b", m.Assign)[-1]
-    assert (assign.held_generation, assign.held_step) == (number, 5)
-    assert all(one.holds for one in assign.roster)
-
-
-def test_step_that_somebody_has_not_prepared_is_redone(desk: Any) -> None:
-    """It has not voted, so nobody has committed; and nobody copies anything."""
-    desk.submit()
-    number = desk.run_generation("a", "b", "c")
-    desk.lost("c")
-    desk.froze("a", generation=number, step=4, prepared=(number, 5))
-    desk.froze("b", generation=number, step=4)
-    assign = desk.told("a", m.Assign)[-1]
-    assert (assign.held_generation, assign.held_step) == (number, 4)
-    assert all(one.holds for one in assign.roster)
 
 
 def test_decision_to_commit_stays_when_the_generation_comes_to_nothing(desk: Any) -> None:
@@ -126,8 +115,7 @@ def test_decision_to_redo_stays_when_the_generation_comes_to_nothing(desk: Any) 
 def test_who_lacks_the_state_gets_it_from_all_who_hold_it(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     for name in "ab":
         desk.froze(name, generation=number, step=3)
     assign = desk.told("c", m.Assign)[-1]
@@ -214,10 +202,7 @@ def test_who_starts_afresh_meanwhile_is_not_to_blame(desk: Any) -> None:
 
 def test_generation_runs_when_all_members_do(desk: Any) -> None:
     job = desk.submit()
-    for name in "ab":
-        desk.register(name)
-    for name in "ab":
-        desk.warmed(name)
+    desk.warm_up("a", "b")
     running = m.Running(job="j-1", generation=1, step=0)
     desk.say("a", running)
     desk.say("a", running)
@@ -233,10 +218,7 @@ def test_generation_runs_when_all_members_do(desk: Any) -> None:
 
 def test_member_that_runs_when_the_generation_ends_already_does_not_revive_it(desk: Any) -> None:
     desk.submit()
-    for name in "abc":
-        desk.register(name)
-    for name in "abc":
-        desk.warmed(name)
+    desk.warm_up("a", "b", "c")
     desk.lost("a")
     desk.all_run("b", "c")
     assert desk.core.explain() == "ending generation 1: waiting for b, c"
@@ -244,8 +226,7 @@ def test_member_that_runs_when_the_generation_ends_already_does_not_revive_it(de
 
 def test_cancel_while_forming_stops_after_the_first_step(desk: Any) -> None:
     job = desk.submit()
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.handle(CancelRequested(job="j-1"))
     assert desk.told("a", m.Freeze) == []
     desk.all_run("a")
@@ -255,10 +236,7 @@ def test_cancel_while_forming_stops_after_the_first_step(desk: Any) -> None:
 
 def test_drain_while_forming_lets_go_after_the_first_step(desk: Any) -> None:
     desk.submit()
-    for name in "ab":
-        desk.register(name)
-    for name in "ab":
-        desk.warmed(name)
+    desk.warm_up("a", "b")
     desk.handle(DrainRequested(name="a"))
     assert desk.told("a", m.Freeze) == []
     desk.all_run("a", "b")

@@ -96,10 +96,7 @@ def test_each_generation_that_breaks_in_a_step_redoes_it(desk: Any) -> None:
 
 def test_generation_that_never_ran_had_no_step_to_redo(desk: Any) -> None:
     desk.submit()
-    for name in "ab":
-        desk.register(name)
-    for name in "ab":
-        desk.warmed(name)
+    desk.warm_up("a", "b")
     desk.lost("b")
     desk.froze("a", generation=1, step=0)
     desk.all_run("a")
@@ -111,8 +108,7 @@ def test_generation_that_never_ran_had_no_step_to_redo(desk: Any) -> None:
 def test_nothing_is_redone_at_a_boundary(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     desk.froze("a", generation=number, step=3)
     desk.all_run("a", "b")
     desk.beat("a", step=4)
@@ -123,8 +119,7 @@ def test_nothing_is_redone_at_a_boundary(desk: Any) -> None:
 def test_death_on_the_way_to_a_boundary_costs_a_step(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     desk.lost("b")
     desk.froze("a", generation=number, step=0)
     desk.all_run("a", "c")

@@ -145,7 +145,7 @@ def test_it_registers_with_the_generation_that_it_runs(worker: Worker) -> None:
     (register,) = worker.tells(member.ControlOpened())
     assert isinstance(register, m.Register)
     assert (register.job, register.generation, register.roster_id) == ("j", 4, 11)
-    assert (register.name, register.incarnation, register.step) == ("w", 7, 5)
+    assert (register.name, register.incarnation) == ("w", 7)
 
 
 def test_warm_worker_says_so_again(worker: Worker) -> None:
@@ -305,7 +305,7 @@ def test_finished_worker_repeats_its_report(worker: Worker) -> None:
     assert worker.tells(member.FromCoordinator(message=freeze())) == [FINISHED]
     (register,) = worker.tells(member.ControlOpened())
     assert isinstance(register, m.Register)
-    assert register.step == 9
+    assert register.phase == "finished"
 
 
 @pytest.mark.parametrize(
@@ -339,3 +339,12 @@ def test_worker_that_stops_exits_when_it_is_released(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     worker.does(member.StopAsked(reason="stop"))
     assert worker.hears(release()) == [member.Exit(reason="because")]
+
+
+def test_who_is_refused_says_so_while_it_is_idle() -> None:
+    core = Member(REGISTER)
+    refused = m.Registered(heartbeat_interval_s=0.5, heartbeat_timeout_s=5.0, refused="too old")
+    core.handle(member.FromCoordinator(message=refused), 0.0)
+    assert core.explain() == "is refused: too old"
+    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    assert core.explain() == "waits for a job"

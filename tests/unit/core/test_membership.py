@@ -20,8 +20,7 @@ def test_without_workers_it_has_nothing_to_watch(desk: Any) -> None:
 
 def test_deadlines_are_never_in_the_past(desk: Any) -> None:
     desk.submit(settle_s=2.0)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     assert desk.core.next_deadline(desk.now) == 0.25
     for moment in (0.25, 1.9, 2.0, 2.1, 60.0):
         deadline = desk.core.next_deadline(moment)
@@ -62,8 +61,7 @@ def test_notice_becomes_an_incident(desk: Any) -> None:
 
 def test_worker_that_is_no_member_cannot_freeze_or_finish(desk: Any) -> None:
     desk.submit(min_workers=2)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.froze("a", generation=1, step=3)
     assert desk.state("a") == "ready"
 

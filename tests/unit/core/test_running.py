@@ -50,8 +50,7 @@ def test_old_checkpoint_of_a_joiner_is_no_progress(desk: Any) -> None:
 def test_ready_worker_joins_at_the_step_boundary(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     (freeze,) = desk.told("a", m.Freeze)
     assert (freeze.at_boundary, freeze.stop, freeze.reason) == (True, False, "b joins")
     assert desk.books.workers["b"].reason == "joins at the next step boundary"
@@ -88,8 +87,7 @@ def test_who_is_ready_does_not_wait_for_a_long_warm_up(desk: Any) -> None:
 def test_standby_waits_until_there_is_room_and_is_used_at_once(desk: Any) -> None:
     desk.submit(max_workers=2)
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     assert desk.state("c") == "ready"
     assert desk.told("a", m.Freeze) == []
     desk.lost("a")
@@ -100,8 +98,7 @@ def test_standby_waits_until_there_is_room_and_is_used_at_once(desk: Any) -> Non
 def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any) -> None:
     desk.submit(max_workers=1)
     number = desk.run_generation("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     desk.say("a", m.Leave(reason="stop"))
     desk.saved_checkpoint("a", generation=number, step=3)
     desk.froze("a", generation=number, step=3)
@@ -148,8 +145,7 @@ def test_member_that_fetched_the_state_holds_it_as_well(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a")
     desk.beat("a", step=1)
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     desk.froze("a", generation=number, step=1)
     desk.all_run("a", "c")
     for other in "de":

@@ -50,8 +50,7 @@ def test_slow_steps_count_as_advancing_for_longer(desk: Any) -> None:
 def test_silence_of_one_who_is_no_member_is_not_excused(desk: Any) -> None:
     desk.submit(max_workers=1)
     desk.run_generation("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     for step in range(1, 9):
         desk.now += 0.25
         desk.beat("a", step=step)
@@ -81,19 +80,20 @@ def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk
     assert desk.books.roster == ["a"]
 
 
-def test_neighbours_word_alone_evicts_nobody(desk: Any) -> None:
+@pytest.mark.parametrize(
+    ("evidence", "silent_s"),
+    [
+        pytest.param("silent", 0.5, id="a word alone"),
+        pytest.param("reset", 0.75, id="a reset, of one that answers a little late"),
+    ],
+)
+def test_neighbours_word_without_missed_beats_evicts_nobody(
+    desk: Any, evidence: str, silent_s: float
+) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
-    desk.silence(0.5, "a")
-    desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
-    assert desk.disconnected == []
-
-
-def test_reset_is_no_reason_to_doubt_a_worker_that_answers_a_little_late(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.silence(0.75, "a")
-    desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
+    desk.silence(silent_s, "a")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence=evidence)
     assert desk.disconnected == []
 
 
@@ -120,8 +120,7 @@ def test_member_whose_connection_and_ring_are_both_gone_is_lost_at_once(desk: An
 def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect: str) -> None:
     desk.submit(max_workers=2)
     number = desk.run_generation("a", "b")
-    desk.register("c")
-    desk.warmed("c")
+    desk.warm_up("c")
     desk.froze("a", generation=number, step=0, suspect=suspect, evidence="silent")
     assert desk.disconnected == []
     assert desk.state("c") == "ready"
@@ -153,10 +152,7 @@ def test_where_it_is_stuck_may_be_unknown(desk: Any) -> None:
 @pytest.mark.parametrize("state", ["forming", "ending"])
 def test_member_may_be_stuck_in_any_phase(desk: Any, state: str) -> None:
     desk.submit()
-    for name in "abc":
-        desk.register(name)
-    for name in "abc":
-        desk.warmed(name)
+    desk.warm_up("a", "b", "c")
     if state == "ending":
         desk.all_run("a", "b", "c")
         desk.lost("c")

@@ -11,8 +11,7 @@ from dtd.wire import messages as m
 
 def test_job_waits_for_enough_workers(desk: Any) -> None:
     job = desk.submit(min_workers=2)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     assert job.state is JobState.WAITING
     assert desk.core.explain() == "1 of at least 2 workers are ready"
 
@@ -30,8 +29,7 @@ def test_first_generation_waits_for_all_who_warm_up(desk: Any) -> None:
 
 def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
     desk.submit(settle_s=2.0)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     assert desk.core.explain() == "settling: giving late workers a moment to join"
     desk.tick(1.5)
     assert desk.books.roster == []
@@ -41,11 +39,9 @@ def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
 
 def test_the_moment_begins_anew_when_somebody_comes(desk: Any) -> None:
     desk.submit(settle_s=2.0)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.tick(1.5)
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     desk.tick(3.0)
     assert desk.books.roster == []
     desk.tick(3.5)
@@ -107,8 +103,7 @@ def test_after_a_total_loss_nobody_is_waited_for_forever(desk: Any) -> None:
 def test_standby_does_not_begin_again_while_a_member_may_come_back(desk: Any) -> None:
     desk.submit(max_workers=1)
     number = desk.run_generation("a")
-    desk.register("b")
-    desk.warmed("b")
+    desk.warm_up("b")
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=number, step=9))
     desk.lost("a")
     assert desk.books.roster == []
@@ -216,8 +211,7 @@ def test_operator_may_say_that_nobody_comes_back(desk: Any) -> None:
 
 def test_operator_who_is_in_a_hurry_is_not_told_to_wait_for_nobody(desk: Any) -> None:
     desk.submit(settle_s=2.0)
-    desk.register("a")
-    desk.warmed("a")
+    desk.warm_up("a")
     desk.handle(ResumeRequested(job="j-1"))
     assert desk.core.explain() == "settling: giving late workers a moment to join"
 

@@ -88,8 +88,9 @@ def test_checkpoints_are_listed(dtdctl, server, result):
 @pytest.fixture
 def cluster(server, result, free_address):
     """The newest checkpoint is held by a worker that is away and by one that serves it."""
-    there = {"data_host": server.address.host, "data_port": server.address.port}
-    away = {"data_host": free_address.host, "data_port": free_address.port}
+    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
+    away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
     spec = {"job": {"task": "digits"}, "task": {"hidden": 16}}
     manifest = {
@@ -150,7 +151,8 @@ def test_fetch_into_what_is_no_directory(dtdctl, cluster, tmp_path):
 
 
 def test_fetch_fails_when_all_holders_do(dtdctl, server, result, free_address, tmp_path):
-    away = {"data_host": free_address.host, "data_port": free_address.port}
+    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     server.script = lambda _message: result({"checkpoints": [checkpoint(**away)]})
     exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
     assert (exit_code, out) == (1, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ def test_status_loads_nothing_heavy(server, result, status):
     server.script = lambda _message: result(status)
     program = (
         "import sys; from dtd.ctl.main import run; assert run(['status', '-o', 'json']) == 0;"
-        "heavy = {'typer', 'rich', 'asyncio', 'uvloop', 'torch', 'numpy', 'structlog', 'pydantic'};"
+        "heavy = {'typer', 'rich', 'asyncio', 'uvloop', 'torch', 'numpy', 'structlog', 'pydantic',"
+        " 'cryptography', 'ssl', 'hashlib', 'difflib'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -124,10 +126,18 @@ def test_a_reader_that_leaves_is_told_no_traceback(server, result):
     assert (process.wait(timeout=30), err) == (1, "")
 
 
-def test_watch_prints_again_and_again_when_nobody_looks(server, result, status):
-    server.script = lambda _message: result(status)
+def test_watch_prints_each_change_when_nobody_looks(server, result, status):
+    epochs = itertools.count(3)
+
+    def script(message):
+        if not isinstance(message, m.GetStatus):
+            return result({"events": [], "next": 0})
+        return result({**status, "job": {**status["job"], "epoch": next(epochs)}})
+
+    server.script = script
     process = start("status", "--watch", "-o", "json", address=server.address)
     lines = [json.loads(process.stdout.readline()) for _ in range(2)]
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=30)
-    assert (lines, process.returncode, err) == ([status, status], 130, "")
+    assert [line["job"]["epoch"] for line in lines] == [3, 4]
+    assert (process.returncode, err) == (0, "")

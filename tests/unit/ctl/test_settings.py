@@ -38,9 +38,10 @@ def test_an_option_without_its_value(line):
 
 def test_precedence_flag_environment_default(monkeypatch):
     monkeypatch.delenv("DTD_COORDINATOR", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
     assert make_settings({}).address == Address("127.0.0.1", 7117)
-    monkeypatch.setenv("DTD_COORDINATOR", "there:5")
-    assert make_settings({}).address == Address("there", 5)
+    monkeypatch.setenv("DTD_COORDINATOR", "there:5,[::1]:6")
+    assert make_settings({}).addresses == (Address("there", 5), Address("::1", 6))
     assert make_settings({"coordinator": "[::1]:9"}).address == Address("::1", 9)
     assert not make_settings({}).as_json
     assert make_settings({"output": "json"}).as_json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,15 @@ from dtd.address import Address
 from dtd.core.collective import BucketMemory
 from dtd.errors import DtdError
 from dtd.net.link import Link
+from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
 
 PATIENCE_S = 10.0
+SECRET = b"s" * 32
+WORKER_SECRET = b"w" * 32
+NEVER_UNIX_S = 1 << 40
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -26,7 +31,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, LoopFactory]:
     """The loops on which a test runs, once each."""
-    if item.path.name == "test_link.py":
+    if item.path.name in ("test_link.py", "test_tls.py"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}
 
@@ -49,9 +54,9 @@ def memory_of() -> Callable[[np.ndarray], BucketMemory]:
 class Peer:
     """The opening side of a link: keeps what arrives until a test asks for it."""
 
-    def __init__(self, hello: m.Hello) -> None:
+    def __init__(self, hello: m.Hello, secret: bytes) -> None:
         connection = Connection(opened=True, role=m.Role(hello.role))
-        self.link = Link(self, connection, hello=hello)
+        self.link = Link(self, connection, hello=hello, secret=secret)
         self.opened = asyncio.Event()
         self._arrived: asyncio.Queue[tuple[m.Message, bytes]] = asyncio.Queue()
         self._closed: asyncio.Future[DtdError | None] = asyncio.get_running_loop().create_future()
@@ -83,10 +88,18 @@ class Peer:
 
 @pytest.fixture
 async def dial() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
-    """Connects to an address with a role, and says HELLO."""
+    """Connects to an address with a role, and says HELLO: with the secret of the generation, or
+    with a ticket for a scope."""
     peers = []
 
-    async def connect(address: Address, role: m.Role, **hello: int) -> Peer:
+    async def connect(
+        address: Address, role: m.Role, *, secret: bytes = SECRET, **hello: Any
+    ) -> Peer:
+        if role is m.Role.FETCH and not hello:
+            hello = {"scope": "state/1"}
+        if "scope" in hello:
+            hello.setdefault("expires_unix_s", NEVER_UNIX_S)
+            secret = ticket_key(WORKER_SECRET, hello["scope"], hello["expires_unix_s"])
         peer = Peer(
             m.Hello(
                 role=role,
@@ -96,7 +109,8 @@ async def dial() -> AsyncIterator[Callable[..., Awaitable[Peer]]]:
                 version="test",
                 max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
                 **hello,
-            )
+            ),
+            secret,
         )
         peers.append(peer)
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 
 PATIENCE_S = 30.0
@@ -28,6 +29,7 @@ def link_to(server):
                 role=m.Role.FETCH,
                 name="tool",
                 timeout_s=PATIENCE_S,
+                entry=Pass(secret=server.secret),
                 place=place,
             )
         )
@@ -91,9 +93,9 @@ def test_silence_is_bounded(server, link_to):
 def test_bytes_that_come_slowly_are_no_silence(server, link_to):
     """Each piece comes within the bound, the whole message takes several times as long."""
     silence_s = 0.2
-    frame = m.message_bytes(DATA, bytes(40))
-    server.script = lambda _message: frame[:1]
+    server.script = lambda _message: b"D"
     link = link_to()
+    frame = m.message_bytes(DATA, bytes(40), tag=server.tag)
     link.send(OPEN)
     begun_s = time.monotonic()
 

@@ -11,26 +11,35 @@ import dtd.net.data_server as data_server_module
 import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.net.data_server import DataServer, welcome
+from dtd.net.data_server import DataServer
 from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
+from dtd.net.handshake import Opening, Pass
+from dtd.net.link import Link
 from dtd.net.resource import Blob, Resource, file_blob, memory_blob
 from dtd.wire import messages as m
 
 PATIENCE_S = 10.0
+SECRET = b"s" * 32
+WORKER_SECRET = b"w" * 32
 CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
 
 
 class Acceptor:
-    """A generation that welcomes its previous neighbour."""
+    """A generation that takes its previous neighbour, of rank 1."""
 
     def __init__(self):
         self.links = []
+        self.arrived = asyncio.Event()
 
-    def accept_ring(self, link):
-        if self.links:
+    def accept_ring(self, link, rank):
+        if self.links or rank != 1:
             raise ProtocolError(ErrorCode.WRONG_STATE, "this ring has its previous neighbour")
         self.links.append(link)
-        link.welcome(welcome("acceptor"))
+        self.arrived.set()
+
+    async def taken(self):
+        async with asyncio.timeout(PATIENCE_S):
+            await self.arrived.wait()
 
 
 class Port:
@@ -50,9 +59,23 @@ async def port():
         return checkpoints[name]
 
     server = DataServer("worker-0", open_checkpoint)
+    server.worker_secret = WORKER_SECRET
     bound = await server.listen(Address("127.0.0.1", 0))
     yield Port(bound, server, checkpoints)
     server.close()
+
+
+def assign(generation, roster_id=7):
+    return m.Assign(
+        job="digits-1",
+        generation=generation,
+        roster_id=roster_id,
+        rank=0,
+        roster=(),
+        held_generation=0,
+        held_step=0,
+        secret=SECRET,
+    )
 
 
 def ring(generation, roster_id=7, rank=1):
@@ -70,47 +93,53 @@ async def turned_away(peer):
 
 async def test_the_expected_ring_is_handed_over(port, dial):
     acceptor = Acceptor()
-    port.server.expect_ring(3, 7, 1, acceptor)
+    port.server.expect_ring(assign(3), acceptor)
     peer = await dial(port.address, m.Role.RING, **ring(3))
     await peer.welcomed()
-    assert len(acceptor.links) == 1
+    await acceptor.taken()
 
 
 async def test_an_early_ring_waits_for_its_generation(port, dial):
-    port.server.expect_ring(2, 7, 1, Acceptor())
+    port.server.expect_ring(assign(2), Acceptor())
     early = await dial(port.address, m.Role.RING, **ring(3))
     # A second link is served after the first one's HELLO has been read.
     await (await dial(port.address, m.Role.FETCH)).welcomed()
     assert not early.opened.is_set()
     acceptor = Acceptor()
-    port.server.expect_ring(3, 7, 1, acceptor)
+    port.server.expect_ring(assign(3), acceptor)
     await early.welcomed()
-    assert len(acceptor.links) == 1
+    await acceptor.taken()
 
 
 async def test_a_stale_ring_is_fenced(port, dial):
-    port.server.expect_ring(3, 7, 1, Acceptor())
+    port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(2)))
     assert error.code == ErrorCode.STALE_GENERATION
     assert error.message == "ring of generation 2; worker-0 is in 3"
 
 
-@pytest.mark.parametrize("other", [ring(3, roster_id=8), ring(3, rank=2)])
-async def test_a_ring_of_another_roster_or_rank_is_fenced(port, dial, other):
-    port.server.expect_ring(3, 7, 1, Acceptor())
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        (ring(3, roster_id=8), ErrorCode.STALE_GENERATION),
+        (ring(3, rank=2), ErrorCode.WRONG_STATE),
+    ],
+)
+async def test_a_ring_of_another_roster_or_rank_is_refused(port, dial, other, code):
+    port.server.expect_ring(assign(3), Acceptor())
     error = await turned_away(await dial(port.address, m.Role.RING, **other))
-    assert error.code == ErrorCode.STALE_GENERATION
+    assert error.code == code
 
 
 async def test_an_early_ring_becomes_stale(port, dial):
     early = await dial(port.address, m.Role.RING, **ring(3))
     await (await dial(port.address, m.Role.FETCH)).welcomed()
-    port.server.expect_ring(4, 7, 1, Acceptor())
+    port.server.expect_ring(assign(4), Acceptor())
     assert (await turned_away(early)).code == ErrorCode.STALE_GENERATION
 
 
 async def test_a_second_neighbour_is_refused(port, dial):
-    port.server.expect_ring(3, 7, 1, Acceptor())
+    port.server.expect_ring(assign(3), Acceptor())
     first = await dial(port.address, m.Role.RING, **ring(3))
     await first.welcomed()
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
@@ -118,28 +147,123 @@ async def test_a_second_neighbour_is_refused(port, dial):
     assert not first.link.closing
 
 
-async def test_too_many_early_rings_are_refused(port, dial, monkeypatch):
-    monkeypatch.setattr(data_server_module, "MAX_EARLY_RINGS", 2)
-    waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 1)]
-    error = await turned_away(await dial(port.address, m.Role.RING, **ring(5, rank=2)))
+async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, monkeypatch):
+    monkeypatch.setattr(data_server_module, "MAX_EARLY", 2)
+    waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
+    error = await turned_away(waiting[0])
     assert error.code == ErrorCode.REFUSED
-    assert "too many rings wait" in error.message
+    assert "too many callers wait" in error.message
     # One that has gone makes room.
-    waiting[0].link.close()
-    await waiting[0].end()
+    waiting[1].link.close()
+    await waiting[1].end()
     await (await dial(port.address, m.Role.FETCH)).welcomed()
     acceptor = Acceptor()
-    late = await dial(port.address, m.Role.RING, **ring(5, rank=2))
-    port.server.expect_ring(5, 7, 2, acceptor)
-    await late.welcomed()
+    port.server.expect_ring(assign(5), acceptor)
+    await waiting[2].welcomed()
+    await acceptor.taken()
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+async def test_a_recorded_hello_occupies_nothing(port, dial):
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    reader, writer = await asyncio.open_connection(port.address.host, port.address.port)
+    hello = Pass(secret=SECRET, generation=3, roster_id=7, rank=1).hello(m.Role.RING, "worker-1")
+    recorded = Opening(hello, SECRET, private=True)
+    writer.write(m.message_bytes(recorded.hello))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read(1)  # it is answered, and proves nothing
+    await (await dial(port.address, m.Role.RING, **ring(3))).welcomed()
+    await acceptor.taken()
+    writer.close()
+
+
+@pytest.mark.parametrize("role", [m.Role.RING, m.Role.LIFELINE, m.Role.FETCH])
+async def test_a_caller_with_another_secret_is_not_served(port, dial, role):
+    port.server.expect_ring(assign(3), acceptor := Acceptor())
+    peer = await dial(port.address, role, secret=b"x" * 32, **ring(3))
+    assert (await turned_away(peer)).code == ErrorCode.BAD_TAG
+    assert not acceptor.links
+
+
+async def test_who_has_not_proved_anything_cannot_ask(port):
+    port.server.expect_ring(assign(3), Acceptor())
+    port.server.offer("state/3", state())
+    reader, writer = await asyncio.open_connection(port.address.host, port.address.port)
+    entry = Pass(secret=SECRET, generation=3, roster_id=7)
+    opening = Opening(entry.hello(m.Role.FETCH, "w"), SECRET, private=True)
+    writer.write(m.message_bytes(opening.hello) + m.message_bytes(m.FetchOpen(resource="state/3")))
+    async with asyncio.timeout(PATIENCE_S):
+        answers = await reader.read()
+    assert b"manifest" not in answers
+    assert answers.count(b"DTDF") == 2  # WELCOME and ERROR
+    writer.close()
+
+
+async def test_members_of_the_generation_may_fetch_its_state_and_nothing_else(port, dial):
+    port.server.expect_ring(assign(3), Acceptor())
+    port.server.offer("state/3", state())
+    entry = {"generation": 3, "roster_id": 7, "rank": 1}
+    _, blobs, _ = await opened(port, dial, "state/3", **entry)
+    assert len(blobs) == 2
+    other = await dial(port.address, m.Role.FETCH, **entry)
+    await other.welcomed()
+    other.link.send(m.FetchOpen(resource=CHECKPOINT))
+    error = await turned_away(other)
+    assert error.code == ErrorCode.REFUSED
+    assert error.message == f"{CHECKPOINT} was asked for with a key that opens state/3"
+
+
+async def test_a_member_that_fetches_early_waits_for_its_generation(port, dial):
+    early = await dial(port.address, m.Role.FETCH, generation=3, roster_id=7)
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    assert not early.opened.is_set()
+    port.server.expect_ring(assign(3), Acceptor())
+    await early.welcomed()
+
+
+async def test_a_ticket_opens_what_it_names_until_it_expires(port, dial):
+    port.server.offer("state/1", state())
+    await opened(port, dial, "state/1")
+    late = await dial(port.address, m.Role.FETCH, scope="state/1", expires_unix_s=1)
+    error = await turned_away(late)
+    assert error.code == ErrorCode.REFUSED
+    assert error.message == "the ticket for state/1 has expired"
+
+
+async def test_a_ticket_opens_no_ring(port, dial):
+    peer = await dial(port.address, m.Role.RING, scope="state/1")
+    assert (await turned_away(peer)).code == ErrorCode.REFUSED
+
+
+async def test_no_ticket_is_good_before_the_coordinator_has_spoken(port, dial):
+    port.server.worker_secret = b""
+    error = await turned_away(await dial(port.address, m.Role.FETCH))
+    assert (error.code, error.message) == (ErrorCode.REFUSED, "no ticket is good here now")
+
+
+async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypatch):
+    """The generation moves on between WELCOME and PROVE."""
+    port.server.expect_ring(assign(3), Acceptor())
+    welcome = Link.welcome
+
+    def moves_on(link, message, *, secret=b""):
+        welcome(link, message, secret=secret)
+        port.server.expect_ring(assign(4), Acceptor())
+
+    monkeypatch.setattr(Link, "welcome", moves_on)
+    error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
+    assert error.code == ErrorCode.STALE_GENERATION
 
 
 # --- fetching --------------------------------------------------------------------------------
 
 
-async def opened(port, dial, name):
+async def opened(port, dial, name, **entry):
     """(peer, names and sizes of the blobs, manifest)."""
-    peer = await dial(port.address, m.Role.FETCH)
+    peer = await dial(port.address, m.Role.FETCH, **(entry or {"scope": name}))
     await peer.welcomed()
     peer.link.send(m.FetchOpen(resource=name))
     blobs, more = [], True
@@ -299,7 +423,7 @@ async def test_a_checkpoint_stays_open_when_offers_are_withdrawn(port, dial, tmp
 
 
 async def test_a_checkpoint_that_is_not_here_is_refused(port, dial):
-    peer = await dial(port.address, m.Role.FETCH)
+    peer = await dial(port.address, m.Role.FETCH, scope="checkpoint/other")
     await peer.welcomed()
     peer.link.send(m.FetchOpen(resource="checkpoint/other"))
     error = await turned_away(peer)
@@ -389,7 +513,7 @@ async def test_a_ring_that_speaks_before_it_is_welcome_is_turned_away(port, dial
 async def test_the_end_is_said_to_everyone(port, dial):
     port.server.offer("state/1", state())
     peer, _, _ = await opened(port, dial, "state/1")
-    waiting = await dial(port.address, m.Role.FETCH)
+    waiting = await dial(port.address, m.Role.FETCH, scope="state/2")
     await waiting.welcomed()
     waiting.link.send(m.FetchOpen(resource="state/2"))
     port.server.close()

@@ -9,8 +9,10 @@ import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient, file_digest
+from dtd.net.handshake import Pass
 from dtd.wire import messages as m
 
+TICKET = Pass(secret=b"s" * 32, scope="any")
 RESOURCE = "checkpoint/digits-1/step-10"
 NAME = "model.safetensors"
 CONTENT = bytes(range(256)) * 9000 + b"tail"
@@ -42,7 +44,7 @@ def offer(server):
 
 
 def fetch(server, target, **options):
-    with FetchClient(server.address, RESOURCE) as client:
+    with FetchClient(server.address, RESOURCE, TICKET) as client:
         client.fetch(NAME, target, **options)
 
 
@@ -103,7 +105,7 @@ def test_a_part_that_is_too_long_is_dropped(server, offer, tmp_path):
 def test_a_file_that_the_manifest_does_not_name(server, offer, tmp_path):
     offer()
     with (
-        FetchClient(server.address, RESOURCE) as client,
+        FetchClient(server.address, RESOURCE, TICKET) as client,
         pytest.raises(CheckpointError, match=r"no hash for optimizer\.safetensors"),
     ):
         client.fetch("optimizer.safetensors", tmp_path / "here")
@@ -132,7 +134,7 @@ def test_a_list_of_files_in_pieces(server, tmp_path):
         if isinstance(message, m.FetchOpen)
         else m.message_bytes(m.FetchData(blob=message.blob, offset=0), b"ab"[message.blob :][:1])
     )
-    with FetchClient(server.address, RESOURCE) as client:
+    with FetchClient(server.address, RESOURCE, TICKET) as client:
         client.fetch("b", tmp_path / "here")
     assert (tmp_path / "here").read_bytes() == b"b"
 
@@ -140,17 +142,17 @@ def test_a_list_of_files_in_pieces(server, tmp_path):
 def test_the_worker_refuses(server, refusal):
     server.script = lambda _message: refusal
     with pytest.raises(CheckpointError, match="does not exist") as caught:
-        FetchClient(server.address, RESOURCE)
+        FetchClient(server.address, RESOURCE, TICKET)
     assert caught.value.remedy == "see `dtdctl jobs`"
 
 
 def test_nobody_is_there(free_address):
     with pytest.raises(CheckpointError, match=r"cannot be fetched: .*refused") as caught:
-        FetchClient(free_address, RESOURCE)
+        FetchClient(free_address, RESOURCE, TICKET)
     assert "dtdctl checkpoints" in caught.value.remedy
 
 
 def test_a_manifest_that_is_none(server):
     server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b"[]")
     with pytest.raises(CheckpointError, match="is not a JSON object"):
-        FetchClient(server.address, RESOURCE)
+        FetchClient(server.address, RESOURCE, TICKET)

@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
+from dtd.net.handshake import Pass, answer
 from dtd.net.lifeline import Lifeline
+from dtd.wire import messages as m
+from dtd.wire.frames import FrameDecoder
+from dtd.wire.greeting import welcome
 
 PATIENCE_S = 10.0
+SECRET = b"s" * 32
 
 
 @pytest.fixture
@@ -28,23 +33,47 @@ def address_of(server: socket.socket) -> Address:
     return Address(*server.getsockname())
 
 
-def greeted(server: socket.socket) -> tuple[socket.socket, bytes]:
+def entry(generation: int) -> Pass:
+    return Pass(secret=SECRET, generation=generation)
+
+
+def greeted(server: socket.socket) -> tuple[socket.socket, int]:
+    """The connection, once it is welcome and has proved itself, and the generation it stated."""
     link, _ = server.accept()
     link.settimeout(PATIENCE_S)
-    return link, link.recv(16)
+    decoder = FrameDecoder()
+    [hello] = received(link, decoder)
+    assert isinstance(hello, m.Hello)
+    said, keys = answer(
+        welcome("w"), hello, header=decoder.header_bytes, secret=SECRET, private=True
+    )
+    decoder.tag = keys.opener
+    link.sendall(m.message_bytes(said, tag=keys.acceptor))
+    assert received(link, decoder) == [m.Prove()]
+    return link, hello.generation
+
+
+def received(link: socket.socket, decoder: FrameDecoder) -> list[m.Message]:
+    """What comes next, as soon as it is whole."""
+    arrived: list[m.Message] = []
+    while not arrived:
+        data = link.recv(4096)
+        assert data
+        arrived = [m.decode_message(frame.header) for frame in decoder.feed(data)]
+    return arrived
 
 
 def test_it_connects_and_greets_and_lets_go_of_what_it_held(server: socket.socket) -> None:
     lifeline = Lifeline()
     lifeline.start()
-    lifeline.hold([address_of(server)], b"one", timeout_s=PATIENCE_S)
+    lifeline.hold([address_of(server)], name="w", entry=entry(1), timeout_s=PATIENCE_S)
     first, greeting = greeted(server)
-    assert greeting == b"one"
-    lifeline.hold([address_of(server)], b"two", timeout_s=PATIENCE_S)
+    assert greeting == 1
+    lifeline.hold([address_of(server)], name="w", entry=entry(2), timeout_s=PATIENCE_S)
     second, greeting = greeted(server)
-    assert greeting == b"two"
+    assert greeting == 2
     assert first.recv(1) == b""
-    lifeline.hold([], b"", timeout_s=PATIENCE_S)
+    lifeline.hold([], name="w", entry=entry(3), timeout_s=PATIENCE_S)
     assert second.recv(1) == b""
 
 
@@ -53,16 +82,16 @@ def test_who_cannot_be_reached_is_left_out(server: socket.socket) -> None:
         nobody = address_of(gone)
     lifeline = Lifeline()
     lifeline.start()
-    lifeline.hold([nobody, address_of(server)], b"hello", timeout_s=PATIENCE_S)
+    lifeline.hold([nobody, address_of(server)], name="w", entry=entry(1), timeout_s=PATIENCE_S)
     link, greeting = greeted(server)
-    assert greeting == b"hello"
+    assert greeting == 1
     link.close()
 
 
 def test_its_descriptors_are_not_those_of_the_process(server: socket.socket) -> None:
     lifeline = Lifeline()
     lifeline.start()
-    lifeline.hold([address_of(server)], b"hello", timeout_s=PATIENCE_S)
+    lifeline.hold([address_of(server)], name="w", entry=entry(1), timeout_s=PATIENCE_S)
     link, _ = greeted(server)
     with link:
         own = {
@@ -75,13 +104,13 @@ def test_its_descriptors_are_not_those_of_the_process(server: socket.socket) -> 
 CHILD = """
 import socket, sys
 from dtd.address import Address
+from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 target = Address("127.0.0.1", int(sys.argv[1]))
 plain = socket.create_connection((target.host, target.port))
-plain.sendall(b"plain")
 lifeline = Lifeline()
 lifeline.start()
-lifeline.hold([target], b"lifeline", timeout_s=10.0)
+lifeline.hold([target], name="w", entry=Pass(secret=b"s" * 32), timeout_s=10.0)
 ballast = bytearray(b"x") * (300 << 20)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
@@ -95,13 +124,14 @@ def test_a_killed_process_cuts_its_lifeline(server: socket.socket) -> None:
         [sys.executable, "-c", CHILD, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        links = {greeting: link for link, greeting in (greeted(server), greeted(server))}
+        plain, _ = server.accept()
+        link, _ = greeted(server)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGKILL)
-        assert links[b"lifeline"].recv(1) == b""
+        assert link.recv(1) == b""
     finally:
         child.kill()
         child.communicate()
-    for link in links.values():
-        link.close()
+    link.close()
+    plain.close()

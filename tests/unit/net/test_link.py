@@ -14,6 +14,7 @@ import pytest
 
 import dtd.net.link as link_module
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.handshake import Opening
 from dtd.net.link import Link
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
@@ -24,10 +25,13 @@ from dtd.wire.frames import (
     FrameDecoder,
     Hold,
 )
+from dtd.wire.header import Header
+from dtd.wire.tags import UNDECIDED, Tag
 
 PATIENCE_S = 10.0
 STAGING_BYTES = 512
 MIB = 1024 * 1024
+SECRET = b"s" * 32
 
 
 def hello(**changed: Any) -> m.Hello:
@@ -73,13 +77,14 @@ class Handler:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    proved: asyncio.Event = field(default_factory=asyncio.Event)
     objection: ProtocolError | None = None
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         self.links.append(link)
         greeting = self.answer() if self.accepting else None
         if greeting is not None:
-            link.welcome(greeting)
+            link.welcome(greeting, secret=SECRET)
         self.opened.set()
 
     def link_place(
@@ -88,6 +93,9 @@ class Handler:
         return self.place(message, payload_bytes)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        if isinstance(message, m.Prove):
+            self.proved.set()
+            return
         if self.objection is not None:
             raise self.objection
         self.received.append((message, payload))
@@ -144,6 +152,7 @@ class Network:
             opener,
             Connection(opened=True, role=m.Role.RING),
             hello=greeting or hello(),
+            secret=SECRET,
             staging_bytes=STAGING_BYTES,
         )
         self.openers.append(link)
@@ -156,6 +165,7 @@ class Network:
         opened = await self.connect(acceptor, opener)
         async with asyncio.timeout(PATIENCE_S):
             await opener.opened.wait()
+            await acceptor.proved.wait()
         return acceptor.links[0], opened
 
     async def raw(self, acceptor: Handler) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -192,12 +202,37 @@ async def opener() -> Handler:
     return Handler(accepting=False)
 
 
-async def frames_of(reader: asyncio.StreamReader) -> list[m.Message]:
+async def frames_of(
+    reader: asyncio.StreamReader, decoder: FrameDecoder | None = None
+) -> list[m.Message]:
     """All messages until the other side closes."""
-    decoder = FrameDecoder()
+    decoder = decoder or FrameDecoder()
     async with asyncio.timeout(PATIENCE_S):
         data = await reader.read()
     return [m.decode_message(frame.header) for frame in decoder.feed(data)]
+
+
+async def shaken(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[Tag, FrameDecoder]:
+    """As a peer that is no link: HELLO, WELCOME, PROVE; the tag of what follows, and a decoder."""
+    opening = Opening(hello(), SECRET, private=True)
+    writer.write(m.message_bytes(opening.hello))
+    tags: list[Tag] = []
+
+    def take_keys(header: Header, payload_bytes: int) -> None:
+        message = m.decode_message(header)
+        if isinstance(message, m.Welcome):
+            keys = opening.keys(message)
+            tags.append(keys.opener)
+            decoder.tag = keys.acceptor
+
+    decoder = FrameDecoder(take_keys, tag=UNDECIDED)
+    async with asyncio.timeout(PATIENCE_S):
+        while not tags:
+            assert len(list(decoder.feed(await reader.read(1 << 16)))) == 1
+    writer.write(m.message_bytes(m.Prove(), tag=tags[0]))
+    return tags[0], decoder
 
 
 # --- handshake -------------------------------------------------------------------------------
@@ -224,7 +259,7 @@ async def test_an_acceptor_may_take_its_time_to_welcome(
     async with asyncio.timeout(PATIENCE_S):
         await acceptor.opened.wait()
     assert opened.connection.state is State.AWAIT_WELCOME
-    acceptor.links[0].welcome(welcome())
+    acceptor.links[0].welcome(welcome(), secret=SECRET)
     async with asyncio.timeout(PATIENCE_S):
         await opener.opened.wait()
     assert opened.connection.state is State.OPEN
@@ -379,8 +414,8 @@ async def test_what_comes_in_is_counted_also_of_frames_that_are_not_whole(
 ) -> None:
     accepted, opened = await network.pair(acceptor, opener)
     before = accepted.received_bytes, accepted.received_frames
-    frame = m.message_bytes(chunk(), b"payload")
     opened.send(chunk(), b"payload")
+    frame = m.message_bytes(chunk(), b"payload", tag=opened._tag)
     await acceptor.messages(1)
     assert opened._transport is not None
     announced = asyncio.Event()
@@ -393,7 +428,7 @@ async def test_what_comes_in_is_counted_also_of_frames_that_are_not_whole(
     async with asyncio.timeout(PATIENCE_S):
         await announced.wait()
     assert accepted.received_bytes - before[0] == 2 * len(frame) - 1
-    assert (before[1], accepted.received_frames) == (1, 2)
+    assert (before[1], accepted.received_frames) == (2, 3)
     assert not accepted.held
 
 
@@ -607,13 +642,13 @@ async def test_bytes_that_are_no_frame_are_answered_with_an_error(
 
 async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler) -> None:
     reader, writer = await network.raw(acceptor)
-    frame = bytearray(m.message_bytes(chunk(), bytes(1000)))
+    tag, decoder = await shaken(reader, writer)
+    frame = bytearray(m.message_bytes(chunk(), bytes(1000), tag=tag))
     frame[-20] ^= 1
-    writer.write(m.message_bytes(hello()) + frame)
-    answers = await frames_of(reader)
-    assert isinstance(answers[0], m.Welcome)
-    assert isinstance(answers[1], m.Error)
-    assert answers[1].code == ErrorCode.BAD_TAG
+    writer.write(frame)
+    (told,) = await frames_of(reader, decoder)
+    assert isinstance(told, m.Error)
+    assert told.code == ErrorCode.BAD_TAG
     assert acceptor.received == []
     writer.close()
 
@@ -622,9 +657,9 @@ async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler)
 async def test_a_peer_that_goes_within_a_frame_left_it_truncated(
     network: Network, acceptor: Handler, kept_bytes: int
 ) -> None:
-    _, writer = await network.raw(acceptor)
-    frame = m.message_bytes(chunk(), bytes(1000))
-    writer.write(m.message_bytes(hello()) + frame[:kept_bytes])
+    reader, writer = await network.raw(acceptor)
+    tag, _ = await shaken(reader, writer)
+    writer.write(m.message_bytes(chunk(), bytes(1000), tag=tag)[:kept_bytes])
     writer.write_eof()
     error = await acceptor.end()
     assert isinstance(error, ProtocolError)
@@ -636,8 +671,9 @@ async def test_a_peer_that_goes_within_a_frame_left_it_truncated(
 async def test_a_peer_that_goes_between_frames_without_a_word_is_lost(
     network: Network, acceptor: Handler
 ) -> None:
-    _, writer = await network.raw(acceptor)
-    writer.write(m.message_bytes(hello()) + m.message_bytes(chunk()))
+    reader, writer = await network.raw(acceptor)
+    tag, _ = await shaken(reader, writer)
+    writer.write(m.message_bytes(chunk(), tag=tag))
     writer.write_eof()
     error = await acceptor.end()
     assert error is not None

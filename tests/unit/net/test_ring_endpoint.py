@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 
 import numpy as np
 import pytest
 
+import dtd.net.data_server as data_server_module
 import dtd.net.ring_endpoint as ring_endpoint_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.data_server import DataServer
+from dtd.net.handshake import Pass
 from dtd.net.ring_endpoint import RingEndpoint
+from dtd.net.traffic import NO_TRAFFIC
 from dtd.wire import messages as m
-from dtd.wire.frames import FrameDecoder
 
 PATIENCE_S = 10.0
+SECRET = b"s" * 32
 GENERATION = 4
 
 
@@ -91,6 +95,7 @@ class Ranks:
                     roster=tuple(members),
                     held_generation=0,
                     held_step=0,
+                    secret=SECRET,
                 ),
                 chunk_bytes,
                 silence_s,
@@ -162,6 +167,24 @@ async def test_buckets_larger_than_what_the_kernel_buffers(ranks, memory_of):
     )
     for array in arrays:
         assert (array == 2 * np.arange(3_000_000, dtype=np.int32) + 1).all()
+
+
+async def test_traffic_is_counted_on_both_links(ranks, memory_of):
+    made = ranks(2)
+    await made.listen()
+    assert {node.endpoint.traffic() for node in made.nodes} == {NO_TRAFFIC}
+    await made.come_up()
+    buckets = [memory_of(np.ones(100, dtype=np.float32)) for _node in made.nodes]
+    await asyncio.gather(
+        *(node.step(0, [one], b"") for node, one in zip(made.nodes, buckets, strict=True))
+    )
+    for node in made.nodes:
+        traffic = node.endpoint.traffic()
+        assert traffic.sent_bytes == node.endpoint.node.sent_bytes == 400
+        assert traffic.received_bytes > 400  # headers too
+        assert 0.0 < traffic.rtt_s < PATIENCE_S
+    made.nodes[0].endpoint.end("enough")
+    assert made.nodes[0].endpoint.traffic().rtt_s == 0.0
 
 
 async def test_a_dead_neighbour_is_the_suspect(ranks):
@@ -255,7 +278,8 @@ async def test_a_ring_that_has_ended_is_not_expected_in_place_of_the_next_one(ra
     await ring.listen()
     late, node = ring.nodes[0].endpoint, ring.nodes[0]
     late.end("another generation follows")
-    node.server.expect_ring(GENERATION + 1, 10, 1, late)
+    following = dataclasses.replace(late.assign, generation=GENERATION + 1, roster_id=10)
+    node.server.expect_ring(following, late)
     late.connect()
     own = late.assign.roster[0]
     hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
@@ -306,8 +330,8 @@ class Cut:
     def __init__(self):
         self.told = asyncio.Queue()
 
-    def hold(self, targets, greeting, *, timeout_s):
-        self.told.put_nowait((targets, greeting))
+    def hold(self, targets, *, name, entry, timeout_s, context):
+        self.told.put_nowait((targets, name, entry))
 
 
 async def test_a_ring_that_is_up_has_lifelines_held_to_both_neighbours(ranks):
@@ -315,17 +339,11 @@ async def test_a_ring_that_is_up_has_lifelines_held_to_both_neighbours(ranks):
     await ring.listen()
     cut = ring.nodes[0].endpoint._lifeline = Cut()
     await ring.come_up()
-    targets, greeting = await cut.told.get()
+    targets, name, entry = await cut.told.get()
     roster = ring.nodes[0].endpoint.assign.roster
     assert set(targets) == {Address(one.host, one.port) for one in roster[1:]}
-    (frame,) = FrameDecoder().feed(greeting)
-    hello = m.decode_message(frame.header)
-    assert (hello.role, hello.generation, hello.roster_id, hello.rank) == (
-        m.Role.LIFELINE,
-        GENERATION,
-        9,
-        0,
-    )
+    assert name == "worker-0"
+    assert entry == Pass(secret=SECRET, generation=GENERATION, roster_id=9, rank=0)
 
 
 async def lifeline_to(ring, dial, rank, **changed):
@@ -366,3 +384,27 @@ async def test_lifelines_end_with_the_ring(ranks, dial):
     ring.nodes[0].endpoint.end("enough")
     await peer.end()
     assert await ring.nodes[0].broken == ("", "", "enough")
+
+
+async def test_who_is_pushed_out_while_it_waits_calls_again(ranks, dial, monkeypatch):
+    monkeypatch.setattr(data_server_module, "MAX_EARLY", 1)
+    ring = ranks(2)
+    await ring.listen()
+    first, second = ring.nodes
+    first.endpoint.connect()
+    async with asyncio.timeout(PATIENCE_S):
+        while not second.server._early:
+            await dial(address_of(ring, 0), m.Role.FETCH)
+    waiting = first.endpoint._out
+    await dial(address_of(ring, 1), m.Role.RING, generation=GENERATION + 1, roster_id=1, rank=0)
+    async with asyncio.timeout(PATIENCE_S):
+        while first.endpoint._out is waiting:
+            await dial(address_of(ring, 0), m.Role.FETCH)
+    second.endpoint.connect()
+    await ring.are_up()
+    assert not first.broken.done()
+
+
+def address_of(ring, rank):
+    own = ring.nodes[rank].endpoint.assign.roster[rank]
+    return Address(own.host, own.port)

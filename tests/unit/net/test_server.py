@@ -49,7 +49,7 @@ async def test_port_0_becomes_a_real_one(welcoming, dial):
     bound = await welcoming.server.listen(LOOPBACK)
     assert bound.host == "127.0.0.1"
     assert bound.port > 0
-    peer = await dial(bound, m.Role.CTL)
+    peer = await dial(bound, m.Role.CTL, secret=b"")
     await peer.welcomed()
 
 
@@ -67,28 +67,27 @@ async def test_an_address_of_somebody_else_cannot_be_bound(welcoming):
 
 async def test_everyone_hears_a_goodbye_and_nobody_new_is_served(welcoming, dial):
     bound = await welcoming.server.listen(LOOPBACK)
-    peers = [await dial(bound, m.Role.CTL) for _ in range(2)]
+    peers = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
     for peer in peers:
         await peer.welcomed()
     welcoming.server.close(m.Goodbye(reason="the end"))
     for peer in peers:
         assert await peer.end() is None
     with pytest.raises(ConnectionRefusedError):
-        await dial(bound, m.Role.CTL)
+        await dial(bound, m.Role.CTL, secret=b"")
 
 
 async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, dial, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
     bound = await welcoming.server.listen(LOOPBACK)
-    first, second = [await dial(bound, m.Role.CTL) for _ in range(2)]
+    first, second = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
     await first.welcomed()
     await second.welcomed()
-    third = await dial(bound, m.Role.CTL)
+    third = await dial(bound, m.Role.CTL, secret=b"")
     assert await third.end() is not None
     async with asyncio.timeout(PATIENCE_S):
-        await welcoming.gone.get()
         first.link.close()
         await welcoming.gone.get()
-    fourth = await dial(bound, m.Role.CTL)
+    fourth = await dial(bound, m.Role.CTL, secret=b"")
     await fourth.welcomed()
     assert not second.link.closing

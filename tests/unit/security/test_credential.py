@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, check_role, credential_places, find_credential
+from dtd.security.credential import Credential, check_role
 
 
 def test_it_is_read_as_it_was_written(credential) -> None:
@@ -71,17 +71,3 @@ def test_a_credential_of_another_role_does_not_do(credential) -> None:
     check_role(made, "operator", "viewer")
     with pytest.raises(ConfigError, match="is a viewer's, not a worker's"):
         check_role(made, "worker")
-
-
-def test_it_is_looked_for_where_it_is_put(tmp_path: Path) -> None:
-    system = tmp_path / "system"
-    environ = {"HOME": "/h", "CREDENTIALS_DIRECTORY": "/run/c"}
-    places = credential_places("w.credential", environ, system=(system,))
-    assert [str(one) for one in places] == [
-        "/run/c/w.credential",
-        "/h/.config/dtd/w.credential",
-        str(system),
-    ]
-    assert find_credential(places) is None
-    system.touch()
-    assert find_credential(places) == system

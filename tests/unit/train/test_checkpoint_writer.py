@@ -36,6 +36,7 @@ def test_a_published_checkpoint_verifies_and_is_plain_safetensors(
     found = verify(published.path)
     assert found == published.manifest
     assert found.metrics == {"loss": 0.25}
+    assert published.write_s > 0
     assert published.size_bytes == sum(f.stat().st_size for f in published.path.iterdir())
     loaded = safetensors.numpy.load_file(published.path / MODEL_FILE)
     np.testing.assert_array_equal(loaded["w"], np.arange(6).reshape(2, 3))

@@ -13,10 +13,11 @@ from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
+from dtd.wire.messages.registry import message_number
 
 ROLES = list(m.Role)
 TYPES = list(m.message_types().values())
-VALUES = {"u": 1, "f": 0.5, "bool": True, "text": "x", "map": {}, "list": []}
+VALUES = {"u": 1, "f": 0.5, "bool": True, "text": "x", "map": {}, "list": [], "octets": b"x"}
 HELLO = m.Hello(
     role="worker",
     name="w0",
@@ -26,6 +27,16 @@ HELLO = m.Hello(
     max_payload_bytes=2_000_000,
 )
 WELCOME = m.Welcome(protocol=1, version="0.1.0", name="coordinator", max_payload_bytes=3_000_000)
+NONCE = bytes(c.NONCE_BYTES)
+
+
+def hello(role: m.Role) -> m.Hello:
+    nonce = NONCE if role in c.DATA_ROLES else b""
+    return dataclasses.replace(HELLO, role=role.value, nonce=nonce)
+
+
+def welcome(role: m.Role) -> m.Welcome:
+    return dataclasses.replace(WELCOME, nonce=NONCE if role in c.DATA_ROLES else b"")
 
 
 def message(cls: type[Any]) -> Any:
@@ -35,15 +46,17 @@ def message(cls: type[Any]) -> Any:
         name: next(value for start, value in VALUES.items() if kind.startswith(start))
         for name, kind, _check, _required in fields.layout(cls)
     }
-    return m.decode_message({"t": m._numbers[cls], **values})
+    return m.decode_message({"t": message_number(cls), **values})
 
 
 def acceptor(state: State, role: m.Role = m.Role.WORKER) -> Connection:
     side = Connection(opened=False, accepts=frozenset(ROLES))
     if state is not State.AWAIT_HELLO:
-        side.receive(dataclasses.replace(HELLO, role=role.value))
-    if state is State.OPEN:
+        side.receive(hello(role))
+    if state in (State.AWAIT_PROVE, State.OPEN):
         side.accept()
+    if state is State.OPEN and role in c.DATA_ROLES:
+        side.receive(m.Prove())
     assert side.state is state
     return side
 
@@ -51,7 +64,7 @@ def acceptor(state: State, role: m.Role = m.Role.WORKER) -> Connection:
 def opener(state: State, role: m.Role = m.Role.WORKER) -> Connection:
     side = Connection(opened=True, role=role)
     if state is State.OPEN:
-        side.receive(WELCOME)
+        side.receive(welcome(role))
     assert side.state is state
     return side
 
@@ -91,6 +104,7 @@ def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
     for side, expected in (
         (acceptor(State.AWAIT_HELLO), m.Hello),
         (acceptor(State.DECIDING), None),
+        (acceptor(State.AWAIT_PROVE, m.Role.RING), m.Prove),
         (opener(State.AWAIT_WELCOME), m.Welcome),
     ):
         if cls not in (expected, m.Error):
@@ -98,7 +112,7 @@ def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
 
 
 def test_every_message_has_exactly_one_sender() -> None:
-    for cls in set(TYPES) - {m.Hello, m.Welcome, m.Error, m.Goodbye, m.Beat}:
+    for cls in set(TYPES) - {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye, m.Beat}:
         senders = [
             role
             for table in (c.FROM_OPENER, c.FROM_ACCEPTOR)
@@ -141,10 +155,13 @@ def test_nothing_comes_after_the_end() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_handshake_opens_both_sides(role: m.Role) -> None:
     ours, theirs = opener(State.AWAIT_WELCOME, role), acceptor(State.AWAIT_HELLO)
-    theirs.receive(dataclasses.replace(HELLO, role=role.value))
+    theirs.receive(hello(role))
     assert (theirs.state, theirs.role) == (State.DECIDING, role)
     theirs.accept()
-    ours.receive(WELCOME)
+    ours.receive(welcome(role))
+    if role in c.DATA_ROLES:
+        assert (ours.state, theirs.state) == (State.OPEN, State.AWAIT_PROVE)
+        theirs.receive(m.Prove())
     assert (ours.state, theirs.state) == (State.OPEN, State.OPEN)
 
 
@@ -224,3 +241,35 @@ def test_payload_beyond_what_a_message_carries_is_refused(role: m.Role, opened: 
 def test_handshake_carries_no_payload() -> None:
     assert refused(acceptor(State.AWAIT_HELLO), HELLO, 1).code is ErrorCode.BAD_PAYLOAD
     assert refused(opener(State.AWAIT_WELCOME), WELCOME, 1).code is ErrorCode.BAD_PAYLOAD
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_data_connection_is_open_after_prove(role: m.Role) -> None:
+    side = acceptor(State.DECIDING, role)
+    side.accept()
+    if role in c.DATA_ROLES:
+        assert side.state is State.AWAIT_PROVE
+        side.receive(m.Prove())
+    assert side.state is State.OPEN
+    assert refused(side, m.Prove()).code is ErrorCode.WRONG_STATE
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_nonce_belongs_where_there_is_a_key(role: m.Role) -> None:
+    for nonce in {b"", NONCE, NONCE[1:]} - {hello(role).nonce}:
+        said = dataclasses.replace(hello(role), nonce=nonce)
+        error = refused(acceptor(State.AWAIT_HELLO), said)
+        assert (error.code, "HELLO.nonce" in error.message) == (ErrorCode.BAD_FIELD, True)
+        answered = dataclasses.replace(welcome(role), nonce=nonce)
+        error = refused(opener(State.AWAIT_WELCOME, role), answered)
+        assert (error.code, "WELCOME.nonce" in error.message) == (ErrorCode.BAD_FIELD, True)
+
+
+@pytest.mark.parametrize("tag", [0, 3, 4])
+def test_an_unknown_tag_is_refused(tag: int) -> None:
+    said = dataclasses.replace(hello(m.Role.RING), tag=tag)
+    error = refused(acceptor(State.AWAIT_HELLO), said)
+    assert (error.code, "HELLO.tag" in error.message) == (ErrorCode.BAD_FIELD, True)

@@ -15,9 +15,11 @@ from dtd.wire.fields import (
     U16,
     U32,
     U64,
+    Figures,
     Flag,
     Map,
     Name,
+    Octets,
     Text,
     layout,
     list_of,
@@ -45,8 +47,14 @@ class Everything:
     flag: Flag = False
     name: Name = ""
     text: Text = ""
+    octets: Octets = b""
     map: Map
     inner: Annotated[tuple[Inner, ...], list_of(Inner, 2)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    metrics: Figures
 
 
 class Colour(enum.IntEnum):
@@ -62,6 +70,7 @@ FITS: list[tuple[str, Any]] = [
     *[("flag", b) for b in (True, False)],
     *[("name", s) for s in ("", "w0", "ü" * 255)],
     *[("text", s) for s in ("", "x" * 16384)],
+    *[("octets", b) for b in (b"", bytes(64))],
     *[("map", d) for d in ({}, {"any": ["thing"]})],
 ]
 DOES_NOT: list[tuple[str, Any, str]] = [
@@ -80,6 +89,8 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("name", b"w0", "expected text, got bytes"),
     ("name", "x" * 256, "text of 256 characters > 255"),
     ("text", "x" * 16385, "text of 16385 characters > 16384"),
+    ("octets", "text", "expected octets, got str"),
+    ("octets", bytes(65), "65 octets > 64"),
     ("map", [], "expected a map, got list"),
     ("inner", {}, "expected a list, got dict"),
     ("inner", [{"number": 1}] * 3, "list of 3 > 2"),
@@ -145,3 +156,10 @@ def test_layout_is_in_order_and_made_once() -> None:
     assert [row[0] for row in rows if row[3]] == ["map"]
     assert [row[3] for row in layout(Inner)] == [True]
     assert layout(Everything) is rows
+
+
+def test_a_map_of_figures_holds_numbers_only() -> None:
+    assert parse_record(Result, {"metrics": {"loss": 1}}, where="X").metrics == {"loss": 1.0}
+    for wrong in ({"loss": "low"}, {"loss": {}}, {"loss": True}):
+        with pytest.raises(ProtocolError, match=r"X\.metrics\[loss\]: expected a number"):
+            parse_record(Result, {"metrics": wrong}, where="X")

@@ -23,6 +23,8 @@ from dtd.wire.frames import (
     frame_bytes,
 )
 from dtd.wire.header import MAX_HEADER_BYTES
+from dtd.wire.keyed_tag import KeyedTag
+from dtd.wire.tags import FLAG_GMAC, UNDECIDED
 
 HEADER = msgpack.packb({"t": 1, "name": "w0"})
 PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
@@ -287,3 +289,19 @@ def test_frames_before_a_bad_one_are_delivered() -> None:
 def test_prefix_is_what_the_documents_say() -> None:
     assert PREFIX_BYTES == 16
     assert frames.frame_bytes(b"\x80")[:16] == b"DTDF\x01\x01\0\0\0\0\0\x01\0\0\0\0"
+
+
+def test_the_header_of_the_last_frame_is_known_as_it_was_on_the_wire() -> None:
+    decoder = FrameDecoder()
+    seen(decoder.feed(frame_bytes(HEADER, b"payload")))
+    assert decoder.header_bytes == HEADER
+
+
+def test_a_sink_may_bring_the_key_of_the_frame_at_hand() -> None:
+    def take_key(_header: object, _payload_bytes: int) -> None:
+        decoder.tag = KeyedTag(bytes(16), later=FLAG_GMAC)
+
+    decoder = FrameDecoder(take_key, tag=UNDECIDED)
+    sealed = frame_bytes(HEADER, b"payload", KeyedTag(bytes(16), later=FLAG_GMAC))
+    [(_, payload)] = seen(decoder.feed(sealed))
+    assert payload == b"payload"

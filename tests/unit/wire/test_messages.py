@@ -13,9 +13,10 @@ from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
 from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+from dtd.wire.messages.registry import message
 
 TYPES = sorted(m.message_types().items())
-SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "map": {}}
+SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "octets": b"x", "map": {}}
 
 
 def sample(cls: type[Any]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def test_every_field_is_checked(number: int, cls: type[Any]) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [0, 0x05, 0x4D, 2**63, -1, True, 1.0, "HELLO", None, [1], {}, "x" * 60_000],
+    [0, 0x0F, 0x7F, 2**63, -1, True, 1.0, "HELLO", None, [1], {}, "x" * 60_000],
     ids=lambda n: str(n)[:10],
 )
 def test_unknown_types_are_refused(number: Any) -> None:
@@ -91,9 +92,25 @@ def test_message_union_lists_every_message() -> None:
     assert set(get_args(m.Message)) == {cls for _, cls in TYPES}
 
 
+def test_messages_are_values() -> None:
+    one, other = m.Running(job="a", generation=1, step=2), m.Running(job="a", generation=1, step=2)
+    assert one == other
+    assert len({one, other, dataclasses.replace(one, step=3)}) == 2
+    assert m.Leave(reason="") != m.Goodbye(reason="")
+    assert repr(one) == "Running(job='a', generation=1, step=2)"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.step = 3  # type: ignore[misc]
+
+
+def test_secrets_are_not_shown() -> None:
+    enrol = m.Enrol(role="worker", name="w", token_id="1", token_secret="hush", request_pem="")
+    assert "hush" not in repr(enrol)
+    assert enrol != dataclasses.replace(enrol, token_secret="loud")
+
+
 def test_number_is_given_out_once() -> None:
     with pytest.raises(ValueError, match="0x1 is taken twice"):
-        m._message(0x01)(type("Again", (), {"__annotations__": {}}))
+        message(0x01)(type("Again", (), {"__annotations__": {}}))
     assert m.message_types()[0x01] is m.Hello
 
 

@@ -77,6 +77,7 @@ class Rings:
             roster=roster,
             held_generation=0,
             held_step=0,
+            secret=b"s" * 32,
         )
 
     def connect(self, *ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,11 @@ from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.net.server import Server
+from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
+from dtd.worker.epochs import Epochs
 
 PATIENCE_S = 10.0
 
@@ -46,14 +49,15 @@ class FakeCoordinator:
 class Connected:
     """A control connection under test."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, state_dir: Path, *addresses: Address) -> None:
         self.opened: asyncio.Queue[str] = asyncio.Queue()
         self.received: asyncio.Queue[m.Message] = asyncio.Queue()
         self.control = ControlConnection(
-            address,
+            [Target(address) for address in addresses],
             name="worker-1",
             opened=lambda: self.opened.put_nowait("opened"),
-            received=self.received.put_nowait,
+            received=lambda message, payload: self.received.put_nowait((message, bytes(payload))),
+            epochs=Epochs(state_dir / "epochs.json"),
         )
 
 
@@ -70,9 +74,9 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 
 @pytest.fixture
-async def connected(coordinator: FakeCoordinator) -> AsyncIterator[Connected]:
+async def connected(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[Connected]:
     address = await coordinator.server.listen(Address("127.0.0.1", 0))
-    made = Connected(address)
+    made = Connected(tmp_path, address)
     task = asyncio.create_task(made.control.keep())
     yield made
     task.cancel()
@@ -86,7 +90,10 @@ async def test_messages_go_both_ways(coordinator: FakeCoordinator, connected: Co
     connected.control.send(m.Leave(reason="why not"))
     assert await soon(coordinator.heard) == m.Leave(reason="why not")
     link.send(m.HeartbeatAck())
-    assert await soon(connected.received) == m.HeartbeatAck()
+    assert await soon(connected.received) == (m.HeartbeatAck(), b"")
+    package = m.Package(digest="ab", offset=0, size=4)
+    link.send(package, b"code")
+    assert await soon(connected.received) == (package, b"code")
 
 
 async def test_a_lost_connection_is_made_again(
@@ -99,8 +106,8 @@ async def test_a_lost_connection_is_made_again(
     assert connected.control.is_open
 
 
-async def test_what_is_sent_without_a_connection_is_lost(coordinator: FakeCoordinator) -> None:
-    made = Connected(Address("127.0.0.1", 1))
+async def test_what_is_sent_without_a_connection_is_lost(tmp_path: Path) -> None:
+    made = Connected(tmp_path, Address("127.0.0.1", 1))
     made.control.send(m.Leave(reason="nobody hears it"))
     assert not made.control.is_open
 
@@ -122,3 +129,35 @@ async def test_a_connection_on_which_nothing_comes_back_is_cut(
     await soon(coordinator.links)
     await soon(connected.opened)
     assert connected.control.is_open
+
+
+def registered(epoch: int) -> m.Registered:
+    return m.Registered(
+        heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5, store_id="store", epoch=epoch
+    )
+
+
+async def test_a_coordinator_that_was_replaced_is_left_for_the_next_one(tmp_path: Path) -> None:
+    old, new = FakeCoordinator(), FakeCoordinator()
+    addresses = [await one.server.listen(Address("127.0.0.1", 0)) for one in (old, new)]
+    Epochs(tmp_path / "epochs.json").remember("other", 9)
+    made = Connected(tmp_path, *addresses)
+    task = asyncio.create_task(made.control.keep())
+    try:
+        link = await soon(old.links)
+        link.send(registered(1))
+        assert await soon(made.received) == (registered(1), b"")
+        link.abort()
+        link = await soon(new.links)  # the old one's host is gone; a backup took its place
+        link.send(registered(2))
+        assert await soon(made.received) == (registered(2), b"")
+        link.abort()
+        (await soon(old.links)).send(registered(1))  # the old one is back, and is not followed
+        (await soon(new.links)).send(registered(2))
+        assert await soon(made.received) == (registered(2), b"")
+        assert made.received.empty()
+    finally:
+        task.cancel()
+        made.control.close("the test is over")
+        for one in (old, new):
+            one.server.close(m.Goodbye())

@@ -11,13 +11,18 @@ import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.data_server import DataServer
+from dtd.net.handshake import Pass
 from dtd.net.resource import Blob, Resource, memory_blob
+from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
 from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
 from dtd.worker.stripes import RANGE_BYTES
 
 PATIENCE_S = 30.0
 RESOURCE = "state/4"
+NEVER_UNIX_S = 1 << 40
+KEY = ticket_key(b"w" * 32, RESOURCE, NEVER_UNIX_S)
+TICKET = Pass(secret=KEY, scope=RESOURCE, expires_unix_s=NEVER_UNIX_S)
 BLOBS = [b"first" * 100, b"", bytes(range(256)) * 5 * (RANGE_BYTES // 256) + b"tail"]
 
 
@@ -82,6 +87,7 @@ class Source:
             raise CheckpointError(f"{name} is not here")
 
         server = DataServer(self.name, no_checkpoint)
+        server.worker_secret = b"w" * 32
         return server, await server.listen(Address("127.0.0.1", 0))
 
     @property
@@ -102,9 +108,9 @@ class Source:
         """Cut every connection, as the kernel does for a killed process."""
 
         def cut():
-            for link in self.server._server._links:
+            for link in self.server._server.links():
                 link.abort()
-            self.server._server._server.close()
+            self.server.close()
 
         self.call(cut)
 
@@ -134,7 +140,13 @@ def member(address, name="worker-0"):
 
 def fetch(run, *donors, ring=None, silence_s=PATIENCE_S):
     return fetch_state(
-        run, donors, RESOURCE, by="worker-9", silence_s=silence_s, ring=ring or Ring()
+        run,
+        donors,
+        RESOURCE,
+        by="worker-9",
+        entry=TICKET,
+        silence_s=silence_s,
+        ring=ring or Ring(),
     )
 
 
@@ -440,6 +452,7 @@ def test_what_the_run_itself_raises_is_its_own(source):
 def scripted(server, info, data):
     """Lets the scripted server answer with these bytes."""
     server.script = lambda message: info if isinstance(message, m.FetchOpen) else data
+    server.secret = KEY
     return member(server.address)
 
 

@@ -9,11 +9,15 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError
-from dtd.net.data_server import DataServer
+from dtd.net.data_server import PROBE_SCOPE, DataServer
+from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
-from dtd.worker.probe import probe
+from dtd.worker.probe import MAX_PROBES, Probes, probe
 
 PATIENCE_S = 10.0
+NEVER_UNIX_S = 1 << 40
+WORKER_SECRET = b"w" * 32
+KEY = ticket_key(WORKER_SECRET, PROBE_SCOPE, NEVER_UNIX_S)
 
 
 @pytest.fixture
@@ -24,19 +28,26 @@ async def data_port():
         raise CheckpointError(f"{name} is not here")
 
     server = DataServer("worker-1", no_checkpoint)
+    server.worker_secret = WORKER_SECRET
     yield server, await server.listen(Address("127.0.0.1", 0))
     server.close()
 
 
 async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
-    message = m.Probe(name=name, host=address.host, port=address.port)
+    message = m.Probe(
+        name=name,
+        host=address.host,
+        port=address.port,
+        ticket_expires_unix_s=NEVER_UNIX_S,
+        ticket_key=KEY,
+    )
     return await probe(message, by="worker-0", timeout_s=timeout_s)
 
 
 async def test_a_worker_that_answers_is_reachable(data_port):
     server, address = data_port
     assert await probed(address) == m.Probed(name="worker-1", reachable=True)
-    [link] = server._server._links
+    [link] = server._server.links()
     async with asyncio.timeout(PATIENCE_S):
         while not link.closing:
             assert (await probed(address)).reachable
@@ -73,6 +84,7 @@ async def test_who_hangs_up_is_not_reachable():
 
 
 async def test_who_speaks_something_else_is_not_reachable(server):
+    server.refuses = True
     server.welcome = b"HTTP/1.1 400 Bad Request"
     answer = await probed(server.address)
     assert not answer.reachable
@@ -80,6 +92,7 @@ async def test_who_speaks_something_else_is_not_reachable(server):
 
 
 async def test_who_refuses_is_not_reachable(server, refusal):
+    server.refuses = True
     server.welcome = refusal
     answer = await probed(server.address)
     assert not answer.reachable
@@ -90,3 +103,19 @@ async def test_a_name_that_does_not_resolve_is_not_reachable():
     answer = await probed(Address("no-such-host.invalid", 1))
     assert not answer.reachable
     assert answer.reason
+
+
+async def test_only_a_few_are_under_way_at_once(data_port):
+    _, address = data_port
+    answers = asyncio.Queue()
+    probes = Probes("worker-0", lambda *answered: answers.put_nowait(answered))
+    asked = [
+        m.Probe(name=f"worker-{number}", host=address.host, port=address.port, ticket_key=KEY)
+        for number in range(MAX_PROBES + 1)
+    ]
+    for message in asked:
+        probes.begin(message, timeout_s=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        answered = [await answers.get() for _ in range(MAX_PROBES)]
+    assert {message.name for message, _ in answered} == {one.name for one in asked[:MAX_PROBES]}
+    assert all(probed.name == message.name for message, probed in answered)

@@ -39,6 +39,7 @@ def record(step, **changed):
         "comm_s": 0.15,
         "exposed_s": 0.05,
         "optimizer_s": 0.01,
+        "sent_bytes": 3000,
         "skipped": False,
         "skipped_steps": 0,
     }
@@ -134,12 +135,13 @@ def test_a_checkpoint_is_told_by_whoever_wrote_it(reporter, told):
             digest="ab",
             directory="/state/checkpoints/digits-1/g000002-s000000010",
             size_bytes=99,
+            write_s=0.25,
             metrics={"accuracy": 0.5},
             kept=("g000002-s000000010",),
         )
     )
     (saved,) = told
-    assert (saved.generation, saved.step, saved.size_bytes) == (2, 10, 99)
+    assert (saved.generation, saved.step, saved.size_bytes, saved.write_s) == (2, 10, 99, 0.25)
     assert saved.kept == {"names": ["g000002-s000000010"]}
     m.encode_header(saved)
 
@@ -169,6 +171,8 @@ def test_heartbeats_carry_recent_means(reporter):
     fields = reporter.heartbeat_fields()
     assert (fields["step"], fields["generation"], fields["step_s"]) == (1, 3, 1.0)
     assert fields["samples_per_s"] == 64.0
+    assert fields["link_bytes_per_s"] == pytest.approx(3000 / 0.4)
+    assert (fields["learning_rate"], fields["grad_norm"]) == (0.1, 2.0)
     reporter.step_committed(record(2, step_s=0.5, comm_s=0.4))
     fields = reporter.heartbeat_fields()
     assert fields["step_s"] == pytest.approx(0.9)

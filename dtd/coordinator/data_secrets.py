@@ -1,0 +1,60 @@
+"""Puts the secrets of the data plane into the messages that carry them, on their way out.
+
+What decides (`dtd.core`) knows nothing of secrets: it names generations and workers, and from these
+and the coordinator's data key every secret follows (`dtd.security.data_keys`), before and after a
+restart alike.  Nothing here is stored or logged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from dtd.net.data_server import PROBE_SCOPE
+from dtd.security.data_keys import generation_secret, ticket_key, worker_secret
+from dtd.wire import messages as m
+
+TICKET_LIFE_S: Final = 3600
+"""Long enough for hosts whose clocks disagree; it opens one resource of one worker's process."""
+
+
+class DataSecrets:
+    """The secrets of one cluster.
+
+    Args:
+        data_key: the root of all of them.
+        incarnation_of: the running process of a worker; 0 when it is not connected.
+        unix_s: the time of day.
+    """
+
+    def __init__(
+        self, data_key: bytes, incarnation_of: Callable[[str], int], unix_s: Callable[[], float]
+    ) -> None:
+        self._data_key = data_key
+        self._incarnation_of = incarnation_of
+        self._unix_s = unix_s
+
+    def filled(self, message: m.Message, to: str) -> m.Message:
+        """The message with the secrets that the worker `to` may know."""
+        if isinstance(message, m.Assign):
+            secret = generation_secret(
+                self._data_key, message.job, message.generation, message.roster_id
+            )
+            return dataclasses.replace(message, secret=secret)
+        if isinstance(message, m.Registered):
+            return dataclasses.replace(message, secret=self._worker_secret(to))
+        if isinstance(message, m.Probe | m.Measure) and message.name:
+            expires_unix_s, key = self.ticket(message.name, PROBE_SCOPE)
+            return dataclasses.replace(
+                message, ticket_expires_unix_s=expires_unix_s, ticket_key=key
+            )
+        return message
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        """Until when, and with which key, the worker's data port opens for `scope`."""
+        expires_unix_s = int(self._unix_s()) + TICKET_LIFE_S
+        return expires_unix_s, ticket_key(self._worker_secret(worker), scope, expires_unix_s)
+
+    def _worker_secret(self, worker: str) -> bytes:
+        return worker_secret(self._data_key, worker, self._incarnation_of(worker))

@@ -1,0 +1,78 @@
+"""What answering operators needs of the coordinator behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from dtd.coordinator.access_desk import AccessDesk
+from dtd.coordinator.examiner import Examiner
+from dtd.coordinator.figures import Figures
+from dtd.coordinator.packages import PackageCounter
+from dtd.coordinator.store import Store
+from dtd.coordinator.trouble_desk import TroubleDesk
+from dtd.core.membership import Membership
+from dtd.core.membership_events import Event
+from dtd.errors import RequestRefused
+
+T = TypeVar("T")
+
+
+class Operated(Protocol):
+    """The daemon, as operators' requests see it."""
+
+    address: str
+    started_s: float
+    store: Store
+    packages: PackageCounter
+    membership: Membership
+    figures: Figures
+    examiner: Examiner
+    access: AccessDesk
+    troubles: TroubleDesk
+
+    @property
+    def now(self) -> float:
+        """The clock that the core sees."""
+        ...
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether the workers have credentials of this cluster."""
+        ...
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the core; raises RequestRefused."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done."""
+        ...
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of the store."""
+        ...
+
+    def new_job_id(self, name: str) -> str:
+        """A fresh id for a job of this name."""
+        ...
+
+    def connected(self) -> frozenset[str]:
+        """Names of the workers whose control connection stands."""
+        ...
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        """Until when, and with which key, the worker's data port opens for `scope`."""
+        ...
+
+
+async def known_job(coordinator: Operated, job_id: str) -> dict[str, Any]:
+    """A job as it is written down.
+
+    Raises:
+        RequestRefused: there is none of this id.
+    """
+    found = await coordinator.in_store(coordinator.store.job, job_id)
+    if found is None:
+        raise RequestRefused(f"job {job_id!r} does not exist", remedy="see `dtdctl jobs`")
+    return found

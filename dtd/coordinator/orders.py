@@ -1,0 +1,134 @@
+"""What operators want done with jobs and workers; whether it is done the core decides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from dtd import job
+from dtd.coordinator.operated import Operated, known_job
+from dtd.core.membership_events import (
+    CancelRequested,
+    DrainRequested,
+    Job,
+    JobState,
+    KillRequested,
+    ResumeRequested,
+    Submitted,
+)
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+SIGNALS: Final = ("KILL", "TERM", "STOP")
+ENDED_STATES: Final = ("done", "failed", "cancelled")
+
+Order = m.SubmitJob | m.WaitJob | m.CancelJob | m.ResumeJob | m.KillWorker | m.DrainWorker
+
+
+class Orders:
+    """Carries them out; an answer is given when everything decided is written down.
+
+    Args:
+        coordinator: the daemon that is operated.
+    """
+
+    def __init__(self, coordinator: Operated) -> None:
+        self._coordinator = coordinator
+        self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    def job_ended(self, ended: Job) -> None:
+        """Wake whoever waits for the job."""
+        waiting = self._ended.pop(ended.id, None)
+        if waiting is not None:
+            result = {"state": ended.state.value, "reason": ended.reason, "result": ended.result}
+            waiting.set_result({"job": ended.id, **result})
+
+    async def carry_out(self, order: Order) -> dict[str, Any]:
+        """Do what is asked.
+
+        Raises:
+            DtdError: it cannot be done, or the job is not valid.
+        """
+        if isinstance(order, m.SubmitJob):
+            return await self._submit(order)
+        if isinstance(order, m.WaitJob):
+            return await self._wait(order.job)
+        if isinstance(order, m.CancelJob):
+            return await self._cancel(order.job)
+        if isinstance(order, m.ResumeJob):
+            return await self._resume(order.job)
+        return self._kill_or_drain(order)
+
+    async def _submit(self, request: m.SubmitJob) -> dict[str, Any]:
+        spec = job.from_mapping(request.spec, source="submitted job")
+        self._can_encrypt(spec)
+        await self._coordinator.packages.check(request.package)
+        mode = ""
+        if request.from_job:
+            parent = await known_job(self._coordinator, request.from_job)
+            mode = "weights" if parent["state"] == JobState.DONE else "resume"
+            await self._has_checkpoint(request)
+        job_id = self._coordinator.new_job_id(spec.job.name)
+        submitted = Job(
+            id=job_id,
+            spec=job.to_mapping(spec),
+            from_job=request.from_job,
+            from_step=request.from_step,
+            from_mode=mode,
+            package=request.package,
+        )
+        self._coordinator.handle(Submitted(job=submitted))
+        await self._coordinator.settled()
+        return {"job": job_id}
+
+    def _can_encrypt(self, spec: job.JobSpec) -> None:
+        if spec.sync.encryption == "tls" and not self._coordinator.has_authority:
+            raise RequestRefused(
+                "[sync] encryption: this coordinator listens on loopback only, where workers have"
+                " no credentials",
+                remedy="leave it out, or let the coordinator listen beyond loopback",
+            )
+
+    async def _has_checkpoint(self, request: m.SubmitJob) -> None:
+        store = self._coordinator.store
+        found = await self._coordinator.in_store(store.checkpoints, request.from_job)
+        steps = sorted({one["step"] for one in found})
+        if not steps:
+            raise RequestRefused(f"job {request.from_job} has no checkpoint")
+        if request.from_step and request.from_step not in steps:
+            raise RequestRefused(
+                f"job {request.from_job} has no checkpoint of step {request.from_step}",
+                remedy=f"kept steps: {', '.join(map(str, steps))}",
+            )
+
+    async def _wait(self, job_id: str) -> dict[str, Any]:
+        known = await known_job(self._coordinator, job_id)
+        if known["state"] in ENDED_STATES:
+            return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
+        if job_id not in self._ended:
+            self._ended[job_id] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._ended[job_id])
+
+    async def _cancel(self, job_id: str) -> dict[str, Any]:
+        self._coordinator.handle(CancelRequested(job=job_id))
+        return await self._settled_state(job_id)
+
+    async def _resume(self, job_id: str) -> dict[str, Any]:
+        self._coordinator.handle(ResumeRequested(job=job_id))
+        return await self._settled_state(job_id)
+
+    async def _settled_state(self, job_id: str) -> dict[str, Any]:
+        await self._coordinator.settled()
+        return {"job": job_id, "state": (await known_job(self._coordinator, job_id))["state"]}
+
+    def _kill_or_drain(self, request: m.KillWorker | m.DrainWorker) -> dict[str, Any]:
+        if isinstance(request, m.DrainWorker):
+            self._coordinator.handle(DrainRequested(name=request.name))
+            return {"name": request.name}
+        if request.signal not in SIGNALS:
+            raise RequestRefused(
+                f"signal {request.signal!r} is not offered", remedy=f"one of {', '.join(SIGNALS)}"
+            )
+        self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
+        worker = self._coordinator.membership.books.workers[request.name]
+        return {"name": request.name, "pid": worker.pid, "signal": request.signal}

@@ -1,0 +1,117 @@
+"""What operators ask that changes nothing: status, figures, jobs, logs, events, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from dtd import __version__
+from dtd.coordinator.operated import Operated, known_job
+from dtd.core.status import EndedJob, status_of
+from dtd.wire import messages as m
+
+QUESTIONS: Final = (
+    m.GetStatus,
+    m.GetFigures,
+    m.ListJobs,
+    m.ReadLogs,
+    m.ReadEvents,
+    m.ListCheckpoints,
+)
+
+
+class Questions:
+    """Answers made of the membership's books and the store.
+
+    Args:
+        coordinator: the daemon that is asked about.
+        last_job: the job that ended last before it was started.
+
+    Attributes:
+        last_job: the job that ended last.
+    """
+
+    def __init__(self, coordinator: Operated, *, last_job: EndedJob | None) -> None:
+        self.last_job = last_job
+        self._coordinator = coordinator
+        self._news = asyncio.Event()
+
+    def something_happened(self) -> None:
+        """Wake whoever follows events."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def answer(self, request: m.Message) -> dict[str, Any]:
+        """Look it up.
+
+        Raises:
+            RequestRefused: it is about a job that does not exist.
+        """
+        if isinstance(request, m.GetStatus):
+            return self._status()
+        if isinstance(request, m.GetFigures):
+            return self._figures()
+        store = self._coordinator.store
+        in_store = self._coordinator.in_store
+        if isinstance(request, m.ListJobs):
+            return {"jobs": await in_store(store.jobs)}
+        if isinstance(request, m.ReadLogs):
+            await known_job(self._coordinator, request.job)
+            lines = await in_store(store.lines, request.job, request.after)
+            return {"lines": lines, "next": lines[-1]["seq"] if lines else request.after}
+        if isinstance(request, m.ReadEvents):
+            return await self._events(request)
+        assert isinstance(request, m.ListCheckpoints)
+        found = await in_store(store.checkpoints, request.job)
+        listed = [self._checkpoint(one, ticket=request.tickets) for one in found]
+        answer: dict[str, Any] = {"checkpoints": listed}
+        if request.job:
+            answer["spec"] = (await known_job(self._coordinator, request.job))["spec"]
+        return answer
+
+    def _status(self) -> dict[str, Any]:
+        coordinator = self._coordinator
+        return status_of(
+            coordinator.membership.books,
+            explain=coordinator.membership.explain(),
+            address=coordinator.address,
+            uptime_s=time.monotonic() - coordinator.started_s,
+            version=__version__,
+            now=coordinator.now,
+            last_job=self.last_job,
+            troubles=coordinator.troubles.listing(),
+        )
+
+    def _figures(self) -> dict[str, Any]:
+        books = self._coordinator.membership.books
+        beats = {worker.name: worker.heartbeat for worker in books.workers.values()}
+        return self._coordinator.figures.answer(beats, books.roster)
+
+    async def _events(self, request: m.ReadEvents) -> dict[str, Any]:
+        store = self._coordinator.store
+        while True:
+            news = self._news
+            found = await self._coordinator.in_store(store.events, request.after)
+            if found or not request.follow:
+                return {"events": found, "next": found[-1]["seq"] if found else request.after}
+            await news.wait()
+
+    def _checkpoint(self, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
+        worker = self._coordinator.membership.books.workers.get(found["worker"])
+        alive = found["worker"] in self._coordinator.connected()
+        name = found["directory"].rsplit("/", 1)[-1]
+        shown = self._ticket(found["worker"], found["job"], name) if ticket and alive else {}
+        return {
+            **found,
+            **shown,
+            "name": name,
+            "verified": True,
+            "alive": alive,
+            "data_host": worker.data_host if worker is not None else "",
+            "data_port": worker.data_port if worker is not None else 0,
+        }
+
+    def _ticket(self, worker: str, job: str, name: str) -> dict[str, Any]:
+        expires_unix_s, key = self._coordinator.ticket(worker, f"checkpoint/{job}/{name}")
+        return {"ticket_expires_unix_s": expires_unix_s, "ticket_key": key}

@@ -1,0 +1,133 @@
+"""The commands about who may do what: join, token, credentials, revoke."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.ctl import output
+from dtd.ctl.figures import NOTHING, duration
+from dtd.ctl.settings import CREDENTIAL_FILE, Settings
+from dtd.errors import UsageError
+from dtd.security.identity import JOINABLE, WORKER
+from dtd.security.token import Token, parse_life_s
+from dtd.wire import messages as m
+
+_DATE: Final = "%Y-%m-%d %H:%M"
+
+
+def join(settings: Settings, text: str, *, name: str) -> int:
+    """Get this user a credential for a token."""
+    from dtd.net.join_client import join as get_credential
+
+    token = Token.parse(text)
+    if token.role == WORKER:
+        raise UsageError(
+            "the token is for the role worker",
+            remedy="run `dtd-worker join TOKEN`, or ask for a token of the role operator or viewer",
+        )
+    path = settings.credential or _own_place()
+    made = get_credential(token, name=name or _own_name(), path=path.absolute())
+    output.say(f"{made.path}: {made.name} is {made.role} until {made.expires:%Y-%m-%d}")
+    return 0
+
+
+def create_token(settings: Settings, *, role: str, life: str) -> int:
+    """Make a token and print it: one word, shown this once."""
+    if role not in JOINABLE:
+        raise UsageError(f"--role: {role!r} is no role", remedy=f"one of {', '.join(JOINABLE)}")
+    life_s = parse_life_s(life)
+    with settings.connect() as client:
+        answer = client.request(m.CreateToken(role=role, life_s=life_s))
+    if settings.as_json:
+        output.print_json(answer)
+        return 0
+    command = "dtd-worker" if role == WORKER else "dtdctl"
+    until = _date(answer["expires_s"]) if answer["expires_s"] else "it is revoked"
+    output.say(f"token {answer['id']}: good until {until}; to use it: {command} join TOKEN")
+    print(answer["token"], flush=True)
+    return 0
+
+
+def list_tokens(settings: Settings) -> int:
+    """List all tokens, without their secrets."""
+    with settings.connect() as client:
+        answer = client.request(m.ListTokens())
+    if settings.as_json:
+        output.print_json(answer)
+        return 0
+    output.print_table(("TOKEN", "ROLE", "MADE", "EXPIRES"), map(_token_row, answer["tokens"]))
+    return 0
+
+
+def revoke_token(settings: Settings, token: str) -> int:
+    """Let nobody join with a token any more."""
+    with settings.connect() as client:
+        answer = client.request(m.RevokeToken(id=token))
+    if settings.as_json:
+        output.print_json(answer)
+    else:
+        output.say(f"nobody can join with token {answer['id']} any more; who has joined stays")
+    return 0
+
+
+def list_credentials(settings: Settings) -> int:
+    """List the credentials that were issued."""
+    with settings.connect() as client:
+        answer = client.request(m.ListCredentials())
+    if settings.as_json:
+        output.print_json(answer)
+        return 0
+    headings = ("NAME", "ROLE", "STATE", "ISSUED", "EXPIRES", "SERIAL")
+    output.print_table(headings, map(_credential_row, answer["credentials"]))
+    return 0
+
+
+def revoke(settings: Settings, name: str) -> int:
+    """Take back a credential: its connections end, its workers are evicted."""
+    with settings.connect() as client:
+        answer = client.request(m.RevokeCredential(name=name))
+    if settings.as_json:
+        output.print_json(answer)
+        return 0
+    for one in answer["revoked"]:
+        output.say(f"{one['role']}/{one['name']} ({one['serial']}) is revoked")
+    if not answer["revoked"]:
+        output.say(f"{name} was revoked before")
+    if answer["evicted"]:
+        output.say(f"evicted: {', '.join(answer['evicted'])}")
+    return 0
+
+
+def _token_row(one: dict[str, Any]) -> tuple[str, ...]:
+    expires = "expired" if one["expired"] else _left(one["expires_s"])
+    return one["id"], one["role"], _date(one["created_s"]), expires
+
+
+def _credential_row(one: dict[str, Any]) -> tuple[str, ...]:
+    state = "revoked" if one["revoked_s"] else "valid"
+    dates = _date(one["issued_s"]), _date(one["expires_s"])
+    return one["name"], one["role"], state, *dates, one["serial"]
+
+
+def _left(expires_s: float) -> str:
+    return f"in {duration(expires_s - time.time())}" if expires_s else "never"
+
+
+def _date(unix_s: float) -> str:
+    return time.strftime(_DATE, time.localtime(unix_s)) if unix_s else NOTHING
+
+
+def _own_place() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "dtd" / CREDENTIAL_FILE
+
+
+def _own_name() -> str:
+    text = f"{getpass.getuser()}-{platform.node()}"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:60]

@@ -1,0 +1,66 @@
+"""Curves and bars of block characters.  Pure text; a blank is no value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_FULL: Final = len(_EIGHTHS) - 1
+
+
+def curve(points: Sequence[Sequence[float]], *, width: int, height: int) -> list[str]:
+    """[step, value] points as `height` lines of `width` characters, the highest first.
+
+    Steps are spread evenly; what falls into one column is averaged, a column without points repeats
+    the one before it.  Values that are not finite are left out.
+    """
+    columns = _columns([p for p in points if math.isfinite(p[1])], width)
+    known = [value for value in columns if value is not None]
+    if not known:
+        return [" " * width] * height
+    low, high = min(known), max(known)
+    span = high - low or 1.0
+    heights = [
+        0 if value is None else 1 + round((value - low) / span * (height * _FULL - 1))
+        for value in columns
+    ]
+    return [
+        "".join(_EIGHTHS[min(_FULL, max(0, level - row * _FULL))] for level in heights)
+        for row in reversed(range(height))
+    ]
+
+
+def _columns(points: Sequence[Sequence[float]], width: int) -> list[float | None]:
+    """Mean value of each column."""
+    columns: list[float | None] = [None] * width
+    if not points:
+        return columns
+    first, last = points[0][0], points[-1][0]
+    steps = max(1.0, last - first)
+    groups: list[list[float]] = [[] for _ in range(width)]
+    for step, value in points:
+        groups[min(width - 1, int((step - first) / steps * width))].append(value)
+    before: float | None = None
+    for index, group in enumerate(groups):
+        before = sum(group) / len(group) if group else before
+        columns[index] = before
+    return columns
+
+
+def shares(parts: Sequence[float], *, whole: float, width: int) -> list[int]:
+    """How many characters each part of a whole gets; together never more than `width`."""
+    if whole <= 0:
+        return [0] * len(parts)
+    ends, total = [], 0.0
+    for part in parts:
+        total += max(0.0, part)
+        ends.append(min(width, round(total / whole * width)))
+    return [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def progress_bar(share: float, *, width: int) -> str:
+    """How much is done, 0 to 1."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)

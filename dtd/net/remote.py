@@ -1,0 +1,72 @@
+"""The other end of a connection: where it is, who it is, and how far away."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from dtd.net.handshake import is_private
+from dtd.net.keep_alive import keep_alive
+from dtd.net.tcp_info import round_trip_s
+from dtd.security.identity import Identity, check_role, of_certificate
+
+
+class Remote:
+    """What a connection on the event loop knows of its other end.
+
+    Attributes:
+        identity: who is there; None when nothing was found out.
+        peer: its address and port, for people; empty until the connection stands.
+        closing: this side has closed the connection, or it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.identity: Identity | None = None
+        self.peer = ""
+        self.closing = False
+        self._transport: asyncio.Transport | None = None
+
+    def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
+        """The connection stands."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}" if name else "?"
+        return self._transport
+
+    def _identify(self, role: str) -> None:
+        """With TLS, the certificate says who is at the other end.
+
+        Raises:
+            ProtocolError: somebody of another role than this one; an empty role allows any.
+        """
+        assert self._transport is not None
+        tls = self._transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.identity = of_certificate(tls.getpeercert())
+            check_role(self.identity, role)
+
+    def round_trip_s(self) -> float:
+        """Smoothed round-trip time as the kernel measures it; 0 when it is not known."""
+        if self._transport is None or self.closing:
+            return 0.0
+        return round_trip_s(self._transport.get_extra_info("socket"))
+
+    def keep_alive(self) -> None:
+        """Have the kernel find out when the other side is dead: see `dtd.net.keep_alive`."""
+        assert self._transport is not None
+        keep_alive(self._transport.get_extra_info("socket"))
+
+    @property
+    def is_private(self) -> bool:
+        """Nobody else sees what is said here, or can say something in between."""
+        return self.is_encrypted or is_private(self.peer_host())
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection runs over TLS."""
+        transport = self._transport
+        return transport is not None and transport.get_extra_info("ssl_object") is not None
+
+    def peer_host(self) -> str:
+        """Address of the other side, without the port."""
+        return self.peer.rsplit(":", 1)[0]

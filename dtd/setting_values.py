@@ -1,0 +1,78 @@
+"""A setting's value in its field's own type, or what is wrong with it.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.errors import UsageError
+from dtd.rules import FieldInfo, fault, without_none
+from dtd.shown import shown
+
+ADDRESSES: Final = tuple[Address, ...]
+
+
+def converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
+    """The value, or None and what is wrong with it.
+
+    Args:
+        info: the field.
+        value: as found.
+        is_text: it is text that stands for a value, as in a flag or a variable.
+    """
+    kind = without_none(info.hint)
+    if kind == ADDRESSES:
+        return _addresses(value)
+    if kind in (Address, Path):
+        if isinstance(value, kind):
+            return value, ""
+        if not isinstance(value, str) or not value:
+            return None, f"must be a string, not {shown(value)}"
+        return _address(value) if kind is Address else _path(value)
+    if is_text and isinstance(value, str) and info.hint in (int, float):
+        value = _number(info.hint, value)
+    text = fault(info.hint, info.rule, value)
+    return (float(value) if info.hint is float and not text else value), text  # type: ignore[arg-type]
+
+
+def _number(kind: Callable[[str], float], text: str) -> float | str:
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _address(text: str) -> tuple[Address | None, str]:
+    try:
+        return Address.parse(text), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _addresses(value: object) -> tuple[tuple[Address, ...] | None, str]:
+    """Addresses as text with commas between, as an array of texts, or as they are."""
+    words: object = value.split(",") if isinstance(value, str) else value
+    if isinstance(words, Address):
+        words = [words]
+    if not isinstance(words, list | tuple) or not words:
+        return None, f"must be a string or an array of strings, not {shown(value)}"
+    found = []
+    for word in words:
+        if not isinstance(word, str | Address):
+            return None, f"must be a string or an array of strings, not {shown(value)}"
+        address, text = (word, "") if isinstance(word, Address) else _address(word.strip())
+        if address is None:
+            return None, text
+        found.append(address)
+    return tuple(found), ""
+
+
+def _path(text: str) -> tuple[Path | None, str]:
+    if not text.isprintable():
+        return None, f"must be a path without control characters, not {shown(text)}"
+    try:
+        return Path(text).expanduser().absolute(), ""
+    except RuntimeError:
+        return None, f"names an unknown user: {shown(text)}"

@@ -1,0 +1,77 @@
+"""Any message, to and from a frame's msgpack map (protocol.md, "Frames").
+
+Unknown fields are ignored, unknown types refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgpack
+
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire import frames
+from dtd.wire.fields import parse_record, record_values
+from dtd.wire.header import Header
+from dtd.wire.messages.control import ControlMessage
+from dtd.wire.messages.ctl import CtlMessage
+from dtd.wire.messages.errands import ErrandMessage
+from dtd.wire.messages.fetch import FetchMessage
+from dtd.wire.messages.handshake import HandshakeMessage
+from dtd.wire.messages.joining import JoiningMessage
+from dtd.wire.messages.registry import message_name, message_number, message_type
+from dtd.wire.messages.reports import Report
+from dtd.wire.messages.ring import RingMessage
+from dtd.wire.tags import CHECKSUM, Tag
+
+TYPE_KEY: Final = "t"
+
+Message = (
+    HandshakeMessage
+    | JoiningMessage
+    | ControlMessage
+    | Report
+    | ErrandMessage
+    | RingMessage
+    | FetchMessage
+    | CtlMessage
+)
+
+
+def encode_header(message: Message) -> bytes:
+    """The msgpack map of a message, its number under "t".
+
+    Text that is no Unicode (a file's name in somebody's traceback) is sent with question marks.
+
+    Raises:
+        LocalProtocolError: a field's value is one that the receiver would refuse.
+    """
+    kind = type(message)
+    try:
+        values = record_values(message, where=message_name(kind))
+        packed: bytes = msgpack.packb(
+            {TYPE_KEY: message_number(kind), **values}, unicode_errors="replace"
+        )
+    except (ProtocolError, ValueError, TypeError, OverflowError) as error:
+        raise LocalProtocolError(f"{message_name(kind)} cannot be sent: {error}") from None
+    return packed
+
+
+def decode_message(header: Header) -> Message:
+    """The message of a decoded header.
+
+    Raises:
+        ProtocolError: UNKNOWN_TYPE or BAD_FIELD.
+    """
+    number = header.get(TYPE_KEY)
+    kind = message_type(number)
+    if kind is None:
+        shown = number if isinstance(number, int) else type(number).__name__
+        raise ProtocolError(ErrorCode.UNKNOWN_TYPE, f"message type {shown} is not known")
+    message: Message = parse_record(kind, header, where=message_name(kind))
+    return message
+
+
+def message_bytes(message: Message, payload: bytes = b"", tag: Tag = CHECKSUM) -> bytes:
+    """A whole small frame that carries a message."""
+    return frames.frame_bytes(encode_header(message), payload, tag)

@@ -1,0 +1,280 @@
+"""Worker and coordinator: who is in the ring, from which state it starts, how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Octets, Text, list_of
+from dtd.wire.messages.registry import message
+
+MAX_WORLD: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One line of a roster; its place in the list is its rank.
+
+    `holds`: it has the state that the generation starts from, and gives it to those who have not.
+    """
+
+    name: Name
+    incarnation: U64
+    host: Name
+    port: U16
+    holds: Flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The newest state of a job that a worker holds.
+
+    `where` is "memory", "checkpoint" or "none"; `generation` 0 and `step` 0 mean nothing trained.
+    """
+
+    job: Name
+    generation: U32
+    step: U64
+    digest: Name
+    where: Name
+
+
+@message(0x10)
+class Register:
+    """A worker introduces itself, with the generation it still takes part in, if any.
+
+    `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
+    """
+
+    name: Name
+    incarnation: U64
+    pid: U32
+    host: Name
+    device: Name
+    data_host: Name
+    data_port: U16
+    version: Name
+    job: Name = ""
+    generation: U32 = 0
+    roster_id: U64 = 0
+    phase: Name = ""
+
+
+@message(0x11)
+class Registered:
+    """The coordinator knows the worker.
+
+    `store_id` names the coordinator's store, which a restored backup keeps; `epoch` grows with each
+    restore.  `refused`: why the worker takes no part in any job; empty when it does.
+    """
+
+    heartbeat_interval_s: F64
+    heartbeat_timeout_s: F64
+    secret: Octets = field(default=b"", repr=False)
+    store_id: Name = ""
+    epoch: U64 = 0
+    refused: Text = ""
+
+
+@message(0x12)
+class Heartbeat:
+    """The worker's process is alive; its counters say whether training is.
+
+    `own_s`: mean seconds of a step that this worker works rather than waits for others.
+    `stalled_s`: since its training thread last made progress, 0 while that waits for the ring;
+    beyond `patience_s` it counts as stuck, and `where` names the line that it is in.
+    `rtt_s` and `link_bytes_per_s` are of the link to its next neighbour; bytes count from the start
+    of the process; a negative `gpu_use` is unknown.
+    """
+
+    state: Name
+    job: Name = ""
+    generation: U32 = 0
+    step: U64 = 0
+    epoch: U64 = 0
+    loss: F64 = 0.0
+    samples_per_s: F64 = 0.0
+    step_s: F64 = 0.0
+    compute_s: F64 = 0.0
+    comm_s: F64 = 0.0
+    exposed_s: F64 = 0.0
+    own_s: F64 = 0.0
+    data_s: F64 = 0.0
+    optimizer_s: F64 = 0.0
+    memory_bytes: U64 = 0
+    stalled_s: F64 = 0.0
+    patience_s: F64 = 0.0
+    where: Text = ""
+    waiting: Text = ""
+    learning_rate: F64 = 0.0
+    grad_norm: F64 = 0.0
+    cpu_s: F64 = 0.0
+    sent_bytes: U64 = 0
+    received_bytes: U64 = 0
+    rtt_s: F64 = 0.0
+    link_bytes_per_s: F64 = 0.0
+    gpu_use: F64 = -1.0
+    gpu_memory_bytes: U64 = 0
+
+
+@message(0x13)
+class HeartbeatAck:
+    """The coordinator heard the heartbeat."""
+
+
+@message(0x14)
+class Prepare:
+    """Warm up for a job: import, build the model, open the data.
+
+    `package` names the code of the task that was shipped with the job; empty: what is installed.
+    """
+
+    job: Name
+    spec: Map
+    from_job: Name = ""
+    from_step: U64 = 0
+    from_mode: Name = ""
+    package: Name = ""
+
+
+@message(0x15)
+class Warmed:
+    """The worker is ready for a generation of the job.
+
+    `task_digest`: hash of the source of the task's package, empty for a built-in task.
+    """
+
+    job: Name
+    dataset_rows: U64
+    dataset_fingerprint: Name
+    plan_digest: Name
+    numerics_fingerprint: Name
+    parameters: U64
+    steps_total: U64
+    held: Annotated[tuple[Held, ...], list_of(Held, 1)]
+    task_digest: Name = ""
+
+
+@message(0x16)
+class Assign:
+    """A new generation: its roster, this worker's rank in it, and the state it starts from.
+
+    A state is named by the generation that committed its last step and the number of its steps.
+    """
+
+    job: Name
+    generation: U32
+    roster_id: U64
+    rank: U16
+    roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)]
+    held_generation: U32
+    held_step: U64
+    secret: Octets = field(default=b"", repr=False)
+
+
+@message(0x17)
+class Running:
+    """The worker's ring is up, its state agreed with all ranks: it trains."""
+
+    job: Name
+    generation: U32
+    step: U64
+
+
+@message(0x18)
+class Freeze:
+    """End the generation: at the next step boundary, or now; `leave`: this worker leaves then."""
+
+    generation: U32
+    at_boundary: Flag
+    stop: Flag
+    reason: Text
+    leave: Flag = False
+
+
+@message(0x19)
+class Frozen:
+    """The worker takes no further part in a generation, and this is what it holds.
+
+    (`prepared_generation`, `prepared_step`) names the state that it would hold after committing
+    what it has prepared, and is what it holds when nothing is.  `evidence` says how it lost
+    `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt" or
+    "diverged"; it is empty when the generation ended in good order.
+    """
+
+    job: Name
+    generation: U32
+    roster_id: U64
+    prepared_generation: U32
+    prepared_step: U64
+    held: Annotated[tuple[Held, ...], list_of(Held, 1)]
+    suspect: Name
+    evidence: Name
+    reason: Text
+
+
+@message(0x1A)
+class Finished:
+    """The worker has committed the job's last step, or its last one before a stop.
+
+    `held_generation` committed that step; `generation` is the one that agreed on the digest.
+    """
+
+    job: Name
+    generation: U32
+    held_generation: U32
+    step: U64
+    digest: Name
+    stopped: Flag
+    result: Map
+
+
+@message(0x1B)
+class Failed:
+    """The job cannot go on because of its own code, data or numbers."""
+
+    job: Name
+    reason: Text
+    traceback: Text
+
+
+@message(0x1C)
+class Release:
+    """The job is over for this worker; it starts afresh and registers again."""
+
+    job: Name
+    state: Name
+    reason: Text
+
+
+@message(0x22)
+class Leave:
+    """The worker wants to leave at the next step boundary; it is released when it may go."""
+
+    reason: Text
+
+
+@message(0x4B)
+class Signal:
+    """Coordinator to worker: send yourself this signal (KILL, TERM or STOP)."""
+
+    signal: Name
+
+
+ControlMessage = (
+    Register
+    | Registered
+    | Heartbeat
+    | HeartbeatAck
+    | Prepare
+    | Warmed
+    | Assign
+    | Running
+    | Freeze
+    | Frozen
+    | Finished
+    | Failed
+    | Release
+    | Leave
+    | Signal
+)

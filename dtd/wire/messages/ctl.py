@@ -1,0 +1,180 @@
+"""dtdctl and coordinator: one request, one RESULT."""
+
+from __future__ import annotations
+
+from dtd.wire.fields import U16, U32, U64, Flag, Map, Name
+from dtd.wire.messages.registry import message
+
+
+@message(0x40)
+class SubmitJob:
+    """Queue a job; the spec was validated by the sender and is validated again.
+
+    `package` is the sha256 of the task's package, which PUT_PACKAGE has brought before.
+    """
+
+    spec: Map
+    from_job: Name = ""
+    from_step: U64 = 0
+    package: Name = ""
+
+
+@message(0x41)
+class GetStatus:
+    """Ask for the status object (schema 1)."""
+
+
+@message(0x42)
+class WaitJob:
+    """Ask to be answered when the job has ended."""
+
+    job: Name
+
+
+@message(0x43)
+class CancelJob:
+    """Stop the job at its next step boundary, keeping a checkpoint."""
+
+    job: Name
+
+
+@message(0x44)
+class KillWorker:
+    """Send a signal to a worker's process: KILL, TERM or STOP."""
+
+    name: Name
+    signal: Name
+
+
+@message(0x45)
+class DrainWorker:
+    """Let a worker leave at the next step boundary."""
+
+    name: Name
+
+
+@message(0x46)
+class ListJobs:
+    """Ask for all jobs, newest first."""
+
+
+@message(0x47)
+class ReadLogs:
+    """Ask for what a job's own code printed, from a cursor on."""
+
+    job: Name
+    after: U64 = 0
+
+
+@message(0x48)
+class ReadEvents:
+    """Ask for incidents, from a cursor on; with `follow` wait until there is one."""
+
+    after: U64 = 0
+    follow: Flag = False
+
+
+@message(0x49)
+class ListCheckpoints:
+    """Ask for known checkpoints, of one job or of all; with `tickets` also to fetch them."""
+
+    job: Name = ""
+    tickets: Flag = False
+
+
+@message(0x4E)
+class GetFigures:
+    """Ask for the recent history of the job: losses, rates, links."""
+
+
+@message(0x55)
+class Examine:
+    """Have something measured, see MEASURE; without `worker` the coordinator tells of itself.
+
+    `force`: measure bandwidth though a job runs.
+    """
+
+    what: Name
+    worker: Name = ""
+    peer: Name = ""
+    spec: Map
+    worlds: U16 = 0
+    package: Name = ""
+    force: Flag = False
+
+
+@message(0x4C)
+class ResumeJob:
+    """Let a waiting job go on without those who may hold a newer state and are away."""
+
+    job: Name
+
+
+@message(0x50)
+class CreateToken:
+    """Make a token with which hosts or people can join; `life_s` 0: until it is revoked."""
+
+    role: Name
+    life_s: U32
+
+
+@message(0x51)
+class ListTokens:
+    """Ask for all tokens, without their secrets."""
+
+
+@message(0x52)
+class RevokeToken:
+    """Nobody can join with this token any more; who has joined stays."""
+
+    id: Name
+
+
+@message(0x53)
+class ListCredentials:
+    """Ask for all credentials that were issued."""
+
+
+@message(0x54)
+class RevokeCredential:
+    """Take back a credential, or all of a name: its connections end, its workers are evicted."""
+
+    name: Name
+
+
+@message(0x4D)
+class PutPackage:
+    """A piece of a task's package as payload; without one it asks how much is there."""
+
+    digest: Name
+    size: U64
+    offset: U64
+
+
+@message(0x4A)
+class Result:
+    """The answer to a dtdctl request; the payload is a msgpack map."""
+
+
+CtlMessage = (
+    SubmitJob
+    | GetStatus
+    | WaitJob
+    | CancelJob
+    | KillWorker
+    | DrainWorker
+    | ListJobs
+    | ReadLogs
+    | ReadEvents
+    | ListCheckpoints
+    | GetFigures
+    | Examine
+    | ResumeJob
+    | CreateToken
+    | ListTokens
+    | RevokeToken
+    | ListCredentials
+    | RevokeCredential
+    | PutPackage
+    | Result
+)

@@ -1,0 +1,78 @@
+"""Worker and coordinator: what is asked and answered beside the training."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from dtd.wire.fields import U16, U32, U64, Flag, Map, Name, Octets, Text
+from dtd.wire.messages.registry import message
+
+
+@message(0x23)
+class Probe:
+    """Coordinator to worker: can you open a connection to that worker's data port?"""
+
+    name: Name
+    host: Name
+    port: U16
+    ticket_expires_unix_s: U64 = 0
+    ticket_key: Octets = field(default=b"", repr=False)
+
+
+@message(0x24)
+class Probed:
+    """The answer to PROBE."""
+
+    name: Name
+    reachable: Flag
+    reason: Text = ""
+
+
+@message(0x25)
+class GetPackage:
+    """Worker to coordinator: give me a package from this offset on."""
+
+    digest: Name
+    offset: U64
+
+
+@message(0x26)
+class Package:
+    """A piece of a package as payload; `size` is the whole, 0 when the coordinator lacks it."""
+
+    digest: Name
+    offset: U64
+    size: U64
+
+
+@message(0x27)
+class Measure:
+    """Coordinator to worker: measure this and answer with MEASURED.
+
+    `what`: "host" (clock, disk), "latency" or "bandwidth" (of the link from worker `name` to this
+    one) or "step" (of the job `spec` for worlds of 1 to `worlds` workers); `package` as in PREPARE.
+    """
+
+    number: U32
+    what: Name
+    name: Name = ""
+    host: Name = ""
+    port: U16 = 0
+    ticket_expires_unix_s: U64 = 0
+    ticket_key: Octets = field(default=b"", repr=False)
+    spec: Map
+    worlds: U16 = 0
+    package: Name = ""
+
+
+@message(0x28)
+class Measured:
+    """The answer to MEASURE; `reason` says why there are no figures."""
+
+    number: U32
+    figures: Map
+    reason: Text = ""
+    remedy: Text = ""
+
+
+ErrandMessage = Probe | Probed | GetPackage | Package | Measure | Measured

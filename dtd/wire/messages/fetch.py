@@ -1,0 +1,52 @@
+"""Whoever fetches a state or a checkpoint, and the worker that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from dtd.wire.fields import U32, U64, Flag, Text, list_of
+from dtd.wire.messages.registry import message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobInfo:
+    """One piece of fetchable bytes."""
+
+    name: Text
+    size_bytes: U64
+
+
+@message(0x38)
+class FetchOpen:
+    """Ask for the blobs of a resource: "state/GENERATION" or "checkpoint/JOB/NAME"."""
+
+    resource: Text
+
+
+@message(0x39)
+class FetchInfo:
+    """The blobs of the resource, in order; the payload is its manifest."""
+
+    blobs: Annotated[tuple[BlobInfo, ...], list_of(BlobInfo, 16384)]
+    more: Flag = False
+
+
+@message(0x3A)
+class FetchRange:
+    """Ask for a range of one blob of the open resource."""
+
+    blob: U32
+    offset: U64
+    length: U32
+
+
+@message(0x3B)
+class FetchData:
+    """The range asked for, as payload."""
+
+    blob: U32
+    offset: U64
+
+
+FetchMessage = FetchOpen | FetchInfo | FetchRange | FetchData

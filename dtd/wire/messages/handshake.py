@@ -1,0 +1,75 @@
+"""What every connection begins and ends with (protocol.md, "Connections")."""
+
+from __future__ import annotations
+
+import enum
+
+from dtd.wire.fields import U8, U16, U32, U64, Name, Octets, Text
+from dtd.wire.messages.registry import message
+from dtd.wire.tags import FLAG_XXH3
+
+
+class Role(enum.StrEnum):
+    """Who opens a connection, and what for."""
+
+    WORKER = "worker"
+    CTL = "ctl"
+    RING = "ring"
+    LIFELINE = "lifeline"
+    FETCH = "fetch"
+    JOIN = "join"
+
+
+@message(0x01)
+class Hello:
+    """First frame of every connection, from the side that opened it."""
+
+    role: Name
+    name: Name
+    protocol_min: U8
+    protocol_max: U8
+    version: Name
+    max_payload_bytes: U32
+    generation: U32 = 0
+    roster_id: U64 = 0
+    rank: U16 = 0
+    nonce: Octets = b""
+    tag: U8 = FLAG_XXH3
+    scope: Text = ""
+    expires_unix_s: U64 = 0
+
+
+@message(0x02)
+class Welcome:
+    """Answer to HELLO: the connection is open with these limits; on a data port, after PROVE."""
+
+    protocol: U8
+    version: Name
+    name: Name
+    max_payload_bytes: U32
+    nonce: Octets = b""
+    tag: U8 = FLAG_XXH3
+
+
+@message(0x03)
+class Error:
+    """The last frame before the sender closes the connection."""
+
+    code: U16
+    message: Text
+    remedy: Text = ""
+
+
+@message(0x04)
+class Goodbye:
+    """The sender leaves in good order and will close the connection."""
+
+    reason: Text = ""
+
+
+@message(0x05)
+class Prove:
+    """Data connections: the opener's answer to WELCOME, which shows that it has the key."""
+
+
+HandshakeMessage = Hello | Welcome | Error | Goodbye | Prove

@@ -1,0 +1,91 @@
+"""How a worker proves to the coordinator which host it is, and what follows for its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dtd.address import Address
+from dtd.config import DEFAULT_COORDINATOR, DEFAULT_DATA_ADDRESS, WorkerConfig
+from dtd.errors import ConfigError
+from dtd.security.credential import WARN_BEFORE_DAYS, Credential, check_role
+from dtd.security.credential_places import credential_places, find_credential
+from dtd.security.identity import WORKER
+from dtd.security.targets import Target, targets
+
+log = structlog.get_logger()
+
+FILE_NAME: Final = "worker.credential"
+SYSTEM_FILE: Final = Path("/etc/dtd") / FILE_NAME
+EVERYWHERE: Final = Address("0.0.0.0", 0)  # noqa: S104 - its data port wants a secret of everyone
+
+
+def places(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where a worker's credential is looked for."""
+    return credential_places(FILE_NAME, environ, system=(SYSTEM_FILE,))
+
+
+def load_credential(config: WorkerConfig, environ: Mapping[str, str]) -> Credential | None:
+    """The worker's credential, if it has one.
+
+    Raises:
+        ConfigError: it is damaged, expired, or of another role.
+    """
+    path = config.credential or find_credential(places(environ))
+    if path is None:
+        return None
+    credential = Credential.load(path, environ)
+    check_role(credential, WORKER)
+    return credential
+
+
+def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig:
+    """The settings, with what the credential means for them.
+
+    Raises:
+        ConfigError: the worker would listen to everybody, or is not called as its credential says.
+    """
+    if credential is None:
+        if config.listen.is_loopback:
+            return config
+        raise ConfigError(
+            f"listen: {config.listen} is not a loopback address, and this host has no credential,"
+            " so its data port could not tell who calls",
+            remedy="ask for a token: on the coordinator's host run `dtdctl token create`, then"
+            " `dtd-worker join TOKEN` here; or listen on 127.0.0.1",
+        )
+    if config.name != credential.name and not config.name.startswith(f"{credential.name}-"):
+        raise ConfigError(
+            f"name: {config.name} is not what the credential {credential.path} is good for",
+            remedy=f"call the worker {credential.name} or {credential.name}-SOMETHING, or join"
+            f" with --name {config.name}",
+        )
+    if config.listen is DEFAULT_DATA_ADDRESS:  # nobody has chosen an address, not even this one
+        return dataclasses.replace(config, listen=EVERYWHERE)
+    return config
+
+
+def coordinator_targets(config: WorkerConfig, credential: Credential | None) -> tuple[Target, ...]:
+    """Where and how the coordinator is called.
+
+    Raises:
+        ConfigError: it is on another host, and there is no credential.
+    """
+    return targets(
+        config.coordinator,
+        credential,
+        on_purpose=config.credential is not None,
+        default=DEFAULT_COORDINATOR,
+    )
+
+
+def warn_of_expiry(credential: Credential) -> None:
+    """Log when the credential has not long to live."""
+    days = credential.days_left(dt.datetime.now(dt.UTC))
+    if days < WARN_BEFORE_DAYS:
+        log.warning("credential_expires_soon", days=days, credential=str(credential.path))

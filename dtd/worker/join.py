@@ -1,0 +1,60 @@
+"""`dtd-worker join TOKEN`: make this host a member of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtd.errors import UsageError
+from dtd.net.join_client import join
+from dtd.security.identity import WORKER
+from dtd.security.token import Token
+from dtd.worker.cluster_access import FILE_NAME, SYSTEM_FILE
+
+COMMAND = "join"
+
+
+def run_join(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code.
+
+    Raises:
+        DtdError: it failed; the sentence is for the person who typed it.
+    """
+    parser = argparse.ArgumentParser(
+        prog="dtd-worker join", description="Get this host a credential for a token."
+    )
+    parser.add_argument("token", metavar="TOKEN", help="what `dtdctl token create` has printed")
+    parser.add_argument("--name", help="the host's name in the cluster; default: its host name")
+    parser.add_argument("--credential", metavar="FILE", type=Path, help="where it goes")
+    given = parser.parse_args(arguments)
+    token = Token.parse(given.token)
+    if token.role != WORKER:
+        raise UsageError(
+            f"the token is for the role {token.role}",
+            remedy=f"run `dtdctl join TOKEN`, or ask for a token of the role {WORKER}",
+        )
+    path = given.credential or own_place()
+    credential = join(token, name=given.name or host_name(), path=path.absolute())
+    sys.stderr.write(
+        f"{credential.path}: this host is {credential.name} until {credential.expires:%Y-%m-%d};"
+        " start dtd-worker, or restart it\n"
+    )
+    return 0
+
+
+def own_place() -> Path:
+    """Where a credential goes that this user makes."""
+    if os.geteuid() == 0:
+        return SYSTEM_FILE
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "dtd" / FILE_NAME
+
+
+def host_name() -> str:
+    """This machine's name as a name in the cluster."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).lstrip("._-")[:40] or WORKER

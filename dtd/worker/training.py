@@ -1,0 +1,169 @@
+"""The job of this process: its training thread, and the rings of its generations, one by one.
+
+A process takes part in one job.  The thread is handed each generation's ring; all else here belongs
+to the event loop.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from dtd.config import WorkerConfig
+from dtd.core import member
+from dtd.net.data_server import DataServer
+from dtd.net.lifeline import Lifeline
+from dtd.wire import messages as m
+from dtd.worker.bridge import Bridge, RingCollective
+from dtd.worker.progress import ProgressWatch
+from dtd.worker.reporter import JobReporter
+from dtd.worker.trainer import Trainer
+
+log = structlog.get_logger()
+
+
+class Training:
+    """Starts the thread at once.
+
+    Args:
+        prepare: the job.
+        config: this worker's settings.
+        silence_s: after which a donor that sends nothing is given up.
+        bridge: the crossing between the thread and the loop.
+        data: this worker's data port.
+        lifeline: tells the neighbours when this process ends.
+        context: TLS for calling other workers, if this one has a credential.
+        tell: sends a message to the coordinator, on the loop.
+        feed: hands an event to the member core, on the loop.
+        fetch_package: blocks until a shipped package lies on this worker's disk.
+
+    Attributes:
+        job: its id.
+        checkpoint_directory: as the job names it; empty: the worker's own.
+        ring: the newest generation's; None before the first.
+    """
+
+    def __init__(
+        self,
+        prepare: m.Prepare,
+        config: WorkerConfig,
+        *,
+        silence_s: float,
+        bridge: Bridge,
+        data: DataServer,
+        lifeline: Lifeline,
+        context: ssl.SSLContext | None,
+        tell: Callable[[m.Message], None],
+        feed: Callable[[member.Event], None],
+        fetch_package: Callable[[str], Path],
+    ) -> None:
+        sync, elastic = prepare.spec["sync"], prepare.spec["elastic"]
+        self.job = prepare.job
+        self.checkpoint_directory = str(prepare.spec["checkpoint"]["directory"])
+        self.ring: RingCollective | None = None
+        self._bridge = bridge
+        self._data = data
+        self._lifeline = lifeline
+        self._context = context if sync.get("encryption") == "tls" else None
+        self._feed = feed
+        self._chunk_bytes = int(sync["chunk_kib"]) * 1024
+        self._watch = ProgressWatch(
+            first_patience_s=float(elastic["warmup_timeout_s"]),
+            least_patience_s=float(elastic["stall_timeout_s"]),
+        )
+        self._reporter = JobReporter(prepare.job, bridge.posting(tell), self._watch)
+        self._trainer = Trainer(
+            prepare,
+            device=config.device,
+            threads=config.threads,
+            state_dir=config.state_dir,
+            silence_s=silence_s,
+            reporter=self._reporter,
+            watch=self._watch,
+            post=bridge.posting(feed),
+            offer=bridge.posting(data.offer),
+            fetch_package=fetch_package,
+        )
+        self._trainer.start()
+
+    @property
+    def rank(self) -> int:
+        """In the newest generation; 0 before the first."""
+        return self.ring.rank if self.ring is not None else 0
+
+    @property
+    def roster(self) -> tuple[m.Member, ...]:
+        """The newest generation's; empty before the first."""
+        return self.ring.assign.roster if self.ring is not None else ()
+
+    @property
+    def disk_failure(self) -> str:
+        """Why no checkpoint could be written; empty when the last one was."""
+        return self._reporter.disk_failure
+
+    def form_ring(
+        self,
+        assign: m.Assign,
+        *,
+        beat_interval_s: float,
+        silence_s: float,
+        agreed: Callable[[], None],
+    ) -> None:
+        """Take part in a generation, and no more in the last one.
+
+        Args:
+            assign: the generation.
+            beat_interval_s: how often either neighbour is told that this side lives.
+            silence_s: how long a neighbour may be silent, or take to connect.
+            agreed: called on the loop when all ranks hold the same state.
+        """
+        structlog.contextvars.bind_contextvars(
+            job=assign.job, generation=assign.generation, rank=assign.rank
+        )
+        log.info("generation_assigned", roster=[member_.name for member_ in assign.roster])
+        if self.ring is not None:
+            self.ring.end(f"generation {assign.generation} follows")
+        self._data.withdraw()
+        self.ring = RingCollective(
+            self._bridge,
+            assign,
+            self._data,
+            chunk_bytes=self._chunk_bytes,
+            beat_interval_s=beat_interval_s,
+            silence_s=silence_s,
+            agreed=self._bridge.posting(self._on_agreed, assign, agreed),
+            lifeline=self._lifeline,
+            context=self._context,
+        )
+        self.ring.connect()
+        self._trainer.assign(self.ring)
+
+    def break_ring(self, reason: str) -> None:
+        """Take no further part in the generation."""
+        assert self.ring is not None
+        self.ring.end(reason)
+
+    def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
+        """Have the generation end after a step."""
+        self._reporter.end_at_boundary(stop=stop, leave=leave)
+
+    def heartbeat_fields(self) -> dict[str, Any]:
+        """Figures, and whether the thread gets on; a wait for the ring is no stall of its own."""
+        figures = self._reporter.heartbeat_fields()
+        if self.ring is None:
+            return figures
+        waits = self.ring.waiting_since is not None
+        ident = self._trainer.ident
+        progress = self._watch.heartbeat_fields(time.monotonic(), waits=waits, thread_ident=ident)
+        return progress | figures
+
+    def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:
+        """Nobody needs to fetch the state any more."""
+        self._data.withdraw()
+        agreed()
+        self._feed(member.TrainerRunning(generation=assign.generation, step=assign.held_step))

@@ -1,0 +1,166 @@
+"""The doctor and the watcher as processes, with real daemons on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtd.address import Address
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+from scripts.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 100.0
+LOOK_AGAIN_S = 0.5
+NAMES = ["worker-0", "worker-1", "worker-2"]
+# Time in which the processor is free, so that workers on one host do not compete for it.
+JOB = """
+[job]
+name = "forecast"
+task = "synthetic"
+steps = 12
+global_batch_size = 24
+[task]
+parameters = 20000
+compute_ms = 120
+rows = 240
+[elastic]
+min_workers = 3
+settle_s = 0
+"""
+SHIPPED_JOB = """
+[job]
+name = "own"
+task = "own_task:Own"
+steps = 3
+global_batch_size = 8
+"""
+OWN_TASK = "from dtd.tasks.synthetic import Synthetic as Own\n"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three idle workers and their coordinator."""
+    made = LocalCluster(
+        directory=tmp_path_factory.mktemp("cluster"),
+        listen=Address("127.0.0.1", 0),
+        workers=3,
+        device="cpu",
+        say=lambda _text: None,
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def idle(cluster):
+    """All workers wait for a job, also after one has ended."""
+    while True:
+        with ControlClient(cluster.address, timeout_s=PATIENCE_S) as client:
+            seen = client.request(m.ReadEvents())["next"]
+            workers = client.request(m.GetStatus())["workers"]
+            if [worker["state"] for worker in workers] == ["idle"] * len(NAMES):
+                return
+            client.ask(m.ReadEvents(after=seen, follow=True))
+            client.answer(timeout_s=LOOK_AGAIN_S)  # not every change is an event
+
+
+def command(cluster, *arguments):
+    environment = {**os.environ, "DTD_COORDINATOR": str(cluster.address), "NO_COLOR": "1"}
+    return [sys.executable, "-m", "dtd.ctl.main", *arguments], environment
+
+
+@pytest.fixture
+def dtdctl(cluster):
+    """Runs a command line; (exit code, stdout, stderr)."""
+
+    def run(*arguments, cwd=None):
+        words, environment = command(cluster, *arguments)
+        environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            env=environment,
+            cwd=cwd,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def by_check(report):
+    found = {}
+    for finding in report["checks"]:
+        found.setdefault(finding["check"], []).append(finding["state"])
+    return found
+
+
+def test_three_healthy_workers(dtdctl):
+    exit_code, out, err = dtdctl("doctor", "-o", "json")
+    report = json.loads(out)
+    assert (exit_code, err) == (0, "")
+    assert (report["schema"], report["memory"], report["forecast"]) == (1, [], [])
+    ways = {(a, b) for a in NAMES for b in NAMES if a != b}
+    assert {(link["from"], link["to"]) for link in report["links"]} == ways
+    assert all(link["rtt_s"] > 0 and link["bytes_per_s"] > 0 for link in report["links"])
+    assert sorted(report["hosts"]) == NAMES
+    found = by_check(report)
+    for check in ("coordinator", "versions", "clocks", "ports"):
+        assert found[check] == ["ok"]
+    for finding in report["checks"]:
+        assert set(finding) == {"check", "state", "message", "remedy"}
+
+
+def test_a_forecast_is_of_the_order_of_the_steps_that_follow(dtdctl, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    exit_code, out, _ = dtdctl("doctor", str(job), "-o", "json")
+    report = json.loads(out)
+    assert exit_code == 0
+    assert [one["world_size"] for one in report["forecast"]] == [1, 2, 3]
+    assert {need["worker"] for need in report["memory"]} == set(NAMES)
+    _, out, _ = dtdctl("submit", str(job), "-o", "json")
+    _, out, _ = dtdctl("wait", json.loads(out)["job"], "-o", "json")
+    measured_s = json.loads(out)["result"]["mean_step_s"]
+    predicted_s = report["forecast"][2]["step_s"]
+    # No claim about speed: only that both are about the same thing.
+    assert 0.1 < predicted_s / measured_s < 10
+
+
+def test_the_task_of_a_shipped_package_is_measured(dtdctl, tmp_path):
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    (tmp_path / "job.toml").write_text(SHIPPED_JOB)
+    exit_code, out, err = dtdctl("doctor", "job.toml", "-o", "json", cwd=tmp_path)
+    assert exit_code == 0, out
+    assert "own_task.py" in err
+    assert len(json.loads(out)["forecast"]) == 3
+
+
+def test_watching_without_a_terminal(cluster):
+    words, environment = command(cluster, "status", "--watch")
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    lines = [process.stdout.readline()]
+    while "workers: 3 idle" not in lines[-1] and lines[-1]:
+        lines.append(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert lines[-1]
+    assert "\x1b" not in "".join(lines) + out

@@ -1,0 +1,82 @@
+"""A ring of real processes on an address that others could reach: its frames bear keyed MACs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from dtd.net.handshake import is_private
+from dtd.wire.tags import FLAG_GMAC
+
+pytestmark = pytest.mark.integration
+
+WORLD = 3
+CHILD = """
+import json, sys
+from scripts.benchrun.ring_side import RingSide
+
+rank, world, host = json.loads(sys.stdin.readline())
+side = RingSide({"rank": rank, "world": world, "host": host})
+print(json.dumps(side.listen()), flush=True)
+side.join(*json.loads(sys.stdin.readline()))
+side.prepare(1 << 20, "float32")
+side.verify()
+endpoint = side._ring._endpoint
+print(json.dumps([link._tag.flag for link in (endpoint._out, endpoint._in)]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def host():
+    """An address of this machine's own that is no loopback address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # sends nothing: finds out how it would be sent
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = asking.getsockname()[0]
+    if is_private(own):
+        pytest.skip("this machine has no address but loopback")
+    return own
+
+
+@pytest.fixture
+def children():
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(WORLD)
+    ]
+    yield started
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def told(child, what):
+    child.stdin.write(json.dumps(what) + "\n")
+    child.stdin.flush()
+
+
+def said(child):
+    line = child.stdout.readline()
+    assert line, "a rank has ended"
+    return json.loads(line)
+
+
+def test_a_ring_beyond_loopback_sums_under_keyed_macs(host, children):
+    for rank, child in enumerate(children):
+        told(child, [rank, WORLD, host])
+    addresses = [said(child) for child in children]
+    for child in children:
+        told(child, [addresses, bytes(range(32)).hex()])
+    assert [said(child) for child in children] == [[FLAG_GMAC, FLAG_GMAC]] * WORLD

@@ -1,0 +1,370 @@
+"""A cluster beyond loopback: joining, training, and everybody who must not get in.
+
+Real processes on this machine's own address; skipped where it has none but loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.coordinator.advertised import advertised
+from dtd.errors import (
+    ConfigError,
+    CoordinatorUnreachable,
+    ProtocolError,
+    RequestRefused,
+    UsageError,
+)
+from dtd.job import parse_job, to_mapping
+from dtd.net.blocking_link import BlockingLink, connect_tcp
+from dtd.net.control_client import ControlClient
+from dtd.net.join_client import join
+from dtd.net.tls_connect import tls_connect
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential, bare_client_context
+from dtd.security.token import Token
+from dtd.wire import messages as m
+from scripts.child import Child, stop_all
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
+JOB = """
+[job]
+name = "digits"
+task = "digits"
+epochs = 1
+global_batch_size = 128
+[elastic]
+min_workers = 2
+settle_s = 0.0
+"""
+
+
+def own_host() -> str:
+    try:
+        return advertised("", Address("0.0.0.0", 1))[0].host
+    except ConfigError:
+        pytest.skip("this machine has no address but loopback")
+
+
+class Cluster:
+    """A coordinator beyond loopback, and who joins it."""
+
+    def __init__(self, directory: Path, listen: Address) -> None:
+        self.directory = directory
+        self.children: list[Child] = []
+        self.state = directory / "coordinator"
+        self.start("coordinator", "coordinator", "--listen", str(listen))
+        address_file = self.state / "address"
+        while not address_file.exists():
+            assert self.children[0].wait(0.05) is None, self.children[0].log_tail()
+        self.address = Address.parse(address_file.read_text())
+        self.operator = Credential.load(self.state / "pki" / "operator.credential")
+
+    def start(self, program: str, name: str, *arguments: str) -> Child:
+        command = [sys.executable, "-m", f"dtd.{program}.main", *arguments]
+        command += ["--state-dir", str(self.directory / name), "--log-format", "json"]
+        child = Child(name, command, self.directory / f"{name}.log", {"HOME": str(self.directory)})
+        self.children.append(child)
+        child.start()
+        return child
+
+    def token(self, role: str = "worker", life_s: int = 3600) -> Token:
+        return Token.parse(self.ask(m.CreateToken(role=role, life_s=life_s))["token"])
+
+    def join(self, token: Token, name: str) -> Credential:
+        return join(token, name=name, path=self.directory / f"{name}.credential")
+
+    def worker(self, credential: Credential, *arguments: str) -> Child:
+        path = str(credential.path)
+        return self.start("worker", credential.name, "--credential", path, *arguments)
+
+    def client(self, credential: Credential | None = None) -> ControlClient:
+        context = (credential or self.operator).client_context()
+        return ControlClient(self.address, timeout_s=PATIENCE_S, context=context)
+
+    def ask(self, message: m.Message, credential: Credential | None = None) -> dict[str, Any]:
+        with self.client(credential) as client:
+            return client.request(message)
+
+    def link(self, role: m.Role, credential: Credential) -> BlockingLink:
+        connect = tls_connect(credential.client_context(), "coordinator")
+        return BlockingLink(
+            self.address, role=role, name="test", timeout_s=PATIENCE_S, connect=connect
+        )
+
+    def states(self) -> dict[str, str]:
+        return {one["name"]: one["state"] for one in self.ask(m.GetStatus())["workers"]}
+
+    def await_event(self, kind: str, after: int = 0) -> dict[str, Any]:
+        while True:
+            page = self.ask(m.ReadEvents(after=after, follow=True))
+            after = page["next"]
+            for event in page["events"]:
+                if event["kind"] == kind:
+                    return dict(event)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("secure"), Address(own_host(), 0))
+    yield made
+    stop_all(made.children)
+
+
+def register(name: str) -> m.Register:
+    return m.Register(
+        name=name,
+        incarnation=7,
+        pid=1,
+        host="h",
+        device="cpu",
+        data_host="",
+        data_port=1,
+        version="0",
+    )
+
+
+def test_hosts_join_and_train_and_no_secret_is_logged(cluster: Cluster) -> None:
+    first = Token.parse((cluster.state / "pki" / "worker.token").read_text())
+    tokens = [first, cluster.token()]
+    for number, token in enumerate(tokens):
+        cluster.worker(cluster.join(token, f"host{number}"))
+    viewer = cluster.join(cluster.token("viewer"), "eve")
+    spec = to_mapping(parse_job(JOB, source="test"))
+    job = cluster.ask(m.SubmitJob(spec=spec))["job"]
+    ended = cluster.ask(m.WaitJob(job=job), viewer)
+    assert ended["state"] == "done", (ended, [child.log_tail() for child in cluster.children])
+    keys = {
+        re.sub(r"-----[^-]*-----|\s", "", path.read_text())[:40]
+        for path in cluster.directory.glob("*.credential")
+    }
+    data_key = (cluster.state / "pki" / "data.key").read_bytes()
+    secrets = {token.secret for token in tokens} | keys | {data_key.hex()}
+    for log in cluster.directory.glob("*.log"):
+        text = log.read_text()
+        assert not [one for one in secrets if one in text], log
+        assert "PRIVATE KEY" not in text
+    for path in [*cluster.directory.glob("*.credential"), *(cluster.state / "pki").iterdir()]:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_without_a_credential_nobody_is_heard(cluster: Cluster) -> None:
+    with pytest.raises(CoordinatorUnreachable, match=r"closed the connection|does not speak"):
+        ControlClient(cluster.address, timeout_s=PATIENCE_S)
+    with pytest.raises((RequestRefused, ssl.SSLError), match="may not open"):
+        BlockingLink(
+            cluster.address,
+            role=m.Role.CTL,
+            name="t",
+            timeout_s=PATIENCE_S,
+            connect=tls_connect(bare_client_context(), ""),
+        )
+
+
+def test_a_credential_of_another_cluster_is_no_credential(cluster: Cluster, tmp_path: Path) -> None:
+    other = Authority.create(tmp_path / "pki")
+    other.equip((cluster.address,))
+    foreign = Credential.load(tmp_path / "pki" / "operator.credential")
+    with pytest.raises(CoordinatorUnreachable, match="its certificate is not of this cluster"):
+        cluster.client(foreign)
+
+
+def test_a_token_of_another_cluster_is_not_shown_to_this_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    other = Authority.create(tmp_path / "pki")
+    token, _expires = other.create_token("worker", life_s=0, coordinators=(cluster.address,))
+    with pytest.raises(ConfigError, match="is not the coordinator that the token is from"):
+        cluster.join(token, "fooled")
+    assert token.secret not in (cluster.directory / "coordinator.log").read_text()
+
+
+def test_a_token_that_is_not_good_lets_nobody_join(cluster: Cluster) -> None:
+    good = cluster.token()
+    parts = {name: getattr(good, name) for name in ("role", "coordinators", "authority_sha256")}
+    with pytest.raises(RequestRefused, match="not known here"):
+        cluster.join(Token(**parts, id=good.id, secret="x" * 32), "n")
+    other_role = parts | {"role": "operator"}
+    with pytest.raises(RequestRefused, match="is for the role worker, not operator"):
+        cluster.join(Token(**other_role, id=good.id, secret=good.secret), "n")
+    with pytest.raises(RequestRefused, match="nobody can join as"):
+        cluster.join(good, "a/b")
+    cluster.ask(m.RevokeToken(id=good.id))
+    with pytest.raises(RequestRefused, match="or was revoked"):
+        cluster.join(good, "n")
+    short = cluster.token(life_s=1)
+    with cluster.client() as client:
+        while short.id not in {
+            one["id"] for one in client.request(m.ListTokens())["tokens"] if one["expired"]
+        }:
+            pass
+    with pytest.raises(RequestRefused, match="has expired"):
+        cluster.join(short, "n")
+
+
+def test_a_worker_is_no_operator_and_has_its_own_name_only(cluster: Cluster) -> None:
+    credential = cluster.join(cluster.token(), "host5")
+    with pytest.raises(RequestRefused, match="does not open a connection of role ctl"):
+        cluster.client(credential)
+    link = cluster.link(m.Role.WORKER, credential)
+    link.send(m.KillWorker(name="host0-cpu", signal="KILL"))
+    with pytest.raises((ProtocolError, ConnectionError)):
+        link.receive(timeout_s=PATIENCE_S)
+    link.close()
+    link = cluster.link(m.Role.WORKER, credential)
+    link.send(register("host0-cpu"))
+    with pytest.raises(RequestRefused, match="not good for a worker named host0-cpu"):
+        link.receive(timeout_s=PATIENCE_S)
+    link.close()
+
+
+def test_a_viewer_looks_and_changes_nothing(cluster: Cluster) -> None:
+    viewer = cluster.join(cluster.token("viewer"), "looker")
+    assert cluster.ask(m.GetStatus(), viewer)["schema"]
+    for message in (
+        m.KillWorker(name="host0-cpu", signal="KILL"),
+        m.CreateToken(role="operator", life_s=0),
+        m.ListCredentials(),
+    ):
+        with pytest.raises(RequestRefused, match="looker is a viewer and may not ask"):
+            cluster.ask(message, viewer)
+    with pytest.raises(RequestRefused, match="does not open a connection of role worker"):
+        cluster.link(m.Role.WORKER, viewer)
+
+
+def test_a_revoked_worker_is_out_at_once_and_stays_out(cluster: Cluster) -> None:
+    credential = cluster.join(cluster.token(), "host9")
+    link = cluster.link(m.Role.WORKER, credential)
+    link.send(register("host9-cpu"))
+    link.receive(timeout_s=PATIENCE_S)
+    answer = cluster.ask(m.RevokeCredential(name="host9"))
+    assert answer["evicted"] == ["host9-cpu"]
+    with pytest.raises(RequestRefused, match="was revoked"):
+        link.receive(timeout_s=PATIENCE_S)
+    link.close()
+    assert cluster.states()["host9-cpu"] == "lost"
+    with pytest.raises(RequestRefused, match="the credential of worker/host9 is revoked"):
+        cluster.link(m.Role.WORKER, credential)
+    listed = cluster.ask(m.ListCredentials())["credentials"]
+    assert [one["revoked_s"] > 0 for one in listed if one["name"] == "host9"] == [True]
+
+
+def test_a_revoked_operator_is_cut_off_in_the_middle(cluster: Cluster) -> None:
+    operator = cluster.join(cluster.token("operator"), "ann")
+    with cluster.client(operator) as client:
+        client.request(m.GetStatus())
+        cluster.ask(m.RevokeCredential(name="ann"))
+        with pytest.raises((RequestRefused, CoordinatorUnreachable)):
+            client.request(m.GetStatus())
+
+
+def test_a_flood_evicts_no_worker(cluster: Cluster) -> None:
+    """2000 connections that end at once and 200 that say nothing, beside a worker that beats."""
+    before = cluster.ask(m.ReadEvents())["next"]
+    cluster.worker(cluster.join(cluster.token(), "host8"))
+    cluster.await_event("worker_registered", after=before)
+    idle: list[socket.socket] = []
+    with cluster.client() as client:
+        for number in range(2200):
+            try:
+                made = socket.create_connection((cluster.address.host, cluster.address.port), 5)
+            except OSError:
+                continue
+            if number % 11 == 0:
+                idle.append(made)
+                assert client.request(m.GetStatus())
+            else:
+                made.close()
+        status = client.request(m.GetStatus())
+        found = client.request(m.ReadEvents(after=before))["events"]
+    for one in idle:
+        one.close()
+    beats = {one["name"]: one["last_heartbeat_s"] for one in status["workers"]}
+    assert beats["host8-cpu"] is not None
+    assert not {one["kind"] for one in found} & {"worker_lost", "worker_away"}
+
+
+def test_dtdctl_and_the_worker_say_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
+    environ = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+
+    def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", f"dtd.{program}.main", *arguments],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    asked = run("ctl", "--coordinator", str(cluster.address), "status")
+    assert asked.returncode == UsageError.exit_code
+    assert f"no credential for {cluster.address}" in asked.stderr
+    worker = run("worker", "--coordinator", str(cluster.address), "--state-dir", str(tmp_path))
+    assert worker.returncode == ConfigError.exit_code
+    assert f"no credential for {cluster.address}" in worker.stderr
+    token = cluster.token("operator")
+    joined = run("ctl", "join", token.word(), "--name", "bob")
+    assert joined.returncode == 0, joined.stderr
+    seen = run("ctl", "-o", "json", "credentials")
+    assert "bob" in {one["name"] for one in json.loads(seen.stdout)["credentials"]}
+    assert token.secret not in joined.stderr + joined.stdout + seen.stdout
+
+
+def test_init_prints_what_hosts_join_with_and_can_be_repeated(tmp_path: Path) -> None:
+    def init() -> str:
+        command = [sys.executable, "-m", "dtd.coordinator.main", "init"]
+        command += ["--state-dir", str(tmp_path / "s"), "--advertise", "10.9.9.9"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = init()
+    assert printed.startswith("dtd-worker join dtd1/worker/10.9.9.9:7117/")
+    assert init() == printed
+
+
+def test_on_loopback_another_user_is_refused_by_name(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    cluster_dir = tmp_path / "c"
+    command = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "127.0.0.1:0"]
+    child = Child("c", [*command, "--state-dir", str(cluster_dir)], tmp_path / "c.log", {})
+    child.start()
+    try:
+        while not (cluster_dir / "address").exists():
+            assert child.wait(0.05) is None, child.log_tail()
+        address = Address.parse((cluster_dir / "address").read_text())
+        with ControlClient(address, timeout_s=PATIENCE_S) as client:
+            assert client.request(m.GetStatus())["workers"] == []
+
+        def as_nobody(address: Address, timeout_s: float) -> socket.socket:
+            os.seteuid(65534)
+            try:
+                return connect_tcp(address, timeout_s)
+            finally:
+                os.seteuid(0)
+
+        with pytest.raises(RequestRefused, match="uid 65534 may not open") as caught:
+            BlockingLink(
+                address, role=m.Role.CTL, name="t", timeout_s=PATIENCE_S, connect=as_nobody
+            )
+        assert "belongs to uid 0" in caught.value.remedy
+    finally:
+        stop_all([child])

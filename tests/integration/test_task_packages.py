@@ -1,0 +1,168 @@
+"""A task that no worker can import: `dtdctl submit` ships it, and the job trains on both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.net.control_client import ControlClient
+from dtd.wire import messages as m
+from scripts.child import Child, stop_all
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 100.0
+LOOK_AGAIN_S = 0.05
+
+JOB = """
+[job]
+name = "market"
+task = "market.stall:Stall"
+steps = 4
+global_batch_size = 8
+[elastic]
+settle_s = 0.0
+min_workers = 2
+"""
+INIT = '"""What a stall needs."""\n'
+STALL = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from market.prices import ROWS
+
+class Stall:
+    def build_model(self):
+        print("fruit:", Path(__file__).with_name("fruit.txt").read_text())
+        return nn.Linear(2, 1)
+
+    def train_dataset(self):
+        return torch.utils.data.TensorDataset(torch.arange(2.0 * ROWS).reshape(ROWS, 2) / ROWS)
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+"""
+
+
+class Market:
+    """A coordinator, two workers far from the task, and a person who has it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.children: list[Child] = []
+        self.code = directory / "code"
+        (self.code / "market").mkdir(parents=True)
+        files = {"__init__.py": INIT, "stall.py": STALL, "prices.py": "ROWS = 32\n"}
+        for name, text in {**files, "fruit.txt": "apples"}.items():
+            (self.code / "market" / name).write_text(text)
+        (self.code / "job.toml").write_text(JOB)
+
+    def start(self) -> None:
+        state = self.directory / "coordinator"
+        listen = ("--listen", "127.0.0.1:0", "--state-dir", str(state))
+        coordinator = self._daemon("coordinator", "dtd.coordinator.main", *listen)
+        while not (state / "address").exists():
+            assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
+        self.address = Address.parse((state / "address").read_text())
+        for name in ("worker-0", "worker-1"):
+            options = ("--coordinator", str(self.address), "--name", name)
+            place = ("--state-dir", str(self.directory / name))
+            self._daemon(name, "dtd.worker.main", *options, *place)
+
+    def _daemon(self, name: str, module: str, *arguments: str) -> Child:
+        """A process that has neither our current directory nor our home."""
+        home = self.directory / f"home-{name}"
+        home.mkdir()
+        command = ("/usr/bin/env", f"--chdir={home}", sys.executable, "-m", module, *arguments)
+        environment = {"HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch")}
+        child = Child(name, command, self.directory / f"{name}.log", environment)
+        self.children.append(child)
+        child.start()
+        return child
+
+    def dtdctl(self, *arguments: str, cwd: Path) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtd.ctl.main", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            cwd=cwd,
+            env={**os.environ, "DTD_COORDINATOR": str(self.address)},
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    def ask(self, message: m.Message) -> dict[str, Any]:
+        with ControlClient(self.address, timeout_s=PATIENCE_S) as client:
+            return client.request(message)
+
+    def printed(self, job: str) -> set[str]:
+        return {line["text"] for line in self.ask(m.ReadLogs(job=job))["lines"]}
+
+    def packages(self, name: str) -> set[str]:
+        folder = self.directory / name / "packages"
+        return {path.stem for path in folder.iterdir()} if folder.exists() else set()
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
+    made = Market(tmp_path_factory.mktemp("market"))
+    try:
+        made.start()
+        yield made
+    finally:
+        stop_all(made.children)
+
+
+def test_a_task_is_shipped_to_workers_that_lack_it(market: Market) -> None:
+    job_file = str(market.code / "job.toml")
+    exit_code, out, err = market.dtdctl("submit", job_file, "--wait", cwd=market.directory)
+    assert exit_code == 0, (out, err)
+    assert "ships" in err
+    assert "4 files" in err
+    job = out.strip()
+    assert "fruit: apples" in market.printed(job)
+    (digest,) = market.packages("coordinator")
+    assert market.packages("worker-0") == market.packages("worker-1") == {digest}
+
+    # The same code is there already; other code is another package, and the one that is used.
+    (market.code / "market" / "fruit.txt").write_text("pears")
+    exit_code, out, err = market.dtdctl("submit", "job.toml", "--wait", cwd=market.code)
+    assert exit_code == 0, (out, err)
+    assert {"fruit: pears"} <= market.printed(out.strip())
+    assert "fruit: apples" not in market.printed(out.strip())
+    assert len(market.packages("worker-0")) == 2
+    (market.code / "market" / "fruit.txt").write_text("apples")
+    exit_code, out, _err = market.dtdctl("submit", "job.toml", "--wait", cwd=market.code)
+    assert exit_code == 0
+    assert "fruit: apples" in market.printed(out.strip())
+    assert len(market.packages("worker-0")) == 2
+
+
+def test_without_shipping_the_workers_own_is_used_and_this_one_is_nowhere(market: Market) -> None:
+    exit_code, _out, err = market.dtdctl(
+        "submit", "job.toml", "--no-ship", "--wait", cwd=market.code
+    )
+    assert exit_code == 4
+    assert "there is no module market.stall" in err
+
+
+def test_a_task_that_is_nowhere_is_not_submitted(market: Market, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("market.stall", "bazaar.stall"))
+    before = market.ask(m.ListJobs())
+    exit_code, _out, err = market.dtdctl("submit", "job.toml", cwd=tmp_path)
+    assert exit_code == 1
+    assert "no package or module bazaar beside job.toml" in err
+    assert "--no-ship" in err
+    assert json.dumps(market.ask(m.ListJobs())) == json.dumps(before)

@@ -1,0 +1,68 @@
+"""Messages leave with the secrets that their receiver may know, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.coordinator.data_secrets import TICKET_LIFE_S, DataSecrets
+from dtd.net.data_server import PROBE_SCOPE
+from dtd.security.data_keys import generation_secret, ticket_key, worker_secret
+from dtd.wire import messages as m
+
+DATA_KEY = bytes(range(32))
+NOW_UNIX_S = 1_000_000.7
+INCARNATIONS = {"worker-0": 7, "worker-1": 8}
+
+
+@pytest.fixture
+def secrets() -> DataSecrets:
+    return DataSecrets(DATA_KEY, lambda name: INCARNATIONS.get(name, 0), lambda: NOW_UNIX_S)
+
+
+def test_a_member_learns_the_secret_of_its_generation(secrets: DataSecrets) -> None:
+    assign = m.Assign(
+        job="job-1",
+        generation=3,
+        roster_id=9,
+        rank=0,
+        roster=(),
+        held_generation=0,
+        held_step=0,
+    )
+    filled = secrets.filled(assign, "worker-0")
+    assert isinstance(filled, m.Assign)
+    assert filled.secret == generation_secret(DATA_KEY, "job-1", 3, 9)
+    assert "secret" not in repr(filled)
+
+
+def test_a_worker_learns_its_own_secret(secrets: DataSecrets) -> None:
+    registered = m.Registered(heartbeat_interval_s=1, heartbeat_timeout_s=2)
+    for name, incarnation in INCARNATIONS.items():
+        filled = secrets.filled(registered, name)
+        assert isinstance(filled, m.Registered)
+        assert filled.secret == worker_secret(DATA_KEY, name, incarnation)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Probe(name="worker-1", host="h", port=1),
+        m.Measure(number=1, what="latency", name="worker-1", host="h", port=1, spec={}),
+    ],
+)
+def test_who_tries_a_link_gets_a_ticket_for_nothing_else(
+    secrets: DataSecrets, message: m.Probe | m.Measure
+) -> None:
+    filled = secrets.filled(message, "worker-0")
+    assert isinstance(filled, m.Probe | m.Measure)
+    expires_unix_s = int(NOW_UNIX_S) + TICKET_LIFE_S
+    assert filled.ticket_expires_unix_s == expires_unix_s
+    own = worker_secret(DATA_KEY, "worker-1", 8)
+    assert filled.ticket_key == ticket_key(own, PROBE_SCOPE, expires_unix_s)
+
+
+@pytest.mark.parametrize(
+    "message", [m.HeartbeatAck(), m.Measure(number=1, what="host", spec={})], ids=["ack", "own"]
+)
+def test_all_else_leaves_as_it_is(secrets: DataSecrets, message: m.Message) -> None:
+    assert secrets.filled(message, "worker-0") is message

@@ -1,0 +1,84 @@
+"""A package goes through the coordinator: from an operator, to whichever worker lacks it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from dtd.errors import ProtocolError, RequestRefused
+from dtd.packages.limits import CHUNK_BYTES
+from dtd.wire import messages as m
+
+CONTENT = bytes(range(256)) * (CHUNK_BYTES // 256) + b"the rest"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def put(client: Any, offset: int, piece: bytes, digest: str = DIGEST) -> int:
+    message = m.PutPackage(digest=digest, size=len(CONTENT), offset=offset)
+    return int(client.request(message, piece)["have"])
+
+
+def upload(daemon: Any) -> None:
+    with daemon.connect() as client:
+        have = put(client, 0, b"")
+        while have < len(CONTENT):
+            have = put(client, have, CONTENT[have : have + CHUNK_BYTES])
+
+
+def test_a_worker_gets_what_an_operator_brought(daemon: Any, play: Any, spec: Any) -> None:
+    upload(daemon)
+    worker = play(daemon)
+    daemon.ask(m.SubmitJob(spec=spec, package=DIGEST))
+    prepare = worker.hear(m.Prepare)
+    assert prepare.package == DIGEST
+    got = b""
+    while len(got) < len(CONTENT):
+        worker.say(m.GetPackage(digest=DIGEST, offset=len(got)))
+        answer, piece = worker.hear_all(m.Package)
+        assert (answer.digest, answer.offset, answer.size) == (DIGEST, len(got), len(CONTENT))
+        got += piece
+    assert got == CONTENT
+
+
+def test_a_package_outlives_the_coordinator_with_its_job(
+    start_daemon: Any, play: Any, spec: Any
+) -> None:
+    first = start_daemon()
+    with first.connect() as client:
+        assert put(client, 0, CONTENT[:100]) == 100
+    second = start_daemon()
+    with second.connect() as client:
+        assert put(client, 100, CONTENT[100:]) == len(CONTENT)
+    second.ask(m.SubmitJob(spec=spec, package=DIGEST))
+    worker = play(start_daemon())
+    assert worker.hear(m.Prepare).package == DIGEST
+    worker.say(m.GetPackage(digest=DIGEST, offset=len(CONTENT) - 4))
+    assert worker.hear_all(m.Package)[1] == b"rest"
+
+
+def test_a_job_whose_package_is_not_here_is_refused(daemon: Any, spec: Any) -> None:
+    for digest, says in ((DIGEST, "is not here"), ("../../etc/passwd", "sha256")):
+        with pytest.raises(RequestRefused, match=says):
+            daemon.ask(m.SubmitJob(spec=spec, package=digest))
+
+
+def test_bytes_that_are_not_what_they_are_called_are_refused(daemon: Any) -> None:
+    with daemon.connect() as client, pytest.raises(RequestRefused, match="damaged"):
+        put(client, 0, CONTENT[::-1])
+    with daemon.connect() as client:
+        assert put(client, 0, b"") == 0
+
+
+def test_a_worker_that_asks_for_what_is_not_here_hears_so(daemon: Any, play: Any) -> None:
+    worker = play(daemon)
+    worker.say(m.GetPackage(digest=DIGEST, offset=0))
+    assert worker.hear_all(m.Package) == (m.Package(digest=DIGEST, offset=0, size=0), b"")
+
+
+def test_a_worker_that_names_another_file_is_cut_off(daemon: Any, play: Any) -> None:
+    worker = play(daemon)
+    worker.say(m.GetPackage(digest="../coordinator.sqlite3", offset=0))
+    with pytest.raises(ProtocolError, match="sha256"):
+        worker.hear(m.Package)

@@ -1,0 +1,95 @@
+"""What is shipped with a job, what is not, and what a person is told instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.ctl.packages import packed_task, ship
+from dtd.errors import RequestRefused, TaskError
+from dtd.packages.limits import CHUNK_BYTES
+from dtd.packages.pack import Archive
+from dtd.wire import messages as m
+
+
+class PlayedCoordinator:
+    """Takes pieces in, a few at most."""
+
+    def __init__(self, *, have: int = 0, takes: int = 1000) -> None:
+        self.got: list[tuple[int, int]] = []
+        self._have = have
+        self._takes = takes
+
+    def request(self, message: m.PutPackage, payload: bytes = b"") -> dict[str, Any]:
+        self.got.append((message.offset, len(payload)))
+        if payload and self._takes:
+            self._takes -= 1
+            self._have = message.offset + len(payload)
+        return {"have": self._have}
+
+
+ARCHIVE = Archive(content=bytes(2 * CHUNK_BYTES + 5), digest="d" * 64, files=1)
+
+
+def test_an_archive_goes_in_pieces() -> None:
+    coordinator = PlayedCoordinator()
+    ship(coordinator, ARCHIVE)
+    pieces = [(0, CHUNK_BYTES), (CHUNK_BYTES, CHUNK_BYTES), (2 * CHUNK_BYTES, 5)]
+    assert coordinator.got == [(0, 0), *pieces]
+
+
+def test_an_archive_goes_on_where_it_ended_and_what_is_there_is_not_sent() -> None:
+    half = PlayedCoordinator(have=2 * CHUNK_BYTES)
+    ship(half, ARCHIVE)
+    assert half.got == [(0, 0), (2 * CHUNK_BYTES, 5)]
+    whole = PlayedCoordinator(have=len(ARCHIVE.content))
+    ship(whole, ARCHIVE)
+    assert whole.got == [(0, 0)]
+
+
+def test_a_coordinator_that_gets_no_further_is_given_up() -> None:
+    with pytest.raises(RequestRefused, match="stays at 262144 of"):
+        ship(PlayedCoordinator(takes=1), ARCHIVE)
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "jobs").mkdir()
+    return tmp_path / "jobs" / "job.toml"
+
+
+def test_a_task_is_looked_for_beside_its_job_then_here(job_file: Path, capsys: Any) -> None:
+    (Path.cwd() / "shop_here.py").write_text("here = 1\n")
+    first = packed_task("shop_here:Task", job_file)
+    (job_file.parent / "shop_here.py").write_text("there = 1\n")
+    second = packed_task("shop_here:Task", job_file)
+    assert first is not None
+    assert second is not None
+    assert first.digest != second.digest
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"ships {job_file.parent}/shop_here.py: 1 file, " in err
+    assert second.digest[:12] in err
+
+
+def test_what_workers_have_is_not_shipped(job_file: Path, capsys: Any) -> None:
+    assert packed_task("digits", job_file) is None
+    assert packed_task("dtd.tasks.digits:Digits", job_file) is None
+    assert capsys.readouterr().err == ""
+    assert packed_task("pytest:Task", job_file) is None
+    assert "pytest is installed here and not shipped" in capsys.readouterr().err
+
+
+def test_a_task_that_is_nowhere_is_refused_with_the_places(job_file: Path) -> None:
+    with pytest.raises(TaskError, match=r"no package or module shop_nowhere beside .*job\.toml"):
+        packed_task("shop_nowhere.a:Task", job_file)
+
+
+def test_a_task_must_not_be_called_like_pythons_own(job_file: Path) -> None:
+    (job_file.parent / "types.py").write_text("")
+    with pytest.raises(TaskError, match=r"types\.py has the name of a module that comes"):
+        packed_task("types:Task", job_file)

@@ -1,0 +1,119 @@
+"""The screen at 80 columns, as golden text; wider screens use what they have."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from dtd.ctl.watch_view import Scene, eta_s, view
+
+HEIGHT = 40
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def scene(status) -> Scene:
+    job = status["job"]
+    job["straggler"] = {"name": "worker-1", "cost_s": 0.012}
+    for worker, step_s in zip(status["workers"], (0.04, 0.05), strict=True):
+        worker.update(step_s=step_s, memory_bytes=512 << 20)
+    history = {
+        "job": "digits-1",
+        "loss": [[step, 2.4 - step * 0.01] for step in range(200)],
+        "workers": [
+            {
+                "name": f"worker-{rank}",
+                "step_s": 0.04 + 0.01 * rank,
+                "data_s": 0.005,
+                "compute_s": 0.02 + 0.01 * rank,
+                "exposed_s": 0.01,
+                "optimizer_s": 0.005,
+            }
+            for rank in range(2)
+        ],
+        "links": [
+            {"from": "worker-0", "to": "worker-1", "rtt_s": 0.0004, "bytes_per_s": 117e6},
+            {"from": "worker-1", "to": "worker-0", "rtt_s": 0.0, "bytes_per_s": 0.0},
+        ],
+    }
+    events = [
+        {"time_s": 3661.0, "kind": "worker_lost", "message": "worker-2 is gone: " + "x" * 90},
+        {"time_s": 3662.0, "kind": "recovered", "message": "generation 2 goes on from step 7"},
+    ]
+    return Scene(status, history, events)
+
+
+def drawn(scene, *, width=80, height=HEIGHT, **console):
+    out = io.StringIO()
+    screen = Console(file=out, width=width, height=height, record=True, **console)
+    screen.print(view(scene, width=width, height=height), soft_wrap=True)
+    return out.getvalue()
+
+
+def test_the_whole_screen_at_80_columns(scene, request):
+    golden = request.path.parent / "watch_screen.txt"
+    text = "\n".join(line.rstrip() for line in drawn(scene).splitlines()) + "\n"
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_line_is_longer_than_the_screen_and_wide_ones_are_used(scene, width):
+    lines = drawn(scene, width=width).splitlines()
+    assert max(map(len, lines)) == width
+
+
+def test_no_more_lines_than_the_screen_has(scene):
+    assert len(drawn(scene, height=12).splitlines()) == 12
+
+
+def test_without_colour_there_are_no_control_codes_and_the_same_characters(scene):
+    bare = drawn(scene, force_terminal=True, no_color=True, color_system=None)
+    painted = drawn(scene, force_terminal=True, color_system="standard")
+    assert "\x1b" not in bare
+    assert "\x1b[" in painted
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == bare
+
+
+def test_without_a_job_workers_say_why(scene, status):
+    status.update(job=None, explain="no job: submit one")
+    status["workers"][0]["reason"] = "waits for a job"
+    text = drawn(Scene(status, {"job": "", "loss": [], "workers": [], "links": []}, []))
+    assert "no job: submit one" in text
+    assert "waits for a job" in text
+    assert "LOSS" not in text
+    status["workers"] = []
+    assert "no worker is registered" in drawn(Scene(status, {}, []))
+
+
+def test_troubles_and_a_coordinator_that_is_away(scene, status):
+    status["troubles"] = [
+        {"since_s": 1.0, "where": "10.0.0.2", "message": "its token is old", "remedy": "make one"}
+    ]
+    text = drawn(scene._replace(note="nobody listens at 127.0.0.1:7117"))
+    assert "10.0.0.2: its token is old\n  try: make one\n" in re.sub(" +\n", "\n", text)
+    assert text.splitlines()[1].startswith("nobody listens")
+
+
+def test_many_workers_are_cut_short(scene, status):
+    status["workers"] = [{**status["workers"][0], "name": f"w{i}"} for i in range(40)]
+    assert "and 24 more: see dtdctl status" in drawn(scene)
+
+
+def test_how_long_it_will_take(status):
+    status["workers"][0]["step_s"] = 0.5
+    assert eta_s(status) == 240
+    status["job"]["total_steps"] = 0
+    assert eta_s(status) is None
+    assert "ETA" not in drawn(Scene(status, {}, []))

@@ -1,0 +1,198 @@
+"""Data ports that speak TLS to whoever does, and jobs that insist on it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.net.blocking_link import BlockingLink
+from dtd.net.data_server import DataServer
+from dtd.net.data_tls import begins_tls
+from dtd.net.handshake import Pass
+from dtd.net.lifeline import Lifeline
+from dtd.net.resource import Resource, memory_blob
+from dtd.net.ring_endpoint import RingEndpoint
+from dtd.net.tls_connect import tls_connect
+from dtd.security import certificates, identity
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential, write_credential
+from dtd.wire import messages as m
+from dtd.wire.tags import FLAG_XXH3
+
+PATIENCE_S = 10.0
+SECRET = b"s" * 32
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+@pytest.fixture(scope="module")
+def credential(tmp_path_factory):
+    """A worker's credential of a fresh cluster."""
+    directory = tmp_path_factory.mktemp("cluster")
+    authority = Authority.create(directory / "pki")
+    key = certificates.new_key()
+    issued = authority.issue(
+        role=identity.WORKER,
+        name="host",
+        request_pem=certificates.request_pem(key).decode(),
+        token="",
+    )
+    path = directory / "worker.credential"
+    write_credential(
+        path,
+        role=identity.WORKER,
+        name="host",
+        coordinators=(Address("127.0.0.1", 1),),
+        key_pem=certificates.key_pem(key),
+        certificate_pem=issued,
+        expires=certificates.end_of(issued),
+        authority_pem=authority.certificate_pem,
+    )
+    return Credential.load(path)
+
+
+def no_checkpoint(name):
+    raise CheckpointError(f"{name} is not here")
+
+
+class Node:
+    """One rank of a ring over TLS."""
+
+    def __init__(self, rank, lifeline):
+        self.rank, self.lifeline = rank, lifeline
+        self.server = DataServer(f"worker-{rank}", no_checkpoint)
+        self.up = asyncio.Event()
+        self.broken = asyncio.get_running_loop().create_future()
+
+    def make(self, roster, context):
+        assign = m.Assign(
+            job="job-1",
+            generation=4,
+            roster_id=9,
+            rank=self.rank,
+            roster=roster,
+            held_generation=0,
+            held_step=0,
+            secret=SECRET,
+        )
+        self.lifelines = asyncio.Queue()
+        self.endpoint = RingEndpoint(
+            assign,
+            self.server,
+            chunk_bytes=1 << 16,
+            beat_interval_s=PATIENCE_S / 6,
+            silence_s=PATIENCE_S,
+            up=self.up.set,
+            broken=lambda *report: self.broken.set_result(report),
+            bucket_done=lambda bucket: None,
+            words_done=lambda words: None,
+            lifeline=self.lifeline,
+            context=context,
+        )
+        accept = self.endpoint.accept_lifeline
+
+        def accept_lifeline(link, rank):
+            accept(link, rank)
+            self.lifelines.put_nowait(link)
+
+        self.endpoint.accept_lifeline = accept_lifeline
+
+
+@pytest.fixture
+async def ring(credential):
+    """Two ranks whose job is encrypted, up."""
+    lifeline = Lifeline()
+    lifeline.start()
+    nodes = [Node(0, lifeline), Node(1, None)]
+    members = []
+    for node in nodes:
+        bound = await node.server.listen(LOOPBACK, context=credential.server_context())
+        members.append(
+            m.Member(
+                name=f"worker-{node.rank}",
+                incarnation=1,
+                host=bound.host,
+                port=bound.port,
+                holds=True,
+            )
+        )
+    for node in nodes:
+        node.make(tuple(members), credential.client_context())
+        node.endpoint.connect()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(node.up.wait() for node in nodes))
+    yield nodes
+    for node in nodes:
+        node.endpoint.end("the test is over")
+        node.server.close()
+
+
+def port_of(node):
+    own = node.endpoint.assign.roster[node.rank]
+    return Address(own.host, own.port)
+
+
+async def test_a_ring_over_tls_comes_up_with_its_lifeline(ring):
+    for node in ring:
+        assert node.endpoint._out.is_encrypted
+        assert node.endpoint._in.is_encrypted
+        assert node.endpoint._out._tag.flag == FLAG_XXH3  # TLS proves more than a checksum anyhow
+    link = await asyncio.wait_for(ring[1].lifelines.get(), PATIENCE_S)
+    assert link.is_encrypted
+
+
+@pytest.mark.parametrize("role", [m.Role.RING, m.Role.FETCH, m.Role.LIFELINE])
+async def test_an_encrypted_job_is_not_served_in_the_clear(ring, dial, role):
+    peer = await dial(port_of(ring[0]), role, generation=4, roster_id=9, rank=1)
+    error = await peer.end()
+    assert isinstance(error, ProtocolError)
+    assert (error.code, error.message) == (
+        ErrorCode.WRONG_STATE,
+        "job-1 is encrypted, and this connection is not",
+    )
+    assert not ring[0].broken.done()
+
+
+async def test_a_state_is_fetched_over_tls(ring, credential):
+    blobs = [memory_blob("0", memoryview(b"state"))]
+    ring[0].server.offer("state/4", Resource(manifest=b"{}", blobs=blobs))
+
+    def fetch():
+        link = BlockingLink(
+            port_of(ring[0]),
+            role=m.Role.FETCH,
+            name="worker-1",
+            timeout_s=PATIENCE_S,
+            entry=Pass(secret=SECRET, generation=4, roster_id=9, rank=1),
+            connect=tls_connect(credential.client_context(), identity.WORKER),
+        )
+        link.send(m.FetchOpen(resource="state/4"))
+        answer = link.receive(timeout_s=PATIENCE_S)
+        link.close()
+        return answer
+
+    info, manifest = await asyncio.to_thread(fetch)
+    assert isinstance(info, m.FetchInfo)
+    assert bytes(manifest) == b"{}"
+
+
+@pytest.mark.parametrize(("first", "is_tls"), [(b"\x16\x03\x01", True), (b"DTDF", False)])
+async def test_the_first_byte_tells_what_a_caller_speaks(first, is_tls):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        asking = asyncio.create_task(begins_tls(ours, patience_s=PATIENCE_S))
+        theirs.send(first)
+        assert await asking is is_tls
+        assert ours.recv(100) == first
+
+
+async def test_who_says_nothing_is_not_waited_for():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        with pytest.raises(TimeoutError):
+            await begins_tls(ours, patience_s=0.01)

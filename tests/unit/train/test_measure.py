@@ -1,0 +1,142 @@
+"""Steps of a small job without a ring: what is measured of them, and what the process answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import dtd.train.measure as measure_module
+from dtd.job import parse_job, to_mapping
+from dtd.train.footprint import SavedBytes, available_bytes, saved_for_backward
+from dtd.train.measure import HandOvers, main, measure
+
+JOB = """
+[job]
+name = "a"
+task = "synthetic"
+steps = 6
+global_batch_size = 8
+[task]
+parameters = 4000
+layers = 2
+rows = 64
+[optimizer]
+name = "adamw"
+[sync]
+first_bucket_mib = 0.001
+bucket_mib = 0.001
+"""
+
+
+def spec(*overrides):
+    return to_mapping(parse_job(JOB, source="test", overrides=overrides))
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(measure_module, "LEAST_STEPS", 1)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_what_a_step_is_made_of():
+    figures = measure(spec(), device="cpu", threads=1, worlds=[1, 4], limit_s=0.0)
+    assert figures["rows"] == 8
+    assert set(figures["worlds"]) == {"1", "4"}
+    for world in figures["worlds"].values():
+        ready_s = world["ready_s"]
+        assert len(ready_s) == len(figures["buckets"])
+        assert ready_s == sorted(ready_s)
+        assert 0 <= ready_s[0] <= ready_s[-1] <= world["compute_s"]
+        assert 0 < world["optimizer_s"] <= world["step_s"]
+
+
+def test_memory_is_counted_part_by_part():
+    memory = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)["memory"]
+    assert memory["parameters"] == memory["snapshot"] - memory["optimizer"]
+    assert memory["optimizer"] >= 2 * memory["parameters"]  # two moments of AdamW
+    assert memory["buckets"] >= memory["parameters"]
+    assert 0 < memory["gradients"] <= memory["parameters"]
+    assert memory["activations"] > 0
+    assert memory["runtime"] > 0
+
+
+def test_a_ring_that_goes_nowhere():
+    ring = HandOvers(3)
+    ring.open_step(0, [])
+    ring.start(1)
+    ring.check()
+    ring.wait(1)
+    assert list(ring.started_s) == [1]
+    assert ring.gather(b"x") == [b"x"] * 3
+    assert ring.close_step().sent_bytes == 0
+
+
+def test_what_is_saved_for_backward_counts_once_and_at_its_peak():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Tanh())
+    with saved_for_backward(model) as saved:
+        for _ in range(3):
+            model(torch.ones(8, 4)).sum().backward()
+    # the input and the outputs of both tanh, 8 * 4 floats each; weights are no activations
+    assert saved.peak_bytes == 3 * 8 * 4 * 4
+    meter = SavedBytes(model)
+    assert meter.peak_bytes == 0
+
+
+def test_there_is_memory():
+    assert available_bytes(torch.device("cpu")) > 0
+
+
+# --- the process -----------------------------------------------------------------------------
+
+
+def answer_of_main(monkeypatch, asked):
+    """What `main` writes to the descriptor of stdout."""
+    reader, writer = os.pipe()
+    kept = os.dup(1)
+    os.dup2(writer, 1)
+    os.close(writer)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+    monkeypatch.setattr(measure_module.signal, "alarm", lambda _seconds: 0)
+    try:
+        assert main() == 0
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    with os.fdopen(reader) as out:
+        return json.loads(out.read())
+
+
+def asked(**changed):
+    values = {"spec": spec(), "device": "cpu", "threads": 1, "worlds": [1], "limit_s": 0.0}
+    return values | {"place": ""} | changed
+
+
+def test_the_process_answers_with_figures_only(monkeypatch):
+    assert set(answer_of_main(monkeypatch, asked())["worlds"]) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"spec": {}}, "is required"),
+        ({"spec": spec('job.task="no_such_module:Task"')}, "no_such_module"),
+        ({"device": "nowhere"}, "nowhere"),
+    ],
+)
+def test_the_process_answers_with_what_went_wrong(monkeypatch, changed, words):
+    assert words in answer_of_main(monkeypatch, asked(**changed))["error"]
+
+
+def test_a_shipped_package_is_found(monkeypatch, tmp_path):
+    (tmp_path / "shipped_here.py").write_text("raise ValueError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    found = spec('job.task="shipped_here:Task"')
+    answer = answer_of_main(monkeypatch, asked(spec=found, place=str(tmp_path)))
+    assert "imported" in answer["error"]

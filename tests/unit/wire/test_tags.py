@@ -1,0 +1,84 @@
+"""Tags: what they are computed over, and how a keyed one counts frames."""
+
+from __future__ import annotations
+
+import pytest
+import xxhash
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from dtd.wire.keyed_tag import KeyedTag
+from dtd.wire.tags import (
+    CHECKSUM,
+    FLAG_GMAC,
+    FLAG_XXH3,
+    TAG_BYTES,
+    TAG_FLAGS,
+    UNDECIDED,
+)
+
+KEY = bytes(range(16))
+SIZES = [0, 1, 100, 16 * 1024, 16 * 1024 + 1, 1 << 20]
+
+
+def keyed(later: int = FLAG_GMAC, key: bytes = KEY) -> KeyedTag:
+    return KeyedTag(key, later=later)
+
+
+def past_the_first(later: int) -> KeyedTag:
+    tag = keyed(later)
+    tag.digest(b"first", b"")
+    return tag
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_checksum_is_xxh3_over_all_of_the_frame(size: int) -> None:
+    payload = bytes(size)
+    assert CHECKSUM.digest(b"head", payload) == xxhash.xxh3_128_digest(b"head" + payload)
+    assert CHECKSUM.digest(b"head", memoryview(payload)) == CHECKSUM.digest(b"head", payload)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_keyed_tag_is_gmac_numbered_from_zero(size: int) -> None:
+    payload, tag = bytes(size), keyed()
+    for number in range(3):
+        nonce = number.to_bytes(12)
+        expected = AESGCM(KEY).encrypt(nonce, b"", b"head" + payload)
+        assert tag.digest(b"head", memoryview(payload)) == expected
+        assert (tag.flag, tag.admits) == (FLAG_GMAC, (FLAG_GMAC,))
+
+
+@pytest.mark.parametrize("later", TAG_FLAGS)
+def test_the_first_frame_is_always_gmac(later: int) -> None:
+    tag = keyed(later)
+    assert tag.flag == FLAG_GMAC
+    assert tag.digest(b"head", b"") == keyed().digest(b"head", b"")
+    assert (tag.flag, tag.admits) == (later, (later,))
+
+
+@pytest.mark.parametrize("later", TAG_FLAGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_frame_has_its_place(later: int, size: int) -> None:
+    tag, payload = keyed(later), bytes(size)
+    tags = [tag.digest(b"head", payload) for _ in range(50)]
+    assert len(set(tags)) == 50
+    assert {len(one) for one in tags} == {TAG_BYTES}
+
+
+@pytest.mark.parametrize("later", TAG_FLAGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_another_key_makes_another_tag(later: int, size: int) -> None:
+    tag, other = keyed(later), keyed(later, bytes(16))
+    for _ in range(3):
+        assert tag.digest(b"head", bytes(size)) != other.digest(b"head", bytes(size))
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_a_salted_checksum_does_not_depend_on_how_the_payload_is_held(size: int) -> None:
+    one, other = past_the_first(FLAG_XXH3), past_the_first(FLAG_XXH3)
+    assert one.digest(b"h", bytes(size)) == other.digest(b"h", memoryview(bytearray(size)))
+
+
+def test_who_awaits_a_welcome_takes_a_refusal_without_a_key() -> None:
+    assert UNDECIDED.admits == TAG_FLAGS
+    assert UNDECIDED.flag == FLAG_XXH3
+    assert UNDECIDED.digest(b"head", b"") == CHECKSUM.digest(b"head", b"")

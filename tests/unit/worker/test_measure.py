@@ -1,0 +1,181 @@
+"""A worker measures its host, a link through a real data port, and a step in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import pytest
+
+import dtd.worker.measure as measure_module
+from dtd.address import Address
+from dtd.config import WorkerConfig
+from dtd.errors import CheckpointError, TaskError
+from dtd.net.data_server import PROBE_SCOPE, DataServer
+from dtd.security.data_keys import ticket_key
+from dtd.wire import messages as m
+from dtd.worker.measure import MAX_MEASUREMENTS, Measurements, measure
+
+PATIENCE_S = 30.0
+NEVER_UNIX_S = 1 << 40
+SECRET = b"w" * 32
+
+
+def no_package(digest):
+    raise TaskError(f"no package {digest}")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return WorkerConfig(name="worker-0", state_dir=tmp_path)
+
+
+@pytest.fixture
+async def data_port():
+    def no_checkpoint(name):
+        raise CheckpointError(f"{name} is not here")
+
+    server = DataServer("worker-1", no_checkpoint)
+    server.worker_secret = SECRET
+    yield await server.listen(Address("127.0.0.1", 0))
+    server.close()
+
+
+def question(what, address=None, **changed):
+    values = {"number": 7, "what": what, "spec": {}}
+    if address is not None:
+        values |= {"name": "worker-1", "host": address.host, "port": address.port}
+        values |= {
+            "ticket_expires_unix_s": NEVER_UNIX_S,
+            "ticket_key": ticket_key(SECRET, PROBE_SCOPE, NEVER_UNIX_S),
+        }
+    return m.Measure(**(values | changed))
+
+
+async def answer(message, config, *, idle=True, fetch_package=no_package):
+    async with asyncio.timeout(PATIENCE_S):
+        return await measure(message, config, fetch_package=fetch_package, idle=idle)
+
+
+async def test_the_host(config):
+    measured = await answer(question("host"), config)
+    figures = measured.figures
+    assert (measured.number, measured.reason) == (7, "")
+    assert 0 < figures["disk_free_bytes"] <= figures["disk_bytes"]
+    assert abs(figures["time_s"] - time.time()) < PATIENCE_S
+
+
+async def test_latency_only(config, data_port):
+    measured = await answer(question("latency", data_port), config)
+    assert measured.reason == ""
+    assert list(measured.figures) == ["rtt_s"]
+    assert 0 < measured.figures["rtt_s"] < PATIENCE_S
+
+
+async def test_bandwidth_is_bounded_in_bytes(config, data_port, monkeypatch):
+    monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 4 << 20)
+    measured = await answer(question("bandwidth", data_port), config)
+    assert measured.reason == ""
+    assert measured.figures["bytes_per_s"] > 0
+
+
+async def test_bandwidth_is_bounded_in_time(config, data_port, monkeypatch):
+    monkeypatch.setattr(measure_module, "TRANSFER_S", 0.0)
+    monkeypatch.setattr(measure_module, "TRANSFER_BYTES", 1 << 50)
+    measured = await answer(question("bandwidth", data_port), config)
+    assert measured.figures["bytes_per_s"] > 0
+
+
+async def test_nobody_listens(config, free_address):
+    measured = await answer(question("latency", free_address), config)
+    assert measured.figures == {}
+    assert "onnect" in measured.reason
+
+
+async def test_a_ticket_of_another_worker_opens_nothing(config, data_port):
+    measured = await answer(question("latency", data_port, ticket_key=b"x" * 32), config)
+    assert measured.figures == {}
+    assert measured.reason
+
+
+async def test_what_is_not_known(config):
+    measured = await answer(question("mood"), config)
+    assert measured.reason == "worker-0 cannot measure 'mood'"
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def probe_process(tmp_path, monkeypatch):
+    """Puts a program in the place of the interpreter that measures steps."""
+
+    def put(body):
+        program = tmp_path / "python"
+        program.write_text(f"#!{sys.executable}\nimport json, sys\n{body}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(measure_module.sys, "executable", str(program))
+
+    return put
+
+
+async def test_a_step_is_measured_in_another_process(config, probe_process):
+    probe_process("print(json.dumps({'asked': json.load(sys.stdin), 'by': sys.argv[1:]}))")
+    measured = await answer(question("step", spec={"a": 1}, worlds=2), config)
+    asked = measured.figures["asked"]
+    assert measured.figures["by"] == ["-m", "dtd.train.measure"]
+    assert (asked["spec"], asked["worlds"], asked["place"]) == ({"a": 1}, [1, 2], "")
+
+
+async def test_a_shipped_package_is_fetched_first(config, probe_process, tmp_path):
+    probe_process("print(json.dumps({'place': json.load(sys.stdin)['place']}))")
+    message = question("step", package="ab")
+    measured = await answer(message, config, fetch_package=lambda digest: tmp_path / digest)
+    assert measured.figures == {"place": str(tmp_path / "ab")}
+    assert (await answer(message, config)).reason == "no package ab"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("print(json.dumps({'error': 'no module x', 'remedy': 'y'}))", "worker-0: no module x"),
+        ("sys.exit('out of luck')", "out of luck"),
+        ("print('[1]')", "it said nothing"),
+        ("print('x' * 300_000)", "it said nothing"),
+    ],
+)
+async def test_a_step_that_fails_says_why(config, probe_process, body, words):
+    probe_process(f"sys.stdin.read()\n{body}")
+    measured = await answer(question("step"), config)
+    assert measured.figures == {}
+    assert words in measured.reason
+
+
+async def test_a_step_that_takes_too_long_is_ended(config, probe_process, monkeypatch):
+    monkeypatch.setattr(measure_module, "STEP_TIMEOUT_S", 0.2)
+    probe_process("sys.stdin.read(); import signal; signal.pause()")
+    measured = await answer(question("step"), config)
+    assert "not measured within 0.2 s" in measured.reason
+
+
+async def test_beside_a_job_no_step_is_measured(config):
+    measured = await answer(question("step"), config, idle=False)
+    assert (measured.reason, measured.remedy) == (
+        "worker-0 is busy",
+        "wait until no job runs",
+    )
+
+
+# --- several ---------------------------------------------------------------------------------
+
+
+async def test_only_so_many_at_once(config):
+    told: asyncio.Queue[m.Message] = asyncio.Queue()
+    measurements = Measurements(config, told.put_nowait, no_package)
+    for number in range(MAX_MEASUREMENTS + 1):
+        measurements.begin(question("host", number=number), idle=True)
+    async with asyncio.timeout(PATIENCE_S):
+        numbers = [(await told.get()).number for _ in range(MAX_MEASUREMENTS)]
+    assert numbers == list(range(MAX_MEASUREMENTS))
+    assert told.empty()

@@ -1,0 +1,116 @@
+"""A package comes piece by piece, whatever becomes of the connection meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from dtd.errors import TaskError
+from dtd.packages.limits import MAX_ARCHIVE_BYTES
+from dtd.packages.pack import pack
+from dtd.packages.source import Source
+from dtd.wire import messages as m
+from dtd.worker.packages import TaskPackages
+
+PATIENCE_S = 20.0
+
+
+class Fetching:
+    """A fetch in a thread of its own; the test plays event loop and coordinator."""
+
+    def __init__(self, directory: Path, digest: str) -> None:
+        self.asked: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self.packages = TaskPackages(
+            directory, send=self.asked.put, post=lambda function, *given: function(*given)
+        )
+        self.result: Future[Path] = Future()
+        self._thread = threading.Thread(target=self._fetch, args=(digest,), daemon=True)
+        self._thread.start()
+
+    def _fetch(self, digest: str) -> None:
+        try:
+            self.result.set_result(self.packages.fetch(digest))
+        except TaskError as error:
+            self.result.set_exception(error)
+
+    def next_asked(self) -> m.GetPackage:
+        asked = self.asked.get(timeout=PATIENCE_S)
+        assert isinstance(asked, m.GetPackage)
+        return asked
+
+    def give(self, asked: m.GetPackage, piece: bytes, size: int) -> None:
+        answer = m.Package(digest=asked.digest, offset=asked.offset, size=size)
+        self.packages.received(answer, piece)
+
+
+@pytest.fixture
+def packed(tmp_path: Path):
+    path = tmp_path / "shop.py"
+    path.write_text("x = 1\n")
+    return pack(Source(name="shop", path=path, installed=False))
+
+
+def test_pieces_become_a_directory_and_are_asked_for_once(tmp_path: Path, packed) -> None:
+    fetching = Fetching(tmp_path / "packages", packed.digest)
+    size = len(packed.content)
+    for start in range(0, size, 4096):
+        asked = fetching.next_asked()
+        assert (asked.digest, asked.offset) == (packed.digest, start)
+        fetching.give(asked, packed.content[start : start + 4096], size)
+    place = fetching.result.result(PATIENCE_S)
+    assert (place / "shop.py").read_text() == "x = 1\n"
+    again = Fetching(tmp_path / "packages", packed.digest)
+    assert again.result.result(PATIENCE_S) == place
+    assert again.asked.empty()
+
+
+def test_a_new_connection_is_asked_again_and_a_second_answer_is_passed_over(
+    tmp_path: Path, packed
+) -> None:
+    fetching = Fetching(tmp_path / "packages", packed.digest)
+    fetching.packages.ask_again()
+    size = len(packed.content)
+    asked = fetching.next_asked()
+    while fetching.asked.empty():  # whether the thread asks before or after the new connection
+        fetching.packages.ask_again()
+    assert fetching.next_asked() == asked
+    fetching.give(asked, packed.content[:100], size)
+    fetching.give(asked, packed.content[:100], size)
+    last = fetching.next_asked()
+    while last.offset == 0:
+        last = fetching.next_asked()
+    assert last.offset == 100
+    fetching.give(last, packed.content[100:], size)
+    assert fetching.result.result(PATIENCE_S).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("piece", "size", "says"),
+    [
+        (b"", 0, "coordinator lacks"),
+        (b"", 10, "gives 0 of 10"),
+        (b"12345", 4, "gives 5 of 4"),
+        (b"1", MAX_ARCHIVE_BYTES + 1, "gives 1 of"),
+        (b"12345", 5, "was damaged"),
+    ],
+)
+def test_an_answer_that_leads_nowhere_fails_the_job(
+    tmp_path: Path, piece: bytes, size: int, says: str
+) -> None:
+    digest = hashlib.sha256(b"whole").hexdigest()
+    fetching = Fetching(tmp_path / "packages", digest)
+    fetching.give(fetching.next_asked(), piece, size)
+    with pytest.raises(TaskError, match=says):
+        fetching.result.result(PATIENCE_S)
+
+
+def test_a_name_that_is_no_digest_is_never_asked_for(tmp_path: Path) -> None:
+    fetching = Fetching(tmp_path / "packages", "../../etc")
+    with pytest.raises(TaskError, match="sha256"):
+        fetching.result.result(PATIENCE_S)
+    assert fetching.asked.empty()

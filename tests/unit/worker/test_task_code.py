@@ -1,0 +1,48 @@
+"""Imports look in the shipped package first, and workers say which code they have found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtd.worker.task_code import look_first_in, task_digest
+
+
+@pytest.fixture(autouse=True)
+def path_of_its_own(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path])
+    monkeypatch.chdir(tmp_path)
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "shop_task.py").write_text(text)
+    return folder
+
+
+def test_what_was_shipped_comes_before_here_and_what_is_installed(tmp_path: Path) -> None:
+    look_first_in(tmp_path / "shipped")
+    assert sys.path[:3] == [str(tmp_path / name) for name in ("shipped", "", "installed")]
+
+
+def test_without_a_package_the_current_directory_comes_first(tmp_path: Path) -> None:
+    look_first_in(None)
+    look_first_in(None)
+    assert sys.path[:2] == [str(tmp_path), str(tmp_path / "installed")]
+
+
+def test_other_code_has_another_digest_wherever_it_lies(tmp_path: Path) -> None:
+    shipped = write(tmp_path / "shipped", "x = 1")
+    write(tmp_path / "installed", "x = 1")
+    known = task_digest("shop_task:Task", shipped)
+    assert known == task_digest("shop_task:Task", None) != ""
+    write(tmp_path / "installed", "x = 2")
+    assert task_digest("shop_task:Task", None) != known
+
+
+def test_a_built_in_task_has_no_digest() -> None:
+    assert task_digest("digits", None) == ""
+    assert task_digest("dtd.tasks.digits:Digits", None) == ""
+    assert task_digest("nowhere_to_be_found:Task", None) == ""

@@ -1,13 +1,29 @@
-"""How a bucket is cut: N segments, one per rank, and each segment into chunks.
+"""How a bucket is cut: N segments, one per rank, and each into chunks; or not at all.
 
-Pure arithmetic over element indices, shared by the ring, the simulation and protocol.md
-("Segments and chunks").  Every segment has at least one chunk, possibly empty, so that even a
-bucket without elements goes round the ring and still means that everybody took part.
+Pure arithmetic over element indices, shared by the ring, the simulation and protocol.md ("Two ways
+round", "Segments and chunks").  Every segment has at least one chunk, possibly empty, so that even
+a bucket without elements goes round the ring and still means that everybody took part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+EXCHANGE_BYTES: Final = 256 * 1024
+"""Most bytes that one link carries for a bucket that goes round whole: (N - 1) * its size.
+
+A bucket in segments sends 2 (N - 1) / N of its size and 2 (N - 1) frames, one whole N / 2 times
+these bytes in half the frames.  On loopback a frame costs as much time as 100 KiB and more: there
+two ranks are quicker with whole buckets up to 256 KiB and neither slower nor quicker beyond, four
+ranks up to 256 KiB (768 KiB a link), eight at least up to 64 KiB (448 KiB a link).  A real network
+is slower per byte: at 10 Gbit/s and 50 us a hop four ranks break even at 375 KiB a link.  So the
+limit lies below all of these.
+"""
+
+MAX_EXCHANGED: Final = 16
+"""Most buckets of a step that go round whole: each needs memory for all N contributions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +37,11 @@ class BucketShape:
 
     elements: int
     item_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole bucket."""
+        return self.elements * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +80,18 @@ class Segments:
 def cut(shape: BucketShape, *, world_size: int, chunk_bytes: int) -> Segments:
     """Cut a bucket for a world; a chunk never splits an element."""
     return Segments(shape.elements, world_size, max(1, chunk_bytes // shape.item_bytes))
+
+
+def exchanged(
+    shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int
+) -> frozenset[int]:
+    """Which of a step's buckets go round whole (`dtd.core.ring_exchange`), by their index.
+
+    Those that are small and fit in one chunk.  Of many, the last few: those before them travel
+    during backward, while for the last ones the step may have to wait.
+    """
+    if world_size == 1:
+        return frozenset()
+    limit_bytes = min(chunk_bytes, EXCHANGE_BYTES // (world_size - 1))
+    small = [index for index, shape in enumerate(shapes) if shape.size_bytes <= limit_bytes]
+    return frozenset(small[-MAX_EXCHANGED:])

@@ -75,6 +75,28 @@ class SendChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOwn:
+    """Copy the bucket to its own place among its contributions."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendContribution:
+    """Send the contribution of rank `origin` to the next rank."""
+
+    chunk: Chunk
+    origin: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumContributions:
+    """The bucket becomes the sum of its contributions, added one after another in rank order."""
+
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendWord:
     """Send the word of `word.origin` to the next rank."""
 
@@ -100,7 +122,17 @@ class Resume:
     """A frame that was held may be placed now."""
 
 
-Effect = Reduce | SendChunk | SendWord | BucketDone | WordsDone | Resume
+Effect = (
+    Reduce
+    | SendChunk
+    | KeepOwn
+    | SendContribution
+    | SumContributions
+    | SendWord
+    | BucketDone
+    | WordsDone
+    | Resume
+)
 
 
 # --- where a payload goes --------------------------------------------------------------------
@@ -120,3 +152,14 @@ class InBucket:
     bucket: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InContributions:
+    """Receive into the place of rank `origin` among the bucket's contributions."""
+
+    bucket: int
+    origin: int
+
+
+Place = InScratch | InBucket | InContributions

@@ -1,4 +1,4 @@
-"""The shell of the ring machine: owns scratch memory, moves the bytes that the machine names.
+"""The shell of the ring machine: owns scratch memory and that for contributions, moves the bytes.
 
 Everything is decided in `dtd.core.ring`; this file turns indices into memoryviews: where an
 incoming chunk lies, which bytes of which bucket go out, when to add.  The same node serves the TCP
@@ -20,11 +20,15 @@ from dtd.core.ring_events import (
     BucketStarted,
     ChunkReceived,
     Effect,
+    InContributions,
     InScratch,
+    KeepOwn,
     Reduce,
     SendChunk,
+    SendContribution,
     SendWord,
     StepOpened,
+    SumContributions,
     WordOffered,
     WordReceived,
     WordsDone,
@@ -84,8 +88,10 @@ class RingNode:
         self._bucket_done = bucket_done
         self._words_done = words_done
         self._buckets: Sequence[BucketMemory] = ()
+        self._shapes: tuple[BucketShape, ...] = ()
         self._slots: dict[int, memoryview] = {}
         self._filled: dict[int, memoryview] = {}
+        self._contributions: dict[int, memoryview] = {}
         self._words: dict[int, list[bytes]] = {}
         self._placed_slot: int | None = None
         self._busy = _Busy()
@@ -97,6 +103,8 @@ class RingNode:
         self.sent_bytes = 0
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = tuple(BucketShape(elements=b.elements, item_bytes=b.item_bytes) for b in buckets)
+        if shapes != self._shapes:
+            self._shapes, self._contributions = shapes, {}
         self._perform(self.core.handle(StepOpened(step=step, buckets=shapes), 0.0))
 
     def start(self, bucket: int) -> None:
@@ -135,8 +143,9 @@ class RingNode:
             self._placed_slot = place.slot
             self._filled[place.slot] = self._slot(place.slot, payload_bytes)
             return self._filled[place.slot]
-        memory = self._buckets[place.bucket]
-        return memory.view[place.start * memory.item_bytes : place.stop * memory.item_bytes]
+        if isinstance(place, InContributions):
+            return self._contribution(place.bucket, place.origin)
+        return self._elements(place.bucket, place.start, place.stop)
 
     def received(self, message: Chunk | Word, payload: memoryview) -> None:
         """The payload lies where `place` said."""
@@ -155,29 +164,60 @@ class RingNode:
             self._slots[slot] = memory
         return memory[:payload_bytes]
 
+    def _elements(self, bucket: int, start: int, stop: int) -> memoryview:
+        memory = self._buckets[bucket]
+        return memory.view[start * memory.item_bytes : stop * memory.item_bytes]
+
+    def _contribution(self, bucket: int, origin: int) -> memoryview:
+        """One rank's place among a bucket's contributions; every step uses the same memory."""
+        size_bytes = self._shapes[bucket].size_bytes
+        if bucket not in self._contributions:
+            self._contributions[bucket] = memoryview(bytearray(self.core.world_size * size_bytes))
+        return self._contributions[bucket][origin * size_bytes : (origin + 1) * size_bytes]
+
     # --- effects ---------------------------------------------------------------------------
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, SendChunk):
-                memory = self._buckets[effect.chunk.bucket]
-                size = memory.item_bytes
-                payload = memory.view[effect.start * size : effect.stop * size]
-                self.sent_bytes += len(payload)
-                self._send(effect.chunk, payload)
-            elif isinstance(effect, Reduce):
-                received = self._filled[effect.slot]
-                if len(received):
-                    self._buckets[effect.bucket].add(effect.start, effect.stop, received)
-            elif isinstance(effect, SendWord):
-                word = self._words[effect.word.origin][effect.word.sequence]
-                self._send(effect.word, word)
-            elif isinstance(effect, BucketDone):
-                self._busy.end(time.monotonic())
-                self._bucket_done(effect.bucket)
-            elif isinstance(effect, WordsDone):
-                self._busy.end(time.monotonic())
-                words = self._words
-                self._words_done([words[rank][effect.sequence] for rank in sorted(words)])
-            else:
-                self._resume()
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        if isinstance(effect, SendChunk):
+            payload = self._elements(effect.chunk.bucket, effect.start, effect.stop)
+            self._send_chunk(effect.chunk, payload)
+        elif isinstance(effect, Reduce):
+            received = self._filled[effect.slot]
+            if len(received):
+                self._buckets[effect.bucket].add(effect.start, effect.stop, received)
+        elif isinstance(effect, KeepOwn):
+            own = self._contribution(effect.bucket, self.core.rank)
+            own[:] = self._buckets[effect.bucket].view
+        elif isinstance(effect, SendContribution):
+            payload = self._contribution(effect.chunk.bucket, effect.origin)
+            self._send_chunk(effect.chunk, payload)
+        elif isinstance(effect, SumContributions):
+            self._sum(effect.bucket)
+        elif isinstance(effect, SendWord):
+            self._send(effect.word, self._words[effect.word.origin][effect.word.sequence])
+        elif isinstance(effect, BucketDone):
+            self._busy.end(time.monotonic())
+            self._bucket_done(effect.bucket)
+        elif isinstance(effect, WordsDone):
+            self._busy.end(time.monotonic())
+            words = self._words
+            self._words_done([words[rank][effect.sequence] for rank in sorted(words)])
+        else:
+            self._resume()
+
+    def _send_chunk(self, chunk: Chunk, payload: memoryview) -> None:
+        self.sent_bytes += len(payload)
+        self._send(chunk, payload)
+
+    def _sum(self, bucket: int) -> None:
+        """From the first rank's on, whoever we are: not even a NaN may come out differently."""
+        memory = self._buckets[bucket]
+        if not memory.elements:
+            return
+        memory.view[:] = self._contribution(bucket, 0)
+        for origin in range(1, self.core.world_size):
+            memory.add(0, memory.elements, self._contribution(bucket, origin))

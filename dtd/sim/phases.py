@@ -25,6 +25,7 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
+    EXCHANGE = "exchange"
     CONTROL_WORD = "control_word"
     OPTIMIZER = "optimizer"
     COMMITTED = "committed"
@@ -40,6 +41,7 @@ FORWARD: Final = Phase.FORWARD
 BACKWARD: Final = Phase.BACKWARD
 REDUCE_SCATTER: Final = Phase.REDUCE_SCATTER
 ALL_GATHER: Final = Phase.ALL_GATHER
+EXCHANGE: Final = Phase.EXCHANGE
 CONTROL_WORD: Final = Phase.CONTROL_WORD
 OPTIMIZER: Final = Phase.OPTIMIZER
 COMMITTED: Final = Phase.COMMITTED

@@ -17,11 +17,15 @@ from dtd.core.ring_events import (
     BucketStarted,
     ChunkReceived,
     Effect,
+    InContributions,
     InScratch,
+    KeepOwn,
     Reduce,
     SendChunk,
+    SendContribution,
     SendWord,
     StepOpened,
+    SumContributions,
     WordOffered,
     WordReceived,
     WordsDone,
@@ -79,6 +83,7 @@ class RingNode:
         self._reached = reached
         self._buckets: list[list[int]] = []
         self._slots: dict[int, tuple[int, ...]] = {}
+        self._contributions: dict[tuple[int, int], tuple[int, ...]] = {}
         self._words: dict[int, list[bytes]] = {}
         self._unfinished: set[int] = set()
         self._exchanged: list[bytes] | None = None
@@ -138,6 +143,8 @@ class RingNode:
         if isinstance(place, InScratch):
             slot = place.slot
             self._slots[slot] = payload
+        elif isinstance(place, InContributions):
+            self._contributions[place.bucket, place.origin] = payload
         else:
             self._buckets[place.bucket][place.start : place.stop] = payload
         self._handle(ChunkReceived(chunk=message, slot=slot))
@@ -161,6 +168,16 @@ class RingNode:
             bucket = self._buckets[effect.bucket]
             for index, value in enumerate(self._slots.pop(effect.slot), effect.start):
                 bucket[index] += value
+        elif isinstance(effect, KeepOwn):
+            own = tuple(self._buckets[effect.bucket])
+            self._contributions[effect.bucket, self.core.rank] = own
+        elif isinstance(effect, SendContribution):
+            payload = self._contributions[effect.chunk.bucket, effect.origin]
+            self._transmit(effect.chunk, payload, len(payload) * ITEM_BYTES)
+        elif isinstance(effect, SumContributions):
+            ranks = range(self.core.world_size)
+            given = [self._contributions.pop((effect.bucket, rank)) for rank in ranks]
+            self._buckets[effect.bucket][:] = map(sum, zip(*given, strict=True))
         elif isinstance(effect, SendWord):
             word = self._words[effect.word.origin][effect.word.sequence]
             self._transmit(effect.word, word, WORD_BYTES)

@@ -1,5 +1,7 @@
 """Sums over the ring: the same bytes on every rank, in the documented order, within the bound.
 
+Chunks of 512 bytes, so that most buckets travel in segments, or larger ones, so that all go whole.
+
 With unit roundoff u, N numbers added one after another are off by at most about (N - 1) u sum|x|;
 the tests allow twice that (`finfo.eps` is 2 u), which leaves room for double rounding in types
 that the processor adds by way of float32.
@@ -23,6 +25,8 @@ pytestmark = pytest.mark.numerics
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 ELEMENTS = (0, 1, 2, 7, 8, 63, 1000, 4097)
 CHUNK_BYTES = 512
+WHOLE = 1 << 20
+"""Chunks so large that buckets of some thousand elements are exchanged whole."""
 
 
 def contributions(world_size: int, elements: int, dtype: torch.dtype) -> list[Tensor]:
@@ -37,10 +41,12 @@ def contributions(world_size: int, elements: int, dtype: torch.dtype) -> list[Te
     ]
 
 
-def ring_sums(buckets: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+def ring_sums(
+    buckets: Sequence[Sequence[Tensor]], *, chunk_bytes: int = CHUNK_BYTES
+) -> list[list[Tensor]]:
     """`buckets[i][rank]` summed over ranks: result[rank][i]."""
     world_size = len(buckets[0])
-    ring = InProcessRing(world_size, chunk_bytes=CHUNK_BYTES)
+    ring = InProcessRing(world_size, chunk_bytes=chunk_bytes)
 
     def work(rank: int) -> list[Tensor]:
         collective = ring.collective(rank)
@@ -95,19 +101,36 @@ def test_each_segment_is_summed_in_the_order_of_the_ring(
     assert all(same_bytes(rank_sums[0], expected) for rank_sums in ring_sums([bucket]))
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int32, torch.int64], ids=str)
+def test_a_bucket_that_goes_round_whole_is_summed_in_rank_order(
+    world_size: int, dtype: torch.dtype
+) -> None:
+    buckets = [contributions(world_size, elements, dtype) for elements in ELEMENTS]
+    rank_sums = ring_sums(buckets, chunk_bytes=WHOLE)
+    for index, bucket in enumerate(buckets):
+        expected = bucket[0].clone()
+        for further in bucket[1:]:
+            expected += further
+        assert all(same_bytes(sums[index], expected) for sums in rank_sums)
+
+
 def test_threads_that_run_in_another_order_change_no_byte() -> None:
     buckets = [contributions(4, elements, torch.float32) for elements in ELEMENTS]
     first, second = ring_sums(buckets)[0], ring_sums(buckets)[3]
     assert all(same_bytes(one, other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("chunk_bytes", [8, WHOLE])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_that_are_not_finite_reach_every_rank_alike(dtype: torch.dtype) -> None:
+def test_numbers_that_are_not_finite_reach_every_rank_alike(
+    dtype: torch.dtype, chunk_bytes: int
+) -> None:
     bucket = [torch.ones(9, dtype=dtype) for _ in range(3)]
     bucket[0][0] = torch.nan
     bucket[1][4] = torch.inf
     bucket[1][8], bucket[2][8] = torch.inf, -torch.inf
-    sums = ring_sums([bucket])
+    sums = ring_sums([bucket], chunk_bytes=chunk_bytes)
     assert all(same_bytes(sums[0][0], sums[rank][0]) for rank in range(3))
     assert sums[0][0].isfinite().tolist() == [False, *[True] * 3, False, *[True] * 3, False]
     assert sums[0][0][4] == torch.inf

@@ -3,6 +3,8 @@
 The payload trick: rank r contributes `1 << r` to every element and additions are checked, so an
 element that ends as `(1 << world_size) - 1` was added exactly once by every rank.  Nothing is
 copied on sending: a chunk is read when it is delivered, so memory must not change before that.
+Contributions that are exchanged whole must lie in their ranks' places: so they are summed in rank
+order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.chunks import BucketShape
+from dtd.core.chunks import EXCHANGE_BYTES, MAX_EXCHANGED, BucketShape, exchanged
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
@@ -23,11 +25,15 @@ from dtd.core.ring_events import (
     ChunkReceived,
     Effect,
     InBucket,
+    InContributions,
     InScratch,
+    KeepOwn,
     Reduce,
     SendChunk,
+    SendContribution,
     SendWord,
     StepOpened,
+    SumContributions,
     WordOffered,
     WordReceived,
     WordsDone,
@@ -42,13 +48,21 @@ class _Node:
     """One rank: its machine, the memory it names, and the program that its trainer runs."""
 
     def __init__(
-        self, core: Ring, slot_count: int, steps: Sequence[Sequence[int]], random: Random
+        self,
+        core: Ring,
+        steps: Sequence[Sequence[int]],
+        *,
+        item_bytes: int,
+        slot_count: int,
+        random: Random,
     ) -> None:
         self.core = core
+        self.item_bytes = item_bytes
         self.slot_count = slot_count
         self.outbox: deque[tuple[Chunk | Word, Callable[[], list[int]]]] = deque()
         self.buckets: list[list[int]] = []
         self.slots: dict[int, list[int]] = {}
+        self.contributions: dict[tuple[int, int], list[int]] = {}
         self.done: set[int] = set()
         self.exchanges_done = 0
         self.finished_steps = 0
@@ -72,9 +86,10 @@ class _Node:
 
     def _open(self, step: int, sizes: Sequence[int]) -> None:
         self.buckets = [[1 << self.core.rank] * size for size in sizes]
+        self.contributions = {}
         self.done = set()
         self.exchanges_done = 0
-        shapes = tuple(BucketShape(elements=size, item_bytes=ITEM_BYTES) for size in sizes)
+        shapes = tuple(BucketShape(elements=size, item_bytes=self.item_bytes) for size in sizes)
         self.handle(StepOpened(step=step, buckets=shapes))
 
     def _start(self, bucket: int) -> None:
@@ -111,12 +126,26 @@ class _Node:
             for index, value in zip(range(effect.start, effect.stop), received, strict=True):
                 assert not bucket[index] & value, "a contribution was added twice"
                 bucket[index] += value
+        elif isinstance(effect, KeepOwn):
+            own = list(self.buckets[effect.bucket])
+            self.contributions[effect.bucket, self.core.rank] = own
+        elif isinstance(effect, SendContribution):
+            given = self.contributions[effect.chunk.bucket, effect.origin]
+            self.outbox.append((effect.chunk, lambda: given))
+        elif isinstance(effect, SumContributions):
+            self._sum(effect.bucket)
         elif isinstance(effect, BucketDone):
             assert effect.bucket not in self.done
             self.done.add(effect.bucket)
         elif isinstance(effect, WordsDone):
             assert effect.sequence == self.exchanges_done
             self.exchanges_done += 1
+
+    def _sum(self, index: int) -> None:
+        bucket = self.buckets[index]
+        for rank in range(self.core.world_size):
+            assert self.contributions[index, rank] == [1 << rank] * len(bucket)
+        bucket[:] = [(1 << self.core.world_size) - 1] * len(bucket)
 
     def receive(self, message: Chunk | Word, payload: Callable[[], list[int]]) -> bool:
         """Take a frame from the previous rank, or leave it where it is."""
@@ -126,7 +155,7 @@ class _Node:
                 return False
             self.handle(WordReceived(word=message))
             return True
-        place = self.core.place(message, len(values) * ITEM_BYTES)
+        place = self.core.place(message, len(values) * self.item_bytes)
         if isinstance(place, Hold):
             return False
         slot = None
@@ -135,6 +164,9 @@ class _Node:
             assert slot in range(self.slot_count), "there is no such scratch slot"
             assert slot not in self.slots, "a scratch slot was given out twice"
             self.slots[slot] = values
+        elif isinstance(place, InContributions):
+            assert (place.bucket, place.origin) not in self.contributions
+            self.contributions[place.bucket, place.origin] = values
         else:
             assert isinstance(place, InBucket)
             self.buckets[place.bucket][place.start : place.stop] = values
@@ -149,6 +181,7 @@ def run_network(
     chunk_elements: int,
     slots: int,
     random: Random,
+    item_bytes: int = ITEM_BYTES,
 ) -> None:
     """Run all ranks' programs; in every turn one thing that can happen does, chosen at random."""
     nodes = [
@@ -158,12 +191,13 @@ def run_network(
                 world_size=world_size,
                 generation=3,
                 first_step=0,
-                chunk_bytes=chunk_elements * ITEM_BYTES,
+                chunk_bytes=chunk_elements * item_bytes,
                 scratch_slots=slots,
             ),
-            slots,
             steps,
-            random,
+            item_bytes=item_bytes,
+            slot_count=slots,
+            random=random,
         )
         for rank in range(world_size)
     ]
@@ -212,6 +246,35 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
 ) -> None:
     random = Random(seed)
     run_network(world_size, steps, chunk_elements=chunk_elements, slots=slots, random=random)
+
+
+@settings(max_examples=100)
+@given(data=st.data(), world_size=st.integers(2, 8), seed=st.integers(0, 2**32))
+def test_buckets_around_the_limit_go_round_in_either_way(
+    data: st.DataObject, world_size: int, seed: int
+) -> None:
+    item_bytes = 8192
+    most = EXCHANGE_BYTES // (world_size - 1) // item_bytes
+    near = st.integers(most - 1, most + 2)
+    steps = data.draw(st.lists(st.lists(near, min_size=1, max_size=4), min_size=1, max_size=3))
+    chunk_elements = data.draw(st.sampled_from([most - 1, most, 1000]))
+    for elements in range(most - 1, most + 3):
+        shape = BucketShape(elements=elements, item_bytes=item_bytes)
+        whole = exchanged([shape], world_size=world_size, chunk_bytes=chunk_elements * item_bytes)
+        assert bool(whole) == (elements <= min(most, chunk_elements))
+    run_network(
+        world_size,
+        steps,
+        chunk_elements=chunk_elements,
+        slots=2,
+        random=Random(seed),
+        item_bytes=item_bytes,
+    )
+
+
+def test_more_small_buckets_than_may_go_round_whole() -> None:
+    steps = [[3] * (2 * MAX_EXCHANGED + 1)] * 2
+    run_network(4, steps, chunk_elements=8, slots=2, random=Random(3))
 
 
 @pytest.mark.parametrize("seed", range(5))

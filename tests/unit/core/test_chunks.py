@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.chunks import BucketShape, Segments, cut
+from dtd.core.chunks import (
+    EXCHANGE_BYTES,
+    MAX_EXCHANGED,
+    BucketShape,
+    Segments,
+    cut,
+    exchanged,
+)
 
 
 def test_segments_of_ten_elements_for_four_ranks() -> None:
@@ -56,3 +63,30 @@ def test_the_chunks_of_all_segments_tile_the_bucket(
     assert position == elements
     sizes = [stop - start for start, stop in map(segments.segment, range(world_size))]
     assert max(sizes) - min(sizes) <= 1
+
+
+# --- which buckets are not cut ---------------------------------------------------------------
+
+
+def whole(*sizes_bytes: int, world_size: int, chunk_bytes: int = 1 << 20) -> list[int]:
+    shapes = [BucketShape(elements=size, item_bytes=1) for size in sizes_bytes]
+    return sorted(exchanged(shapes, world_size=world_size, chunk_bytes=chunk_bytes))
+
+
+@pytest.mark.parametrize("world_size", range(2, 10))
+def test_the_limit_is_what_a_link_carries(world_size: int) -> None:
+    most = EXCHANGE_BYTES // (world_size - 1)
+    assert whole(most + 1, most, 0, 1, world_size=world_size) == [1, 2, 3]
+
+
+def test_what_goes_round_whole_fits_in_one_chunk() -> None:
+    assert whole(65, 64, 63, world_size=2, chunk_bytes=64) == [1, 2]
+
+
+def test_of_many_small_buckets_the_last_go_round_whole() -> None:
+    sizes = [1] * 20 + [EXCHANGE_BYTES + 1] + [1]
+    assert whole(*sizes, world_size=2) == [*range(20 - MAX_EXCHANGED + 1, 20), 21]
+
+
+def test_a_world_of_one_exchanges_nothing() -> None:
+    assert whole(1, world_size=1) == []

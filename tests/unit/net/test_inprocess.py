@@ -172,7 +172,7 @@ def test_who_waits_too_long_breaks_the_ring_and_says_for_what(memory_of: MemoryO
     end = ring.collective(0)
     end.open_step(0, [memory_of(np.ones(4))])
     end.start(0)
-    why = "rank 0 timed out: step 0: bucket 0 waits for reduce_scatter hop 0 chunk 0 of 1"
+    why = "rank 0 timed out: step 0: bucket 0 waits for the contribution of rank 1"
     with pytest.raises(RingBroken, match=why):
         end.wait(0)
     with pytest.raises(RingBroken, match=why):

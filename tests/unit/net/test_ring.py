@@ -15,13 +15,13 @@ from dtd.wire.frames import HOLD
 from dtd.wire.messages import Chunk, Phase, Word
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
-SCATTER, GATHER = Phase.REDUCE_SCATTER, Phase.ALL_GATHER
+SCATTER, GATHER, EXCHANGE = Phase
 
 
 class Harness:
     """Rank 0 of two, and everything it did."""
 
-    def __init__(self, *, world_size: int = 2, chunk_bytes: int = 16, slots: int = 2) -> None:
+    def __init__(self, *, world_size: int = 2, chunk_bytes: int = 8, slots: int = 2) -> None:
         self.sent: list[tuple[Chunk | Word, bytes | memoryview]] = []
         self.resumed = 0
         self.buckets_done: list[int] = []
@@ -45,9 +45,10 @@ class Harness:
     def _count_resume(self) -> None:
         self.resumed += 1
 
-    def chunk(self, phase: Phase, number: int = 0, *, step: int = 0, bucket: int = 0) -> Chunk:
+    def chunk(self, phase: Phase, number: int = 0, *, hop: int = 0, step: int = 0) -> Chunk:
+        source = self.node.core.world_size - 1
         return Chunk(
-            generation=1, step=step, phase=phase, hop=0, bucket=bucket, chunk=number, source=1
+            generation=1, step=step, phase=phase, hop=hop, bucket=0, chunk=number, source=source
         )
 
     def word(self, sequence: int = 0, *, step: int = 0) -> Word:
@@ -77,7 +78,7 @@ def test_a_bucket_of_two_ranks_from_start_to_done(memory_of: MemoryOf) -> None:
     assert harness.buckets_done == [0]
     assert [message for message, _ in harness.sent] == [
         Chunk(generation=1, step=0, phase=phase, hop=0, bucket=0, chunk=0, source=0)
-        for phase in Phase
+        for phase in (SCATTER, GATHER)
     ]
     assert harness.node.sent_bytes == 16
     assert harness.node.busy_s() >= 0
@@ -139,10 +140,67 @@ def test_an_empty_bucket_goes_round_without_an_addition() -> None:
         0, [BucketMemory(view=memoryview(nothing.view(np.uint8)), item_bytes=4, add=add)]
     )
     harness.node.start(0)
-    harness.receive(harness.chunk(SCATTER), nothing)
-    harness.receive(harness.chunk(GATHER), nothing)
+    harness.receive(harness.chunk(EXCHANGE), nothing)
     assert harness.buckets_done == [0]
-    assert [len(payload) for _, payload in harness.sent] == [0, 0]
+    assert [len(payload) for _, payload in harness.sent] == [0]
+
+
+def test_a_small_bucket_is_summed_in_rank_order_from_what_came_whole(memory_of: MemoryOf) -> None:
+    harness = Harness(world_size=3)
+    array = floats(1, 2)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.receive(harness.chunk(EXCHANGE, hop=1), floats(1e8, 20))  # of rank 1
+    harness.node.start(0)
+    assert array.tolist() == [1, 2]
+    harness.receive(harness.chunk(EXCHANGE), floats(-1e8, 30))
+    assert array.tolist() == [floats(1)[0] + floats(1e8)[0] + floats(-1e8)[0], 52] == [0, 52]
+    assert harness.buckets_done == [0]
+    sent = [
+        (message.hop, np.frombuffer(payload, np.float32)[1]) for message, payload in harness.sent
+    ]
+    assert sent == [(0, 2), (1, 30)]  # what goes out is no longer the bucket's memory
+    assert harness.node.sent_bytes == 16
+
+
+def test_contributions_have_the_same_memory_in_every_step_and_more_if_the_bucket_grows(
+    memory_of: MemoryOf,
+) -> None:
+    harness = Harness()
+    owners = []
+    for step, array in enumerate((floats(1), floats(2), floats(3, 4))):
+        harness.node.open_step(step, [memory_of(array)])
+        harness.node.start(0)
+        owners.append(harness.receive(harness.chunk(EXCHANGE, step=step), array).obj)
+    assert owners[0] is owners[1]
+    assert len(owners[2]) == 2 * len(owners[0])
+
+
+def test_nan_comes_out_with_the_same_bits_on_both_ranks(memory_of: MemoryOf) -> None:
+    nans = np.array([0x7FC00001, 0x7FC00002], np.uint32).view(np.float32)
+    ends = []
+    for rank in (0, 1):
+        core = Ring(
+            rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=8, scratch_slots=1
+        )
+        node = RingNode(
+            core,
+            send=lambda message, payload: None,
+            resume=lambda: None,
+            bucket_done=lambda bucket: None,
+            words_done=lambda words: None,
+        )
+        array = nans[rank : rank + 1].copy()
+        node.open_step(0, [memory_of(array)])
+        node.start(0)
+        chunk = Chunk(
+            generation=1, step=0, phase=EXCHANGE, hop=0, bucket=0, chunk=0, source=1 - rank
+        )
+        place = node.place(chunk, 4)
+        assert isinstance(place, memoryview)
+        place[:] = nans[1 - rank : 2 - rank].tobytes()
+        node.received(chunk, place)
+        ends.append(array.tobytes())
+    assert ends[0] == ends[1]
 
 
 def test_held_frames_are_resumed(memory_of: MemoryOf) -> None:

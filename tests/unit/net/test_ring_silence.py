@@ -13,16 +13,18 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.net.data_server import DataServer, welcome
+from dtd.net.data_server import DataServer
 from dtd.net.link import Link
 from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.server import Server
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
+from dtd.wire.greeting import welcome
 
 PATIENCE_S = 10.0
 SILENCE_S = 0.2
 BEAT_S = SILENCE_S / 6
+SECRET = b"s" * 32
 GENERATION = 4
 RING = {"generation": GENERATION, "roster_id": 9, "rank": 1}
 
@@ -44,7 +46,7 @@ class Neighbour:
         self.link = link
         self.opened.set()
         if self.welcomes:
-            link.welcome(welcome("worker-1"))
+            link.welcome(welcome("worker-1"), secret=SECRET)
 
     def link_place(self, link, message, payload_bytes):
         return None
@@ -88,6 +90,7 @@ class Scene:
             roster=roster,
             held_generation=0,
             held_step=0,
+            secret=SECRET,
         )
         self.endpoint = RingEndpoint(
             assign,
@@ -297,12 +300,12 @@ async def test_chunks_are_taken_while_beats_come_between_them(scene, memory_of):
     array = np.ones(8, dtype=np.int64)
     scene.endpoint.node.open_step(0, (memory_of(array),))
     scene.endpoint.node.start(0)
-    chunk = m.Chunk(generation=GENERATION, step=0, phase=0, hop=0, bucket=0, chunk=0, source=1)
+    chunk = m.Chunk(generation=GENERATION, step=0, phase=2, hop=0, bucket=0, chunk=0, source=1)
     scene.previous.link.send(m.Beat(generation=GENERATION))
-    scene.previous.link.send(chunk, np.full(4, 5, dtype=np.int64).tobytes())
+    scene.previous.link.send(chunk, np.full(8, 5, dtype=np.int64).tobytes())
     scene.beat(scene.previous.link)
     async with asyncio.timeout(PATIENCE_S):
         await scene.next.beats.get()
         while array[7] != 6:
             await scene.next.beats.get()
-    assert array.tolist() == [1, 1, 1, 1, 6, 6, 6, 6]
+    assert array.tolist() == [6] * 8

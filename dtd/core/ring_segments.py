@@ -1,0 +1,213 @@
+"""A bucket on its way round the ring in segments: reduce-scatter, then all-gather.
+
+The bandwidth path, pipelined chunk by chunk (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", 2009; protocol.md, "All-reduce").  With N ranks a bucket
+is cut into N segments.  In hop h of the reduce-scatter rank r sends segment (r - h) mod N to rank
+r + 1 and adds what it receives to segment (r - h - 1) mod N; after N - 1 hops it owns the whole sum
+of segment (r + 1) mod N.  In hop h of the all-gather it sends segment (r + 1 - h) mod N and
+receives (r - h) mod N.  A chunk goes on as soon as it is reduced.  Each segment is summed in one
+order, by the ring, so all ranks end with the same bytes.
+
+What is to be added arrives in scratch slots, of which there are few; a chunk that finds none waits
+on the wire.  A slot is free again once its bucket has started, which depends on nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from dtd.core.chunks import BucketShape, cut
+from dtd.core.ring_events import (
+    BucketDone,
+    ChunkReceived,
+    Effect,
+    InBucket,
+    InScratch,
+    Reduce,
+    SendChunk,
+)
+from dtd.core.ring_seat import Seat, check_payload, refused
+from dtd.wire.frames import HOLD, Hold
+from dtd.wire.messages import Chunk, Phase
+
+SCATTER: Final = Phase.REDUCE_SCATTER
+GATHER: Final = Phase.ALL_GATHER
+
+
+class Scratch:
+    """The scratch slots of one ring."""
+
+    def __init__(self, slots: int) -> None:
+        self.free = list(range(slots))
+        self._slots = slots
+
+    def check_invariants(self, used: int) -> None:
+        """Raise AssertionError when a slot is lost, or free twice."""
+        assert len(self.free) + used == self._slots
+        assert len(set(self.free)) == len(self.free)
+
+
+class SegmentedBucket:
+    """One bucket of one step that travels in segments.
+
+    Args:
+        seat: this rank's.
+        scratch: the ring's.
+        shape: the bucket's.
+        step: the open step.
+        index: the bucket's number in it.
+        chunk_bytes: most payload bytes in one frame.
+
+    Attributes:
+        started: this rank's own contribution is complete, and its first segment has gone out.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        scratch: Scratch,
+        shape: BucketShape,
+        *,
+        step: int,
+        index: int,
+        chunk_bytes: int,
+    ) -> None:
+        self.started = False
+        self._seat = seat
+        self._scratch = scratch
+        self._step = step
+        self._index = index
+        self._segments = cut(shape, world_size=seat.world_size, chunk_bytes=chunk_bytes)
+        self._item_bytes = shape.item_bytes
+        self._placed = ([0] * seat.hops, [0] * seat.hops)  # indexed by phase, then by hop
+        self._received = ([0] * seat.hops, [0] * seat.hops)
+        self._early: deque[ChunkReceived] = deque()
+        self._missing = sum(
+            self._segments.chunk_count(self._incoming(phase, hop))
+            for phase in (SCATTER, GATHER)
+            for hop in range(seat.hops)
+        )
+
+    @property
+    def done(self) -> bool:
+        """The whole sum is here."""
+        return self.started and self._missing == 0
+
+    # --- placing ---------------------------------------------------------------------------
+
+    def place(self, chunk: Chunk, payload_bytes: int) -> InScratch | InBucket | Hold:
+        """Say where an announced chunk's payload goes; HOLD without a scratch slot.
+
+        Raises:
+            ProtocolError: the chunk is not the next one of its hop.
+        """
+        if chunk.phase not in (SCATTER, GATHER):
+            raise refused(chunk, "no such phase: the bucket travels in segments")
+        if chunk.hop >= self._seat.hops:
+            raise refused(chunk, "no such hop")
+        expected = self._placed[chunk.phase][chunk.hop]
+        segment = self._incoming(chunk.phase, chunk.hop)
+        if chunk.chunk != expected or expected >= self._segments.chunk_count(segment):
+            raise refused(chunk, f"expected chunk {expected}")
+        if chunk.phase == GATHER and not self._sent_for_reduction(segment, chunk.chunk):
+            raise refused(chunk, "its sum cannot be complete: ours is missing")
+        start, stop = self._segments.chunk(segment, chunk.chunk)
+        check_payload(chunk, payload_bytes, (stop - start) * self._item_bytes)
+        if chunk.phase == SCATTER and not self._scratch.free:
+            return HOLD
+        self._placed[chunk.phase][chunk.hop] += 1
+        if chunk.phase == SCATTER:
+            return InScratch(slot=self._scratch.free.pop())
+        return InBucket(bucket=self._index, start=start, stop=stop)
+
+    def _sent_for_reduction(self, segment: int, chunk: int) -> bool:
+        if not self.started:
+            return False
+        hop = (self._seat.rank - segment) % self._seat.world_size
+        return hop == 0 or self._received[SCATTER][hop - 1] > chunk
+
+    def _incoming(self, phase: int, hop: int) -> int:
+        return (self._seat.rank - hop - (1 if phase == SCATTER else 0)) % self._seat.world_size
+
+    # --- moving ----------------------------------------------------------------------------
+
+    def begin(self) -> list[Effect]:
+        """The bucket's turn has come: send our segment, add what came early."""
+        self.started = True
+        if self._seat.world_size == 1:
+            return [BucketDone(bucket=self._index)]
+        own = self._seat.rank
+        effects: list[Effect] = [
+            self._send(SCATTER, 0, own, chunk) for chunk in range(self._segments.chunk_count(own))
+        ]
+        while self._early:
+            effects += self._reduce(self._early.popleft())
+        return effects
+
+    def received(self, event: ChunkReceived) -> list[Effect]:
+        """A chunk is here."""
+        chunk = event.chunk
+        if chunk.phase == GATHER:
+            return self._gathered(chunk)
+        if not self.started:
+            self._early.append(event)
+            return []
+        return self._reduce(event)
+
+    def _gathered(self, chunk: Chunk) -> list[Effect]:
+        self._received[GATHER][chunk.hop] += 1
+        self._missing -= 1
+        effects: list[Effect] = []
+        if chunk.hop + 1 < self._seat.hops:
+            segment = self._incoming(GATHER, chunk.hop)
+            effects.append(self._send(GATHER, chunk.hop + 1, segment, chunk.chunk))
+        return effects + self._finish()
+
+    def _reduce(self, event: ChunkReceived) -> list[Effect]:
+        chunk = event.chunk
+        assert event.slot is not None
+        segment = self._incoming(SCATTER, chunk.hop)
+        start, stop = self._segments.chunk(segment, chunk.chunk)
+        self._scratch.free.append(event.slot)
+        self._received[SCATTER][chunk.hop] += 1
+        self._missing -= 1
+        last = chunk.hop + 1 == self._seat.hops
+        phase, hop = (GATHER, 0) if last else (SCATTER, chunk.hop + 1)
+        return [
+            Reduce(bucket=self._index, start=start, stop=stop, slot=event.slot),
+            self._send(phase, hop, segment, chunk.chunk),
+            *self._finish(),
+        ]
+
+    def _send(self, phase: Phase, hop: int, segment: int, chunk: int) -> SendChunk:
+        start, stop = self._segments.chunk(segment, chunk)
+        header = self._seat.chunk(phase, hop, step=self._step, bucket=self._index, chunk=chunk)
+        return SendChunk(chunk=header, start=start, stop=stop)
+
+    def _finish(self) -> list[Effect]:
+        return [BucketDone(bucket=self._index)] if self.done else []
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def waits_for(self) -> str:
+        """The first chunk that is missing, in words."""
+        phase, hop, here, count = next(
+            (phase, hop, here, count)
+            for phase in (SCATTER, GATHER)
+            for hop, here in enumerate(self._received[phase])
+            if here < (count := self._segments.chunk_count(self._incoming(phase, hop)))
+        )
+        return (
+            f"{phase.name.lower()} hop {hop} chunk {here} of {count}"
+            f" from rank {self._seat.previous}"
+        )
+
+    def slots_used(self) -> int:
+        """Scratch slots that wait here, or are being filled."""
+        return sum(self._placed[SCATTER]) - sum(self._received[SCATTER])
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        assert 0 <= self.slots_used() - len(self._early) <= 1
+        assert self._missing >= 0

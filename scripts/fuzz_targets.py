@@ -1,0 +1,275 @@
+"""What is fuzzed: a name, a function of the fuzzer's bytes, and inputs to begin with.
+
+A function returns how many frames (or files, or words) its input stood for.  It raises only for a
+defect: dtd's own errors are the right answer to most inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.address import Address
+from dtd.core.membership import Membership
+from dtd.core.membership_events import FromWorker, Job, Submitted
+from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
+from dtd.job import parse_job, to_mapping
+from dtd.packages.unpack import unpack
+from dtd.security.credential import Credential
+from dtd.security.token import Token
+from dtd.train.checkpoint_format import (
+    MANIFEST_FILE,
+    FileInfo,
+    Manifest,
+    encode_manifest,
+    read_manifest,
+)
+from dtd.wire import messages as m
+from dtd.wire.connection import DATA_ROLES, FROM_OPENER
+from scripts.fuzz_input import MAX_FRAMES, Reader, values_of
+from scripts.fuzz_links import CONTROL_ROLES, acceptor, attack, opener, prove_to, welcome_to
+
+MAX_INPUT_BYTES: Final = 4096
+_WORKER_SAYS: Final = sorted(FROM_OPENER[m.Role.WORKER] - {m.Error, m.Goodbye}, key=m.message_name)
+_JOB: Final = """
+[job]
+name = "fuzzed"
+task = "digits"
+epochs = 1
+global_batch_size = 64
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One thing to fuzz.
+
+    Attributes:
+        run: raises for a defect only; returns how much the input stood for.
+        seeds: inputs to begin with.
+        authenticated: whether the other side has proved who it is before the input comes.
+    """
+
+    run: Callable[[bytes], int]
+    seeds: tuple[bytes, ...] = ()
+    authenticated: bool = False
+
+
+# --- links -------------------------------------------------------------------------------------
+
+
+def _call_before(roles: frozenset[m.Role]) -> Callable[[bytes], int]:
+    def run(data: bytes) -> int:
+        link, _wire, witness = acceptor(roles)
+        count = attack(link, data)
+        if roles is DATA_ROLES:
+            assert witness.delivered == 0, "somebody without the key was listened to"
+        return count
+
+    return run
+
+
+def _call_after(role: m.Role, roles: frozenset[m.Role]) -> Callable[[bytes], int]:
+    def run(data: bytes) -> int:
+        link, wire, _witness = acceptor(roles)
+        return attack(link, data, prove_to(link, wire, role))
+
+    return run
+
+
+def _answer_before(role: m.Role) -> Callable[[bytes], int]:
+    def run(data: bytes) -> int:
+        link, _wire, witness = opener(role)
+        count = attack(link, data)
+        if role in DATA_ROLES:
+            assert witness.delivered == 0, "somebody without the key was listened to"
+        return count
+
+    return run
+
+
+def _answer_after(role: m.Role) -> Callable[[bytes], int]:
+    def run(data: bytes) -> int:
+        link, wire, _witness = opener(role)
+        return attack(link, data, welcome_to(link, wire, role))
+
+    return run
+
+
+# --- what a coordinator makes of a hostile worker ----------------------------------------------
+
+
+def _members(data: bytes) -> int:
+    """Two workers with good credentials say anything that fits the protocol, in any order."""
+    reader, core = Reader(data), Membership()
+    spec = to_mapping(parse_job(_JOB, source="fuzz"))
+    core.handle(Submitted(job=Job(id="j-1", spec=spec)), 0.0)
+    now, count = 0.0, 0
+    for name in ("w-0", "w-1"):
+        core.handle(FromWorker(name=name, message=_register(name)), now)
+    while reader.left and count < 4 * MAX_FRAMES:
+        now += reader.number(64) / 16
+        name = ("w-0", "w-1")[reader.number(2)]
+        kind = reader.choice(_WORKER_SAYS)
+        values = values_of(kind, reader, odd=False)
+        values |= {"name": name} if kind is m.Register else {}
+        with contextlib.suppress(ProtocolError):
+            message = m.decode_message({m.TYPE_KEY: _NUMBERS[kind], **values})
+            core.handle(FromWorker(name=name, message=message), now)
+        core.check_invariants()
+        count += 1
+    return count
+
+
+_NUMBERS: Final = {kind: number for number, kind in m.message_types().items()}
+
+
+def _register(name: str) -> m.Register:
+    return m.Register(
+        name=name,
+        incarnation=1,
+        pid=1,
+        host="h",
+        device="cpu",
+        data_host="h",
+        data_port=1,
+        version="0",
+    )
+
+
+# --- words and files ---------------------------------------------------------------------------
+
+
+def _token(data: bytes) -> int:
+    with contextlib.suppress(UsageError):
+        token = Token.parse(data.decode("utf-8", "replace"))
+        assert Token.parse(token.word()) == token
+    return 1
+
+
+def _address(data: bytes) -> int:
+    with contextlib.suppress(UsageError):
+        address = Address.parse(data.decode("utf-8", "replace"))
+        assert Address.parse(str(address)) == address
+    return 1
+
+
+def _in_directory(work: Callable[[Path, bytes], object]) -> Callable[[bytes], int]:
+    def run(data: bytes) -> int:
+        directory = Path(tempfile.mkdtemp(prefix="dtd-fuzz-"))
+        try:
+            work(directory, data)
+        finally:
+            for one in directory.rglob("*"):
+                if one.is_dir() and not one.is_symlink():
+                    one.chmod(0o700)
+            shutil.rmtree(directory)
+        return 1
+
+    return run
+
+
+def _credential(directory: Path, data: bytes) -> None:
+    file = directory / "worker.credential"
+    file.touch(mode=0o600)
+    file.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        Credential.load(file, {})
+
+
+def _package(directory: Path, data: bytes) -> None:
+    with contextlib.suppress(TaskError):
+        unpack(data, directory / "package")
+    made = {path.relative_to(directory).parts[0] for path in directory.rglob("*")}
+    assert made <= {"package"}, f"files beside the package: {made}"
+    assert not any(path.is_symlink() for path in directory.rglob("*"))
+
+
+def _manifest(directory: Path, data: bytes) -> None:
+    (directory / MANIFEST_FILE).write_bytes(data)
+    with contextlib.suppress(CheckpointError):
+        read_manifest(directory)
+
+
+def _tar(**files: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/"))
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+def _sample_manifest() -> bytes:
+    info = FileInfo(size_bytes=3, hash="0" * 32)
+    state: dict[str, Any] = {"offset": 3}
+    return encode_manifest(
+        Manifest(
+            format=1,
+            job="j-1",
+            job_name="j",
+            task="digits",
+            generation=1,
+            step=2,
+            epoch=0,
+            offset=3,
+            digest="0" * 32,
+            parent="",
+            metrics={"accuracy": 0.5},
+            world_size=2,
+            files={"model.safetensors": info, "optimizer.safetensors": info},
+            state=state,
+            tensors=("a",),
+        )
+    )
+
+
+_TOKEN: Final = b"dtd1/worker/10.0.0.1:7117,[::1]:7117/" + b"0" * 64 + b"/01234567." + b"s" * 32
+_CREDENTIAL: Final = (
+    b"# dtd credential 1\n# role: worker\n# name: h\n# coordinator: 10.0.0.1:7117\n"
+    b"# expires: 2099-01-01T00:00:00+00:00\n"
+    b"-----BEGIN PRIVATE KEY-----\nMA==\n-----END PRIVATE KEY-----\n"
+    b"-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+    b"-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+)
+
+LINKS: Final[Mapping[str, Target]] = {
+    "control-acceptor": Target(run=_call_before(CONTROL_ROLES)),
+    "data-acceptor": Target(run=_call_before(DATA_ROLES)),
+    "control-opener": Target(run=_answer_before(m.Role.WORKER)),
+    "data-opener": Target(run=_answer_before(m.Role.RING)),
+    **{
+        f"{role.value}-acceptor": Target(
+            run=_call_after(role, DATA_ROLES if role in DATA_ROLES else CONTROL_ROLES),
+            authenticated=True,
+        )
+        for role in m.Role
+    },
+    **{
+        f"{role.value}-opener": Target(run=_answer_after(role), authenticated=True)
+        for role in m.Role
+    },
+}
+"""Frames on connections, before and after the other side has proved who it is."""
+
+TARGETS: Final[Mapping[str, Target]] = {
+    **LINKS,
+    "membership": Target(run=_members, authenticated=True),
+    "token": Target(run=_token, seeds=(_TOKEN,)),
+    "address": Target(run=_address, seeds=(b"10.0.0.1:7117", b"[::1]:7117", b"host:1")),
+    "credential": Target(run=_in_directory(_credential), seeds=(_CREDENTIAL,)),
+    "package": Target(
+        run=_in_directory(_package),
+        seeds=(_tar(task__init__py=b"x = 1\n", task__a=b""), _tar(a=b"1", a__b=b"2")),
+    ),
+    "manifest": Target(run=_in_directory(_manifest), seeds=(_sample_manifest(),)),
+}
+"""Everything."""

@@ -1,0 +1,73 @@
+"""Write the table of troubles in docs/operations.md from dtd/troubles.py.
+
+python -m scripts.gen_troubles [FILE]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from dtd import troubles
+from dtd.troubles import Trouble
+
+DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+BEGIN: Final = "<!-- troubles: written by scripts/gen_troubles.py -->\n"
+END: Final = "<!-- end of troubles -->\n"
+_AT: Final = "HOST:PORT"
+
+
+def samples() -> list[Trouble]:
+    """Every trouble once, with placeholders for what varies."""
+    calling = [troubles.no_tls(_AT, cause) for cause in troubles.TLS_CAUSES_WHEN_CALLING]
+    called = [troubles.turned_away("HOST", cause) for cause in troubles.TLS_CAUSES_WHEN_CALLED]
+    return [
+        troubles.no_answer(_AT, 5.0),
+        troubles.nobody_listens(_AT),
+        troubles.cannot_call(_AT, "WHY"),
+        *calling,
+        troubles.hung_up(_AT, has_tls=False),
+        troubles.hung_up(_AT, has_tls=True),
+        troubles.refused(_AT, "WHY", "what the coordinator proposes"),
+        *called,
+        troubles.turned_away("HOST", "WHY", "what the sentence is about"),
+        troubles.versions_differ("NAME", "HOST", "0.2.0", coordinator_host="HOST2", ours="0.1.0"),
+        troubles.protocol_differs("HOST", "NAME speaks protocol 2..2 (dtd 0.2.0), this side 1"),
+        troubles.unfit(
+            "NAME",
+            "HOST",
+            "NAME has other code of the task: have `dtdctl submit` ship"
+            " it, or install the same version on both",
+        ),
+        troubles.unfit("NAME", "HOST", "its dataset has 10 rows, not 12"),
+        troubles.name_taken("NAME", "HOST (pid 1)", "HOST2 (pid 2)"),
+        troubles.no_way("NAME", _AT, "NAME2", "HOST2:PORT"),
+        troubles.data_port_closed("NAME", _AT, "WHY"),
+        troubles.cannot_listen(_AT, "is in use"),
+        troubles.disk("NAME", "WHY"),
+    ]
+
+
+def table() -> str:
+    """The table, between its marks."""
+    rows = ["| kind | says | do |", "|---|---|---|"]
+    rows += [f"| `{one.kind}` | {one.message} | {one.remedy} |" for one in samples()]
+    return BEGIN + "\n".join(rows) + "\n" + END
+
+
+def renewed(text: str) -> str:
+    """The document with the table as it should be now."""
+    before, _, rest = text.partition(BEGIN)
+    _old, _, after = rest.partition(END)
+    return before + table() + after
+
+
+def main() -> None:
+    """Write the table into the given file, or to its place in docs/."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCUMENT
+    target.write_text(renewed(target.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,467 @@
+"""Faults that keep hosts from working together: each is named where people look, within 10 s.
+
+Real daemons.  A worker's STATUS is read as systemd would, from its NOTIFY_SOCKET; what the
+coordinator knows is in `dtdctl status`.  The words come from `dtd.troubles`; here stand the golden
+beginnings of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import RequestRefused
+from dtd.job import parse_job, to_mapping
+from dtd.net.control_client import ControlClient
+from dtd.net.join_client import join
+from dtd.security import certificates, identity
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential, write_credential
+from dtd.security.token import Token
+from dtd.wire import messages as m
+from dtd.wire.frames import PROTOCOL_VERSION
+from scripts.child import Child, stop_all
+
+pytestmark = pytest.mark.integration
+
+NAMED_WITHIN_S = 10.0
+START_S = 60.0
+LOOK_AGAIN_S = 0.05
+OTHER_VERSION = (
+    "import sys, dtd; dtd.__version__ = '9.9.0'; from dtd.worker.main import main; sys.exit(main())"
+)
+
+
+class Statuses:
+    """What a daemon tells the service manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+
+    def await_words(self, words: str, timeout_s: float) -> str:
+        """The first STATUS with these words."""
+        deadline, seen = time.monotonic() + timeout_s, ""
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._socket.settimeout(left_s)
+            with contextlib.suppress(TimeoutError):
+                text = self._socket.recv(65536).decode()
+                if text.startswith("STATUS="):
+                    seen = text.removeprefix("STATUS=")
+                if words in seen:
+                    return seen
+        raise AssertionError(f"within {timeout_s} s no STATUS said {words!r}; the last: {seen!r}")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Place:
+    """Daemons in one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.children: list[Child] = []
+        self.statuses: list[Statuses] = []
+
+    def start(self, name: str, *command: str, **environment: str) -> tuple[Child, Statuses]:
+        listening = Statuses(self.directory / f"{len(self.statuses)}.notify")
+        self.statuses.append(listening)
+        variables = {
+            "HOME": str(self.directory),
+            "NOTIFY_SOCKET": str(listening.path),
+            **environment,
+        }
+        log = self.directory / f"{name}-{len(self.children)}.log"
+        child = Child(name, [sys.executable, *command], log, variables)
+        self.children.append(child)
+        child.start()
+        return child, listening
+
+    def worker(self, name: str, *arguments: str, code: str = "", **environment: str):
+        program = ["-c", code] if code else ["-m", "dtd.worker.main"]
+        state = self.directory / f"state-{len(self.children)}"
+        return self.start(
+            name,
+            *program,
+            *("--name", name, "--state-dir", str(state), "--log-format", "json", *arguments),
+            **environment,
+        )
+
+    def close(self) -> None:
+        stop_all(self.children)
+        for one in self.statuses:
+            one.close()
+
+
+class Cluster(Place):
+    """With a coordinator, beyond loopback or on it."""
+
+    def __init__(self, directory: Path, *, secure: bool = True) -> None:
+        super().__init__(directory)
+        self.secure = secure
+        self.state = directory / "coordinator"
+        beyond = ["--listen", "0.0.0.0:0", "--advertise", "127.0.0.1"]
+        listen = beyond if secure else ["--listen", "127.0.0.1:0"]
+        command = ["-m", "dtd.coordinator.main", *listen, "--state-dir", str(self.state)]
+        coordinator, self.status = self.start("coordinator", *command, "--log-format", "json")
+        file = self.state / "address"
+        deadline = time.monotonic() + START_S
+        while not file.exists():
+            assert time.monotonic() < deadline
+            assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
+        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
+        if secure:
+            self.operator = Credential.load(self.state / "pki" / "operator.credential")
+
+    def ask(self, message: m.Message) -> dict[str, Any]:
+        context = self.operator.client_context() if self.secure else None
+        with ControlClient(self.address, timeout_s=START_S, context=context) as client:
+            return client.request(message)
+
+    def await_trouble(self, kind: str, words: str) -> dict[str, Any]:
+        """The trouble of this kind in `dtdctl status`, with these words."""
+        deadline = time.monotonic() + NAMED_WITHIN_S
+        found: list[dict[str, Any]] = []
+        while time.monotonic() < deadline:
+            found = self.ask(m.GetStatus())["troubles"]
+            for one in found:
+                if one["kind"] == kind and words in one["message"]:
+                    assert one["remedy"]
+                    return one
+            self.children[0].wait(LOOK_AGAIN_S)
+        raise AssertionError(f"no trouble {kind!r} with {words!r} among {found}")
+
+    def troubles(self) -> set[str]:
+        return {one["kind"] for one in self.ask(m.GetStatus())["troubles"]}
+
+    def token(self, role: str = "worker") -> Token:
+        return Token.parse(self.ask(m.CreateToken(role=role, life_s=3600))["token"])
+
+    def joined(self, name: str, file: str = "") -> Credential:
+        return join(self.token(), name=name, path=self.directory / (file or f"{name}.credential"))
+
+    def made(self, name: str, *, from_day: int, days: int) -> Path:
+        """A credential of this cluster with a life of our choosing."""
+        authority = Authority(self.state / "pki")
+        path = self.directory / f"{name}-made.credential"
+        key = certificates.new_key()
+        start = dt.datetime.now(dt.UTC) + dt.timedelta(days=from_day)
+        certificate = living(authority, key.public_key(), "worker", name, start, days)
+        write_credential(
+            path,
+            role="worker",
+            name=name,
+            coordinators=(self.address,),
+            key_pem=certificates.key_pem(key),
+            certificate_pem=certificates.certificate_pem(certificate),
+            expires=dt.datetime.now(dt.UTC) + dt.timedelta(days=90),
+            authority_pem=authority.certificate_pem,
+        )
+        return path
+
+
+def living(authority: Authority, key: Any, role: str, name: str, start: dt.datetime, days: int):
+    """A certificate of this authority that lives from `start` for so many days."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "LIFE_DAYS", days)
+        return certificates.member_certificate(
+            authority._certificate,
+            authority._key,
+            key,
+            uri=identity.identity_uri(authority.cluster, role, name),
+            role=role,
+            now=start,
+        )
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("secure"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def plain(tmp_path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, secure=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def full_port() -> Iterator[Address]:
+    """A port whose queue is full: the kernel drops what is sent to it, as a firewall would."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            caller = stack.enter_context(socket.socket())
+            caller.settimeout(0)
+            caller.connect_ex(listener.getsockname())
+        yield Address(*listener.getsockname())
+
+
+def logged(child: Child, event: str) -> list[dict[str, Any]]:
+    lines = child.log_path.read_text().splitlines()
+    parsed = [json.loads(line) for line in lines if line.startswith("{")]
+    return [one for one in parsed if one["event"] == event]
+
+
+# --- the way to the coordinator ----------------------------------------------------------------
+
+
+def test_a_blocked_port(place, full_port):
+    child, status = place.worker("w", "--coordinator", str(full_port))
+    text = status.await_words(
+        f"no answer within 5 s from the coordinator at {full_port}: check that its host is up,"
+        f" and let TCP port {full_port.port} through its firewall",
+        START_S,
+    )
+    assert text.startswith("waits for a job; ")
+    (line,) = logged(child, "coordinator_unreachable")
+    assert (line["kind"], line["address"]) == ("no-answer", str(full_port))
+
+
+def test_nobody_listens(place):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = Address(*listener.getsockname())
+    child, status = place.worker("w", "--coordinator", str(free))
+    status.await_words(f"nobody listens at the coordinator's address {free}: start", START_S)
+    (line,) = logged(child, "coordinator_unreachable")
+    assert line["kind"] == "nobody-listens"
+
+
+def test_a_listener_that_never_answers(place):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = Address(*listener.getsockname())
+        _child, status = place.worker("w", "--coordinator", str(silent))
+        status.await_words(f"no answer within 5 s from the coordinator at {silent}", START_S)
+
+
+def test_a_refused_bind(place):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = Address(*listener.getsockname())
+        child, status = place.worker("w", "--listen", str(taken))
+        status.await_words(f"listen address {taken} is in use (choose another with", START_S)
+        assert child.wait(NAMED_WITHIN_S) == 78
+
+
+# --- credentials -------------------------------------------------------------------------------
+
+
+def test_a_wrong_token(secure, tmp_path):
+    token = dataclasses.replace(secure.token(), secret="x" * 32)
+    with pytest.raises(RequestRefused) as caught:
+        join(token, name="h", path=tmp_path / "c")
+    assert "token" in caught.value.message
+    secure.await_trouble("turned-away", "127.0.0.1 was turned away: joining: the token")
+
+
+def test_no_credential(secure):
+    _child, status = secure.worker("bare", "--coordinator", str(secure.address))
+    status.await_words(
+        f"the coordinator at {secure.address} hung up without a word: it wants a credential",
+        START_S,
+    )
+    secure.await_trouble("no-tls", "127.0.0.1 was turned away: it does not speak TLS")
+
+
+def test_an_expired_credential(secure):
+    path = secure.made("old", from_day=-30, days=10)
+    _child, status = secure.worker("old", "--credential", str(path))
+    status.await_words("hung up without a word: it does not accept this host's credential", START_S)
+    secure.await_trouble("credential-expired", "turned away: its certificate has expired")
+
+
+def test_a_credential_file_that_has_expired(secure):
+    path = secure.made("late", from_day=-30, days=10)
+    text = path.read_text()
+    line = next(one for one in text.splitlines() if one.startswith("# expires"))
+    path.write_text(text.replace(line, "# expires: 2020-01-01T00:00:00+00:00"))
+    child, status = secure.worker("late", "--credential", str(path))
+    status.await_words(f"the credential {path} has expired on 2020-01-01 (make a new", START_S)
+    assert child.wait(NAMED_WITHIN_S) == 78
+
+
+def test_a_revoked_credential(secure):
+    credential = secure.joined("gone")
+    _child, status = secure.worker("gone", "--credential", str(credential.path))
+    status.await_words("waits for a job", START_S)
+    secure.ask(m.RevokeCredential(name="gone"))
+    status.await_words("is revoked: ask the operator for a new token", NAMED_WITHIN_S)
+    secure.await_trouble("turned-away", "gone is revoked")
+
+
+def test_a_workers_clock_that_is_behind(tmp_path):
+    """Certificates are then not valid yet; here the coordinator's is from the future."""
+    first = Cluster(tmp_path)
+    credential = first.joined("h")
+    first.close()
+    pki = tmp_path / "coordinator" / "pki"
+    authority, key = Authority(pki), certificates.new_key()
+    start = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
+    made = living(authority, key.public_key(), identity.COORDINATOR, "coordinator", start, 825)
+    (pki / "server.key").write_bytes(certificates.key_pem(key))
+    (pki / "server.pem").write_bytes(certificates.certificate_pem(made))
+    port = str(first.address.port)
+    again = Place(tmp_path)
+    try:
+        again.statuses = first.statuses.copy()
+        command = ["-m", "dtd.coordinator.main", "--listen", f"0.0.0.0:{port}"]
+        command += ["--advertise", "127.0.0.1", "--state-dir", str(tmp_path / "coordinator")]
+        again.start("coordinator", *command)
+        _child, status = again.worker("h", "--credential", str(credential.path))
+        status.await_words(
+            f"no TLS connection to the coordinator at {first.address}: its certificate is not valid"
+            " yet: compare both clocks: compare `date -u` on both hosts",
+            START_S,
+        )
+    finally:
+        again.close()
+
+
+def test_a_coordinators_clock_that_is_behind(secure):
+    path = secure.made("soon", from_day=3, days=825)
+    _child, status = secure.worker("soon", "--credential", str(path))
+    status.await_words("hung up without a word: it does not accept this host's credential", START_S)
+    secure.await_trouble("clock", "its certificate is not valid yet: compare both clocks")
+
+
+# --- versions, names, code ---------------------------------------------------------------------
+
+
+def test_another_protocol(plain):
+    hello = m.Hello(
+        role="worker",
+        name="w",
+        protocol_min=PROTOCOL_VERSION + 1,
+        protocol_max=PROTOCOL_VERSION + 1,
+        version="9.9.0",
+        max_payload_bytes=1024,
+    )
+    with socket.create_connection((plain.address.host, plain.address.port), START_S) as caller:
+        caller.sendall(m.message_bytes(hello))
+        caller.recv(4096)
+    words = f"w speaks protocol {PROTOCOL_VERSION + 1}..{PROTOCOL_VERSION + 1} (dtd 9.9.0)"
+    trouble = plain.await_trouble("protocol", words)
+    assert trouble["remedy"].startswith("install the same dtd version on 127.0.0.1")
+
+
+def test_another_version_of_dtd(plain):
+    arguments = ["--coordinator", str(plain.address)]
+    _child, status = plain.worker("newer", *arguments, code=OTHER_VERSION)
+    words = f"newer on {socket.gethostname()} runs dtd 9.9.0, the coordinator on"
+    status.await_words(f"is refused: {words}", START_S)
+    trouble = plain.await_trouble("version", words)
+    assert trouble["remedy"].startswith("install dtd ")
+
+
+def test_a_name_taken_twice(plain):
+    arguments = ["--coordinator", str(plain.address)]
+    _one, status = plain.worker("twin", *arguments)
+    status.await_words("waits for a job", START_S)
+    plain.worker("twin", *arguments)
+    status.await_words("two workers call themselves twin: one on", START_S)
+    trouble = plain.await_trouble("name-taken", "two workers call themselves twin: one on")
+    assert trouble["remedy"].startswith("give each worker a name of its own")
+
+
+TASK = """
+from dtd.tasks.digits import *
+from dtd.tasks import digits
+Task = next(v for v in vars(digits).values() if hasattr(v, "train_dataset"))
+# {note}
+"""
+JOB = """
+[job]
+name = "j"
+task = "{task}"
+epochs = 1
+global_batch_size = 64
+[elastic]
+min_workers = 2
+settle_s = 0.0
+"""
+
+
+def submit(cluster: Cluster, task: str) -> None:
+    spec = to_mapping(parse_job(JOB.format(task=task), source="test"))
+    cluster.ask(m.SubmitJob(spec=spec))
+
+
+def test_other_code_of_the_task(plain):
+    for name, note in (("w-0", "one"), ("w-1", "another")):
+        code = plain.directory / f"code-{name}"
+        code.mkdir()
+        (code / "own_task.py").write_text(TASK.format(note=note))
+        _child, status = plain.worker(
+            name, "--coordinator", str(plain.address), PYTHONPATH=os.pathsep.join([str(code), "."])
+        )
+        status.await_words("waits for a job", START_S)
+    submit(plain, "own_task:Task")
+    deadline = time.monotonic() + START_S  # importing torch is no part of the ten seconds
+    while not plain.troubles() and time.monotonic() < deadline:
+        plain.children[0].wait(LOOK_AGAIN_S)
+    trouble = plain.await_trouble("unfit", "w-1 has other code of the task (")
+    assert trouble["message"].startswith(f"w-1 on {socket.gethostname()} cannot train with")
+    assert trouble["remedy"].startswith("have `dtdctl submit` ship it")
+
+
+def test_an_advertised_address_that_others_do_not_reach(plain):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dead = Address(*listener.getsockname())
+    arguments = ["--coordinator", str(plain.address)]
+    _first, status = plain.worker("w-0", *arguments)
+    _second, other = plain.worker("w-1", *arguments, "--advertise", str(dead))
+    for one in (status, other):
+        one.await_words("waits for a job", START_S)
+    submit(plain, "digits")
+    other.await_words("connects to its neighbours", START_S)
+    trouble = plain.await_trouble("no-way", "no connection between w-0 (data port 127.0.0.1:")
+    assert f"and w-1 (data port {dead})" in trouble["message"]
+    assert trouble["remedy"].startswith("let both data ports through the firewalls")
+    status.await_words(f"the data port {dead} of w-1 cannot be reached from here", NAMED_WITHIN_S)
+
+
+# --- what people see ---------------------------------------------------------------------------
+
+
+def test_dtdctl_shows_them_and_they_are_over_when_the_host_succeeds(plain):
+    _child, status = plain.worker("w", "--coordinator", str(plain.address), code=OTHER_VERSION)
+    status.await_words("is refused", START_S)
+    plain.await_trouble("version", "runs dtd 9.9.0")
+    command = [sys.executable, "-m", "dtd.ctl.main", "status"]
+    command += ["--coordinator", str(plain.address)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "\ntroubles\n" in shown.stdout
+    assert "  try: install dtd " in shown.stdout
+    stop_all(plain.children[1:])
+    _child, status = plain.worker("w", "--coordinator", str(plain.address))
+    status.await_words("waits for a job", START_S)
+    deadline = time.monotonic() + NAMED_WITHIN_S
+    while plain.troubles() and time.monotonic() < deadline:
+        plain.children[0].wait(LOOK_AGAIN_S)
+    assert plain.troubles() == set()

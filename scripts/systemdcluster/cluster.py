@@ -1,0 +1,248 @@
+"""dtd on several hosts, set up as an administrator would.
+
+The first host has the coordinator, all have a worker, and the last one is where the operator sits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.errors import DtdError
+from scripts.systemdcluster.environment import Environment, library_settings
+from scripts.systemdcluster.host import Host
+from scripts.systemdcluster.lan import Lan
+from scripts.systemdcluster.witnesses import Unit, journal, show
+
+WORKER: Final = "dtd-worker@cpu.service"
+COORDINATOR: Final = "dtd-coordinator.service"
+WATCHDOG_S: Final = 4
+_PORT: Final = 7117
+_HURRY: Final = "/etc/dtd/hurry"
+_JOB_DIRECTORY: Final = "/srv/job"
+_LOOK_EVERY_S: Final = 0.2
+_RECENT_S: Final = 20.0
+_START_S: Final = 90.0
+# What `systemctl edit dtd-worker@.service` writes: nobody wants to wait a minute for a test.
+_DROP_IN: Final = f"[Service]\nWatchdogSec={WATCHDOG_S}\n"
+_JOB: Final = """[job]
+name = "paced"
+task = "paced:Paced"
+steps = {steps}
+global_batch_size = 32
+
+[task]
+pause_ms = {pause_ms}
+hurry = "{hurry}"
+
+[optimizer]
+lr = 0.05
+
+[checkpoint]
+every_steps = 200
+copies = 2
+
+[elastic]
+min_workers = 1
+settle_s = 1.0
+
+[train]
+threads = 1
+"""
+
+
+class Cluster:
+    """The hosts, and dtd on them.
+
+    Args:
+        hosts: how many.
+        directory: empty; for what this machine keeps.
+        say: what to do with a line about progress.
+
+    Raises:
+        DtdError: a host does not boot or a command fails.
+    """
+
+    def __init__(self, hosts: int, *, directory: Path, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._directory = directory
+        self._names = [f"host{number}" for number in range(1, hosts + 1)]
+        self._closing = contextlib.ExitStack()
+        self.lan = Lan(self._names)
+        self._closing.callback(self.lan.close)
+        self.hosts: list[Host] = []
+        self.job = ""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._boot()
+            undo.pop_all()
+
+    @property
+    def coordinator(self) -> Host:
+        """The host with the coordinator."""
+        return self.hosts[0]
+
+    @property
+    def operator(self) -> Host:
+        """The host from which jobs are submitted and watched."""
+        return self.hosts[-1]
+
+    def worker(self, host: Host) -> str:
+        """The name of a host's worker."""
+        return f"{host.name}-cpu"
+
+    def close(self) -> None:
+        """Switch everything off; nothing is left behind."""
+        self._closing.close()
+
+    # --- setting up ----------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        environment = Environment(_made(self._directory / "environment"))
+
+        for name in self._names:
+            host = Host(
+                name,
+                directory=_made(self._directory / name),
+                network=self.lan.path(name),
+                neighbours=self.lan.neighbours(name),
+                binds=environment.binds,
+            )
+            self._closing.callback(host.close)
+            self.hosts.append(host)
+            host.boot()
+            host.write("/etc/ld.so.conf.d/dtd.conf", library_settings())
+            host.run("ldconfig")
+            self._say(f"{name} is up")
+
+    def install(self) -> None:
+        """Units on all hosts, the coordinator on the first one, and everybody's credentials."""
+        first = self.coordinator
+        first.run("dtdctl", "install", "--coordinator")
+        first.write("/etc/dtd/coordinator.toml", f'listen = "0.0.0.0:{_PORT}"\n')
+        first.run("systemctl", "enable", "--now", COORDINATOR)
+        self._say("the coordinator has started")
+        for host in self.hosts:
+            host.run("dtdctl", "install", "--worker")
+            host.write("/etc/systemd/system/dtd-worker@.service.d/watchdog.conf", _DROP_IN)
+            host.run("systemctl", "daemon-reload")
+            host.run("dtd-worker", "join", self._token("worker"))
+            host.run("systemctl", "enable", "--now", "dtd-workers.target", WORKER)
+            self._say(f"the worker of {host.name} has started")
+        self.operator.run("dtdctl", "join", self._token("operator"))
+
+    def _token(self, role: str) -> str:
+        said = self.coordinator.run("dtdctl", "token", "create", "--role", role)
+        return next(word for word in said.split() if word.startswith("dtd1/"))
+
+    # --- jobs ----------------------------------------------------------------------------------
+
+    def submit(self, *, steps: int, pause_ms: float) -> str:
+        """Submit a job whose task is shipped with it, and wait until all workers train.
+
+        Returns:
+            its id
+        """
+        task = (Path(__file__).parent / "paced.py").read_text("utf-8")
+        self.operator.write(f"{_JOB_DIRECTORY}/paced.py", task)
+        job = _JOB.format(steps=steps, pause_ms=pause_ms, hurry=_HURRY)
+        self.operator.write(f"{_JOB_DIRECTORY}/job.toml", job)
+        self.until(lambda: len(self.status()["workers"]) == len(self.hosts), "workers are missing")
+        self.job = self.operator.run("dtdctl", "submit", f"{_JOB_DIRECTORY}/job.toml").strip()
+        self.await_whole(after_step=0)
+        return self.job
+
+    def finish(self, *, timeout_s: float) -> dict[str, Any]:
+        """Let the job's remaining steps take no time; returns the job as `dtdctl jobs` has it."""
+        for host in self.hosts:
+            host.write(_HURRY, "")
+        self.operator.run("dtdctl", "wait", self.job, timeout_s=timeout_s)
+        jobs = json.loads(self.operator.run("dtdctl", "jobs", "-o", "json"))["jobs"]
+        found: dict[str, Any] = next(job for job in jobs if job["id"] == self.job)
+        return found
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What `dtdctl status` says; empty while there is no coordinator."""
+        done = self._ask("status", "-o", "json")
+        return dict(json.loads(done.stdout)) if done.stdout.startswith("{") else {"workers": []}
+
+    def events(self, *, after: int = 0) -> list[dict[str, Any]]:
+        """What `dtdctl events` tells, from one number on; empty while there is no coordinator."""
+        said = self._ask("events", "-o", "json").stdout
+        found = [json.loads(line) for line in said.splitlines()]
+        return [event for event in found if event["seq"] > after]
+
+    def committed(self, host: Host) -> int:
+        """The newest step that a host's worker says it has committed, whoever else can be asked."""
+        steps = [
+            int(entry.fields["step"])
+            for entry in journal(host, WORKER, since_s=time.time() - _RECENT_S)
+            if entry.event == "step_committed"
+        ]
+        return max(steps, default=0)
+
+    def is_whole(self, *, after_step: int) -> bool:
+        """Whether all workers train together, and the job is beyond that step."""
+        status = self.status()
+        job = status.get("job")
+        states = {worker["name"]: worker["state"] for worker in status["workers"]}
+        return (
+            job is not None
+            and job["state"] == "running"
+            and job["step"] > after_step
+            and job["world_size"] == len(self.hosts)
+            and all(states.get(self.worker(host)) == "running" for host in self.hosts)
+        )
+
+    def await_whole(self, *, after_step: int) -> None:
+        """Until all workers train together, beyond that step.
+
+        Raises:
+            DtdError: time ran out, with what the coordinator says.
+        """
+        self.until(lambda: self.is_whole(after_step=after_step), "the workers do not all train")
+
+    def await_changed(self, host: Host, unit: str, before: Unit) -> None:
+        """Until systemd has started a unit again, and says that it is ready."""
+
+        def changed() -> bool:
+            now = show(host, unit)
+            return now.start_id != before.start_id and now.active == "active"
+
+        self.until(changed, f"{unit} of {host.name} is as it was")
+
+    def until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        """Wait; raises DtdError with `otherwise` and the status when time ran out."""
+        deadline_s = time.monotonic() + _START_S
+        while not holds():
+            if time.monotonic() > deadline_s:
+                said = self._ask("status")
+                raise DtdError(
+                    f"{otherwise}, after {_START_S:g} s: {said.stdout} {said.stderr}",
+                    remedy=" ".join(self._latest_lines()),
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run dtdctl where the operator sits, or beside the coordinator while that host is off."""
+        host = self.operator if self.operator.is_on else self.coordinator
+        return host.attempt("dtdctl", *arguments)
+
+    def _latest_lines(self) -> Iterator[str]:
+        """Of every unit, for a person who wonders what is wrong."""
+        for host in self.hosts:
+            with contextlib.suppress(DtdError):
+                options = ("--no-pager", "--output=cat", "--lines=5", "--unit=dtd-*")
+                yield f"[{host.name}] {host.run('journalctl', *options)}"
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory

@@ -1,0 +1,267 @@
+"""A host: a systemd of its own over a copy of this machine's files that is kept in memory.
+
+`systemd-nspawn` boots it in a mount namespace that only this process holds, so whatever becomes of
+this process, nothing stays mounted.  What the host writes survives reboots and power cuts, as on a
+disk, and ends with `close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from dtd.errors import DtdError
+from scripts.chaosrun.namespaces import Namespace
+from scripts.child import Child, stop_all
+from scripts.systemdcluster.cgroups import ControlGroups
+
+_DISK_SIZE: Final = "2g"
+_BOOT_S: Final = 60.0
+_DOWN_S: Final = 45.0
+_COMMAND_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.05
+_ASKS_FOR_REBOOT: Final = 133
+"""How systemd-nspawn says to its caller, who is to boot the host again, that it has gone down."""
+
+_PATH: Final = "/opt/dtd/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NSPAWN: Final = Path("/run/systemd/nspawn")
+# Services of this machine that a copy of it needs not start.
+_MASKED: Final = ("systemd-firstboot.service", "systemd-networkd-wait-online.service")
+
+
+class Host:
+    """One host, switched off at first.
+
+    Args:
+        name: its host name.
+        directory: empty; for what this machine keeps of it.
+        network: path of its network namespace.
+        neighbours: lines of /etc/hosts for the others.
+        binds: directories of this machine that it sees, by its own path, read only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        directory: Path,
+        network: str,
+        neighbours: str = "",
+        binds: Mapping[Path, Path] | None = None,
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._binds = dict(binds or {})
+        self._console = directory / "console"
+        self._groups = ControlGroups(name)
+        self._mounts = Namespace("mnt")
+        self._root = directory / "root"
+        self._machine: Child | None = None
+        self._mount(directory / "disk")
+        self._write("/etc/hostname", f"{name}\n")
+        self._write("/etc/machine-id", f"{uuid.uuid4().hex}\n")
+        # As Debian's installer does: the own name is an address that no other host can reach.
+        self._write("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {name}\n{neighbours}")
+
+    # --- power ---------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Switch it on, and wait until systemd has started what is enabled.
+
+        Raises:
+            DtdError: it does not boot in time.
+        """
+        self._machine = Child(self.name, ["/bin/sh", "-ec", self._script()], self._console)
+        self._machine.start()
+        self._await_systemd()
+
+    def reboot(self) -> None:
+        """Restart it in good order, and wait until it is up again.
+
+        Raises:
+            DtdError: it does not come back in time.
+        """
+        assert self._machine is not None
+        self.attempt("systemctl", "reboot")
+        if self._machine.wait(_DOWN_S) != _ASKS_FOR_REBOOT:
+            raise DtdError(f"{self.name} has not gone down to reboot within {_DOWN_S:g} s")
+        self.boot()
+
+    def cut_power(self) -> None:
+        """Everything on it ends at once; `boot` switches it on again."""
+        assert self._machine is not None
+        leader = self._leader()
+        if leader:
+            os.kill(leader, signal.SIGKILL)
+        self._machine.wait(_DOWN_S)
+        stop_all([self._machine])
+
+    def close(self) -> None:
+        """Switch it off and forget all that it wrote."""
+        if self._machine is not None and self._machine.started:
+            self.cut_power()
+        self._groups.close()
+        self._mounts.close()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a systemd runs on it."""
+        return self._leader() != 0
+
+    # --- use -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *command: str,
+        check: bool = True,
+        timeout_s: float = _COMMAND_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run a program on it, as root, and return what it printed.
+
+        Args:
+            command: program and arguments.
+            check: raise if it fails.
+            timeout_s: it is killed after so long.
+            environment: its variables beside PATH and HOME.
+
+        Raises:
+            DtdError: it failed, with what it said; or the host is off, or time ran out.
+        """
+        done = self.attempt(*command, timeout_s=timeout_s, environment=environment)
+        if check and done.returncode != 0:
+            said = " ".join((done.stderr or done.stdout).split())[-600:]
+            raise DtdError(
+                f"{self.name}: {shlex.join(command)[:200]} failed with {done.returncode}: {said}"
+            )
+        return done.stdout
+
+    def attempt(
+        self,
+        *command: str,
+        timeout_s: float = _COMMAND_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on it, as root, whatever comes of it; arguments as for `run`.
+
+        Raises:
+            DtdError: the host is off, or time ran out.
+        """
+        leader = self._leader()
+        if not leader:
+            raise DtdError(f"{self.name} is off")
+        variables = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", **(environment or {})}
+        try:
+            return subprocess.run(
+                ["/usr/bin/nsenter", "-t", str(leader), "-a", *command],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                timeout=timeout_s,
+                env=variables,
+            )
+        except subprocess.TimeoutExpired:
+            what = shlex.join(command)[:200]
+            raise DtdError(f"{self.name}: {what} did not end within {timeout_s:g} s") from None
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file on it."""
+        self.run(
+            "/bin/sh", "-c", 'mkdir -p "$(dirname "$1")"; printf %s "$2" > "$1"', "sh", path, text
+        )
+
+    def console_tail(self) -> list[str]:
+        """The last lines of its console."""
+        return [] if self._machine is None else self._machine.log_tail()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _mount(self, disk: Path) -> None:
+        """Its root: this machine's files below, its own above, and nothing that is enabled."""
+        upper, work = disk / "upper", disk / "work"
+        for directory in (disk, self._root):
+            directory.mkdir()
+        _NSPAWN.mkdir(parents=True, exist_ok=True)
+        space = self._mounts
+        space.run("mount", "--make-rprivate", "/")
+        space.run("mount", "-t", "tmpfs", "-o", f"size={_DISK_SIZE},mode=755", "dtd", str(disk))
+        # Its notes of running machines; it insists on memory, which /run is not everywhere.
+        space.run("mount", "-t", "tmpfs", "-o", "mode=755", "dtd", str(_NSPAWN))
+        space.run("mkdir", str(upper), str(work))
+        layers = f"lowerdir=/,upperdir={upper},workdir={work}"
+        space.run("mount", "-t", "overlay", "-o", layers, "dtd", str(self._root))
+        for unwanted in ("etc/systemd/system", "var/log/journal", "etc/dtd", "var/lib/dtd"):
+            space.run("rm", "-rf", str(self._root / unwanted))
+        units = self._root / "etc/systemd/system"
+        space.run("mkdir", "-p", str(units), str(self._root / "var/log/journal"))
+        for unit in _MASKED:
+            space.run("ln", "-s", "/dev/null", str(units / unit))
+
+    def _write(self, path: str, text: str) -> None:
+        target = self._root / path.lstrip("/")
+        self._mounts.run("rm", "-f", str(target))  # it may be a link
+        self._mounts.inside(lambda: target.write_text(text, "utf-8"))
+
+    def _script(self) -> str:
+        """Enter control groups and mounts, and become the machine."""
+        command = [
+            *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot"),
+            *("--directory", str(self._root), "--hostname", self.name),
+            *("--machine", f"dtd-{os.getpid()}-{self.name}"),
+            f"--network-namespace-path={self._network}",
+            *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"),
+            *(f"--bind-ro={source}:{target}" for target, source in self._binds.items()),
+            "systemd.show_status=0",
+        ]
+        words = shlex.join(self._mounts.wrapped(command))
+        return f"{self._groups.shell_lines()}SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec {words}"
+
+    def _leader(self) -> int:
+        """The process id of its systemd as this machine counts; 0 while it is off."""
+        if self._machine is None or self._machine.exit_code() is not None:
+            return 0
+        pid = self._machine.pid
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split():
+                ids = _namespace_ids(int(child))
+                if len(ids) > 1 and ids[-1] == "1":
+                    return int(child)
+        return 0
+
+    def _await_systemd(self) -> None:
+        def up() -> bool:
+            with contextlib.suppress(DtdError):
+                state = self.attempt("systemctl", "is-system-running").stdout.strip()
+                return state in ("running", "degraded")
+            return False
+
+        self._until(up, _BOOT_S, "has not booted")
+
+    def _until(self, holds: Callable[[], bool], within_s: float, otherwise: str) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not holds():
+            assert self._machine is not None
+            if self._machine.exit_code() is not None:
+                said = "; ".join(self.console_tail()[-5:])
+                raise DtdError(f"{self.name} has gone off: {said}")
+            if time.monotonic() > deadline_s:
+                raise DtdError(f"{self.name} {otherwise} within {within_s:g} s")
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _namespace_ids(pid: int) -> Sequence[str]:
+    """A process's ids, the outermost first."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
+            if line.startswith("NSpid:"):
+                return line.split()[1:]
+    return ()

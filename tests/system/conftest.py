@@ -1,0 +1,25 @@
+"""Tests that boot hosts: all of them are marked `system`, and skipped where none can be booted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.systemdcluster.requirements import why_not
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.system)
+            item.add_marker(pytest.mark.usefixtures("hosts_can_be_booted"))
+
+
+@pytest.fixture(scope="session")
+def hosts_can_be_booted() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)

@@ -1,0 +1,100 @@
+"""The hosts themselves, before anything of dtd is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtd.errors import DtdError
+from scripts.systemdcluster.cgroups import hierarchies
+from scripts.systemdcluster.host import Host
+from scripts.systemdcluster.lan import Lan
+
+NAMES = ("left", "right")
+SERVE = "import socket; s = socket.create_server(('', 5000)); c, a = s.accept(); print(a[0])"
+CALL = """
+import socket, time
+for _ in range(100):
+    try:
+        socket.create_connection(('left', 5000)).close()
+        break
+    except OSError:
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def lan() -> Iterator[Lan]:
+    made = Lan(NAMES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hosts(lan: Lan, tmp_path: Path) -> Iterator[list[Host]]:
+    made: list[Host] = []
+    try:
+        for name in NAMES:
+            (tmp_path / name).mkdir()
+            path, others = lan.path(name), lan.neighbours(name)
+            made.append(Host(name, directory=tmp_path / name, network=path, neighbours=others))
+            made[-1].boot()
+        yield made
+    finally:
+        for host in made:
+            host.close()
+
+
+def test_hosts_are_of_their_own(hosts: list[Host], lan: Lan) -> None:
+    for host in hosts:
+        assert host.run("hostname").strip() == host.name
+        assert host.run("cat", "/proc/1/comm").strip() == "systemd"
+        # As on Debian: a host's own name leads to an address that is no use to anybody else.
+        assert host.run("getent", "hosts", host.name).split()[0] == "127.0.1.1"
+    left, right = hosts
+    assert right.run("getent", "hosts", "left").split()[0] == lan.ip("left")
+    left.run("systemd-run", "--unit=serve", "python3", "-c", SERVE)
+    right.run("python3", "-c", CALL)
+    assert "rate 1Gbit" in right.run("tc", "qdisc", "show", "dev", "eth0")
+
+
+def test_what_a_host_writes_survives_reboot_and_power_cut(hosts: list[Host]) -> None:
+    host = hosts[0]
+    host.write("/srv/kept", "one")
+    host.write("/run/lost", "two")
+    for restart in (host.reboot, lambda: (host.cut_power(), host.boot())):
+        restart()
+        assert host.run("cat", "/srv/kept") == "one"
+        assert host.attempt("cat", "/run/lost").returncode != 0
+    assert not Path("/srv/kept").exists()
+
+
+def test_a_command_that_fails_says_why(hosts: list[Host]) -> None:
+    with pytest.raises(DtdError, match=r"left: cat /nothing failed with 1: .*No such file"):
+        hosts[0].run("cat", "/nothing")
+    with pytest.raises(DtdError, match="did not end within"):
+        hosts[0].run("sleep", "60", timeout_s=0.1)
+    hosts[0].cut_power()
+    with pytest.raises(DtdError, match="left is off"):
+        hosts[0].run("true")
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    mounts, groups = Path("/proc/self/mounts").read_text(), _groups()
+    lan = Lan(["left"])
+    (tmp_path / "left").mkdir()
+    host = Host("left", directory=tmp_path / "left", network=lan.path("left"))
+    try:
+        host.boot()
+        assert _groups() > groups
+    finally:
+        host.close()
+        lan.close()
+    assert _groups() == groups
+    assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def _groups() -> set[Path]:
+    return {group for root in hierarchies() for group in root.glob("dtd-systemd-*")}

@@ -21,7 +21,8 @@ from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.chaosrun.disks import PlainDisks, SmallDisks
 from scripts.chaosrun.networks import Network
-from scripts.child import Child, stop_all
+from scripts.child import GRACE_S, Child, stop_all
+from scripts.cluster_access import ClusterAccess
 from scripts.local_cluster import COORDINATOR
 
 RESTART_AFTER_S: Final = 0.1
@@ -41,7 +42,7 @@ class Death:
 
 
 class ChaosCluster:
-    """One coordinator and some workers.
+    """One coordinator and some workers; beyond loopback each has a credential.
 
     Args:
         directory: where state and logs go; exists.
@@ -76,6 +77,7 @@ class ChaosCluster:
         self._children: dict[str, Child] = {}
         self._due_s: dict[str, float] = {}
         self._not_before_s: dict[str, float] = {}
+        self._access = None if network.address.is_loopback else self._let_in(workers)
         command = self._coordinator_command(coordinator)
         self._add(COORDINATOR, network.wrapped(COORDINATOR, command))
         for name in workers:
@@ -109,9 +111,9 @@ class ChaosCluster:
         """Once it has died, do not start it again before then."""
         self._not_before_s[name] = until_s
 
-    def stop(self) -> None:
+    def stop(self, *, grace_s: float = GRACE_S) -> None:
         """Stop every daemon; none of their processes is left when this returns."""
-        stop_all(self._children.values())
+        stop_all(self._children.values(), grace_s=grace_s)
 
     # --- questions and orders ----------------------------------------------------------------
 
@@ -143,10 +145,13 @@ class ChaosCluster:
 
     def ask(self, message: m.Message) -> dict[str, Any] | None:
         """One request to the coordinator; None when it is away or says no."""
+        context = self._access.operator_context if self._access else None
 
         def ask() -> dict[str, Any] | None:
             try:
-                with ControlClient(self.network.address, timeout_s=_REQUEST_TIMEOUT_S) as client:
+                with ControlClient(
+                    self.network.address, timeout_s=_REQUEST_TIMEOUT_S, context=context
+                ) as client:
                     return client.request(message)
             except (CoordinatorUnreachable, RequestRefused):
                 return None
@@ -158,7 +163,15 @@ class ChaosCluster:
         mark = f"{RUN_VARIABLE}={self.run}".encode()
         return [pid for pid in _all_pids() if mark in _environment(pid).split(b"\0")]
 
-    # --- commands ----------------------------------------------------------------------------
+    # --- credentials and commands ------------------------------------------------------------
+
+    def _let_in(self, workers: Sequence[str]) -> ClusterAccess:
+        return ClusterAccess(
+            coordinator_dir=self.state_dir(COORDINATOR),
+            coordinator=self.network.address,
+            credentials_dir=self.directory / "credentials",
+            workers=workers,
+        )
 
     def _add(self, name: str, command: Sequence[str]) -> None:
         environment = {
@@ -184,6 +197,7 @@ class ChaosCluster:
             *("--name", name),
             *("--state-dir", str(self.state_dir(name))),
             *self.network.arguments(name),
+            *(self._access.arguments(name) if self._access else ()),
         ]
 
 

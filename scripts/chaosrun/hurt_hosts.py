@@ -77,6 +77,8 @@ def rotten(drill: Drill, victim: str) -> Injection | None:
     """A byte of the newest checkpoint of some worker is wrong, or a file of it is gone."""
     cluster = drill.cluster
     for name in [victim, *sorted(cluster.names - {victim, COORDINATOR})]:
+        if any(_is_bad_now(one, name) for one in drill.injections):
+            continue  # it may be read-only
         directory = cluster.state_dir(name)
         note = cluster.disks.inside(lambda where=directory: rot(where, drill.chance))  # type: ignore[misc]
         if note:

@@ -1,9 +1,9 @@
 """A network namespace for each daemon, joined by a bridge: links are cut by the kernel.
 
-The interfaces have addresses of 127.0.0.0/8 on links of their own, so what the daemons know as
-loopback, where no authentication is asked for, spans exactly the namespaces of this run.  Every
-neighbour's hardware address is written down beforehand; to cut a direction is to write down one
-that nobody has.  Nothing is told to either side, as when a cable is pulled.
+To the daemons these are hosts like any others: their addresses are not loopback, so whoever calls
+proves who he is (`scripts.cluster_access`) and every frame carries a keyed tag.  Every neighbour's
+hardware address is written down beforehand; to cut a direction is to write down one that nobody
+has.  Nothing is told to either side, as when a cable is pulled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scripts.chaosrun.namespaces import Namespace
 from scripts.fault_proxy import FaultProxy
 from scripts.local_cluster import COORDINATOR
 
-_PREFIX: Final = "127.77.0."
+_PREFIX: Final = "10.77.0."
 _HUB: Final = "hub"
 _PORT: Final = "eth0"
 _NOBODY: Final = 255
@@ -104,11 +104,6 @@ class Namespaced:
     def _set_up(self, name: str, space: Namespace) -> None:
         device, number = _device(name), self._numbers[name]
         space.run("ip", "link", "set", "dev", "lo", "up")
-        # All of 127.0.0.0/8 is local to an interface that has 127.0.0.1/8.
-        space.run("ip", "address", "delete", "127.0.0.1/8", "dev", "lo")
-        space.run("ip", "address", "add", "127.0.0.1/32", "dev", "lo")
-        for interface in ("all", device):
-            space.inside(lambda interface=interface: _allow_loopback(interface))  # type: ignore[misc]
         space.run("ip", "link", "set", "dev", device, "address", _hardware(number))
         space.run("ip", "address", "add", f"{self._ip(name)}/24", "dev", device)
         space.run("ip", "link", "set", "dev", device, "up")
@@ -124,9 +119,3 @@ def _device(name: str) -> str:
 
 def _hardware(number: int) -> str:
     return f"02:00:00:00:00:{number:02x}"
-
-
-def _allow_loopback(interface: str) -> None:
-    """Let an interface other than lo have addresses of 127.0.0.0/8."""
-    with open(f"/proc/sys/net/ipv4/conf/{interface}/route_localnet", "w") as switch:  # noqa: PTH123
-        switch.write("1")

@@ -1,0 +1,6 @@
+"""Benchmarks: dtd against torch.distributed with Gloo, and both against what the machine can do.
+
+`allreduce`, `train` and `convergence` measure and keep JSON in docs/benchmarks; `report` makes the
+tables and plots of docs/benchmarks.md from it.  Whoever measures runs in processes of its own,
+which `ranks` starts and asks; everything here leaves nothing behind, whatever becomes of it.
+"""

@@ -1,0 +1,168 @@
+"""`scripts/bench allreduce`: dtd's ring, Gloo and the limit, in turn, in one run.
+
+For each world all sides stand at the same time and are measured one after another, A B ... B A, so
+that a drift of the machine hurts all alike.  Bandwidths are those of nccl-tests: algorithm
+bandwidth is bytes / time, bus bandwidth that times 2 (N - 1) / N, which is what a link carries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import secrets
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scripts.benchrun.machine import machine
+from scripts.benchrun.places import LOOPBACK_HOST, PUBLIC_HOST, OneHost, own_network
+from scripts.benchrun.ranks import World
+from scripts.benchrun.results import Record, save
+from scripts.benchrun.spread import in_turn
+
+KIND: Final = "allreduce"
+KEY: Final = ("world", "dtype", "bytes", "side")
+WORLDS: Final = (2, 4, 8)
+SIZES: Final = tuple(4096 * 4**power for power in range(9))
+DTYPES: Final = ("float32", "bfloat16")
+TARGET_S: Final = 0.3
+ROUNDS: Final = 5
+_MOST_ITERATIONS: Final = 20_000
+_TRIAL_SHARE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Somebody who takes part.
+
+    Attributes:
+        kind: which program (`scripts.benchrun.rank`).
+        host: where its ranks listen.
+        setup: what else they are told.
+        dtypes: the types that it is measured with; what only moves bytes needs one.
+    """
+
+    kind: str
+    host: str = LOOPBACK_HOST
+    setup: Mapping[str, Any]
+    dtypes: Sequence[str] = DTYPES
+
+
+BYTES_ONLY: Final = ("float32",)
+SIDES: Final = {
+    "dtd": Side(kind="dtd", setup={}),
+    "dtd, other host": Side(kind="dtd", host=PUBLIC_HOST, setup={}),
+    "gloo": Side(kind="gloo", setup={}),
+    "limit": Side(kind="probe", setup={"tag": "none"}, dtypes=BYTES_ONLY),
+    "limit, xxh3": Side(kind="probe", setup={"tag": "xxh3"}, dtypes=BYTES_ONLY),
+    "limit, gmac": Side(kind="probe", setup={"tag": "gmac"}, dtypes=BYTES_ONLY),
+}
+
+
+def bus_factor(world: int) -> float:
+    """Bytes over each link for each byte of the bucket."""
+    return 2 * (world - 1) / world
+
+
+def iterations_for(time_s: float, target_s: float) -> int:
+    """How often to repeat what takes so long, to fill the target."""
+    return max(1, min(_MOST_ITERATIONS, math.ceil(target_s / max(time_s, 1e-9))))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure all that is asked for, world by world."""
+    quick = options.quick
+    worlds = options.worlds or ((2,) if quick else WORLDS)
+    sizes = options.sizes or (SIZES[:3:2] if quick else SIZES)
+    rounds = options.rounds or (2 if quick else ROUNDS)
+    target_s = 0.01 if quick else TARGET_S
+    sides = dict(SIDES)
+    if not own_network():
+        print("no network namespaces here: the machine's congestion control, no other host")
+        sides = {name: side for name, side in sides.items() if side.host == LOOPBACK_HOST}
+    about = machine()
+    for world in worlds:
+        with contextlib.ExitStack() as stack:
+            stand = {name: stack.enter_context(_join(side, world)) for name, side in sides.items()}
+            for dtype in options.dtypes or DTYPES:
+                taking = {name: stand[name] for name in stand if dtype in sides[name].dtypes}
+                for size_bytes in sizes:
+                    records = _measure(taking, size_bytes, dtype, rounds, target_s)
+                    for record in records:
+                        record["machine"] = about
+                    save(KIND, records, KEY, options.directory)
+                    _say(records)
+
+
+def _join(side: Side, world: int) -> World:
+    """All ranks of a side, connected."""
+    made = World(side.kind, world, OneHost(side.host), side.setup)
+    try:
+        join(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def join(world: World) -> None:
+    """Tell all ranks where the others are."""
+    world.ask("join", addresses=world.ask("listen"), secret=secrets.token_hex(32))
+
+
+def _measure(
+    worlds: Mapping[str, World], size_bytes: int, dtype: str, rounds: int, target_s: float
+) -> list[Record]:
+    """One size and type: all sides in turn."""
+    iterations: dict[str, int] = {}
+    for name, world in worlds.items():
+        world.ask("prepare", size_bytes=size_bytes, dtype=dtype)
+        world.ask("verify")
+        iterations[name] = fitting_iterations(world, target_s)
+    times_s: dict[str, list[float]] = {name: [] for name in worlds}
+    cpus_s: dict[str, list[float]] = {name: [] for name in worlds}
+    for turn in range(rounds):
+        for name in in_turn([*worlds], turn):
+            wall_s, cpu_s = measure_once(worlds[name], iterations[name])
+            times_s[name].append(wall_s)
+            cpus_s[name].append(cpu_s)
+    return [
+        {
+            "world": worlds[name].size,
+            "dtype": dtype,
+            "bytes": size_bytes,
+            "side": name,
+            "iterations": iterations[name],
+            "times_s": times_s[name],
+            "cpu_s": cpus_s[name],
+        }
+        for name in worlds
+    ]
+
+
+def fitting_iterations(world: World, target_s: float) -> int:
+    """How many fill the target, by two trials: the first one is cold."""
+    first_s, _ = measure_once(world, 1)
+    trial_s, _ = measure_once(world, iterations_for(first_s, _TRIAL_SHARE * target_s))
+    return iterations_for(trial_s, target_s)
+
+
+def measure_once(world: World, iterations: int) -> tuple[float, float]:
+    """(seconds of one all-reduce as the mean over ranks, processor seconds of it on all ranks)."""
+    answers = world.ask("measure", iterations=iterations)
+    wall_s = statistics.fmean(answer["wall_s"] for answer in answers) / iterations
+    return wall_s, sum(answer["cpu_s"] for answer in answers) / iterations
+
+
+def _say(records: Sequence[Record]) -> None:
+    """One line on stdout: that it gets on, and what came out."""
+    first = records[0]
+    factor = bus_factor(first["world"]) * first["bytes"] / 1e9
+    rates = [
+        f"{record['side']} {factor / statistics.median(record['times_s']):.3f}"
+        for record in records
+    ]
+    head = f"N={first['world']} {first['dtype']} {first['bytes'] // 1024} KiB"
+    print(f"{head}: bus GB/s {'; '.join(rates)}", flush=True)

@@ -1,0 +1,180 @@
+"""One case of the training benchmark: a workload, a link, a number of workers.
+
+Four sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
+it here), `apart` (as many processes with the same share of rows that never talk, so their step is
+pure computation) and `single` (one process with all rows).  What a step takes beyond `apart` is
+synchronisation that did not hide.  Over links of known speed there is also the floor
+(`scripts.benchrun.floor`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from scripts.benchrun.allreduce import fitting_iterations, join, measure_once
+from scripts.benchrun.daemons import PARTS, DaemonRun
+from scripts.benchrun.floor import shaped_floor_s
+from scripts.benchrun.places import OneHost, Place
+from scripts.benchrun.ranks import World
+from scripts.benchrun.results import Record
+from scripts.benchrun.shaped import ShapedHosts
+from scripts.benchrun.spread import in_turn
+from scripts.benchrun.workloads import LOOPBACK, Workload, job_of
+from scripts.chaosrun.networks import Loopback, Network
+
+_WIRE_S: Final = 0.3
+
+Turn = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What to measure.
+
+    Attributes:
+        name: of the workload.
+        workload: what is trained.
+        link: how the workers are joined.
+        world: number of workers.
+        rounds: how often each side has its turn, after one to warm up.
+        buckets_mib: sizes of buckets that are tried for DDP.
+    """
+
+    name: str
+    workload: Workload
+    link: str
+    world: int
+    rounds: int
+    buckets_mib: Sequence[int]
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers."""
+        return [f"worker-{rank}" for rank in range(self.world)]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The job as plain torch sees it: without gates."""
+        return job_of(self.workload, steps=1, gates="", holds=[])
+
+
+def measure(case: Case) -> Record:
+    """Everything that is to be known about a case."""
+    with contextlib.ExitStack() as stack:
+        place, network = _surroundings(case, stack)
+        tuned = _tuned(case, place)
+        worlds = {
+            "ddp": stack.enter_context(_built(place, case.world, case.spec)),
+            "apart": stack.enter_context(_built(place, case.world, case.spec)),
+        }
+        if case.world > 1:
+            worlds["single"] = stack.enter_context(_built(OneHost(), 1, case.spec))
+        worlds["ddp"].ask("synchronise", bucket_mib=tuned["bucket_mib"], batched=tuned["batched"])
+        floor = _floor(place, worlds["apart"], case.workload.block_steps)
+        daemons = DaemonRun(case.workload, case.workers, network, case.rounds + 1)
+        stack.enter_context(contextlib.closing(daemons))
+        measured = _in_turns(case, daemons, worlds)
+    return {
+        "workload": case.name,
+        "what": case.workload.what,
+        "rows": case.workload.rows,
+        "link": case.link,
+        "world": case.world,
+        "ddp": tuned,
+        "floor": floor,
+        **measured,
+    }
+
+
+def _surroundings(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
+    """Where ranks run and where daemons do: the same hosts."""
+    if case.link == LOOPBACK:
+        return OneHost(), Loopback()
+    hosts = stack.enter_context(contextlib.closing(ShapedHosts(case.workers, case.link)))
+    return hosts, hosts
+
+
+def _in_turns(case: Case, daemons: DaemonRun, worlds: Mapping[str, World]) -> dict[str, Any]:
+    """Each side once to warm up, then A B ... B A; and how much memory that took."""
+    steps = case.workload.block_steps
+    turns: dict[str, Turn] = {"dtd": lambda: daemons.block().step_s}
+    turns |= {side: partial(_block, world, steps) for side, world in worlds.items()}
+    for turn in turns.values():
+        turn()
+    steps_s: dict[str, list[float]] = {side: [] for side in turns}
+    for number in range(case.rounds):
+        for side in in_turn([*turns], number):
+            steps_s[side].append(turns[side]())
+    peaks = {"dtd": daemons.peak_bytes()}
+    peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
+    counted = daemons.blocks[1:]
+    return {
+        "steps_s": steps_s,
+        "peak_bytes": {side: round(statistics.fmean(peak)) for side, peak in peaks.items()},
+        "parts_s": {
+            part: statistics.median(block.parts_s[part] for block in counted) for part in PARTS
+        },
+    }
+
+
+def _block(world: World, steps: int) -> float:
+    """The mean step of plain torch, the first left out as in `DaemonRun.block`."""
+    answers = world.ask("steps", count=steps)
+    return statistics.fmean(statistics.fmean(steps_s[1:]) for steps_s in answers)
+
+
+@contextlib.contextmanager
+def _built(place: Place, size: int, spec: dict[str, Any]) -> Iterator[World]:
+    with World("torch", size, place) as world:
+        world.ask("build", spec=spec)
+        yield world
+
+
+def _tuned(case: Case, place: Place) -> dict[str, Any]:
+    """The bucket size and the way of copying with which DDP is fastest here."""
+    if case.world == 1 or len(case.buckets_mib) == 1:
+        return {"bucket_mib": case.buckets_mib[-1], "batched": False, "trials": []}
+    choices = [(cap, batched) for cap in case.buckets_mib for batched in (False, True)]
+    trials: list[dict[str, Any]] = []
+    with _built(place, case.world, case.spec) as world:
+        for cap_mib, batched in choices:
+            world.ask("synchronise", bucket_mib=cap_mib, batched=batched)
+            step_s = _block(world, case.workload.block_steps)
+            trials.append({"bucket_mib": cap_mib, "batched": batched, "step_s": step_s})
+    best = min(trials, key=lambda trial: float(trial["step_s"]))
+    return {"bucket_mib": best["bucket_mib"], "batched": best["batched"], "trials": trials}
+
+
+def _floor(place: Place, apart: World, steps: int) -> dict[str, Any]:
+    """The floor and what it is made of: medians over ranks; nothing where there is no link."""
+    if apart.size == 1:
+        return {}
+    answers = apart.ask("ready", count=steps)
+    columns = zip(*(answer["ready_s"] for answer in answers), strict=True)
+    ready_s = [statistics.median(times) for times in columns]
+    optimizer_s = statistics.median(answer["optimizer_s"] for answer in answers)
+    sizes: list[int] = answers[0]["bytes"]
+    wires_s = _wires_s(place, apart.size, sizes)
+    return {
+        "bytes": sizes,
+        "ready_s": ready_s,
+        "wire_s": wires_s,
+        "optimizer_s": optimizer_s,
+        "floor_s": shaped_floor_s(ready_s, wires_s, optimizer_s),
+    }
+
+
+def _wires_s(place: Place, size: int, sizes: Sequence[int]) -> list[float]:
+    """How long raw sockets take for buckets of these sizes, each by itself."""
+    wire_s: dict[int, float] = {}
+    with World("probe", size, place, {"tag": "none"}) as probe:
+        join(probe)
+        for size_bytes in sorted({*sizes}):
+            probe.ask("prepare", size_bytes=size_bytes, dtype="float32")
+            wire_s[size_bytes], _ = measure_once(probe, fitting_iterations(probe, _WIRE_S))
+    return [wire_s[size_bytes] for size_bytes in sizes]

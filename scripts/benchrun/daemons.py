@@ -1,0 +1,171 @@
+"""One job of real daemons, in blocks of steps that begin when they are told to.
+
+The job is held between two blocks by a gate in its task (`scripts.benchrun.tasks`), so that the
+other sides have the machine meanwhile.  Times are from the workers' logs: from one commit of rank 0
+to the next, so that whatever is done between two steps counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from dtd.errors import DtdError
+from dtd.wire import messages as m
+from scripts.benchrun.ranks import peak_bytes
+from scripts.benchrun.workloads import Workload, job_of
+from scripts.chaosrun.cluster import ChaosCluster
+from scripts.chaosrun.disks import PlainDisks
+from scripts.chaosrun.log_tail import Line, LogTail
+from scripts.chaosrun.networks import Network
+from scripts.chaosrun.scene import ENDS
+from scripts.local_cluster import COORDINATOR
+
+PARTS: Final = ("compute_s", "comm_s", "exposed_s", "data_s", "optimizer_s")
+_TURN_S: Final = 0.05
+_START_S: Final = 120.0
+_BLOCK_S: Final = 1800.0
+# Everything stands still between blocks, and the machine may be full: nobody is evicted for that.
+_SETTINGS: Final = "heartbeat_timeout_s = 3600.0\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some steps in a row, the first left out.
+
+    Attributes:
+        step_s: the mean step; a log's times are too coarse for one step.
+        parts_s: the median of each of `PARTS`, as rank 0 reports them.
+    """
+
+    step_s: float
+    parts_s: dict[str, float]
+
+
+class DaemonRun:
+    """A coordinator, its workers and one job that waits at its first gate.
+
+    Args:
+        workload: what is trained.
+        workers: their names.
+        network: how they reach each other.
+        blocks: how many there will be.
+
+    Raises:
+        DtdError: a daemon did not start, or the job failed.
+
+    Attributes:
+        blocks: those that have run.
+    """
+
+    def __init__(
+        self, workload: Workload, workers: Sequence[str], network: Network, blocks: int
+    ) -> None:
+        self._workers = workers
+        self._steps = workload.block_steps
+        self._next = 0
+        self._commits: list[Line] = []
+        self.blocks: list[Block] = []
+        self._stack = contextlib.ExitStack()
+        try:
+            name = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dtd-bench-"))
+            directory = Path(name)
+            # The last gate keeps the job from ending, and its workers from starting afresh.
+            self._gates = [self._shut(directory / str(index)) for index in range(blocks + 1)]
+            self._cluster = self._started(directory, network)
+            spec = job_of(
+                workload,
+                steps=blocks * self._steps + 1,
+                gates=str(directory),
+                holds=[self._steps * block for block in range(blocks + 1)],
+            )
+            spec["elastic"]["min_workers"] = len(workers)
+            self._cluster.ask(m.SubmitJob(spec=spec))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def block(self) -> Block:
+        """Let the next block run and wait for its last commit."""
+        self._gates[self._next].close()
+        self._next += 1
+        last = self._next * self._steps
+        self._await_commit(last)
+        lines = {int(line.fields["step"]): line for line in self._commits}
+        counted = range(last - self._steps + 2, last + 1)
+        span_s = lines[last].at_s - lines[counted[0] - 1].at_s
+        parts_s = {
+            part: statistics.median(float(lines[step].fields[part]) for step in counted)
+            for part in PARTS
+        }
+        block = Block(step_s=span_s / len(counted), parts_s=parts_s)
+        self.blocks.append(block)
+        return block
+
+    def peak_bytes(self) -> list[int]:
+        """The most memory that each worker has had so far."""
+        return [peak_bytes(self._cluster.pid(name)) for name in self._workers]
+
+    def close(self) -> None:
+        """Stop everything; no process is left."""
+        self._stack.close()
+
+    def _shut(self, path: Path) -> IO[str]:
+        gate = self._stack.enter_context(path.open("w"))
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        return gate
+
+    def _started(self, directory: Path, network: Network) -> ChaosCluster:
+        settings = directory / "coordinator.toml"
+        settings.write_text(_SETTINGS)
+        cluster = ChaosCluster(
+            directory=directory,
+            workers=self._workers,
+            network=network,
+            disks=PlainDisks(),
+            coordinator=("dtd.coordinator.main", "--config", str(settings)),
+        )
+        # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
+        self._stack.callback(cluster.stop, grace_s=0.0)
+        daemons = (COORDINATOR, *self._workers)
+        for name in daemons:
+            cluster.start(name)
+        self._tail = LogTail({name: cluster.log_path(name) for name in daemons})
+        self._stack.callback(self._tail.close)
+        deadline_s = time.monotonic() + _START_S
+        while len((cluster.ask(m.GetStatus()) or {"workers": []})["workers"]) < len(self._workers):
+            if time.monotonic() > deadline_s or not all(cluster.runs(name) for name in daemons):
+                raise DtdError(f"the daemons did not start:\n{_ends_of_logs(cluster)}")
+            time.sleep(_TURN_S)
+        return cluster
+
+    def _await_commit(self, step: int) -> None:
+        deadline_s = time.monotonic() + _BLOCK_S
+        while not self._commits or int(self._commits[-1].fields["step"]) < step:
+            for line in self._tail.poll():
+                if line.event == "step_committed" and line.fields["rank"] == 0:
+                    self._commits.append(line)
+                elif line.event in ENDS and line.event != "job_done":
+                    raise DtdError(f"the job has ended: {_message(line)}")
+            if time.monotonic() > deadline_s:
+                raise DtdError(f"no commit of step {step}:\n{_ends_of_logs(self._cluster)}")
+            time.sleep(_TURN_S)
+
+
+def _message(line: Line) -> Any:
+    return line.fields.get("message", line.event)
+
+
+def _ends_of_logs(cluster: ChaosCluster) -> str:
+    return "\n".join(
+        f"{name}: {line}"
+        for name in sorted(cluster.names)
+        for line in cluster.log_path(name).read_text().splitlines()[-5:]
+    )

@@ -1,0 +1,79 @@
+"""Every benchmark runs from its beginning to its end, with the product as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 110
+
+
+def bench(*arguments, directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.benchrun", *arguments, "--directory", str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def records(kind: str, directory: Path) -> list[dict]:
+    return json.loads((directory / f"{kind}.json").read_text())["records"]
+
+
+def test_allreduce(tmp_path):
+    bench("allreduce", "--quick", directory=tmp_path)
+    made = records("allreduce", tmp_path)
+    sides = {record["side"] for record in made}
+    assert {"dtd", "gloo", "limit", "limit, xxh3"} <= sides
+    assert {record["dtype"] for record in made} == {"float32", "bfloat16"}
+    assert all(time_s > 0 for record in made for time_s in record["times_s"])
+
+
+def test_train(tmp_path):
+    # Several workers and their links are in tests/unit/scripts/benchrun: fewer imports of torch.
+    bench("train", "--quick", "--links", "loopback", "--worlds", "1", directory=tmp_path)
+    (made,) = records("train", tmp_path)
+    assert made["steps_s"].keys() == {"dtd", "ddp", "apart"}
+    assert all(len(steps_s) == 2 for steps_s in made["steps_s"].values())
+    # Everybody has torch in memory; a daemon that had begun afresh would not.
+    assert min(made["peak_bytes"].values()) > 100 << 20
+
+
+def test_convergence(tmp_path):
+    bench("convergence", "--quick", "--worlds", "1", directory=tmp_path)
+    made = records("convergence", tmp_path)
+    assert {record["workers"] for record in made} == {"plain loop", "1"}
+    # digits, one epoch: far better than to guess among ten.
+    assert all(record["metrics"][0]["accuracy"] > 0.3 for record in made)
+
+
+def test_report(tmp_path):
+    document = tmp_path / "benchmarks.md"
+    document.write_text((ROOT / "docs" / "benchmarks.md").read_text())
+    bench("report", "--document", str(document), directory=tmp_path)
+    assert "Not measured yet" in document.read_text()
+
+
+def test_a_mistake_is_one_sentence_and_a_remedy():
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.benchrun", "train", "--links", "string"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: no link string\ntry: one of loopback, 1gbit, 100mbit\n"

@@ -1,0 +1,64 @@
+"""Hosts behind links of a known rate: daemons join over them, and the floor is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from dtd.wire import messages as m
+from scripts.benchrun.case import Case, _built, _floor
+from scripts.benchrun.shaped import ShapedHosts
+from scripts.benchrun.workloads import QUICK
+from scripts.chaosrun.cluster import ChaosCluster
+from scripts.chaosrun.disks import PlainDisks
+from scripts.chaosrun.namespaces import may_make
+from scripts.local_cluster import COORDINATOR
+
+PATIENCE_S = 60.0
+NAMES = ["worker-0", "worker-1"]
+
+pytestmark = pytest.mark.skipif(not may_make("net"), reason="needs the right to make namespaces")
+
+
+def registered(cluster):
+    status = cluster.ask(m.GetStatus()) or {"workers": []}
+    return sorted(worker["name"] for worker in status["workers"])
+
+
+def test_daemons_of_several_hosts_know_each_other_by_credentials(tmp_path):
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(contextlib.closing(ShapedHosts(NAMES, "100mbit")))
+        cluster = ChaosCluster(
+            directory=tmp_path, workers=NAMES, network=network, disks=PlainDisks()
+        )
+        stack.callback(cluster.stop)
+        assert not network.address.is_loopback
+        for name in (COORDINATOR, *NAMES):
+            cluster.start(name)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while registered(cluster) != NAMES:
+            assert time.monotonic() < deadline_s, cluster.log_path(NAMES[0]).read_text()
+    for name in NAMES:
+        path = tmp_path / "credentials" / f"{name}.credential"
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert cluster.left_over() == []
+
+
+def test_no_step_ends_before_its_last_bucket_is_ready():
+    case = Case(
+        name="quick",
+        workload=QUICK["mlp-quick"],
+        link="100mbit",
+        world=2,
+        rounds=1,
+        buckets_mib=(25,),
+    )
+    with (
+        contextlib.closing(ShapedHosts(NAMES, case.link)) as hosts,
+        _built(hosts, case.world, case.spec) as apart,
+    ):
+        floor = _floor(hosts, apart, 2)
+    assert floor["floor_s"] > max(floor["ready_s"])
+    assert len(floor["wire_s"]) == len(floor["bytes"])

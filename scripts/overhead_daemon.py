@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from dtd.wire import frames
+from dtd.wire import keyed_tag, tags
 from dtd.wire import messages as m
+from dtd.wire.tags import TAG_BYTES
 
 if TYPE_CHECKING:
     from dtd.train.record import StepRecord
@@ -44,18 +45,7 @@ class _Mode:
         self.block_steps = int(os.environ[BLOCK_VARIABLE])
 
 
-class _AnyTag(bytes):
-    """A tag that differs from none."""
-
-    __slots__ = ()
-
-    def __eq__(self, _other: object) -> bool:
-        return True
-
-    def __ne__(self, _other: object) -> bool:
-        return False
-
-    __hash__ = bytes.__hash__
+_NO_TAG: Final = bytes(TAG_BYTES)
 
 
 class _Hasher:
@@ -64,7 +54,7 @@ class _Hasher:
     __slots__ = ("_real",)
     mode: _Mode
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes) -> None:
         self._real = None if self.mode.bare else xxhash.xxh3_128(data)
 
     def update(self, data: bytes | memoryview) -> None:
@@ -72,19 +62,30 @@ class _Hasher:
             self._real.update(data)
 
     def digest(self) -> bytes:
-        return _AnyTag(bytes(16) if self._real is None else self._real.digest())
+        return _NO_TAG if self._real is None else self._real.digest()
 
 
 class _Hashes:
-    """Stands for the module in `dtd.wire.frames`."""
+    """Stands for the module in `dtd.wire.tags`."""
 
     xxh3_128 = _Hasher
+
+    @staticmethod
+    def xxh3_128_digest(data: bytes) -> bytes:
+        return _Hasher(data).digest()
+
+
+def _same(ours: bytes, theirs: bytes) -> bool:
+    """One side may be a few frames ahead of the other, and in another block."""
+    return ours == theirs or _NO_TAG in (ours, theirs)
 
 
 def patch_frames(mode: _Mode) -> None:
     """No checksums in bare blocks."""
     _Hasher.mode = mode
-    frames.xxhash = _Hashes  # type: ignore[assignment, attr-defined]
+    tags.xxhash = keyed_tag.xxhash = _Hashes  # type: ignore[assignment, attr-defined]
+    tags.CHECKSUM.same = tags.UNDECIDED.same = _same
+    keyed_tag.compare_digest = _same  # type: ignore[assignment, attr-defined]
 
 
 def patch_worker(mode: _Mode) -> None:

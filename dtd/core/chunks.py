@@ -15,11 +15,10 @@ EXCHANGE_BYTES: Final = 256 * 1024
 """Most bytes that one link carries for a bucket that goes round whole: (N - 1) * its size.
 
 A bucket in segments sends 2 (N - 1) / N of its size and 2 (N - 1) frames, one whole N / 2 times
-these bytes in half the frames.  On loopback a frame costs as much time as 100 KiB and more: there
-two ranks are quicker with whole buckets up to 256 KiB and neither slower nor quicker beyond, four
-ranks up to 256 KiB (768 KiB a link), eight at least up to 64 KiB (448 KiB a link).  A real network
-is slower per byte: at 10 Gbit/s and 50 us a hop four ranks break even at 375 KiB a link.  So the
-limit lies below all of these.
+these bytes in half the frames.  On loopback, where a frame costs more time than its bytes, whole
+buckets were 1.5 to 1.8 times as fast at 4 to 32 KiB; two ranks gain up to 64 KiB, and eight would
+even at 448 KiB a link.  At 1 Gbit/s these take 3.6 ms, more than the hops that they save, so the
+limit is lower.
 """
 
 MAX_EXCHANGED: Final = 16

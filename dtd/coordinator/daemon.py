@@ -120,6 +120,8 @@ class Coordinator:
             self._driver.handle(Submitted(job=job))
         await self.metrics.start()
         bound = await self.port.listen()
+        if self.port.authority is not None:
+            self.metrics.figures.certificate_expires_s = self.port.authority.server_expires_s()
         self.address = str(bound)
         address_file = self.config.state_dir / "address"
         temporary = address_file.with_suffix(".new")

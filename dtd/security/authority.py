@@ -157,6 +157,11 @@ class Authority:
 
     # --- the coordinator's own ---------------------------------------------------------------
 
+    def server_expires_s(self) -> float:
+        """Unix time at which the coordinator's own certificate ends."""
+        served = load_certificate(self.directory / SERVER_FILE)
+        return served.not_valid_after_utc.timestamp()
+
     def server_context(self) -> ssl.SSLContext:
         """TLS for the control port: callers may show a certificate, and then it must be ours.
 

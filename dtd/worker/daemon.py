@@ -89,6 +89,8 @@ class Worker:
         )
         self._traffic = TrafficMeter()
         self._metrics = WorkerMetrics(config.name, config.device, config.metrics)
+        if credential is not None:
+            self._metrics.certificate_expires_s = credential.expires.timestamp()
         self._packages = TaskPackages(
             config.state_dir / PACKAGES, send=self._control.send, post=self._bridge.post
         )

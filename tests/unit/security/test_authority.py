@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,11 @@ def test_the_servers_certificate_is_renewed_in_good_time(
     authority.server_context()
     short = path.read_bytes()
     monkeypatch.undo()
+    in_a_month_s = authority.server_expires_s()
+    assert in_a_month_s < time.time() + 31 * 86400
     authority.server_context()
     assert path.read_bytes() not in (first, short)
+    assert authority.server_expires_s() > in_a_month_s + 365 * 86400
 
 
 @pytest.mark.parametrize(

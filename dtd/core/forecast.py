@@ -5,6 +5,10 @@ A bucket k leaves when backward has filled it on every rank and the bucket befor
     end_k  = max(end_k-1, ready_k) + wire_k
     wire_k = 2 (N-1)/N * bytes_k / bandwidth + 2 (N-1) * latency + overhead
 
+or, for a small bucket that goes round whole (`dtd.core.chunks.exchanged`),
+
+    wire_k = (N-1) * (bytes_k / bandwidth + latency) + overhead
+
 Every hop of the ring waits for its slowest link, so the least bandwidth and the greatest latency of
 the ring's links count.  Then the control word goes round once, and the optimizer follows.  What
 limits the step is what would shorten it most if it cost nothing.  Pure; times in seconds.
@@ -15,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from dtd.core.chunks import EXCHANGE_BYTES, BucketShape, exchanged
 
 ALONE = 1
 
@@ -146,10 +152,14 @@ def _travel(
 ) -> tuple[float, float]:
     """(when the control word is back, seconds on the wire), from the moment the rows are there."""
     hops = world_size - 1
+    shapes = [BucketShape(elements=size_bytes, item_bytes=1) for size_bytes in bucket_bytes]
+    whole = exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
     end_s = comm_s = 0.0
-    for ready_s, size_bytes in zip(compute.ready_s, bucket_bytes, strict=True):
-        wire_s = 2 * hops / world_size * size_bytes / ring.bytes_per_s
-        wire_s += 2 * hops * ring.latency_s + ring.overhead_s
+    for index, (ready_s, size_bytes) in enumerate(zip(compute.ready_s, bucket_bytes, strict=True)):
+        rounds = 1 if index in whole else 2
+        part = 1 if index in whole else world_size
+        hop_s = size_bytes / part / ring.bytes_per_s + ring.latency_s
+        wire_s = rounds * hops * hop_s + ring.overhead_s
         end_s = max(end_s, ready_s) + wire_s
         comm_s += wire_s
     word_s = hops * ring.latency_s

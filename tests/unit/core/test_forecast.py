@@ -52,10 +52,21 @@ def test_a_bucket_waits_for_the_one_before_it():
 def test_latency_counts_for_every_hop_and_for_the_word():
     """Three workers: 4 hops of 10 ms and 5 ms a bucket, 2 hops for the word."""
     made = forecast(
-        [compute()] * 3, ring(3, latency_s=0.01), bucket_bytes=[0, 0], rows=10, overhead_s=0.005
+        [compute()] * 3,
+        ring(3, latency_s=0.01, bytes_per_s=1e18),
+        bucket_bytes=[MIB, MIB],
+        rows=10,
+        overhead_s=0.005,
     )
     assert made.comm_s == pytest.approx(2 * 0.045 + 0.02)
     assert made.step_s == pytest.approx(0.2 + 0.045 + 0.02 + 0.01)
+
+
+def test_a_small_bucket_goes_round_whole_in_half_the_hops():
+    """Three workers, 100,000 bytes at 1e7 a second: 2 hops of 10 ms and 10 ms each."""
+    links = ring(3, latency_s=0.01, bytes_per_s=1e7)
+    made = forecast([compute((0.2,))] * 3, links, bucket_bytes=[100_000], rows=10)
+    assert made.comm_s == pytest.approx(2 * (0.01 + 0.01) + 0.02)
 
 
 def test_everybody_waits_for_the_slowest_in_each_part():

@@ -13,16 +13,15 @@ from scripts.systemdcluster.host import Host
 from scripts.systemdcluster.lan import Lan
 
 NAMES = ("left", "right")
-SERVE = "import socket; s = socket.create_server(('', 5000)); c, a = s.accept(); print(a[0])"
-CALL = """
-import socket, time
-for _ in range(100):
-    try:
-        socket.create_connection(('left', 5000)).close()
-        break
-    except OSError:
-        time.sleep(0.05)
+# The unit counts as started once the port is open, so whoever calls then is answered.
+SERVE = """
+import os, socket
+port = socket.create_server(("", 5000))
+manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+manager.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
+print(port.accept()[1][0])
 """
+CALL = "import socket; socket.create_connection(('left', 5000), 30).close()"
 
 
 @pytest.fixture
@@ -55,7 +54,10 @@ def test_hosts_are_of_their_own(hosts: list[Host], lan: Lan) -> None:
         assert host.run("getent", "hosts", host.name).split()[0] == "127.0.1.1"
     left, right = hosts
     assert right.run("getent", "hosts", "left").split()[0] == lan.ip("left")
-    left.run("systemd-run", "--unit=serve", "python3", "-c", SERVE)
+    left.run(
+        *("systemd-run", "--unit=serve", "--property=Type=notify", "--property=NotifyAccess=main"),
+        *("python3", "-c", SERVE),
+    )
     right.run("python3", "-c", CALL)
     assert "rate 1Gbit" in right.run("tc", "qdisc", "show", "dev", "eth0")
 

@@ -42,7 +42,6 @@ class ControlPort:
     Attributes:
         authority: the cluster's, None on loopback.
         coordinators: what tokens and credentials say, empty on loopback.
-        refusals: who was turned away lately.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ControlPort:
         self._server = Server(new_link, doorkeeper=Doorkeeper(), refused=self.note_refusal)
         self.authority: Authority | None = None
         self.coordinators: tuple[Address, ...] = ()
-        self.refusals = Refusals()
+        self._refusals = Refusals()
 
     async def listen(self) -> Address:
         """Bind and answer; beyond loopback the first start makes the cluster's authority.
@@ -108,7 +107,7 @@ class ControlPort:
     def note_refusal(self, host: str, why: str, remedy: str = "") -> None:
         """Remember that somebody was turned away; logged now and then, however often."""
         self._turned_away(host, why, remedy)
-        if self.refusals.note(host, why, self._now()):
+        if self._refusals.note(host, why, self._now()):
             log.warning("connection_refused", host=host, reason=why)
 
     def _remedy(self, who: identity.Identity) -> str:

@@ -9,8 +9,8 @@ nothing of rings, jobs or workers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.drain import Drain
@@ -19,12 +19,18 @@ from dtd.net.link_handler import LinkHandler
 from dtd.net.remote import Remote
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
-from dtd.wire.frames import FrameDecoder, Hold, encode_frame
+from dtd.wire.frames import Frame, FrameDecoder, Hold, encode_frame, frame_bytes
 from dtd.wire.header import Header
 from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
 
 HANDSHAKE_TIMEOUT_S = 10.0
 MAX_QUEUED_CONTROL_BYTES = 8 * 1024 * 1024
+
+_IN_ONE_PIECE_BYTES: Final = 4096
+"""Up to here it is faster to copy a payload than to send three pieces as they lie."""
+
+_OF_THE_LINK: Final = frozenset({m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye})
+"""Messages that change the link itself; all others are its handler's alone."""
 
 
 class Link(Remote, asyncio.BufferedProtocol):
@@ -79,10 +85,13 @@ class Link(Remote, asyncio.BufferedProtocol):
         """Queue a frame; a payload's memory must not change until `drained`."""
         if self._transport is None or self.closing:
             return
-        head, tag = encode_frame(m.encode_header(message), payload, self._tag)
-        size = len(payload)
+        header, size = m.encode_header(message), len(payload)
+        if size <= _IN_ONE_PIECE_BYTES:
+            self._transport.writelines((frame_bytes(header, payload, self._tag),))
+        else:
+            head, tag = encode_frame(header, payload, self._tag)
+            self._transport.writelines((head, payload, tag))
         self.sent_bytes += size
-        self._transport.writelines((head, payload, tag) if size else (head, tag))
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
         """Accept the other side's HELLO; with a secret it has yet to prove that it has that too."""
@@ -218,28 +227,33 @@ class Link(Remote, asyncio.BufferedProtocol):
     # --- decoding --------------------------------------------------------------------------
 
     def _place(self, header: Header, payload_bytes: int) -> memoryview | Hold | None:
-        message = m.decode_message(header)
-        if self._message is None:
-            self._take_keys(message)
+        message = self._message
+        if message is None:  # else it was held, and has been accounted for
+            message = m.decode_message(header)
+            if isinstance(message, m.Welcome):
+                self._take_keys(message)
             self.connection.receive(message, payload_bytes)
-        self._message = message
-        if self.connection.state is not State.OPEN or isinstance(message, m.Welcome | m.Prove):
+            self._message = message
+        if type(message) in _OF_THE_LINK:
             return None
         return self.handler.link_place(self, message, payload_bytes)
 
-    def _take_keys(self, message: m.Message) -> None:
+    def _take_keys(self, welcome: m.Welcome) -> None:
         """WELCOME is the first frame with a key, and brings what was lacking to make it."""
-        awaited = self.connection.state is State.AWAIT_WELCOME
-        if awaited and isinstance(message, m.Welcome) and self._opening is not None:
-            keys = self._opening.keys(message)
+        if self.connection.state is State.AWAIT_WELCOME and self._opening is not None:
+            keys = self._opening.keys(welcome)
             self._tag, self._decoder.tag = keys.opener, keys.acceptor
 
-    def _deliver(self, decoded: Any) -> None:
+    def _deliver(self, decoded: Iterator[Frame]) -> None:
         try:
             for frame in decoded:
                 self.received_frames += 1
                 message, self._message = self._message, None
-                self._dispatch(message, frame.payload)
+                assert message is not None
+                if type(message) in _OF_THE_LINK:
+                    self._heed(message, frame.payload)
+                else:
+                    self.handler.link_received(self, message, frame.payload)
                 if self.closing:
                     return
         except ProtocolError as error:
@@ -249,25 +263,24 @@ class Link(Remote, asyncio.BufferedProtocol):
             assert self._transport is not None
             self._transport.pause_reading()
 
-    def _dispatch(self, message: m.Message | None, payload: memoryview) -> None:
-        if isinstance(message, m.Hello | m.Welcome):
-            if isinstance(message, m.Hello):
-                self._hello = message
-            else:
-                self._opened()
-                if self._opening is not None:
-                    self.send(m.Prove())
+    def _heed(self, message: m.Message, payload: memoryview) -> None:
+        """Do what a message of the link itself asks for."""
+        if isinstance(message, m.Hello):
+            self._hello = message
             self.handler.link_opened(self, message)
+        elif isinstance(message, m.Welcome):
+            self._opened()
+            if self._opening is not None:
+                self.send(m.Prove())
+            self.handler.link_opened(self, message)
+        elif isinstance(message, m.Prove):
+            self._opened()
+            self.handler.link_received(self, message, payload)
         elif isinstance(message, m.Error):
             code = message.code if message.code in set(ErrorCode) else ErrorCode.INTERNAL
             self.close(ProtocolError(ErrorCode(code), message.message, remedy=message.remedy))
-        elif isinstance(message, m.Goodbye):
-            self.close()
         else:
-            assert message is not None
-            if isinstance(message, m.Prove):
-                self._opened()
-            self.handler.link_received(self, message, payload)
+            self.close()
 
     def _opened(self) -> None:
         if self._timer is not None:

@@ -2,8 +2,7 @@
 
 Pure bytes in, frames out (protocol.md, "Frames").  Nothing is allocated before its size was
 checked; a payload is received straight into the memory that the owner of the connection names once
-it has accepted the header.  `dtd.wire.header` makes a map of a header's bytes,
-`dtd.wire.messages` a message of the map, and `dtd.wire.tags` the tag.
+it has accepted the header.  See `dtd.wire.header`, `dtd.wire.messages` and `dtd.wire.tags`.
 
     +-------+---------+-------+----------+------------+-------------+ - - - - + - - - - - + - - -+
     | magic | version | flags | reserved | header len | payload len | header  | payload   | tag  |
@@ -26,11 +25,12 @@ MAGIC: Final = b"DTDF"
 PROTOCOL_VERSION: Final = 1
 PREFIX: Final = struct.Struct("!4sBBHII")
 PREFIX_BYTES: Final = PREFIX.size
+_TAG: Final = struct.Struct(f"{TAG_BYTES}s")
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 LARGEST_MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
     """One received frame whose tag was right.
 
@@ -53,9 +53,7 @@ HOLD: Final = Hold()
 # exactly that many), HOLD, or None for memory of the decoder's own.  It may raise ProtocolError.
 Sink = Callable[[Header, int], "memoryview | Hold | None"]
 
-
-def _own_memory(_header: Header, _payload_bytes: int) -> None:
-    return None
+_NO_FRAMES: Final[Iterator[Frame]] = iter(())
 
 
 def encode_frame(
@@ -74,20 +72,23 @@ def encode_frame(
     Raises:
         LocalProtocolError: header or payload exceed what any peer may accept.
     """
+    head = _head(header, payload, tag)
+    return head, tag.digest(head, payload)
+
+
+def frame_bytes(header: bytes, payload: bytes | memoryview = b"", tag: Tag = CHECKSUM) -> bytes:
+    """A whole small frame in one piece; arguments and errors are those of `encode_frame`."""
+    body = _head(header, payload, tag) + payload
+    return body + tag.digest(body, b"")
+
+
+def _head(header: bytes, payload: bytes | memoryview, tag: Tag) -> bytes:
     payload_bytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     if len(header) > MAX_HEADER_BYTES:
         raise LocalProtocolError(f"header of {len(header)} bytes > {MAX_HEADER_BYTES}")
     if payload_bytes > LARGEST_MAX_PAYLOAD_BYTES:
         raise LocalProtocolError(f"payload of {payload_bytes} bytes > {LARGEST_MAX_PAYLOAD_BYTES}")
-    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, tag.flag, 0, len(header), payload_bytes)
-    head = prefix + header
-    return head, tag.digest(head, payload)
-
-
-def frame_bytes(header: bytes, payload: bytes = b"", tag: Tag = CHECKSUM) -> bytes:
-    """A whole small frame in one piece."""
-    head, seal = encode_frame(header, payload, tag)
-    return b"".join((head, payload, seal))
+    return PREFIX.pack(MAGIC, PROTOCOL_VERSION, tag.flag, 0, len(header), payload_bytes) + header
 
 
 class FrameDecoder:
@@ -113,7 +114,7 @@ class FrameDecoder:
 
     def __init__(
         self,
-        sink: Sink = _own_memory,
+        sink: Sink = lambda _header, _payload_bytes: None,
         *,
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
         staging_bytes: int = 4096,
@@ -123,14 +124,11 @@ class FrameDecoder:
         self.max_payload_bytes = max_payload_bytes
         self._sink = sink
         self._staging = memoryview(bytearray(max(staging_bytes, PREFIX_BYTES + TAG_BYTES)))
-        self._begin = 0
-        self._end = 0
-        self._lengths: tuple[int, int] | None = None
+        self._begin = self._end = 0
+        self._head_bytes = self._payload_bytes = self._filled = 0
         self._head = b""
         self._header: Header | None = None
-        self._header_pieces = bytearray()
         self._payload: memoryview | None = None
-        self._filled = 0
         self._error: ProtocolError | None = None
         self.held = False
 
@@ -143,22 +141,24 @@ class FrameDecoder:
         """Writable memory for the next bytes of the stream; never empty unless a frame is held."""
         if self._error is not None:
             raise self._error
-        if self._payload is not None and self._filled < len(self._payload):
+        if self._payload is not None and self._filled < self._payload_bytes:
             return self._payload[self._filled :]
+        if self._begin == self._end:
+            self._begin = self._end = 0
+            return self._staging
         if self._begin:
-            rest = self._end - self._begin
-            self._staging[:rest] = bytes(self._staging[self._begin : self._end])
-            self._begin, self._end = 0, rest
+            rest = self._staging[self._begin : self._end].tobytes()
+            self._staging[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
         return self._staging[self._end :]
 
     def received(self, count: int) -> Iterator[Frame]:
         """Account for `count` bytes written into `next_buffer()`; yield what they complete."""
-        if self._payload is not None and self._filled < len(self._payload):
+        if self._payload is not None and self._filled < self._payload_bytes:
             self._filled += count
-        else:
-            self._end += count
-        if not self.held:
-            yield from self._parse()
+            return _NO_FRAMES  # its tag is yet to come
+        self._end += count
+        return _NO_FRAMES if self.held else self._parse()
 
     def resume(self) -> Iterator[Frame]:
         """Ask the sink again for the frame that was held, and go on."""
@@ -187,8 +187,9 @@ class FrameDecoder:
         Raises:
             ProtocolError: TRUNCATED when it ended inside a frame.
         """
-        if self._error is None and (self._begin != self._end or self._lengths is not None):
-            raise self._fail(ErrorCode.TRUNCATED, "the stream ended inside a frame")
+        if self._error is None and (self._begin != self._end or self._head_bytes):
+            self._error = ProtocolError(ErrorCode.TRUNCATED, "the stream ended inside a frame")
+            raise self._error
 
     def _parse(self) -> Iterator[Frame]:
         if self._error is not None:
@@ -196,38 +197,47 @@ class FrameDecoder:
         try:
             while (frame := self._step()) is not None:
                 yield frame
+                if self._begin == self._end:
+                    return
         except ProtocolError as error:
             self._error = error
             raise
 
     def _step(self) -> Frame | None:
         """Parse as far as the staged bytes go; the next whole frame, if any."""
-        if self._lengths is None and not self._read_prefix():
-            return None
-        if self._header is None and not self._read_header():
+        if self._header is None and not self._read_head():
             return None
         if self._payload is None and not self._place_payload():
             return None
-        assert self._payload is not None
-        missing = len(self._payload) - self._filled
-        if missing:
-            taken = self._take(min(missing, self._end - self._begin))
-            self._payload[self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
-            if self._filled < len(self._payload):
-                return None
+        if self._filled < self._payload_bytes and not self._fill_payload():
+            return None
         if self._end - self._begin < TAG_BYTES:
             return None
-        return self._finish(bytes(self._take(TAG_BYTES)))
+        return self._finish()
+
+    def _read_head(self) -> bool:
+        if not self._head_bytes and not self._read_prefix():
+            return False
+        begin = self._begin
+        self._begin = min(begin + self._head_bytes - len(self._head), self._end)
+        self._head += self._staging[begin : self._begin].tobytes()
+        if len(self._head) < self._head_bytes:
+            return False
+        self._header = decode_header(self._head[PREFIX_BYTES:])
+        return True
 
     def _read_prefix(self) -> bool:
-        self._check_magic()
-        if self._end - self._begin < PREFIX_BYTES:
+        """Check the prefix; it stays before its header."""
+        begin = self._begin
+        if self._end - begin < PREFIX_BYTES:
+            _check_magic(self._staging[begin : self._end].tobytes()[: len(MAGIC)])
             return False
-        prefix = bytes(self._take(PREFIX_BYTES))
-        _, version, flags, reserved, header_bytes, payload_bytes = PREFIX.unpack(prefix)
+        prefix = PREFIX.unpack_from(self._staging, begin)
+        magic, version, flags, reserved, header_bytes, payload_bytes = prefix
+        if magic != MAGIC:
+            _check_magic(magic)
         if version != PROTOCOL_VERSION:
-            raise self._fail(
+            raise ProtocolError(
                 ErrorCode.BAD_VERSION,
                 f"frame version {version}, but this side speaks {PROTOCOL_VERSION}",
                 remedy="install the same dtd version on both hosts",
@@ -235,38 +245,20 @@ class FrameDecoder:
         if flags not in self.tag.admits or reserved:
             agreed = " or ".join(f"{flag:#04x}" for flag in self.tag.admits)
             problem = f"flags {flags:#04x} reserved {reserved:#06x}, not {agreed} and 0"
-            raise self._fail(ErrorCode.BAD_FLAGS, problem)
+            raise ProtocolError(ErrorCode.BAD_FLAGS, problem)
         if header_bytes > MAX_HEADER_BYTES:
             problem = f"header of {header_bytes} bytes > {MAX_HEADER_BYTES}"
-            raise self._fail(ErrorCode.HEADER_TOO_LARGE, problem)
+            raise ProtocolError(ErrorCode.HEADER_TOO_LARGE, problem)
         if payload_bytes > self.max_payload_bytes:
             problem = f"payload of {payload_bytes} bytes > {self.max_payload_bytes}"
-            raise self._fail(ErrorCode.PAYLOAD_TOO_LARGE, problem)
-        self._head = prefix
-        self._lengths = (header_bytes, payload_bytes)
-        return True
-
-    def _check_magic(self) -> None:
-        seen = bytes(self._staging[self._begin : min(self._end, self._begin + len(MAGIC))])
-        if not MAGIC.startswith(seen):
-            problem = f"frame begins with {seen.hex()}, not {MAGIC.hex()}"
-            raise self._fail(ErrorCode.BAD_MAGIC, problem)
-
-    def _read_header(self) -> bool:
-        assert self._lengths is not None
-        missing = self._lengths[0] - len(self._header_pieces)
-        self._header_pieces += self._take(min(missing, self._end - self._begin))
-        if len(self._header_pieces) < self._lengths[0]:
-            return False
-        data = bytes(self._header_pieces)
-        self._head += data
-        self._header = decode_header(data)
+            raise ProtocolError(ErrorCode.PAYLOAD_TOO_LARGE, problem)
+        self._head = b""
+        self._head_bytes, self._payload_bytes = PREFIX_BYTES + header_bytes, payload_bytes
         return True
 
     def _place_payload(self) -> bool:
-        assert self._lengths is not None
         assert self._header is not None
-        payload_bytes = self._lengths[1]
+        payload_bytes = self._payload_bytes
         place = self._sink(self._header, payload_bytes)
         if isinstance(place, Hold):
             self.held = True
@@ -278,22 +270,30 @@ class FrameDecoder:
         self._payload = place
         return True
 
-    def _finish(self, tag: bytes) -> Frame:
+    def _fill_payload(self) -> bool:
+        """Move what was read ahead of the payload; the rest is received in place."""
+        assert self._payload is not None
+        filled, begin = self._filled, self._begin
+        count = min(self._payload_bytes - filled, self._end - begin)
+        self._filled, self._begin = filled + count, begin + count
+        self._payload[filled : self._filled] = self._staging[begin : self._begin]
+        return self._filled == self._payload_bytes
+
+    def _finish(self) -> Frame:
         assert self._header is not None
         assert self._payload is not None
-        if not self.tag.same(self.tag.digest(self._head, self._payload), tag):
+        (seal,) = _TAG.unpack_from(self._staging, self._begin)
+        self._begin += TAG_BYTES
+        if not self.tag.same(self.tag.digest(self._head, self._payload), seal):
             problem = "tag does not match: damaged on the way, or of another key"
-            raise self._fail(ErrorCode.BAD_TAG, problem)
+            raise ProtocolError(ErrorCode.BAD_TAG, problem)
         frame = Frame(self._header, self._payload)
-        self._lengths = self._header = self._payload = None
-        self._header_pieces = bytearray()
-        self._filled = 0
+        self._header = self._payload = None
+        self._head_bytes = self._filled = 0
         return frame
 
-    def _take(self, count: int) -> memoryview:
-        self._begin += count
-        return self._staging[self._begin - count : self._begin]
 
-    def _fail(self, code: ErrorCode, message: str, *, remedy: str = "") -> ProtocolError:
-        self._error = ProtocolError(code, message, remedy=remedy)
-        return self._error
+def _check_magic(seen: bytes) -> None:
+    if not MAGIC.startswith(seen):
+        problem = f"frame begins with {seen.hex()}, not {MAGIC.hex()}"
+        raise ProtocolError(ErrorCode.BAD_MAGIC, problem)

@@ -24,6 +24,29 @@ def decode_header(data: bytes) -> Header:
         ProtocolError: BAD_HEADER when it is not one map with text keys, nested at most
             `MAX_NESTING` deep, with nothing after it.
     """
+    header = _flat_map(data)
+    return _any_map(data) if header is None else header
+
+
+def _flat_map(data: bytes) -> Header | None:
+    """A map that holds neither maps nor lists with items, as most headers are; None for the rest.
+
+    One pass over the bytes is enough: only for the items of a list does msgpack set aside memory
+    because they were claimed, and here a list has none.
+    """
+    try:
+        header = msgpack.unpackb(data, ext_hook=_no_extensions, max_array_len=0, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, TypeError):
+        return None
+    if type(header) is not dict:
+        return None
+    for key, value in header.items():
+        if type(key) is not str or type(value) is dict:
+            return None
+    return header
+
+
+def _any_map(data: bytes) -> Header:
     try:
         # The skip allocates nothing: containers that claim more items than follow fail here, and
         # not after memory for all the claimed items, level by level, has been set aside.

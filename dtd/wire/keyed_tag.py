@@ -21,7 +21,7 @@ from dtd.wire.tags import FLAG_GMAC, FLAG_XXH3
 
 _NUMBER_BYTES: Final = 12
 _SALT_BYTES: Final = 16
-_IN_ONE_PIECE_BYTES: Final = 16 * 1024
+_IN_ONE_PIECE_BYTES: Final = 64 * 1024
 """Up to here one call over a copy is faster than several calls over the bytes as they lie."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import HOLD, FrameDecoder, Hold
-from dtd.wire.header import Header
+from dtd.wire.header import Header, _any_map, _flat_map
 
 LIMIT_BYTES = 4096
 TYPES = sorted(m.message_types().values(), key=m.message_name)
@@ -206,6 +207,19 @@ def test_hostile_bytes_give_frames_or_protocol_errors(data: bytes, lengths: list
     if error is not None:
         answer = m.Error(code=error.code, message=error.message, remedy=error.remedy)
         assert len(m.encode_header(answer)) < 1000
+
+
+@settings(max_examples=200, deadline=None)
+@given(header=maps, rest=garbage)
+def test_one_pass_over_a_header_finds_what_two_would(header: dict[str, Any], rest: bytes) -> None:
+    whole = msgpack.packb(header)
+    nested = any(
+        type(value) is dict or (type(value) is list and value) for value in header.values()
+    )
+    assert (_flat_map(whole) is None) == nested
+    for data in (whole, rest, whole[:-1] + rest):
+        flat = _flat_map(data)
+        assert flat is None or same(flat, _any_map(data))
 
 
 @settings(max_examples=150, deadline=None)

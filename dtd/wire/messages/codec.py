@@ -5,7 +5,7 @@ Unknown fields are ignored, unknown types refused.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 
@@ -47,13 +47,18 @@ def encode_header(message: Message) -> bytes:
         LocalProtocolError: a field's value is one that the receiver would refuse.
     """
     kind = type(message)
+    values = {TYPE_KEY: message_number(kind)}
     try:
-        values = record_values(message, where=message_name(kind))
-        packed: bytes = msgpack.packb(
-            {TYPE_KEY: message_number(kind), **values}, unicode_errors="replace"
-        )
+        return _packed(record_values(message, where=message_name(kind), into=values))
     except (ProtocolError, ValueError, TypeError, OverflowError) as error:
         raise LocalProtocolError(f"{message_name(kind)} cannot be sent: {error}") from None
+
+
+def _packed(values: dict[str, Any]) -> bytes:
+    try:
+        packed: bytes = msgpack.Packer().pack(values)
+    except UnicodeEncodeError:
+        packed = msgpack.Packer(unicode_errors="replace").pack(values)
     return packed
 
 

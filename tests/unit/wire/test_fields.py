@@ -121,6 +121,22 @@ def test_integers_become_floats_where_a_number_is_meant() -> None:
     assert (value, type(value)) == (3.0, float)
 
 
+def test_an_integer_at_a_glance_is_still_a_number_where_one_is_meant() -> None:
+    value = parse_record(Everything, {"map": {}, "f64": 0}, where="X").f64
+    assert (value, type(value)) == (0.0, float)
+
+
+@pytest.mark.parametrize(("field", "value", "problem"), [one for one in DOES_NOT if "8" in one[0]])
+def test_integer_that_does_not_fit_is_not_sent(field: str, value: Any, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        record_values(Everything(map={}, **{field: value}), where="X")
+
+
+def test_a_record_is_as_its_constructor_would_make_it() -> None:
+    record = parse_record(Everything, {"map": {}, "u8": 7, "inner": [{"number": 1}]}, where="X")
+    assert record == Everything(map={}, u8=7, inner=(Inner(number=1),))
+
+
 def test_unknown_keys_are_ignored_at_every_level() -> None:
     values = {"map": {}, "new": 1, "inner": [{"number": 7, "new": 2}]}
     record = parse_record(Everything, values, where="X")
@@ -137,6 +153,12 @@ def test_records_in_lists_become_maps_again() -> None:
     values = record_values(record, where="X")
     assert values["inner"] == [{"number": 1}, {"number": 2}]
     assert parse_record(Everything, values, where="X") == record
+
+
+def test_fields_may_be_added_to_what_is_there() -> None:
+    values = {"t": 7}
+    assert record_values(Inner(number=1), where="X", into=values) is values
+    assert list(values.items()) == [("t", 7), ("number", 1)]
 
 
 def test_enumerations_are_what_they_stand_for() -> None:

@@ -24,7 +24,7 @@ from dtd.wire.frames import (
 )
 from dtd.wire.header import MAX_HEADER_BYTES
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GMAC, UNDECIDED
+from dtd.wire.tags import FLAG_GMAC, TAG_FLAGS, UNDECIDED
 
 HEADER = msgpack.packb({"t": 1, "name": "w0"})
 PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
@@ -98,23 +98,33 @@ def test_payload_of_exactly_the_limit_is_accepted() -> None:
 @pytest.mark.parametrize("payload", [b"", b"abc", memoryview(b"abc"), memoryview(bytearray(8))])
 def test_encoded_parts_make_up_the_frame(payload: bytes | memoryview) -> None:
     head, tag = encode_frame(HEADER, payload)
-    assert head + payload + tag == frame_bytes(HEADER, bytes(payload))
+    assert head + payload + tag == frame_bytes(HEADER, payload)
     assert len(head) == PREFIX_BYTES + len(HEADER)
     assert len(tag) == TAG_BYTES
+
+
+@pytest.mark.parametrize("later", TAG_FLAGS)
+def test_frames_in_parts_and_in_one_piece_are_counted_alike(later: int) -> None:
+    one, other = (KeyedTag(bytes(16), later=later) for _ in range(2))
+    for payload in (b"first", b"second", b"", b"fourth"):
+        head, tag = encode_frame(HEADER, payload, one)
+        assert head + payload + tag == frame_bytes(HEADER, payload, other)
 
 
 def test_items_wider_than_a_byte_count_as_bytes() -> None:
     numbers = memoryview(bytearray(32)).cast("d")
     head, tag = encode_frame(HEADER, numbers)  # type: ignore[arg-type]
+    assert head + bytes(numbers) + tag == frame_bytes(HEADER, numbers)
     [(_, payload)] = seen(FrameDecoder().feed(head + bytes(numbers) + tag))
     assert payload == bytes(32)
 
 
 def test_too_much_is_not_encoded() -> None:
-    with pytest.raises(LocalProtocolError, match=r"header of 65537 bytes > 65536"):
-        encode_frame(b"x" * (MAX_HEADER_BYTES + 1))
-    with pytest.raises(LocalProtocolError, match=r"payload of 16777217 bytes > 16777216"):
-        encode_frame(HEADER, bytes(LARGEST_MAX_PAYLOAD_BYTES + 1))
+    for encode in (encode_frame, frame_bytes):
+        with pytest.raises(LocalProtocolError, match=r"header of 65537 bytes > 65536"):
+            encode(b"x" * (MAX_HEADER_BYTES + 1))
+        with pytest.raises(LocalProtocolError, match=r"payload of 16777217 bytes > 16777216"):
+            encode(HEADER, bytes(LARGEST_MAX_PAYLOAD_BYTES + 1))
 
 
 # --- truncated -------------------------------------------------------------------------------

@@ -36,6 +36,9 @@ def nested(levels: int, kind: type[Any]) -> dict[str, Any]:
         {"t": 1},
         {"a": None, "b": True, "c": -1, "d": 2**64 - 1, "e": 0.5, "f": "ü", "g": b"\x00"},
         {"list": [1, "two", [3]], "map": {"deep": {"er": []}}},
+        {"list": []},
+        {"map": {}},
+        {"list": [None], "text": "x" * 1000},
     ],
 )
 def test_maps_with_text_keys_are_decoded(header: dict[str, Any]) -> None:
@@ -115,6 +118,12 @@ def test_claims_within_claims_allocate_nothing() -> None:
     claims = b"\xdd\x00\x00\xea\x60" * 1000
     data = b"\x81\xa1t" + claims + b"\xc0" * (MAX_HEADER_BYTES - 3 - len(claims))
     assert peak_bytes(data) < 200_000
+
+
+def test_maps_within_maps_allocate_no_more_than_their_bytes() -> None:
+    claims = b"\xdf\x00\x00\x70\x00\xa0" * 1000
+    data = b"\x81\xa1t" + claims + b"\xc0" * (MAX_HEADER_BYTES - 3 - len(claims))
+    assert peak_bytes(data) < 400_000
 
 
 def test_full_header_stays_within_a_small_multiple_of_its_size() -> None:

@@ -17,7 +17,7 @@ from dtd.wire.tags import (
 )
 
 KEY = bytes(range(16))
-SIZES = [0, 1, 100, 16 * 1024, 16 * 1024 + 1, 1 << 20]
+SIZES = [0, 1, 100, 64 * 1024, 64 * 1024 + 1, 1 << 20]
 
 
 def keyed(later: int = FLAG_GMAC, key: bytes = KEY) -> KeyedTag:
@@ -76,6 +76,14 @@ def test_another_key_makes_another_tag(later: int, size: int) -> None:
 def test_a_salted_checksum_does_not_depend_on_how_the_payload_is_held(size: int) -> None:
     one, other = past_the_first(FLAG_XXH3), past_the_first(FLAG_XXH3)
     assert one.digest(b"h", bytes(size)) == other.digest(b"h", memoryview(bytearray(size)))
+
+
+@pytest.mark.parametrize("later", TAG_FLAGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_where_the_head_ends_does_not_matter(later: int, size: int) -> None:
+    """So a small frame may be sealed, and sent, in one piece."""
+    for one, other in ((CHECKSUM, CHECKSUM), (past_the_first(later), past_the_first(later))):
+        assert one.digest(b"head", bytes(size)) == other.digest(b"head" + bytes(size), b"")
 
 
 def test_who_awaits_a_welcome_takes_a_refusal_without_a_key() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import output
+from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.figures import NOTHING, duration
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
@@ -42,66 +43,63 @@ def create_token(settings: Settings, *, role: str, life: str) -> int:
     if role not in JOINABLE:
         raise UsageError(f"--role: {role!r} is no role", remedy=f"one of {', '.join(JOINABLE)}")
     life_s = parse_life_s(life)
-    with settings.connect() as client:
-        answer = client.request(m.CreateToken(role=role, life_s=life_s))
-    if settings.as_json:
-        output.print_json(answer)
-        return 0
     command = "dtd-worker" if role == WORKER else "dtdctl"
+    request = m.CreateToken(role=role, life_s=life_s)
+    ask_and_show(settings, request, lambda answer: _print_token(answer, command))
+    return 0
+
+
+def _print_token(answer: Answer, command: str) -> None:
     until = _date(answer["expires_s"]) if answer["expires_s"] else "it is revoked"
     output.say(f"token {answer['id']}: good until {until}; to use it: {command} join TOKEN")
     print(answer["token"], flush=True)
-    return 0
 
 
 def list_tokens(settings: Settings) -> int:
     """List all tokens, without their secrets."""
-    with settings.connect() as client:
-        answer = client.request(m.ListTokens())
-    if settings.as_json:
-        output.print_json(answer)
-        return 0
-    output.print_table(("TOKEN", "ROLE", "MADE", "EXPIRES"), map(_token_row, answer["tokens"]))
+    ask_and_show(settings, m.ListTokens(), _print_tokens)
     return 0
+
+
+def _print_tokens(answer: Answer) -> None:
+    output.print_table(("TOKEN", "ROLE", "MADE", "EXPIRES"), map(_token_row, answer["tokens"]))
 
 
 def revoke_token(settings: Settings, token: str) -> int:
     """Let nobody join with a token any more."""
-    with settings.connect() as client:
-        answer = client.request(m.RevokeToken(id=token))
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        output.say(f"nobody can join with token {answer['id']} any more; who has joined stays")
+    ask_and_show(settings, m.RevokeToken(id=token), _say_token_revoked)
     return 0
+
+
+def _say_token_revoked(answer: Answer) -> None:
+    output.say(f"nobody can join with token {answer['id']} any more; who has joined stays")
 
 
 def list_credentials(settings: Settings) -> int:
     """List the credentials that were issued."""
-    with settings.connect() as client:
-        answer = client.request(m.ListCredentials())
-    if settings.as_json:
-        output.print_json(answer)
-        return 0
+    ask_and_show(settings, m.ListCredentials(), _print_credentials)
+    return 0
+
+
+def _print_credentials(answer: Answer) -> None:
     headings = ("NAME", "ROLE", "STATE", "ISSUED", "EXPIRES", "SERIAL")
     output.print_table(headings, map(_credential_row, answer["credentials"]))
-    return 0
 
 
 def revoke(settings: Settings, name: str) -> int:
     """Take back a credential: its connections end, its workers are evicted."""
-    with settings.connect() as client:
-        answer = client.request(m.RevokeCredential(name=name))
-    if settings.as_json:
-        output.print_json(answer)
-        return 0
+    request = m.RevokeCredential(name=name)
+    ask_and_show(settings, request, lambda answer: _say_revoked(answer, name))
+    return 0
+
+
+def _say_revoked(answer: Answer, name: str) -> None:
     for one in answer["revoked"]:
         output.say(f"{one['role']}/{one['name']} ({one['serial']}) is revoked")
     if not answer["revoked"]:
         output.say(f"{name} was revoked before")
     if answer["evicted"]:
         output.say(f"evicted: {', '.join(answer['evicted'])}")
-    return 0
 
 
 def _token_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from dtd.address import Address
 from dtd.ctl import figures, output
+from dtd.ctl.answers import Answer, ask, ask_and_show
 from dtd.ctl.jobs import parse_job_at_step
 from dtd.ctl.loading import loading_lines
 from dtd.ctl.settings import Settings
@@ -31,11 +32,11 @@ Checkpoint = Mapping[str, Any]
 
 def list_checkpoints(settings: Settings, job: str) -> int:
     """Print what is known of a job's checkpoints, or of all."""
-    with settings.connect() as client:
-        answer = client.request(m.ListCheckpoints(job=job))
-    if settings.as_json:
-        output.print_json(answer)
-        return 0
+    ask_and_show(settings, m.ListCheckpoints(job=job), _print_checkpoints)
+    return 0
+
+
+def _print_checkpoints(answer: Answer) -> None:
     rows = [
         (
             one["job"],
@@ -51,14 +52,12 @@ def list_checkpoints(settings: Settings, job: str) -> int:
         for one in answer["checkpoints"]
     ]
     output.print_table(_HEADINGS, rows)
-    return 0
 
 
 def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric: str) -> int:
     """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them."""
     job, step = parse_job_at_step(text, source="JOB")
-    with settings.connect() as client:
-        answer = client.request(m.ListCheckpoints(job=job, tickets=True))
+    answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
     holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
     target = (directory or Path(job)) / WEIGHTS_FILE
     _fetch_from_any(holders, target)

@@ -19,6 +19,7 @@ from dtd.core.forecast import Forecast
 from dtd.core.roster import natural_key
 from dtd.ctl import doctor_checks as checks
 from dtd.ctl import figures, output
+from dtd.ctl.answers import ask, show
 from dtd.ctl.doctor_checks import Finding
 from dtd.ctl.doctor_forecast import forecasts
 from dtd.ctl.doctor_measurements import Patient, measure_links
@@ -62,16 +63,15 @@ def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
         failed = Finding(
             check="coordinator", state="fail", message=error.message, remedy=error.remedy
         )
-        _print(_report([failed]), as_json=settings.as_json)
+        show(settings, _report([failed]), _print)
         return error.exit_code
-    _print(report, as_json=settings.as_json)
+    show(settings, report, _print)
     bad = any(finding["state"] == "fail" for finding in report["checks"])
     return EXIT_FAILED if bad else EXIT_FINE
 
 
 def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
-    with settings.connect() as client:
-        status = client.request(m.GetStatus())
+    status = ask(settings, m.GetStatus())
     workers = [one for one in status["workers"] if one["state"] not in _AWAY]
     names = sorted((worker["name"] for worker in workers), key=natural_key)
     patient = Patient(settings)
@@ -202,10 +202,7 @@ def _add_job(
 # --- printing --------------------------------------------------------------------------------
 
 
-def _print(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(report)
-        return
+def _print(report: Report) -> None:
     print("\n".join(report_lines(report, colour=output.wants_colour(sys.stdout))), flush=True)
 
 

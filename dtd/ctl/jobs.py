@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import figures, output
+from dtd.ctl.answers import Answer, ask_and_show, show
 from dtd.ctl.pages import pages
 from dtd.ctl.patience import Patience
 from dtd.ctl.settings import Settings
@@ -62,10 +63,7 @@ def submit(
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"], timeout_s=math.inf)
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        print(answer["job"])
+    show(settings, answer, lambda answer: print(answer["job"]))
     return EXIT_DONE
 
 
@@ -97,11 +95,7 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
             f"job {job} has not ended within {timeout_s:g} s",
             remedy=f"it goes on; look at it with: dtdctl status, or wait again: dtdctl wait {job}",
         )
-    if settings.as_json:
-        output.print_json(answer)
-    elif answer["state"] == "done":
-        print(job)
-        output.say(f"job {job} is done: {result_words(answer['result'])}")
+    show(settings, answer, lambda answer: _say_done(answer, job))
     if answer["state"] != "done":
         reason = answer["reason"] or "no reason was given"
         raise JobFailed(
@@ -111,7 +105,13 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
     return EXIT_DONE
 
 
-def await_end(settings: Settings, job: str, *, timeout_s: float) -> dict[str, Any] | None:
+def _say_done(answer: Answer, job: str) -> None:
+    if answer["state"] == "done":  # an error tells of any other end
+        print(job)
+        output.say(f"job {job} is done: {result_words(answer['result'])}")
+
+
+def await_end(settings: Settings, job: str, *, timeout_s: float) -> Answer | None:
     """The answer to WAIT_JOB, or None when time ran out."""
     deadline_s = time.monotonic() + timeout_s
     patience = Patience()
@@ -144,35 +144,32 @@ def result_words(result: dict[str, Any]) -> str:
 
 def cancel(settings: Settings, job: str) -> int:
     """Stop a job at its next step boundary."""
-    with settings.connect() as client:
-        answer = client.request(m.CancelJob(job=job))
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        output.say(f"job {answer['job']} is {answer['state']}")
+    ask_and_show(settings, m.CancelJob(job=job), _say_state)
     return EXIT_DONE
+
+
+def _say_state(answer: Answer) -> None:
+    output.say(f"job {answer['job']} is {answer['state']}")
 
 
 def resume(settings: Settings, job: str) -> int:
     """Let a waiting job go on without those who may hold a newer state and are away."""
-    with settings.connect() as client:
-        answer = client.request(m.ResumeJob(job=job))
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        output.say(
-            f"job {answer['job']} goes on from the newest state that is here ({answer['state']})"
-        )
+    ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
     return EXIT_DONE
+
+
+def _say_resumed(answer: Answer) -> None:
+    job, state = answer["job"], answer["state"]
+    output.say(f"job {job} goes on from the newest state that is here ({state})")
 
 
 def list_jobs(settings: Settings) -> int:
     """Print all jobs, newest first, with their results."""
-    with settings.connect() as client:
-        answer = client.request(m.ListJobs())
-    if settings.as_json:
-        output.print_json(answer)
-        return EXIT_DONE
+    ask_and_show(settings, m.ListJobs(), _print_jobs)
+    return EXIT_DONE
+
+
+def _print_jobs(answer: Answer) -> None:
     headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "RESULT")
     rows = [
         (
@@ -187,7 +184,6 @@ def list_jobs(settings: Settings) -> int:
         for job in answer["jobs"]
     ]
     output.print_table(headings, rows)
-    return EXIT_DONE
 
 
 def _took(job: dict[str, Any]) -> str:

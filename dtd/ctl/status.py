@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dtd.ctl import figures, output
+from dtd.ctl.answers import ask_and_show
 from dtd.ctl.settings import Settings
 from dtd.wire import messages as m
 
@@ -28,13 +29,12 @@ _INDENT: Final = " " * 13
 
 def show_status(settings: Settings) -> int:
     """Print the status once; the exit code says whether it is healthy."""
-    with settings.connect() as client:
-        status = client.request(m.GetStatus())
-    if settings.as_json:
-        output.print_json(status)
-    else:
-        print("\n".join(status_lines(status, colour=output.wants_colour(sys.stdout))))
+    status = ask_and_show(settings, m.GetStatus(), _print_status)
     return EXIT_DEGRADED if degraded_because(status) else EXIT_HEALTHY
+
+
+def _print_status(status: Status) -> None:
+    print("\n".join(status_lines(status, colour=output.wants_colour(sys.stdout))))
 
 
 def degraded_because(status: Status) -> str:

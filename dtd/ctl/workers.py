@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dtd.ctl import output
+from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.settings import Settings
 from dtd.wire import messages as m
 
 
 def kill(settings: Settings, name: str, signal: str) -> int:
     """The fault drill: send a signal to a worker's process."""
-    with settings.connect() as client:
-        answer = client.request(m.KillWorker(name=name, signal=signal))
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        output.say(f"SIG{answer['signal']} is sent to {answer['name']} (pid {answer['pid']})")
+    ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
     return 0
+
+
+def _say_killed(answer: Answer) -> None:
+    output.say(f"SIG{answer['signal']} is sent to {answer['name']} (pid {answer['pid']})")
 
 
 def drain(settings: Settings, name: str) -> int:
     """Let a worker leave at the next step boundary, losing nothing."""
-    with settings.connect() as client:
-        answer = client.request(m.DrainWorker(name=name))
-    if settings.as_json:
-        output.print_json(answer)
-    else:
-        output.say(f"{answer['name']} leaves at the next step boundary")
+    ask_and_show(settings, m.DrainWorker(name=name), _say_drained)
     return 0
+
+
+def _say_drained(answer: Answer) -> None:
+    output.say(f"{answer['name']} leaves at the next step boundary")

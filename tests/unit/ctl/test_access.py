@@ -1,0 +1,106 @@
+"""The commands about tokens and credentials."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from dtd.wire import messages as m
+
+MADE_S = 1_700_000_000.0
+EXPIRES_S = 1_800_000_000.0
+REVOKED = {"role": "worker", "name": "w-0", "serial": "ab12"}
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(("role", "program"), [("worker", "dtd-worker"), ("viewer", "dtdctl")])
+def test_a_token_is_printed_alone_and_explained_beside_it(dtdctl, server, result, role, program):
+    token = {"id": "t1", "token": "dtd1-secret", "expires_s": EXPIRES_S}
+    server.script = lambda _message: result(token)
+    words = f"token t1: good until 2027-01-15 08:00; to use it: {program} join TOKEN\n"
+    assert dtdctl("token", "create", "--role", role, "--ttl", "1h") == (0, "dtd1-secret\n", words)
+    assert server.received == [m.CreateToken(role=role, life_s=3600.0)]
+    exit_code, out, err = dtdctl("token", "create", "-o", "json")
+    assert (exit_code, json.loads(out), err) == (0, token, "")
+
+
+def test_a_token_that_never_expires(dtdctl, server, result):
+    server.script = lambda _message: result({"id": "t1", "token": "x", "expires_s": 0})
+    _, _, err = dtdctl("token", "create", "--ttl", "never")
+    assert err == "token t1: good until it is revoked; to use it: dtd-worker join TOKEN\n"
+
+
+def test_a_role_that_there_is_not(dtdctl, server):
+    exit_code, out, err = dtdctl("token", "create", "--role", "king")
+    assert (exit_code, out) == (2, "")
+    assert "'king' is no role" in err
+    assert server.received == []
+
+
+def test_tokens_are_listed_without_secrets(dtdctl, server, result):
+    common = {"role": "worker", "created_s": MADE_S}
+    tokens = [
+        {"id": "t1", "expires_s": 0, "expired": False, **common},
+        {"id": "t2", "expires_s": MADE_S + 1, "expired": True, **common},
+    ]
+    server.script = lambda _message: result({"tokens": tokens})
+    exit_code, out, err = dtdctl("token", "list")
+    assert (exit_code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["TOKEN", "ROLE", "MADE", "EXPIRES"],
+        ["t1", "worker", "2023-11-14", "22:13", "never"],
+        ["t2", "worker", "2023-11-14", "22:13", "expired"],
+    ]
+    assert json.loads(dtdctl("token", "list", "-o", "json")[1]) == {"tokens": tokens}
+
+
+def test_a_token_is_revoked(dtdctl, server, result):
+    server.script = lambda message: result({"id": message.id})
+    words = "nobody can join with token t1 any more; who has joined stays\n"
+    assert dtdctl("token", "revoke", "t1") == (0, "", words)
+    assert dtdctl("token", "revoke", "t1", "-o", "json") == (0, '{"id": "t1"}\n', "")
+
+
+def test_credentials_are_listed_with_their_state(dtdctl, server, result):
+    common = {"role": "worker", "issued_s": MADE_S, "expires_s": EXPIRES_S}
+    credentials = [
+        {"name": "w-0", "serial": "ab12", "revoked_s": 0, **common},
+        {"name": "w-1", "serial": "cd34", "revoked_s": MADE_S, **common},
+    ]
+    server.script = lambda _message: result({"credentials": credentials})
+    exit_code, out, err = dtdctl("credentials")
+    assert (exit_code, err) == (0, "")
+    dates = ["2023-11-14", "22:13", "2027-01-15", "08:00"]
+    assert [line.split() for line in out.splitlines()] == [
+        ["NAME", "ROLE", "STATE", "ISSUED", "EXPIRES", "SERIAL"],
+        ["w-0", "worker", "valid", *dates, "ab12"],
+        ["w-1", "worker", "revoked", *dates, "cd34"],
+    ]
+    assert json.loads(dtdctl("credentials", "-o", "json")[1]) == {"credentials": credentials}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            {"revoked": [REVOKED], "evicted": ["w-0", "w-1"]},
+            "worker/w-0 (ab12) is revoked\nevicted: w-0, w-1\n",
+        ),
+        ({"revoked": [], "evicted": []}, "w-0 was revoked before\n"),
+    ],
+)
+def test_a_credential_is_taken_back(dtdctl, server, result, answer, words):
+    server.script = lambda _message: result(answer)
+    assert dtdctl("revoke", "w-0") == (0, "", words)
+    assert server.received == [m.RevokeCredential(name="w-0")]
+    assert json.loads(dtdctl("revoke", "w-0", "-o", "json")[1]) == answer

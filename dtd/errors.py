@@ -46,6 +46,7 @@ class ErrorCode(enum.IntEnum):
     TIMEOUT = 16
     REFUSED = 17
     INTERNAL = 18
+    RECALLED = 19
 
 
 class DtdError(Exception):

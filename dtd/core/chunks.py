@@ -16,10 +16,13 @@ EXCHANGE_BYTES: Final = 256 * 1024
 
 A bucket in segments sends 2 (N - 1) / N of its size and 2 (N - 1) frames, one whole N / 2 times
 these bytes in half the frames.  On loopback, where a frame costs more time than its bytes, whole
-buckets were 1.5 to 1.8 times as fast at 4 to 32 KiB; two ranks gain up to 64 KiB, and eight would
-even at 448 KiB a link.  At 1 Gbit/s these take 3.6 ms, more than the hops that they save, so the
-limit is lower.
+buckets were 1.5 to 1.8 times as fast at 4 to 32 KiB; two ranks gain up to 64 KiB, and eight even at
+448 KiB a link.  At 1 Gbit/s these take 3.6 ms, more than the hops that they save, so the limit is
+lower unless the whole ring is on one host.
 """
+
+ONE_HOST_EXCHANGE_BYTES: Final = 512 * 1024
+"""The same where all ranks are on one host."""
 
 MAX_EXCHANGED: Final = 16
 """Most buckets of a step that go round whole: each needs memory for all N contributions."""
@@ -82,7 +85,7 @@ def cut(shape: BucketShape, *, world_size: int, chunk_bytes: int) -> Segments:
 
 
 def exchanged(
-    shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int
+    shapes: Sequence[BucketShape], *, world_size: int, chunk_bytes: int, one_host: bool = False
 ) -> frozenset[int]:
     """Which of a step's buckets go round whole (`dtd.core.ring_exchange`), by their index.
 
@@ -91,6 +94,7 @@ def exchanged(
     """
     if world_size == 1:
         return frozenset()
-    limit_bytes = min(chunk_bytes, EXCHANGE_BYTES // (world_size - 1))
+    link_bytes = ONE_HOST_EXCHANGE_BYTES if one_host else EXCHANGE_BYTES
+    limit_bytes = min(chunk_bytes, link_bytes // (world_size - 1))
     small = [index for index, shape in enumerate(shapes) if shape.size_bytes <= limit_bytes]
     return frozenset(small[-MAX_EXCHANGED:])

@@ -15,6 +15,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+class Lendable(Protocol):
+    """Memory that processes of the same host may be let read (`dtd.lent_memory.LentMemory`)."""
+
+    descriptor: int
+    nonce: bytes
+    size_bytes: int
+    loan: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where in lendable memory a bucket's view lies; the offset is from the file's beginning."""
+
+    memory: Lendable
+    offset_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketMemory:
     """Where one bucket's contribution lies, and how to add to it.
@@ -26,11 +43,16 @@ class BucketMemory:
         view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
         item_bytes: size of one element; chunks never split an element.
         add: `add(start, stop, received)` adds the received bytes to elements [start, stop).
+        total: `total(contributions)` makes the bucket the sum of these, added in their order; None
+            where that is to put the first there and to add the others.
+        home: where the view lies, if other processes of this host can be let read it.
     """
 
     view: memoryview
     item_bytes: int
     add: Callable[[int, int, memoryview], None]
+    total: Callable[[Sequence[memoryview]], None] | None = None
+    home: Home | None = None
 
     @property
     def elements(self) -> int:
@@ -45,7 +67,7 @@ class CommTiming:
     Attributes:
         busy_s: time during which at least one bucket or word was in flight.
         exposed_s: the part of it during which the training thread stood waiting.
-        sent_bytes: payload bytes sent to the ring neighbour.
+        sent_bytes: elements given to the ring neighbour, sent or lent.
     """
 
     busy_s: float

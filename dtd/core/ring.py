@@ -16,11 +16,10 @@ to a bucket that has not started here wait in scratch slots, and when these run 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from dtd.core.chunks import BucketShape, exchanged
+from dtd.core.chunks import exchanged
 from dtd.core.ring_events import (
     BucketStarted,
+    BucketTaken,
     ChunkReceived,
     Effect,
     Event,
@@ -34,7 +33,7 @@ from dtd.core.ring_exchange import ExchangedBucket
 from dtd.core.ring_seat import Seat, refused
 from dtd.core.ring_segments import Scratch, SegmentedBucket
 from dtd.core.ring_words import Words
-from dtd.errors import LocalProtocolError
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.messages import Chunk, Word
 
@@ -49,6 +48,7 @@ class Ring:
         first_step: the first step that will be opened; they are opened one after another.
         chunk_bytes: most payload bytes in one frame; equal on all ranks.
         scratch_slots: chunks that may wait in scratch memory at a time.
+        one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
 
     Attributes:
         step: the open step; before the first, the one before that.
@@ -63,11 +63,13 @@ class Ring:
         first_step: int,
         chunk_bytes: int,
         scratch_slots: int,
+        one_host: bool = False,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.generation = generation
         self.chunk_bytes = chunk_bytes
+        self._one_host = one_host
         self.step = first_step - 1
         self._seat = Seat(
             rank=rank, world_size=world_size, generation=generation, first_step=first_step
@@ -118,6 +120,8 @@ class Ring:
             return self._buckets[event.chunk.bucket].received(event) + self._resume()
         if isinstance(event, BucketStarted):
             return self._on_bucket_started(event)
+        if isinstance(event, BucketTaken):
+            return self._on_bucket_taken(event)
         if isinstance(event, WordReceived):
             return self._words.received(event.word)
         if isinstance(event, WordOffered):
@@ -134,22 +138,28 @@ class Ring:
         if self._words.offered or not all(bucket.done for bucket in self._buckets):
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
-        self._buckets = self._new_buckets(event.buckets)
+        self._buckets = self._new_buckets(event)
         self._ready = set()
         self._next_start = 0
         self._words = Words(self._seat, step=self.step)
         return self._resume()
 
-    def _new_buckets(
-        self, shapes: Sequence[BucketShape]
-    ) -> list[SegmentedBucket | ExchangedBucket]:
-        seat, step, chunk_bytes = self._seat, self.step, self.chunk_bytes
-        whole = exchanged(shapes, world_size=self.world_size, chunk_bytes=chunk_bytes)
+    def _new_buckets(self, event: StepOpened) -> list[SegmentedBucket | ExchangedBucket]:
+        seat, step, chunk_bytes, shapes = self._seat, self.step, self.chunk_bytes, event.buckets
+        whole = exchanged(
+            shapes, world_size=self.world_size, chunk_bytes=chunk_bytes, one_host=self._one_host
+        )
         return [
             ExchangedBucket(seat, shape, step=step, index=index)
             if index in whole
             else SegmentedBucket(
-                seat, self._scratch, shape, step=step, index=index, chunk_bytes=chunk_bytes
+                seat,
+                self._scratch,
+                shape,
+                step=step,
+                index=index,
+                chunk_bytes=chunk_bytes,
+                loan=event.loan if index in event.lent else 0,
             )
             for index, shape in enumerate(shapes)
         ]
@@ -163,6 +173,16 @@ class Ring:
             effects += self._buckets[self._next_start].begin()
             self._next_start += 1
         return effects + self._resume()
+
+    def _on_bucket_taken(self, event: BucketTaken) -> list[Effect]:
+        taken = event.taken
+        self._seat.check_taken(taken, step=self.step)
+        bucket = self._buckets[taken.bucket] if taken.bucket < len(self._buckets) else None
+        if not isinstance(bucket, SegmentedBucket):
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK, f"bucket {taken.bucket} taken, which is not lent"
+            )
+        return bucket.taken(taken)
 
     def _resume(self) -> list[Effect]:
         held, self._held = self._held, False

@@ -9,17 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtd.core.chunks import BucketShape
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import Chunk, Taken, Word
 
 # --- events ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOpened:
-    """The training thread begins a step with these buckets."""
+    """The training thread begins a step with these buckets.
+
+    Attributes:
+        loan: the number under which the next rank may read buckets of this step.
+        lent: the buckets that it may, by index; those that travel whole are sent all the same.
+    """
 
     step: int
     buckets: tuple[BucketShape, ...]
+    loan: int = 0
+    lent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,13 @@ class ChunkReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTaken:
+    """The next rank has read all that it was lent of the bucket."""
+
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WordOffered:
     """This rank's word for the next exchange is ready."""
 
@@ -49,7 +63,7 @@ class WordReceived:
     word: Word
 
 
-Event = StepOpened | BucketStarted | ChunkReceived | WordOffered | WordReceived
+Event = StepOpened | BucketStarted | ChunkReceived | BucketTaken | WordOffered | WordReceived
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -66,8 +80,35 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceLent:
+    """Add elements [start, stop) of the previous rank's bucket, which it lends, to ours."""
+
+    bucket: int
+    start: int
+    stop: int
+    loan: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLent:
+    """Copy elements [start, stop) of the previous rank's bucket, which it lends, to ours."""
+
+    bucket: int
+    start: int
+    stop: int
+    loan: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTaken:
+    """Tell the previous rank that its memory is its own again."""
+
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendChunk:
-    """Send elements [start, stop) of the bucket to the next rank."""
+    """Send elements [start, stop) of the bucket to the next rank; with a loan, only their name."""
 
     chunk: Chunk
     start: int
@@ -124,6 +165,9 @@ class Resume:
 
 Effect = (
     Reduce
+    | ReduceLent
+    | CopyLent
+    | SendTaken
     | SendChunk
     | KeepOwn
     | SendContribution
@@ -155,6 +199,17 @@ class InBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InLent:
+    """There is no payload to receive: it lies in the previous rank's memory.
+
+    A chunk to be added that comes before its bucket has started has a slot all the same, whose
+    memory is not used: slots bound what must be read at once when the bucket starts.
+    """
+
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InContributions:
     """Receive into the place of rank `origin` among the bucket's contributions."""
 
@@ -162,4 +217,4 @@ class InContributions:
     origin: int
 
 
-Place = InScratch | InBucket | InContributions
+Place = InScratch | InBucket | InLent | InContributions

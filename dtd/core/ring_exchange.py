@@ -68,6 +68,8 @@ class ExchangedBucket:
             raise refused(chunk, "no such hop")
         if chunk.chunk or chunk.hop in self._placed:
             raise refused(chunk, "a hop has one chunk, number 0, once")
+        if chunk.loan:
+            raise refused(chunk, "what travels whole is not lent")
         check_payload(chunk, payload_bytes, self._size_bytes)
         self._placed.add(chunk.hop)
         return InContributions(bucket=self._index, origin=self._origin(chunk.hop))

@@ -8,7 +8,7 @@ before anything else in it is believed.  What may come within a step is for the 
 from __future__ import annotations
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.wire.messages import Chunk, Phase, Word
+from dtd.wire.messages import Chunk, Phase, Taken, Word
 
 
 class Seat:
@@ -57,7 +57,9 @@ class Seat:
             )
         return frame.step == step + 1
 
-    def chunk(self, phase: Phase, hop: int, *, step: int, bucket: int, chunk: int = 0) -> Chunk:
+    def chunk(
+        self, phase: Phase, hop: int, *, step: int, bucket: int, chunk: int = 0, loan: int = 0
+    ) -> Chunk:
         """The header of a chunk that this rank sends."""
         return Chunk(
             generation=self.generation,
@@ -67,7 +69,28 @@ class Seat:
             bucket=bucket,
             chunk=chunk,
             source=self.rank,
+            loan=loan,
         )
+
+    def check_taken(self, taken: Taken, *, step: int) -> None:
+        """Look at what the next rank says before it is believed.
+
+        Raises:
+            ProtocolError: it belongs to another generation or step.
+        """
+        if taken.generation != self.generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION, f"bucket taken in generation {taken.generation}"
+            )
+        if taken.step != step:
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"bucket {taken.bucket} of step {taken.step} taken; this ring is at step {step}",
+            )
+
+    def taken(self, *, step: int, bucket: int) -> Taken:
+        """What this rank says when it has read all that it was lent."""
+        return Taken(generation=self.generation, step=step, bucket=bucket)
 
 
 def refused(chunk: Chunk, why: str, code: ErrorCode = ErrorCode.UNEXPECTED_CHUNK) -> ProtocolError:

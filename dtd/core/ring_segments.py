@@ -9,7 +9,14 @@ receives (r - h) mod N.  A chunk goes on as soon as it is reduced.  Each segment
 order, by the ring, so all ranks end with the same bytes.
 
 What is to be added arrives in scratch slots, of which there are few; a chunk that finds none waits
-on the wire.  A slot is free again once its bucket has started, which depends on nobody else.
+on the wire.  A slot is free again once its bucket has started, which depends on nobody else.  What
+is lent (see below) needs a slot only while its bucket has not started, as its place in the queue.
+
+A neighbour on the same host is lent the bucket instead of being sent it (protocol.md, "Loans"):
+chunks are the same and come in the same order, but without payload, and what is to be added or
+copied is read where it lies when its turn has come.  That is safe within a bucket: a segment that
+was lent is overwritten with a later sum only, and no later sum comes about without the borrower's
+own part.  After it, the bucket is done only when the borrower says that it has taken everything.
 """
 
 from __future__ import annotations
@@ -21,15 +28,20 @@ from dtd.core.chunks import BucketShape, cut
 from dtd.core.ring_events import (
     BucketDone,
     ChunkReceived,
+    CopyLent,
     Effect,
     InBucket,
+    InLent,
     InScratch,
     Reduce,
+    ReduceLent,
     SendChunk,
+    SendTaken,
 )
 from dtd.core.ring_seat import Seat, check_payload, refused
+from dtd.errors import ErrorCode, ProtocolError
 from dtd.wire.frames import HOLD, Hold
-from dtd.wire.messages import Chunk, Phase
+from dtd.wire.messages import Chunk, Phase, Taken
 
 SCATTER: Final = Phase.REDUCE_SCATTER
 GATHER: Final = Phase.ALL_GATHER
@@ -58,6 +70,7 @@ class SegmentedBucket:
         step: the open step.
         index: the bucket's number in it.
         chunk_bytes: most payload bytes in one frame.
+        loan: the number under which the next rank may read the bucket; 0 if it cannot.
 
     Attributes:
         started: this rank's own contribution is complete, and its first segment has gone out.
@@ -72,12 +85,17 @@ class SegmentedBucket:
         step: int,
         index: int,
         chunk_bytes: int,
+        loan: int = 0,
     ) -> None:
         self.started = False
         self._seat = seat
         self._scratch = scratch
         self._step = step
         self._index = index
+        self._loan = loan
+        self._lent = False  # the next rank has something to read here
+        self._borrowed = False  # we have something to read at the previous rank
+        self._slots_used = 0
         self._segments = cut(shape, world_size=seat.world_size, chunk_bytes=chunk_bytes)
         self._item_bytes = shape.item_bytes
         self._placed = ([0] * seat.hops, [0] * seat.hops)  # indexed by phase, then by hop
@@ -91,12 +109,12 @@ class SegmentedBucket:
 
     @property
     def done(self) -> bool:
-        """The whole sum is here."""
-        return self.started and self._missing == 0
+        """The whole sum is here, and nobody else reads it."""
+        return self.started and self._missing == 0 and not self._lent
 
     # --- placing ---------------------------------------------------------------------------
 
-    def place(self, chunk: Chunk, payload_bytes: int) -> InScratch | InBucket | Hold:
+    def place(self, chunk: Chunk, payload_bytes: int) -> InScratch | InBucket | InLent | Hold:
         """Say where an announced chunk's payload goes; HOLD without a scratch slot.
 
         Raises:
@@ -113,12 +131,17 @@ class SegmentedBucket:
         if chunk.phase == GATHER and not self._sent_for_reduction(segment, chunk.chunk):
             raise refused(chunk, "its sum cannot be complete: ours is missing")
         start, stop = self._segments.chunk(segment, chunk.chunk)
-        check_payload(chunk, payload_bytes, (stop - start) * self._item_bytes)
-        if chunk.phase == SCATTER and not self._scratch.free:
+        check_payload(chunk, payload_bytes, 0 if chunk.loan else (stop - start) * self._item_bytes)
+        needs_slot = chunk.phase == SCATTER and not (chunk.loan and self.started)
+        if needs_slot and not self._scratch.free:
             return HOLD
         self._placed[chunk.phase][chunk.hop] += 1
-        if chunk.phase == SCATTER:
-            return InScratch(slot=self._scratch.free.pop())
+        slot = self._scratch.free.pop() if needs_slot else None
+        self._slots_used += needs_slot
+        if chunk.loan:
+            return InLent(slot=slot)
+        if slot is not None:
+            return InScratch(slot=slot)
         return InBucket(bucket=self._index, start=start, stop=stop)
 
     def _sent_for_reduction(self, segment: int, chunk: int) -> bool:
@@ -137,6 +160,7 @@ class SegmentedBucket:
         self.started = True
         if self._seat.world_size == 1:
             return [BucketDone(bucket=self._index)]
+        self._lent = self._loan > 0
         own = self._seat.rank
         effects: list[Effect] = [
             self._send(SCATTER, 0, own, chunk) for chunk in range(self._segments.chunk_count(own))
@@ -155,34 +179,63 @@ class SegmentedBucket:
             return []
         return self._reduce(event)
 
+    def taken(self, taken: Taken) -> list[Effect]:
+        """The next rank has read all that it was lent.
+
+        Raises:
+            ProtocolError: it was lent nothing, or has said so before.
+        """
+        if not self._lent:
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK,
+                f"bucket {taken.bucket} of step {taken.step} taken, which is not lent",
+            )
+        self._lent = False
+        return self._finish()
+
     def _gathered(self, chunk: Chunk) -> list[Effect]:
         self._received[GATHER][chunk.hop] += 1
-        self._missing -= 1
+        segment = self._incoming(GATHER, chunk.hop)
         effects: list[Effect] = []
+        if chunk.loan:
+            start, stop = self._segments.chunk(segment, chunk.chunk)
+            effects.append(CopyLent(bucket=self._index, start=start, stop=stop, loan=chunk.loan))
         if chunk.hop + 1 < self._seat.hops:
-            segment = self._incoming(GATHER, chunk.hop)
             effects.append(self._send(GATHER, chunk.hop + 1, segment, chunk.chunk))
-        return effects + self._finish()
+        return effects + self._arrived(chunk)
 
     def _reduce(self, event: ChunkReceived) -> list[Effect]:
         chunk = event.chunk
-        assert event.slot is not None
         segment = self._incoming(SCATTER, chunk.hop)
         start, stop = self._segments.chunk(segment, chunk.chunk)
-        self._scratch.free.append(event.slot)
+        reduce: Effect
+        if chunk.loan:
+            reduce = ReduceLent(bucket=self._index, start=start, stop=stop, loan=chunk.loan)
+        else:
+            assert event.slot is not None
+            reduce = Reduce(bucket=self._index, start=start, stop=stop, slot=event.slot)
+        if event.slot is not None:
+            self._scratch.free.append(event.slot)
+            self._slots_used -= 1
         self._received[SCATTER][chunk.hop] += 1
-        self._missing -= 1
         last = chunk.hop + 1 == self._seat.hops
         phase, hop = (GATHER, 0) if last else (SCATTER, chunk.hop + 1)
-        return [
-            Reduce(bucket=self._index, start=start, stop=stop, slot=event.slot),
-            self._send(phase, hop, segment, chunk.chunk),
-            *self._finish(),
-        ]
+        return [reduce, self._send(phase, hop, segment, chunk.chunk), *self._arrived(chunk)]
+
+    def _arrived(self, chunk: Chunk) -> list[Effect]:
+        """A chunk is in its place; the last one of those that were lent gives the loan back."""
+        self._missing -= 1
+        self._borrowed = self._borrowed or chunk.loan > 0
+        effects: list[Effect] = []
+        if self._missing == 0 and self._borrowed:
+            effects.append(SendTaken(taken=self._seat.taken(step=self._step, bucket=self._index)))
+        return effects + self._finish()
 
     def _send(self, phase: Phase, hop: int, segment: int, chunk: int) -> SendChunk:
         start, stop = self._segments.chunk(segment, chunk)
-        header = self._seat.chunk(phase, hop, step=self._step, bucket=self._index, chunk=chunk)
+        header = self._seat.chunk(
+            phase, hop, step=self._step, bucket=self._index, chunk=chunk, loan=self._loan
+        )
         return SendChunk(chunk=header, start=start, stop=stop)
 
     def _finish(self) -> list[Effect]:
@@ -192,6 +245,8 @@ class SegmentedBucket:
 
     def waits_for(self) -> str:
         """The first chunk that is missing, in words."""
+        if self._missing == 0:
+            return f"rank {(self._seat.rank + 1) % self._seat.world_size} to read its last chunks"
         phase, hop, here, count = next(
             (phase, hop, here, count)
             for phase in (SCATTER, GATHER)
@@ -205,9 +260,11 @@ class SegmentedBucket:
 
     def slots_used(self) -> int:
         """Scratch slots that wait here, or are being filled."""
-        return sum(self._placed[SCATTER]) - sum(self._received[SCATTER])
+        return self._slots_used
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books do not balance."""
-        assert 0 <= self.slots_used() - len(self._early) <= 1
+        waiting = sum(self._placed[SCATTER]) - sum(self._received[SCATTER])
+        assert 0 <= waiting - len(self._early) <= 1
+        assert 0 <= self._slots_used <= waiting
         assert self._missing >= 0

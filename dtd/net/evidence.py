@@ -12,13 +12,16 @@ UNREACHABLE: Final = "unreachable"
 CORRUPT: Final = "corrupt"
 ENDED: Final = "ended"
 
+_LEFT: Final = frozenset({ErrorCode.TRUNCATED, ErrorCode.RECALLED})
+
 
 def of_a_closed_link(error: DtdError | None, *, was_open: bool) -> str:
     """CORRUPT when what came was no good, else RESET.
 
-    Whoever dies ends inside a frame, and an unopened link is refused: both with bytes intact.
+    Whoever dies ends inside a frame, who leaves recalls what he lends, and an unopened link is
+    refused: all with bytes intact.
     """
-    damaged = isinstance(error, ProtocolError) and error.code is not ErrorCode.TRUNCATED
+    damaged = isinstance(error, ProtocolError) and error.code not in _LEFT
     return CORRUPT if damaged and was_open else RESET
 
 

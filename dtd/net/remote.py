@@ -18,12 +18,14 @@ class Remote:
         identity: who is there; None when nothing was found out.
         peer: its address and port, for people; empty until the connection stands.
         closing: this side has closed the connection, or it is gone.
+        is_same_host: both ends have one address, so both are here, as far as addresses tell.
     """
 
     def __init__(self) -> None:
         self.identity: Identity | None = None
         self.peer = ""
         self.closing = False
+        self.is_same_host = False
         self._transport: asyncio.Transport | None = None
 
     def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
@@ -31,6 +33,8 @@ class Remote:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}" if name else "?"
+        own = transport.get_extra_info("sockname")
+        self.is_same_host = bool(name) and bool(own) and name[0] == own[0]
         return self._transport
 
     def _identify(self, role: str) -> None:

@@ -28,6 +28,7 @@ from dtd.net.evidence import (
 from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
+from dtd.net.loans import Loans
 from dtd.net.pulse import NEXT, PREVIOUS, Pulse
 from dtd.net.ring import SCRATCH_SLOTS, RingNode
 from dtd.net.traffic import Traffic, traffic_of
@@ -36,6 +37,9 @@ from dtd.wire.connection import Connection
 from dtd.wire.frames import Hold
 
 CONNECT_PAUSE_S: Final = 0.02
+
+_NODE: Final = (m.Chunk, m.Word)
+_LOANS: Final = (m.Lend, m.Borrow, m.Borrowed)
 
 
 class RingEndpoint:
@@ -106,6 +110,14 @@ class RingEndpoint:
             first_step=assign.held_step,
             chunk_bytes=chunk_bytes,
             scratch_slots=SCRATCH_SLOTS,
+            one_host=len({member.host for member in assign.roster}) == 1,
+        )
+        self._loans = Loans(
+            assign.generation,
+            to_next=self._send,
+            to_previous=self._answer,
+            same_host=lambda: self._out is not None and self._out.is_same_host,
+            lost=self._on_unreadable,
         )
         self.node = RingNode(
             core,
@@ -113,6 +125,7 @@ class RingEndpoint:
             resume=self._resume,
             bucket_done=self._on_bucket_done,
             words_done=words_done,
+            loans=self._loans,
         )
 
     def connect(self) -> None:
@@ -209,23 +222,26 @@ class RingEndpoint:
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
         """Where an incoming chunk lies."""
-        if isinstance(message, m.Beat):
-            return None
-        assert isinstance(message, m.Chunk | m.Word)
-        return self.node.place(message, payload_bytes)
+        if isinstance(message, _NODE):
+            return self.node.place(message, payload_bytes)
+        return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A chunk or word is here."""
+        """A chunk or word is here, or what a neighbour says beside them."""
         if self._ended:
             return
-        if isinstance(message, m.Beat):
+        if isinstance(message, _NODE):
+            self.node.received(message, payload)
+        elif isinstance(message, m.Taken):
+            self.node.taken(message)
+        elif isinstance(message, _LOANS):
+            self._loans.received(message)
+        else:
+            assert isinstance(message, m.Beat)
             if message.generation != self.assign.generation:
                 raise ProtocolError(
                     ErrorCode.STALE_GENERATION, f"beat of generation {message.generation}"
                 )
-            return
-        assert isinstance(message, m.Chunk | m.Word)
-        self.node.received(message, payload)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A neighbour is gone, or what he sent was no good."""
@@ -242,6 +258,12 @@ class RingEndpoint:
         self._fail(self._neighbours[neighbour].name, evidence, reason)
 
     # --- ending ------------------------------------------------------------------------------
+
+    def _on_unreadable(self, error: ProtocolError) -> None:
+        """The previous rank does not lend what it has named; the ring ends now, not soon."""
+        assert self._in is not None
+        self._in.fail(error)
+        self.link_closed(self._in, error)
 
     def _on_silent(self, neighbour: str, now: float) -> None:
         """Nothing has come from a neighbour for too long."""
@@ -266,6 +288,7 @@ class RingEndpoint:
             return
         self._ended = True
         self._pulse.end()
+        self._loans.close()
         if self._connecting is not None:
             self._connecting.cancel()
         for link in (self._out, self._in, *self._lifelines):
@@ -275,9 +298,13 @@ class RingEndpoint:
 
     # --- RingNode ----------------------------------------------------------------------------
 
-    def _send(self, message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
+    def _send(self, message: m.Chunk | m.Word | m.Lend, payload: bytes | memoryview = b"") -> None:
         assert self._out is not None
         self._out.send(message, payload)
+
+    def _answer(self, message: m.Borrow | m.Borrowed | m.Taken) -> None:
+        assert self._in is not None
+        self._in.send(message)
 
     def _resume(self) -> None:
         """Outside the current callback: a held frame may lead to many more."""

@@ -57,7 +57,7 @@ def saved(state: State) -> m.CheckpointSaved:
     )
 
 
-def finished(assign: m.Assign, state: State, *, stopped: bool) -> member.TrainerFinished:
+def finished(assign: m.Assign, state: State) -> member.TrainerFinished:
     """The trainer has committed its last step, and all digests are equal."""
     return member.TrainerFinished(
         finished=m.Finished(
@@ -66,7 +66,6 @@ def finished(assign: m.Assign, state: State, *, stopped: bool) -> member.Trainer
             held_generation=state.generation,
             step=state.step,
             digest=state.content,
-            stopped=stopped,
             result={"steps": state.step} if assign.rank == 0 else {},
         )
     )

@@ -17,6 +17,7 @@ from dtd.core.ring_events import (
     BucketStarted,
     ChunkReceived,
     Effect,
+    InBucket,
     InContributions,
     InScratch,
     KeepOwn,
@@ -146,6 +147,7 @@ class RingNode:
         elif isinstance(place, InContributions):
             self._contributions[place.bucket, place.origin] = payload
         else:
+            assert isinstance(place, InBucket), "nothing is lent between the simulation's hosts"
             self._buckets[place.bucket][place.start : place.stop] = payload
         self._handle(ChunkReceived(chunk=message, slot=slot))
         return True

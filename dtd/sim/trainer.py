@@ -82,8 +82,7 @@ class Trainer:
             self._froze(ring, "", "", "the generation ended at a step boundary")
         else:
             assert self.session.agreed is not None
-            stopped = outcome == "stopped"
-            self._shell.feed(reports.finished(ring.assign, self.session.agreed, stopped=stopped))
+            self._shell.feed(reports.finished(ring.assign, self.session.agreed))
         return outcome
 
     def _froze(self, ring: RingEndpoint, suspect: str, evidence: str, reason: str) -> None:

@@ -49,26 +49,33 @@ class Gradients:
         parameters: those that are trained, in the plan's order.
         plan: which gradient lies where.
         device: where the parameters are.
+        wire_dtype: `sync.wire_dtype` of the job.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], plan: BucketPlan, device: torch.device
+        self,
+        parameters: Sequence[nn.Parameter],
+        plan: BucketPlan,
+        device: torch.device,
+        *,
+        wire_dtype: str = "",
     ) -> None:
         self._parameters = list(parameters)
         self._names = [shape.name for shape in plan.parameters]
-        self._flats: list[Tensor] = []
         self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
         self._bucket_of = [0] * len(self._parameters)
-        for index, bucket in enumerate(plan.buckets):
-            dtype = self._parameters[bucket.places[0].parameter].dtype
-            flat = torch.zeros(bucket.elements, dtype=dtype, device=device)
-            self._flats.append(flat)
+        self._staging = staging_for(
+            [(b.elements, self._parameters[b.places[0].parameter].dtype) for b in plan.buckets],
+            device,
+            wire_dtype=wire_dtype,
+        )
+        self._flats = self._staging.flats
+        for index, (bucket, flat) in enumerate(zip(plan.buckets, self._flats, strict=True)):
             for place in bucket.places:
                 shape = self._parameters[place.parameter].shape
                 self._views[place.parameter] = flat[place.start : place.stop].view(shape)
                 self._bucket_of[place.parameter] = index
         self._sizes = [len(bucket.places) for bucket in plan.buckets]
-        self._staging = staging_for(self._flats, device)
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
         self._start: HandOver | None = None
@@ -84,7 +91,19 @@ class Gradients:
         """The buckets as the ring sees them."""
         return self._staging.memories
 
+    @property
+    def size_bytes(self) -> int:
+        """What the buckets take of the device's memory."""
+        return self._staging.size_bytes
+
     # --- filling ---------------------------------------------------------------------------
+
+    def recall(self) -> None:
+        """A generation begins: whoever is left in an older one reads the buckets in vain.
+
+        Not in `begin`, when the step is open and its loan has a number already.
+        """
+        self._staging.recall()
 
     def begin(self, check: Callable[[], None]) -> None:
         """A new step: no parameter has a gradient.
@@ -145,7 +164,11 @@ class Gradients:
         self._staging.settle()
 
     def expose(self, present: Sequence[bool]) -> None:
-        """Give every parameter that has a gradient on some rank the sum, and no other one."""
+        """Give every parameter that has a gradient on some rank the sum, and no other one.
+
+        From here on sums may be changed in place, which no other rank must read any more.
+        """
+        self._staging.recall()
         for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
             parameter.grad = view if there else None
 

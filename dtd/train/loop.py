@@ -25,6 +25,7 @@ from dtd.train.step import Clock, Committed, check_skips, commit, contribute
 def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outcome:
     """Train until the job or the generation ends; `writers` are the ranks that save the state."""
     replica, plan = session.replica, session.plan
+    session.gradients.recall()
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
     session.loader.start(requests, at=plan.request_number(replica.step))
     met = False

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory
+from dtd.core.collective import BucketMemory, Home
 
 _NUMPY_ADDS = (torch.float32, torch.float64)
 
@@ -23,13 +23,13 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def bucket_memory(flat: Tensor) -> BucketMemory:
-    """A one-dimensional contiguous CPU tensor as a bucket."""
+def bucket_memory(flat: Tensor, home: Home | None = None) -> BucketMemory:
+    """A one-dimensional contiguous CPU tensor as a bucket, with its home if it may be lent."""
     assert flat.dim() == 1
     assert flat.is_contiguous()
     assert flat.device.type == "cpu"
     add = _numpy_add(flat) if flat.dtype in _NUMPY_ADDS else _torch_add(flat)
-    return BucketMemory(view=tensor_bytes(flat), item_bytes=flat.element_size(), add=add)
+    return BucketMemory(view=tensor_bytes(flat), item_bytes=flat.element_size(), add=add, home=home)
 
 
 def _numpy_add(flat: Tensor) -> Any:

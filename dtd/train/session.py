@@ -154,7 +154,12 @@ def build_session(
         plan=plan,
         replica=replica,
         bucket_plan=bucket_plan,
-        gradients=Gradients([p for _, p in replica.trained], bucket_plan, device),
+        gradients=Gradients(
+            [p for _, p in replica.trained],
+            bucket_plan,
+            device,
+            wire_dtype=spec.sync.wire_dtype,
+        ),
         buffers=buffers,
         tail=Tail(parameters=len(replica.trained), buffer_elements=buffers.elements),
         loader=_open_loader(spec, dataset, device),

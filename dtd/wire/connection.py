@@ -87,7 +87,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.ListCredentials,
         m.RevokeCredential,
     },
-    m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat},
+    m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat, m.Lend},
     m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchOpen, m.FetchRange},
     m.Role.JOIN: _ENDS | {m.GetAuthority, m.Enrol},
@@ -109,7 +109,7 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Package,
     },
     m.Role.CTL: _ENDS | {m.Result},
-    m.Role.RING: _ENDS | {m.Beat},
+    m.Role.RING: _ENDS | {m.Beat, m.Borrow, m.Borrowed, m.Taken},
     m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
     m.Role.JOIN: _ENDS | {m.Authority, m.Enrolled},
@@ -149,6 +149,7 @@ class Connection:
         self.state = State.AWAIT_WELCOME if opened else State.AWAIT_HELLO
         self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
         self._accepts = accepts
+        self._allowed = self._from_peer(role)
 
     def receive(self, message: m.Message, payload_bytes: int = 0) -> None:
         """Account for a message from the other side, and for the length of its payload.
@@ -163,10 +164,12 @@ class Connection:
         except ProtocolError:
             self.state = State.CLOSED
             raise
-        if isinstance(message, m.Error | m.Goodbye):
+        if type(message) in _ENDS:
             self.state = State.CLOSED
 
     def _check(self, message: m.Message) -> None:
+        if self.state is State.OPEN and type(message) in self._allowed:
+            return
         if isinstance(message, m.Error) and self.state is not State.CLOSED:
             return
         if self.state is State.AWAIT_HELLO and isinstance(message, m.Hello):
@@ -176,8 +179,6 @@ class Connection:
             self._check_welcome(message)
         elif self.state is State.AWAIT_PROVE and isinstance(message, m.Prove):
             self.state = State.OPEN
-        elif self.state is State.OPEN and type(message) in self._allowed():
-            return
         else:
             raise ProtocolError(
                 ErrorCode.WRONG_STATE,
@@ -193,9 +194,10 @@ class Connection:
                 f"{m.message_name(type(message))}: payload of {payload_bytes} bytes > {limit}",
             )
 
-    def _allowed(self) -> frozenset[type[Any]]:
-        assert self.role is not None
-        return (FROM_ACCEPTOR if self.opened else FROM_OPENER)[self.role]
+    def _from_peer(self, role: m.Role | None) -> frozenset[type[Any]]:
+        """What the other side may send in OPEN, once the role is known."""
+        said = FROM_ACCEPTOR if self.opened else FROM_OPENER
+        return said[role] if role is not None else frozenset()
 
     def _check_hello(self, hello: m.Hello) -> None:
         try:
@@ -210,6 +212,7 @@ class Connection:
                 f"role {self.role.value!r} is not served here",
                 remedy="check the port: a worker's data port is not the coordinator's",
             )
+        self._allowed = self._from_peer(self.role)
         self._check_keys("HELLO", hello)
         if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
             raise ProtocolError(

@@ -253,7 +253,6 @@ class Trainer(threading.Thread):
             held_generation=run.held().generation,
             step=outcome.step,
             digest=outcome.digest,
-            stopped=outcome.kind == "stopped",
             result=self._reporter.result(outcome) if assign.rank == 0 else {},
         )
         self._reporter.flush()

@@ -52,8 +52,9 @@ class Side:
 
 BYTES_ONLY: Final = ("float32",)
 SIDES: Final = {
-    "dtd": Side(kind="dtd", setup={}),
-    "dtd, other host": Side(kind="dtd", host=PUBLIC_HOST, setup={}),
+    "dtd": Side(kind="dtd", setup={"lends": True}),
+    "dtd, sockets": Side(kind="dtd", setup={"lends": False}),
+    "dtd, other host": Side(kind="dtd", host=PUBLIC_HOST, setup={"lends": False}),
     "gloo": Side(kind="gloo", setup={}),
     "limit": Side(kind="probe", setup={"tag": "none"}, dtypes=BYTES_ONLY),
     "limit, xxh3": Side(kind="probe", setup={"tag": "xxh3"}, dtypes=BYTES_ONLY),

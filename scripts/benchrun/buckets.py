@@ -9,19 +9,23 @@ import torch
 from dtd.errors import DtdError
 
 
+def layout(size_bytes: int, dtype: str) -> tuple[int, torch.dtype]:
+    """(elements, type) of a bucket of this size; `dtype` is the name of a torch type."""
+    kind: torch.dtype = getattr(torch, dtype)
+    return size_bytes // kind.itemsize, kind
+
+
 class Bucket:
     """One dimension of zeros.
 
     Zeros stay zeros however often they are summed, so nothing overflows while time is taken.
 
     Args:
-        size_bytes: of the whole.
-        dtype: name of a torch type.
+        flat: its memory.
     """
 
-    def __init__(self, size_bytes: int, dtype: str) -> None:
-        kind: torch.dtype = getattr(torch, dtype)
-        self.flat = torch.zeros(size_bytes // kind.itemsize, dtype=kind)
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
         self.flat.fill_(0)  # now the pages are there
 
     def verify(self, rank: int, world: int, all_reduce: Callable[[], None]) -> None:

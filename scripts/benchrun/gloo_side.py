@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from scripts.benchrun.buckets import Bucket
+from scripts.benchrun.buckets import Bucket, layout
 
 TIMEOUT: Final = timedelta(minutes=10)
 
@@ -36,7 +36,8 @@ class GlooSide:
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
         """See `AllReduceSide`."""
-        self._bucket = Bucket(size_bytes, dtype)
+        elements, kind = layout(size_bytes, dtype)
+        self._bucket = Bucket(torch.zeros(elements, dtype=kind))
 
     def verify(self) -> None:
         """See `AllReduceSide`."""

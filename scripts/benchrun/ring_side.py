@@ -22,11 +22,12 @@ from dtd.job import SyncTable
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
 from dtd.train.reduce import bucket_memory
+from dtd.train.ring_memory import RingMemory
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S
-from scripts.benchrun.buckets import Bucket
+from scripts.benchrun.buckets import Bucket, layout
 
 SILENCE_S: Final = 120.0
 """Other sides have the processors meanwhile; nobody is to be given up for that."""
@@ -38,13 +39,16 @@ class RingSide:
     """See `AllReduceSide`.
 
     Args:
-        setup: rank, world, host.
+        setup: rank, world, host, and whether its memory can be lent to neighbours.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._rank, self._world, self._host = setup["rank"], setup["world"], setup["host"]
+        self._lends = setup["lends"]
+        self._memory: BucketMemory
+        self._lent: RingMemory | None = None
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._server = DataServer(f"rank-{self._rank}", _no_checkpoint)
@@ -89,8 +93,15 @@ class RingSide:
 
     def prepare(self, size_bytes: int, dtype: str) -> None:
         """See `AllReduceSide`."""
-        self._bucket = Bucket(size_bytes, dtype)
-        self._memory: BucketMemory = bucket_memory(self._bucket.flat)
+        elements, kind = layout(size_bytes, dtype)
+        if self._lent is not None:
+            self._lent.close()
+        if self._lends:
+            self._lent = RingMemory([(elements, kind)])
+            self._bucket, self._memory = Bucket(self._lent.flats[0]), self._lent.memories[0]
+        else:
+            self._bucket = Bucket(torch.zeros(elements, dtype=kind))
+            self._memory = bucket_memory(self._bucket.flat)
 
     def verify(self) -> None:
         """See `AllReduceSide`."""

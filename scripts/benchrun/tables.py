@@ -71,8 +71,9 @@ def _allreduce_table(records: Sequence[Record]) -> str:
         by_size.setdefault(record["bytes"], {})[record["side"]] = record
     head = [
         *("size", "dtd: time", "algorithm", "bus", "± MAD", "Gloo: bus", "± MAD"),
-        *("**dtd : Gloo**", "keyed tag : Gloo", "limit: bus", "limit, same tag", "dtd : that"),
-        *("CPU s/GB dtd", "Gloo", "limit"),
+        *("**dtd : Gloo**", "sockets : Gloo", "other host : Gloo"),
+        *("limit: bus", "limit, same tag", "sockets : that"),
+        *("CPU s/GB dtd", "sockets", "Gloo", "limit"),
     ]
     return table(head, [_allreduce_row(size, by_size[size]) for size in sorted(by_size)])
 
@@ -87,11 +88,12 @@ def _allreduce_row(size_bytes: int, sides: dict[str, Record]) -> list[str]:
         *_bus(dtd),
         *_bus(gloo),
         f"**{_ratio(gloo, dtd)}**",
+        _ratio(gloo, sides.get("dtd, sockets")),
         _ratio(gloo, sides.get("dtd, other host")),
         _bus(sides.get("limit"))[0],
         _bus(sides.get("limit, xxh3"))[0],
-        _ratio(sides.get("limit, xxh3"), dtd),
-        *(_cpu(sides.get(name)) for name in ("dtd", "gloo", "limit")),
+        _ratio(sides.get("limit, xxh3"), sides.get("dtd, sockets")),
+        *(_cpu(sides.get(name)) for name in ("dtd", "dtd, sockets", "gloo", "limit")),
     ]
 
 
@@ -140,6 +142,10 @@ def train_tables(records: Sequence[Record]) -> str:
         parts.append(f"#### {mine[0]['what']}")
         parts.append(_steps_table(mine))
         parts.append(_where_table(mine))
+        narrow = [record for record in mine if "dtd-bf16" in record["steps_s"]]
+        if narrow:
+            parts.append("Gradients as bfloat16, in DDP by its `bf16_compress_hook`:")
+            parts.append(_bf16_table(narrow))
     return "\n\n".join(parts)
 
 
@@ -174,6 +180,34 @@ def _steps_table(records: Sequence[Record]) -> str:
     return table(head, rows)
 
 
+def _bf16_table(records: Sequence[Record]) -> str:
+    head = [
+        *("link", "workers", "dtd: step", "± MAD", "DDP: step", "± MAD", "**DDP : dtd**"),
+        *("dtd: float32 : bfloat16", "DDP: float32 : bfloat16", "DDP's buckets"),
+    ]
+    rows = []
+    for record in records:
+        steps_s = record["steps_s"]
+        dtd_s, ddp_s = steps_s["dtd-bf16"], steps_s["ddp-bf16"]
+        rows.append(
+            [
+                record["link"],
+                str(record["world"]),
+                *_time(dtd_s),
+                *_time(ddp_s),
+                f"**{paired_ratio(ddp_s, dtd_s).median:.2f}**",
+                f"{paired_ratio(steps_s['dtd'], dtd_s).median:.2f}",
+                f"{paired_ratio(steps_s['ddp'], ddp_s).median:.2f}",
+                _ddp_buckets(record["ddp-bf16"]),
+            ]
+        )
+    return table(head, rows)
+
+
+def _ddp_buckets(choice: dict[str, Any]) -> str:
+    return f"{choice['bucket_mib']} MiB{', batched' if choice['batched'] else ''}"
+
+
 def _where_table(records: Sequence[Record]) -> str:
     head = [
         *("link", "workers", "compute", "communication", "exposed", "beyond no sync: dtd", "DDP"),
@@ -191,7 +225,7 @@ def _where_table(records: Sequence[Record]) -> str:
                 *(time_text(parts_s[part]) for part in ("compute_s", "comm_s", "exposed_s")),
                 time_text(max(0.0, dtd_s - apart_s)),
                 time_text(max(0.0, ddp_s - apart_s)),
-                f"{record['ddp']['bucket_mib']} MiB" + (", batched" * record["ddp"]["batched"]),
+                _ddp_buckets(record["ddp"]),
                 NOTHING if math.isnan(floor_s) else time_text(floor_s),
                 NOTHING if math.isnan(floor_s) else f"{dtd_s / floor_s:.2f}",
                 *(_mebibytes(peak[side]) for side in ("dtd", "ddp")),

@@ -20,7 +20,7 @@ import json, sys
 from scripts.benchrun.ring_side import RingSide
 
 rank, world, host = json.loads(sys.stdin.readline())
-side = RingSide({"rank": rank, "world": world, "host": host})
+side = RingSide({"rank": rank, "world": world, "host": host, "lends": True})
 print(json.dumps(side.listen()), flush=True)
 side.join(*json.loads(sys.stdin.readline()))
 side.prepare(1 << 20, "float32")

@@ -5,6 +5,10 @@ element that ends as `(1 << world_size) - 1` was added exactly once by every ran
 copied on sending: a chunk is read when it is delivered, so memory must not change before that.
 Contributions that are exchanged whole must lie in their ranks' places: so they are summed in rank
 order.
+
+Links lend some buckets and send others.  What is lent is read when the machine says so and not when
+the chunk comes, and `_Memory` sees that nobody has written there meanwhile.  A lent bucket that is
+done is overwritten at once: nobody may need it any more.
 """
 
 from __future__ import annotations
@@ -22,15 +26,20 @@ from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
     BucketStarted,
+    BucketTaken,
     ChunkReceived,
+    CopyLent,
     Effect,
     InBucket,
     InContributions,
+    InLent,
     InScratch,
     KeepOwn,
     Reduce,
+    ReduceLent,
     SendChunk,
     SendContribution,
+    SendTaken,
     SendWord,
     StepOpened,
     SumContributions,
@@ -39,13 +48,49 @@ from dtd.core.ring_events import (
     WordsDone,
 )
 from dtd.wire.frames import Hold
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import Chunk, Taken, Word
 
 ITEM_BYTES = 4
+GARBAGE = -1
+
+
+class _Memory:
+    """One bucket's elements, some of which the next rank has yet to read."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+        self.to_be_read: list[tuple[int, int]] = []
+
+    def lend(self, start: int, stop: int) -> None:
+        self.to_be_read.append((start, stop))
+
+    def borrowed(self, start: int, stop: int) -> list[int]:
+        self.to_be_read.remove((start, stop))
+        return self.values[start:stop]
+
+    def write(self, start: int, values: Sequence[int]) -> None:
+        stop = start + len(values)
+        for first, last in self.to_be_read:
+            assert stop <= first or last <= start, "written to before the next rank has read it"
+        self.values[start:stop] = values
+
+    def add(self, start: int, values: Sequence[int]) -> None:
+        own = self.values[start : start + len(values)]
+        for value, other in zip(own, values, strict=True):
+            assert not value & other, "a contribution was added twice"
+        self.write(start, [value + other for value, other in zip(own, values, strict=True)])
 
 
 class _Node:
-    """One rank: its machine, the memory it names, and the program that its trainer runs."""
+    """One rank: its machine, the memory it names, and the program that its trainer runs.
+
+    Attributes:
+        previous: the node of the rank before.
+        outbox: frames to the next rank.
+        answers: frames to the previous rank.
+    """
+
+    previous: _Node
 
     def __init__(
         self,
@@ -54,13 +99,19 @@ class _Node:
         *,
         item_bytes: int,
         slot_count: int,
+        lending: float,
         random: Random,
     ) -> None:
         self.core = core
         self.item_bytes = item_bytes
         self.slot_count = slot_count
+        self.lending = lending
+        self.random = random
+        self.loan = 1
+        self.lent: frozenset[int] = frozenset()
         self.outbox: deque[tuple[Chunk | Word, Callable[[], list[int]]]] = deque()
-        self.buckets: list[list[int]] = []
+        self.answers: deque[Taken] = deque()
+        self.buckets: list[_Memory] = []
         self.slots: dict[int, list[int]] = {}
         self.contributions: dict[tuple[int, int], list[int]] = {}
         self.done: set[int] = set()
@@ -85,12 +136,15 @@ class _Node:
         return program
 
     def _open(self, step: int, sizes: Sequence[int]) -> None:
-        self.buckets = [[1 << self.core.rank] * size for size in sizes]
+        self.loan += 1
+        self.buckets = [_Memory([1 << self.core.rank] * size) for size in sizes]
         self.contributions = {}
         self.done = set()
         self.exchanges_done = 0
         shapes = tuple(BucketShape(elements=size, item_bytes=self.item_bytes) for size in sizes)
-        self.handle(StepOpened(step=step, buckets=shapes))
+        lent = (index for index in range(len(sizes)) if self.random.random() < self.lending)
+        self.lent = frozenset(lent)
+        self.handle(StepOpened(step=step, buckets=shapes, loan=self.loan, lent=self.lent))
 
     def _start(self, bucket: int) -> None:
         self.handle(BucketStarted(bucket=bucket))
@@ -99,9 +153,13 @@ class _Node:
         self.handle(WordOffered())
 
     def _close(self) -> None:
-        whole = (1 << self.core.world_size) - 1
-        assert all(value == whole for bucket in self.buckets for value in bucket)
+        kept = [bucket for index, bucket in enumerate(self.buckets) if index not in self.lent]
+        assert all(self.is_whole(bucket) for bucket in kept)
         self.finished_steps += 1
+
+    def is_whole(self, bucket: _Memory) -> bool:
+        whole = (1 << self.core.world_size) - 1
+        return all(value == whole for value in bucket.values)
 
     def may_run(self) -> bool:
         return bool(self.program) and self.program[0][0]()
@@ -110,24 +168,29 @@ class _Node:
         self.program.popleft()[1]()
 
     def handle(self, event: object) -> None:
-        for effect in self.core.handle(event, 0.0):
+        effects = self.core.handle(event, 0.0)
+        reads = sum(isinstance(effect, ReduceLent | CopyLent) for effect in effects)
+        assert reads <= max(self.slot_count, 1), "too much to read at once"
+        for effect in effects:
             self._perform(effect)
         self.core.check_invariants()
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, SendChunk):
-            bucket = self.buckets[effect.chunk.bucket]
-            self.outbox.append((effect.chunk, lambda: bucket[effect.start : effect.stop]))
+            self._send_chunk(effect)
         elif isinstance(effect, SendWord):
             self.outbox.append((effect.word, list))
         elif isinstance(effect, Reduce):
-            received = self.slots.pop(effect.slot)
-            bucket = self.buckets[effect.bucket]
-            for index, value in zip(range(effect.start, effect.stop), received, strict=True):
-                assert not bucket[index] & value, "a contribution was added twice"
-                bucket[index] += value
+            self.buckets[effect.bucket].add(effect.start, self.slots.pop(effect.slot))
+        elif isinstance(effect, ReduceLent):
+            self.buckets[effect.bucket].add(effect.start, self._borrowed(effect))
+        elif isinstance(effect, CopyLent):
+            self.buckets[effect.bucket].write(effect.start, self._borrowed(effect))
+        elif isinstance(effect, SendTaken):
+            assert not self.previous.buckets[effect.taken.bucket].to_be_read
+            self.answers.append(effect.taken)
         elif isinstance(effect, KeepOwn):
-            own = list(self.buckets[effect.bucket])
+            own = list(self.buckets[effect.bucket].values)
             self.contributions[effect.bucket, self.core.rank] = own
         elif isinstance(effect, SendContribution):
             given = self.contributions[effect.chunk.bucket, effect.origin]
@@ -135,17 +198,40 @@ class _Node:
         elif isinstance(effect, SumContributions):
             self._sum(effect.bucket)
         elif isinstance(effect, BucketDone):
-            assert effect.bucket not in self.done
-            self.done.add(effect.bucket)
+            self._finish(effect.bucket)
         elif isinstance(effect, WordsDone):
             assert effect.sequence == self.exchanges_done
             self.exchanges_done += 1
 
+    def _send_chunk(self, effect: SendChunk) -> None:
+        bucket = self.buckets[effect.chunk.bucket]
+        if effect.chunk.loan:
+            assert effect.chunk.bucket in self.lent
+            bucket.lend(effect.start, effect.stop)
+            self.outbox.append((effect.chunk, list))
+        else:
+            values = bucket.values
+            self.outbox.append((effect.chunk, lambda: values[effect.start : effect.stop]))
+
+    def _borrowed(self, effect: ReduceLent | CopyLent) -> list[int]:
+        """Elements of the previous rank's bucket as they are now."""
+        assert effect.loan == self.previous.loan, "read under another number"
+        return self.previous.buckets[effect.bucket].borrowed(effect.start, effect.stop)
+
+    def _finish(self, index: int) -> None:
+        assert index not in self.done
+        self.done.add(index)
+        bucket = self.buckets[index]
+        assert self.is_whole(bucket)
+        if index in self.lent:
+            bucket.write(0, [GARBAGE] * len(bucket.values))
+
     def _sum(self, index: int) -> None:
         bucket = self.buckets[index]
+        size = len(bucket.values)
         for rank in range(self.core.world_size):
-            assert self.contributions[index, rank] == [1 << rank] * len(bucket)
-        bucket[:] = [(1 << self.core.world_size) - 1] * len(bucket)
+            assert self.contributions[index, rank] == [1 << rank] * size
+        bucket.write(0, [(1 << self.core.world_size) - 1] * size)
 
     def receive(self, message: Chunk | Word, payload: Callable[[], list[int]]) -> bool:
         """Take a frame from the previous rank, or leave it where it is."""
@@ -158,18 +244,17 @@ class _Node:
         place = self.core.place(message, len(values) * self.item_bytes)
         if isinstance(place, Hold):
             return False
-        slot = None
-        if isinstance(place, InScratch):
-            slot = place.slot
+        slot = place.slot if isinstance(place, InScratch | InLent) else None
+        if slot is not None:
             assert slot in range(self.slot_count), "there is no such scratch slot"
             assert slot not in self.slots, "a scratch slot was given out twice"
-            self.slots[slot] = values
+        if isinstance(place, InScratch):
+            self.slots[place.slot] = values
         elif isinstance(place, InContributions):
             assert (place.bucket, place.origin) not in self.contributions
             self.contributions[place.bucket, place.origin] = values
-        else:
-            assert isinstance(place, InBucket)
-            self.buckets[place.bucket][place.start : place.stop] = values
+        elif isinstance(place, InBucket):
+            self.buckets[place.bucket].write(place.start, values)
         self.handle(ChunkReceived(chunk=message, slot=slot))
         return True
 
@@ -181,9 +266,13 @@ def run_network(
     chunk_elements: int,
     slots: int,
     random: Random,
+    lending: float = 0.0,
     item_bytes: int = ITEM_BYTES,
 ) -> None:
-    """Run all ranks' programs; in every turn one thing that can happen does, chosen at random."""
+    """Run all ranks' programs; in every turn one thing that can happen does, chosen at random.
+
+    Each link lends nothing, or each bucket of a step with the probability `lending`.
+    """
     nodes = [
         _Node(
             Ring(
@@ -197,25 +286,30 @@ def run_network(
             steps,
             item_bytes=item_bytes,
             slot_count=slots,
+            lending=random.choice((0.0, lending, lending)),
             random=random,
         )
         for rank in range(world_size)
     ]
+    for rank, node in enumerate(nodes):
+        node.previous = nodes[rank - 1]
     pace = [random.random() for _ in nodes]
     while any(node.program for node in nodes):
         runnable = [node for node in nodes if node.may_run()]
         moved = False
-        for place in random.sample(range(2 * world_size), 2 * world_size):
-            node = nodes[place // 2]
-            if place % 2 and node in runnable and random.random() < pace[node.core.rank]:
+        for place in random.sample(range(3 * world_size), 3 * world_size):
+            node, turn = nodes[place // 3], place % 3
+            if turn == 0:
+                moved |= _deliver_some(node, nodes[(node.core.rank + 1) % world_size], random)
+            elif turn == 1:
+                moved |= _answer(node, random)
+            elif node in runnable and random.random() < pace[node.core.rank]:
                 node.run()
                 moved = True
-            elif not place % 2:
-                moved |= _deliver_some(node, nodes[(node.core.rank + 1) % world_size], random)
         if not moved and not any(node.may_run() for node in nodes):
             raise AssertionError("stuck: " + "; ".join(node.core.explain() for node in nodes))
     assert all(node.finished_steps == len(steps) for node in nodes)
-    assert not any(node.outbox for node in nodes)
+    assert not any(node.outbox or node.answers for node in nodes)
     assert not any(node.slots for node in nodes)
     assert {node.core.explain() for node in nodes} == {f"step {len(steps) - 1}: waits for nothing"}
 
@@ -230,6 +324,15 @@ def _deliver_some(node: _Node, following: _Node, random: Random) -> bool:
     return delivered > 0 or (wanted == 0 and bool(node.outbox))
 
 
+def _answer(node: _Node, random: Random) -> bool:
+    """Perhaps let one frame arrive at the rank before."""
+    if not node.answers:
+        return False
+    if random.random() < 0.5:
+        node.previous.handle(BucketTaken(taken=node.answers.popleft()))
+    return True
+
+
 sizes = st.one_of(st.integers(0, 9), st.integers(10, 200))
 
 
@@ -239,13 +342,25 @@ sizes = st.one_of(st.integers(0, 9), st.integers(10, 200))
     steps=st.lists(st.lists(sizes, max_size=4), min_size=1, max_size=3),
     chunk_elements=st.one_of(st.integers(1, 12), st.just(1000)),
     slots=st.integers(1, 8),
+    lending=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 2**32),
 )
 def test_every_element_is_summed_exactly_once_in_any_interleaving(
-    world_size: int, steps: list[list[int]], chunk_elements: int, slots: int, seed: int
+    world_size: int,
+    steps: list[list[int]],
+    chunk_elements: int,
+    slots: int,
+    lending: float,
+    seed: int,
 ) -> None:
-    random = Random(seed)
-    run_network(world_size, steps, chunk_elements=chunk_elements, slots=slots, random=random)
+    run_network(
+        world_size,
+        steps,
+        chunk_elements=chunk_elements,
+        slots=slots,
+        lending=lending,
+        random=Random(seed),
+    )
 
 
 @settings(max_examples=100)
@@ -267,6 +382,7 @@ def test_buckets_around_the_limit_go_round_in_either_way(
         steps,
         chunk_elements=chunk_elements,
         slots=2,
+        lending=data.draw(st.sampled_from([0.0, 1.0])),
         random=Random(seed),
         item_bytes=item_bytes,
     )
@@ -277,17 +393,23 @@ def test_more_small_buckets_than_may_go_round_whole() -> None:
     run_network(4, steps, chunk_elements=8, slots=2, random=Random(3))
 
 
+@pytest.mark.parametrize("lending", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_one_scratch_slot_is_enough(world_size: int, seed: int) -> None:
+def test_one_scratch_slot_is_enough(world_size: int, seed: int, lending: float) -> None:
     steps = [[120, 0, 5, 64], [33, 7]]
-    run_network(world_size, steps, chunk_elements=3, slots=1, random=Random(seed))
+    random = Random(seed)
+    run_network(world_size, steps, chunk_elements=3, slots=1, lending=lending, random=random)
 
 
+@pytest.mark.parametrize("lending", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_large_bucket_with_many_chunks_in_flight(seed: int) -> None:
-    run_network(5, [[20_003]], chunk_elements=64, slots=4, random=Random(seed))
+def test_a_large_bucket_with_many_chunks_in_flight(seed: int, lending: float) -> None:
+    random = Random(seed)
+    run_network(5, [[20_003]], chunk_elements=64, slots=4, lending=lending, random=random)
 
 
-def test_the_largest_world() -> None:
-    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, random=Random(1))
+@pytest.mark.parametrize("lending", [0.0, 1.0])
+def test_the_largest_world(lending: float) -> None:
+    random = Random(1)
+    run_network(64, [[64 * 3 + 5, 10]], chunk_elements=2, slots=8, lending=lending, random=random)

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "dtd").rglob("*.py"))
 
 BASE = {
-    *("address", "config", "errors", "event_names", "job", "logs", "notify", "platform", "rules"),
-    *("setting_values", "shown", "toml_source", "troubles"),
+    *("address", "config", "errors", "event_names", "job", "lent_memory", "logs", "notify"),
+    *("platform", "rules", "setting_values", "shown", "toml_source", "troubles"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),

@@ -225,7 +225,6 @@ class Finished:
     held_generation: U32
     step: U64
     digest: Name
-    stopped: Flag
     result: Map
 
 

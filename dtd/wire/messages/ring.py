@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-from dtd.wire.fields import U8, U16, U32, U64
+from dtd.wire.fields import U8, U16, U32, U64, Name, Octets, list_of
 from dtd.wire.messages.registry import message
 
 MAX_WORD_BYTES: Final = 32 * 1024
+MAX_LENT: Final = 3072
+"""Most buckets that one LEND can name: their offsets fit in a header, however large."""
 
 
 class Phase(enum.IntEnum):
@@ -21,7 +24,10 @@ class Phase(enum.IntEnum):
 
 @message(0x30)
 class Chunk:
-    """One chunk of one bucket on its way round the ring; the payload is its elements."""
+    """One chunk of one bucket on its way round the ring; the payload is its elements.
+
+    With a loan there is no payload: the elements lie in memory that the sender lends.
+    """
 
     generation: U32
     step: U64
@@ -30,6 +36,7 @@ class Chunk:
     bucket: U16
     chunk: U32
     source: U16
+    loan: U64 = 0
 
 
 @message(0x31)
@@ -51,4 +58,51 @@ class Beat:
     generation: U32
 
 
-RingMessage = Chunk | Word | Beat
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lot:
+    """Where one bucket lies in lent memory: bytes from the file's beginning; 0, not there."""
+
+    offset: U64
+
+
+@message(0x33)
+class Lend:
+    """To a next rank on the same host: the file in which this process's buckets lie.
+
+    `lots` has one entry for each bucket of a step, in their order.
+    """
+
+    generation: U32
+    number: U32
+    nonce: Octets
+    size_bytes: U64
+    lots: Annotated[tuple[Lot, ...], list_of(Lot, MAX_LENT)]
+
+
+@message(0x34)
+class Borrow:
+    """The next rank asks for the file of this LEND, by post to a socket of its own."""
+
+    generation: U32
+    number: U32
+    socket: Name
+
+
+@message(0x35)
+class Borrowed:
+    """The next rank can read what the LEND of this number names."""
+
+    generation: U32
+    number: U32
+
+
+@message(0x36)
+class Taken:
+    """The next rank has read all that it was lent of a bucket."""
+
+    generation: U32
+    step: U64
+    bucket: U16
+
+
+RingMessage = Chunk | Word | Beat | Lend | Borrow | Borrowed | Taken

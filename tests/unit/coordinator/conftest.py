@@ -154,7 +154,6 @@ class PlayedWorker:
             "held_generation": assign.generation,
             "step": step,
             "digest": "ab",
-            "stopped": False,
             "result": {"steps": step, "train_loss": 0.5},
         }
         self.say(m.Finished(**(values | changed)))

@@ -151,7 +151,7 @@ def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
     assert daemon.ask(m.CancelJob(job=job)) == {"job": job, "state": "stopping"}
     freeze = worker.hear(m.Freeze)
     assert (freeze.at_boundary, freeze.stop) == (True, True)
-    worker.finish(assign, 7, stopped=True)
+    worker.finish(assign, 7)
     answer = daemon.ask(m.WaitJob(job=job))
     assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
     assert answer["result"]["steps"] == 7
@@ -208,7 +208,7 @@ def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
     worker.save(assign, 10, f"g{assign.generation:06}-s{5:09}")
     if stopped:
         daemon.ask(m.CancelJob(job=parent))
-        worker.finish(assign, 12, stopped=True)
+        worker.finish(assign, 12)
     else:
         worker.save(assign, 20, *(f"g{assign.generation:06}-s{step:09}" for step in (5, 10)))
         worker.finish(assign)

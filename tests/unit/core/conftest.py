@@ -167,7 +167,6 @@ class Desk:
         values = {
             "held_generation": generation,
             "digest": "x",
-            "stopped": False,
             "result": {},
             **more,
         }

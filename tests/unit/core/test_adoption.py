@@ -250,7 +250,7 @@ def test_job_that_was_stopping_stops(make_desk: Any) -> None:
         desk.back(name)
         assert [one.stop for one in desk.told(name, m.Freeze)] == [True]
     for name in "ab":
-        desk.finished(name, generation=3, step=9, stopped=True)
+        desk.finished(name, generation=3, step=9)
     assert job.state is JobState.CANCELLED
 
 

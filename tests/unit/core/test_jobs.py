@@ -86,7 +86,7 @@ def test_running_job_is_stopped_at_its_next_step_boundary(desk: Any) -> None:
     assert (freeze.at_boundary, freeze.stop, freeze.leave) == (True, True, False)
     assert desk.core.explain() == "stopping at the next step boundary"
     for name in "ab":
-        desk.finished(name, generation=number, step=4, stopped=True)
+        desk.finished(name, generation=number, step=4)
     assert (job.state, job.reason, job.step) == (
         JobState.CANCELLED,
         "cancelled by the operator",

@@ -27,9 +27,7 @@ WARMED = m.Warmed(
     steps_total=9,
     held=(),
 )
-FINISHED = m.Finished(
-    job="j", generation=4, held_generation=4, step=9, digest="x", stopped=False, result={}
-)
+FINISHED = m.Finished(job="j", generation=4, held_generation=4, step=9, digest="x", result={})
 FAILED = m.Failed(job="j", reason="boom", traceback="")
 PREPARE = m.Prepare(job="j", spec={})
 

@@ -253,9 +253,7 @@ def test_frozen_worker_holds_what_it_says() -> None:
 
 
 def test_finished_worker_holds_the_last_step_in_memory() -> None:
-    message = m.Finished(
-        job="j", generation=3, held_generation=2, step=9, digest="x", stopped=False, result={}
-    )
+    message = m.Finished(job="j", generation=3, held_generation=2, step=9, digest="x", result={})
     assert roster.held_by(message) == m.Held(
         job="j", generation=2, step=9, digest="x", where="memory"
     )

@@ -14,6 +14,7 @@ from dtd.net.evidence import is_no_room, of_a_closed_link
         (None, True, "reset"),
         (DtdError("connection lost"), True, "reset"),
         (ProtocolError(ErrorCode.TRUNCATED, "it died inside a frame"), True, "reset"),
+        (ProtocolError(ErrorCode.RECALLED, "it has left"), True, "reset"),
         (ProtocolError(ErrorCode.BAD_TAG, "damaged"), True, "corrupt"),
         (ProtocolError(ErrorCode.BAD_TAG, "another key"), False, "reset"),
     ],

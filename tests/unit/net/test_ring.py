@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+import dtd.net.ring as ring_module
 from dtd.core.collective import BucketMemory
 from dtd.core.ring import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.net.loans import NOTHING_LENT
 from dtd.net.ring import MAX_WORD_BYTES, RingNode
 from dtd.wire.frames import HOLD
-from dtd.wire.messages import Chunk, Phase, Word
+from dtd.wire.messages import Chunk, Phase, Taken, Word
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
 SCATTER, GATHER, EXCHANGE = Phase
+LOAN = 7
 
 
 class Harness:
     """Rank 0 of two, and everything it did."""
 
-    def __init__(self, *, world_size: int = 2, chunk_bytes: int = 8, slots: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        world_size: int = 2,
+        chunk_bytes: int = 8,
+        slots: int = 2,
+        loans: Shelf | None = None,
+    ) -> None:
         self.sent: list[tuple[Chunk | Word, bytes | memoryview]] = []
         self.resumed = 0
         self.buckets_done: list[int] = []
@@ -40,15 +50,24 @@ class Harness:
             resume=self._count_resume,
             bucket_done=self.buckets_done.append,
             words_done=self.words_done.append,
+            loans=loans,
         )
 
     def _count_resume(self) -> None:
         self.resumed += 1
 
-    def chunk(self, phase: Phase, number: int = 0, *, hop: int = 0, step: int = 0) -> Chunk:
-        source = self.node.core.world_size - 1
+    def chunk(
+        self, phase: Phase, number: int = 0, *, hop: int = 0, step: int = 0, loan: int = 0
+    ) -> Chunk:
         return Chunk(
-            generation=1, step=step, phase=phase, hop=hop, bucket=0, chunk=number, source=source
+            generation=1,
+            step=step,
+            phase=phase,
+            hop=hop,
+            bucket=0,
+            chunk=number,
+            source=self.node.core.world_size - 1,
+            loan=loan,
         )
 
     def word(self, sequence: int = 0, *, step: int = 0) -> Word:
@@ -60,6 +79,41 @@ class Harness:
         place[:] = values.tobytes()
         self.node.received(chunk, place)
         return place
+
+    def hear(self, chunk: Chunk) -> None:
+        """A lent chunk, which has no payload."""
+        assert self.node.place(chunk, 0) is None
+        self.node.received(chunk, memoryview(b""))
+
+
+class Shelf:
+    """Stands for the loans of an endpoint: one bucket of the previous rank, and what was done."""
+
+    def __init__(self, theirs: np.ndarray, *, lends: bool = False) -> None:
+        self.theirs = memoryview(theirs.view(np.uint8))
+        self.loan = LOAN
+        self.given_back: list[Taken] = []
+        self.errors: list[ProtocolError] = []
+        self.checks = 0
+        self._lends = lends
+
+    def lendable(self, buckets: Sequence[BucketMemory]) -> tuple[int, frozenset[int]]:
+        return (LOAN, frozenset(range(len(buckets)))) if self._lends else NOTHING_LENT
+
+    def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
+        assert bucket == 0
+        return self.theirs[start_byte:stop_byte]
+
+    def still_lent(self, loan: int) -> None:
+        self.checks += 1
+        if loan != self.loan:
+            raise ProtocolError(ErrorCode.RECALLED, "recalled")
+
+    def give_back(self, taken: Taken) -> None:
+        self.given_back.append(taken)
+
+    def lost(self, error: ProtocolError) -> None:
+        self.errors.append(error)
 
 
 def floats(*values: float) -> np.ndarray:
@@ -245,6 +299,137 @@ def test_a_word_too_long_is_refused_on_either_side() -> None:
         harness.node.offer(bytes(MAX_WORD_BYTES + 1))
     harness.node.offer(bytes(MAX_WORD_BYTES))
     assert harness.node.place(harness.word(), MAX_WORD_BYTES) is None
+
+
+# --- loans ---------------------------------------------------------------------------------------
+
+
+def test_a_lent_bucket_is_named_and_not_sent_and_done_when_it_was_taken(
+    memory_of: MemoryOf,
+) -> None:
+    harness = Harness(loans=Shelf(floats(0, 0, 0, 0), lends=True))
+    array = floats(1, 2, 3, 4)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.node.start(0)
+    harness.receive(harness.chunk(SCATTER), floats(30, 40))
+    harness.receive(harness.chunk(GATHER), floats(11, 22))
+    assert [(message.loan, payload) for message, payload in harness.sent] == [(LOAN, b"")] * 2
+    assert harness.node.sent_bytes == 16  # what the next rank got, one way or the other
+    assert harness.buckets_done == []
+    harness.node.taken(Taken(generation=1, step=0, bucket=0))
+    assert harness.buckets_done == [0]
+    assert array.tolist() == [11, 22, 33, 44]
+
+
+def test_what_is_lent_is_added_and_copied_where_it_lies(memory_of: MemoryOf) -> None:
+    theirs = floats(0, 0, 30, 40)
+    harness = Harness(loans=(shelf := Shelf(theirs)))
+    array = floats(1, 2, 3, 4)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.node.start(0)
+    harness.hear(harness.chunk(SCATTER, loan=LOAN))
+    assert array.tolist() == [1, 2, 33, 44]
+    assert shelf.given_back == []
+    theirs[:2] = 11, 22
+    harness.hear(harness.chunk(GATHER, loan=LOAN))
+    assert array.tolist() == [11, 22, 33, 44]
+    assert shelf.given_back == [Taken(generation=1, step=0, bucket=0)]
+    assert harness.buckets_done == [0]
+    assert shelf.checks == 2
+    sent = [np.frombuffer(payload, np.float32).tolist() for _, payload in harness.sent]
+    assert sent == [[11, 22], [33, 44]]  # the first has been overwritten since it went out
+
+
+def test_what_is_lent_early_is_read_when_the_bucket_starts(memory_of: MemoryOf) -> None:
+    theirs = floats(0, 0, -1, -1)
+    harness = Harness(loans=(shelf := Shelf(theirs)), slots=1)
+    array = floats(1, 2, 3, 4)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.hear(harness.chunk(SCATTER, loan=LOAN))
+    assert shelf.checks == 0
+    theirs[2:] = 30, 40
+    harness.node.start(0)
+    assert array.tolist() == [1, 2, 33, 44]
+
+
+def test_a_lent_chunk_that_was_early_gives_its_slot_back(memory_of: MemoryOf) -> None:
+    harness = Harness(loans=Shelf(floats(0, 0, 30, -1)), chunk_bytes=4, slots=1)
+    array = floats(1, 2, 3, 4)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.hear(harness.chunk(SCATTER, 0, loan=LOAN))
+    assert harness.node.place(harness.chunk(SCATTER, 1), 4) is HOLD
+    harness.node.start(0)
+    harness.receive(harness.chunk(SCATTER, 1), floats(40))
+    assert array.tolist() == [1, 2, 33, 44]
+
+
+def test_a_little_is_read_at_a_time(memory_of: MemoryOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "READ_AT_ONCE_BYTES", 8)
+    harness = Harness(loans=Shelf(np.full(10, 10, np.float32)), chunk_bytes=4)
+    array = np.ones(10, np.float32)
+    harness.node.open_step(0, [memory_of(array)])
+    harness.node.start(0)
+    for number in range(5):
+        chunk = harness.chunk(SCATTER, number, loan=LOAN)
+        if number in (2, 4):
+            assert harness.node.place(chunk, 0) is HOLD
+            assert harness.resumed == number / 2
+        harness.hear(chunk)
+    assert array.tolist() == [1] * 5 + [11] * 5
+    place = harness.node.place(harness.chunk(GATHER, 0), 4)
+    assert isinstance(place, memoryview)  # what is sent is not held for that
+
+
+def test_an_empty_chunk_is_lent_without_an_addition() -> None:
+    added: list[tuple[int, int]] = []
+    harness = Harness(world_size=3, loans=(shelf := Shelf(np.zeros(1, np.complex128))))
+    own = np.ones(1, np.complex128)  # one element for three ranks: it lies in the last segment
+    memory = BucketMemory(
+        view=memoryview(own.view(np.uint8)),
+        item_bytes=16,
+        add=lambda start, stop, received: added.append((start, stop)),
+    )
+    harness.node.open_step(0, [memory])
+    harness.node.start(0)
+    for hop in (0, 1):
+        harness.hear(harness.chunk(SCATTER, hop=hop, loan=LOAN))
+    assert added == [(0, 1)]
+    harness.hear(harness.chunk(GATHER, loan=LOAN))
+    assert shelf.checks == 3
+    assert own.tolist() == [1]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_cannot_be_read_any_more_is_the_end_of_it(memory_of: MemoryOf, *, early: bool) -> None:
+    harness = Harness(loans=(shelf := Shelf(floats(0, 0, 30, 40))))
+    harness.node.open_step(0, [memory_of(floats(1, 2, 3, 4))])
+    acts = [
+        lambda: harness.hear(harness.chunk(SCATTER, loan=LOAN - 1)),
+        lambda: harness.node.start(0),
+    ]
+    for act in acts if early else reversed(acts):
+        act()
+    assert [error.code for error in shelf.errors] == [ErrorCode.RECALLED]
+    assert [message.phase for message, _ in harness.sent] == [SCATTER]  # the sum does not go on
+
+
+def test_a_bucket_whose_last_chunk_cannot_be_read_is_not_done(memory_of: MemoryOf) -> None:
+    harness = Harness(loans=(shelf := Shelf(floats(11, 22, 0, 0))))
+    harness.node.open_step(0, [memory_of(floats(1, 2, 3, 4))])
+    harness.node.start(0)
+    harness.receive(harness.chunk(SCATTER), floats(30, 40))
+    harness.hear(harness.chunk(GATHER, loan=LOAN - 1))
+    assert len(shelf.errors) == 1
+    assert harness.buckets_done == []
+    assert shelf.given_back == []
+
+
+def test_where_nothing_is_lent_a_lent_chunk_is_refused(memory_of: MemoryOf) -> None:
+    harness = Harness()
+    harness.node.open_step(0, [memory_of(floats(1, 2, 3, 4))])
+    harness.node.start(0)
+    with pytest.raises(ProtocolError, match="nothing is lent in this ring"):
+        harness.hear(harness.chunk(SCATTER, loan=LOAN))
 
 
 def test_a_misused_node_says_so_and_is_not_busy(memory_of: MemoryOf) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import socket
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dtd.net.data_server as data_server_module
+import dtd.net.loans as loans_module
 import dtd.net.ring_endpoint as ring_endpoint_module
 from dtd.address import Address
+from dtd.core.collective import Home
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
+from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
 from dtd.net.handshake import Pass
 from dtd.net.ring_endpoint import RingEndpoint
@@ -319,6 +325,265 @@ async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial)
         suspect, evidence, reason = await node.broken
     assert (suspect, evidence) == ("worker-1", "corrupt")
     assert "generation" in reason
+
+
+# --- loans ---------------------------------------------------------------------------------------
+
+STEPS = 1000
+"""Far more than it takes two processes to agree."""
+
+
+class Lent:
+    """One bucket in memory that can be lent."""
+
+    def __init__(self, memory_of):
+        self.memory = LentMemory(400)
+        self.array = np.frombuffer(self.memory.view(HEAD_BYTES, 400), dtype=np.float32)
+        self.bucket = dataclasses.replace(memory_of(self.array), home=Home(self.memory, HEAD_BYTES))
+
+
+@pytest.fixture
+def lent(memory_of):
+    """Makes so many buckets, one for each rank; their files are closed in the end."""
+    made = []
+
+    def make(count):
+        made.extend(Lent(memory_of) for _ in range(count))
+        return made
+
+    yield make
+    for one in made:
+        one.memory.close()
+
+
+def sent_bytes(ring):
+    return [node.endpoint.traffic().sent_bytes for node in ring.nodes]
+
+
+async def step(ring, number, buckets, *more):
+    """All ranks sum their buckets, which are filled first; True when they came out right."""
+    for rank, one in enumerate(buckets):
+        one.array[:] = 1 << rank
+    await asyncio.gather(
+        *(
+            node.step(number, [one.bucket, *more], b"")
+            for node, one in zip(ring.nodes, buckets, strict=True)
+        )
+    )
+    return all((one.array == (1 << len(buckets)) - 1).all() for one in buckets)
+
+
+async def until_lent(ring, buckets):
+    """Steps until nothing is sent any more; returns how many there were."""
+    for number in range(STEPS):
+        before = sent_bytes(ring)
+        assert await step(ring, number, buckets)
+        if sent_bytes(ring) == before:
+            return number + 1
+    raise AssertionError("they never agreed")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_neighbours_on_one_host_read_and_send_nothing(ranks, lent, size):
+    ring = ranks(size)
+    await ring.listen()
+    await ring.come_up()
+    buckets = lent(size)
+    number = await until_lent(ring, buckets)
+    assert number > 1, "they cannot have agreed before the first step"
+    for one in buckets:
+        one.memory.recall()
+    before = sent_bytes(ring)
+    assert await step(ring, number, buckets)
+    assert sent_bytes(ring) == before
+
+
+async def test_what_is_not_lent_is_sent_beside_it(ranks, lent, memory_of):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    buckets = lent(2)
+    tails = [np.arange(100, dtype=np.float64) for _ in buckets]
+    for number in range(STEPS):
+        before = sent_bytes(ring)
+        for rank, one in enumerate(buckets):
+            one.array[:] = 1 << rank
+            tails[rank][:] = rank + 1
+        await asyncio.gather(
+            *(
+                node.step(number, [one.bucket, memory_of(tail)], b"")
+                for node, one, tail in zip(ring.nodes, buckets, tails, strict=True)
+            )
+        )
+        assert all((one.array == 3).all() for one in buckets)
+        assert all((tail == 3).all() for tail in tails)
+        sent = {now - then for now, then in zip(sent_bytes(ring), before, strict=True)}
+        assert sent <= {800, 1200}
+        if sent == {800}:
+            return
+    raise AssertionError("they never agreed")
+
+
+async def test_a_rank_that_lends_nothing_beside_one_that_does(ranks, lent, memory_of):
+    ring = ranks(3)
+    await ring.listen()
+    await ring.come_up()
+    buckets = lent(3)
+    buckets[1].bucket = memory_of(buckets[1].array)
+    for number in range(STEPS):
+        before = sent_bytes(ring)
+        assert await step(ring, number, buckets)
+        sent = [now - then for now, then in zip(sent_bytes(ring), before, strict=True)]
+        if sent[0] == sent[2] == 0:
+            assert sent[1] > 0
+            return
+    raise AssertionError("they never agreed")
+
+
+async def test_a_rank_that_cannot_borrow_is_sent_everything(ranks, lent, monkeypatch):
+    def refuse(received):
+        raise OSError("no such family of sockets")
+
+    monkeypatch.setattr(loans_module, "Letterbox", refuse)
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    buckets = lent(2)
+    for number in range(5):
+        before = sent_bytes(ring)
+        assert await step(ring, number, buckets)
+        assert [now - then for now, then in zip(sent_bytes(ring), before, strict=True)] == [400] * 2
+
+
+async def test_nothing_is_offered_to_another_host(ranks, lent):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    for node in ring.nodes:
+        assert node.endpoint._out.is_same_host
+        node.endpoint._out.is_same_host = False
+    buckets = lent(2)
+    for number in range(3):
+        assert await step(ring, number, buckets)
+    assert not any(node.endpoint._loans._offers for node in ring.nodes)
+
+
+def begin(ring, rank, number, one):
+    """A rank fills its bucket and hands it over."""
+    node = ring.nodes[rank].endpoint.node
+    node.open_step(number, (one.bucket,))
+    one.array[:] = rank
+    node.start(0)
+
+
+def called(node, method, times):
+    """An event: this method of a ring's node has been called so often."""
+    act, calls, enough = getattr(node, method), itertools.count(1), asyncio.Event()
+
+    def call(*arguments):
+        act(*arguments)
+        if next(calls) == times:
+            enough.set()
+
+    setattr(node, method, call)
+    return enough
+
+
+async def happened(*events):
+    async with asyncio.timeout(PATIENCE_S):
+        for event in events:
+            await event.wait()
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_recalled_loan_is_the_end_of_the_ring(ranks, lent, early):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    first, second = lent(2)
+    number = await until_lent(ring, [first, second])
+    loan = first.memory.loan
+    left, reads = ring.nodes[0], ring.nodes[1]
+    if early:
+        arrived = called(reads.endpoint.node, "received", 4)
+        reads.endpoint.node.open_step(number, (second.bucket,))
+        begin(ring, 0, number, first)
+        await happened(arrived)
+        first.memory.recall()  # the first rank has left for another generation
+        reads.endpoint.node.start(0)
+        assert reads.broken.done(), "it must end before it hears anything else"
+    else:
+        begin(ring, 1, number, second)
+        left.endpoint.node.open_step(number, (first.bucket,))
+        first.memory.recall()
+        left.endpoint.node.start(0)
+    blamed, own = await ring.are_broken()
+    why = f"the previous rank has recalled loan {loan}"
+    assert own == ("worker-0", "reset", why)
+    assert blamed[:2] == ("worker-1", "reset")
+    assert all(node.buckets.empty() for node in ring.nodes)
+
+
+async def test_a_sum_that_could_not_be_read_is_not_done_when_all_is_taken(ranks, lent):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    first, second = lent(2)
+    number = await until_lent(ring, [first, second])
+    reads = ring.nodes[1].endpoint
+    take_in, chunks, taken = reads.node.received, [], []
+
+    def receive(chunk, payload):
+        if chunk.phase == m.Phase.ALL_GATHER:
+            chunks.append(chunk)
+        else:
+            take_in(chunk, payload)
+
+    reads.node.received, reads.node.taken = receive, taken.append
+    arrived = called(reads.node, "received", 8), called(reads.node, "taken", 1)
+    begin(ring, 0, number, first)
+    begin(ring, 1, number, second)
+    await happened(*arrived)
+    del reads.node.received, reads.node.taken
+    first.memory.recall()
+    for link, message in [*((reads._in, chunk) for chunk in chunks), (reads._out, taken[0])]:
+        reads.link_received(link, message, memoryview(b""))
+    why = f"the previous rank has recalled loan {chunks[0].loan}"
+    assert await ring.nodes[1].broken == ("worker-0", "reset", why)
+    assert ring.nodes[1].buckets.empty()
+
+
+def mapped():
+    """How often memory that is lent is mapped into this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:dtd-buckets")
+
+
+async def test_a_ring_that_has_ended_keeps_nothing_that_it_borrowed(ranks, lent):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    buckets = lent(2)
+    before = mapped()
+    await until_lent(ring, buckets)
+    assert mapped() == before + 2
+    ring.nodes[0].endpoint.end("enough")
+    await ring.are_broken()
+    for thread in threading.enumerate():
+        if thread.name == "loans":
+            thread.join(PATIENCE_S)
+    assert mapped() == before
+
+
+async def test_a_bucket_that_nobody_was_lent_cannot_be_taken(ranks, memory_of):
+    ring = ranks(2)
+    await ring.listen()
+    await ring.come_up()
+    first, second = ring.nodes
+    first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
+    second.endpoint._in.send(m.Taken(generation=GENERATION, step=0, bucket=0))
+    (suspect, evidence, reason), _ = await ring.are_broken()
+    assert (suspect, evidence) == ("worker-1", "corrupt")
+    assert "bucket 0 of step 0 taken, which is not lent" in reason
 
 
 # --- lifelines -----------------------------------------------------------------------------------

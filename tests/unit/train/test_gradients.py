@@ -136,6 +136,29 @@ def test_norm_and_scale(dtype) -> None:
     assert gradients.norm() == float("inf")
 
 
+def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step() -> None:
+    model = chain(1)
+    gradients = gradients_of(model)
+    lent = gradients.memories[0].home.memory
+    loans = []
+
+    def note(*_arguments: object) -> None:
+        loans.append(lent.loan)
+
+    for _ in range(2):  # a step's loan has its number when the step is opened, before `begin`
+        note()
+        gradients.begin(note)
+        gradients.hand_over_when_full(note)
+        model(torch.ones(1, 4)).sum().backward()
+        gradients.finish(note)
+        gradients.wait(note)
+        gradients.expose([True])
+    assert loans == [1] * 4 + [2] * 4
+    gradients.recall()
+    assert lent.loan == 4
+    gradients.close()
+
+
 def test_closed_gradients_leave_the_model_alone() -> None:
     model = chain(1)
     gradients = gradients_of(model)

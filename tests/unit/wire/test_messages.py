@@ -167,6 +167,16 @@ def test_header_that_is_too_long_is_not_sent() -> None:
         m.message_bytes(m.SubmitJob(spec=spec))
 
 
+def test_the_largest_offer_of_memory_fits_in_a_header() -> None:
+    lots = (m.Lot(offset=2**63 - 1),) * m.MAX_LENT
+    most = 2**32 - 1
+    lend = m.Lend(generation=most, number=most, nonce=bytes(16), size_bytes=2**63 - 1, lots=lots)
+    [frame] = FrameDecoder(staging_bytes=1 << 17).feed(m.message_bytes(lend))
+    assert m.decode_message(frame.header) == lend
+    with pytest.raises(LocalProtocolError, match=r"LEND\.lots"):
+        m.encode_header(dataclasses.replace(lend, lots=(*lots, lots[0])))
+
+
 def test_text_that_is_no_unicode_is_sent_with_question_marks() -> None:
     notice = m.Failed(job="digits-1", reason="no file \udcff.txt", traceback="")
     sent = m.decode_message(decode_header(m.encode_header(notice)))

@@ -39,6 +39,7 @@ def reduced(side, time_s, *, cpu_s=1.0):
 
 REDUCED = [
     reduced("dtd", 0.001),
+    reduced("dtd, sockets", 0.00125),
     reduced("gloo", 0.002),
     reduced("limit", 0.0005),
     reduced("limit, xxh3", 0.0008),
@@ -114,8 +115,9 @@ def test_the_table_of_all_reduce():
     assert row[:3] == ["1 MiB", "1 ms", "1.05 GB/s"]
     assert row[3] == "1.57 GB/s"
     assert row[7] == "**2.00**"
-    assert row[8] == "-"  # the ring between other addresses was not measured
-    assert row[11] == "0.80"
+    assert row[8] == "1.60"
+    assert row[9] == "-"  # the ring between other addresses was not measured
+    assert row[12] == "0.64"
 
 
 def test_the_tables_of_training():
@@ -135,6 +137,22 @@ def test_a_world_of_one_has_no_floor_and_no_other_single_process():
     alone["steps_s"] = {side: alone["steps_s"][side] for side in ("dtd", "ddp", "apart")}
     assert cells(tables.train_tables([alone]), 4)[-1] == "0.50"
     assert cells(tables.train_tables([alone]), 8)[8:10] == ["-", "-"]
+
+
+def test_bfloat16_has_a_table_where_it_was_measured():
+    assert "bfloat16" not in tables.train_tables([STEPPED])
+    narrow = {"dtd-bf16": [0.1] * 3, "ddp-bf16": [0.2] * 3}
+    record = {
+        **STEPPED,
+        "steps_s": {**STEPPED["steps_s"], **narrow},
+        "ddp-bf16": {"bucket_mib": 10, "batched": False},
+    }
+    text = tables.train_tables([STEPPED, record])
+    last = cells(text, -1)
+    assert "bf16_compress_hook" in text
+    assert last == [
+        *("1gbit", "2", "100 ms", "0 %", "200 ms", "0 %", "**2.00**", "2.00", "1.50", "10 MiB")
+    ]
 
 
 def test_the_table_of_convergence():
@@ -192,7 +210,7 @@ def test_what_was_not_measured_is_said(tmp_path):
 
 def options(**given):
     usual = {"quick": False, "workloads": None, "links": None, "worlds": None, "rounds": None}
-    return argparse.Namespace(**{**usual, **given})
+    return argparse.Namespace(**{**usual, "bf16": False, **given})
 
 
 def test_links_take_namespaces_and_two_workers():
@@ -201,6 +219,14 @@ def test_links_take_namespaces_and_two_workers():
     assert {case.link for case in train.cases(options(), namespaces=False)} == {"loopback"}
     slow = [case for case in everything if case.link == "100mbit"]
     assert all(case.workload.block_steps == 3 for case in slow)
+
+
+def test_bfloat16_is_measured_over_slow_links_or_where_it_is_asked_for():
+    narrow = [case for case in train.cases(options(), namespaces=True) if case.bf16]
+    assert {(case.link, case.world) for case in narrow} == {("100mbit", 2), ("100mbit", 4)}
+    asked = [case for case in train.cases(options(bf16=True), namespaces=False) if case.bf16]
+    assert {(case.link, case.world) for case in asked} == {("loopback", 2), ("loopback", 4)}
+    assert asked[0].wires == {"": "", "-bf16": "bfloat16"}
 
 
 @pytest.mark.parametrize("wrong", [{"workloads": ["x"]}, {"links": ["x"]}])

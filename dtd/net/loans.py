@@ -1,0 +1,197 @@
+"""What one ring lends to its next rank and borrows from its previous one (protocol.md, "Loans").
+
+Between two processes of one host a bucket need not pass through the sockets.  The side that has it
+names its memory once (LEND), the other side asks for it (BORROW), is handed the open file
+(`dtd.net.descriptors`) and says so (BORROWED).  From the next step on chunks come without payload
+and are read where they lie.  Nothing else changes: the same chunks in the same order on the same
+connection.  Where the file does not arrive, because one address has two hosts or network namespaces
+behind it, everything is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from dtd.core.collective import BucketMemory, Lendable
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.lent_memory import BorrowedMemory, borrow
+from dtd.net.descriptors import Letterbox, post
+from dtd.wire.messages import MAX_LENT, Borrow, Borrowed, Lend, Lot, Taken
+
+NOTHING_LENT: tuple[int, frozenset[int]] = (0, frozenset())
+
+
+class Loans:
+    """The loans of one ring endpoint.  Event loop only.
+
+    Args:
+        generation: of the ring.
+        to_next: sends a LEND to the next rank.
+        to_previous: sends BORROW, BORROWED and TAKEN to the previous rank.
+        same_host: whether the next rank is on this host, as far as addresses tell.
+        lost: called when what the previous rank has lent cannot be read: the machine has counted
+            it all the same, so the ring must end before it hears of anything else.
+    """
+
+    def __init__(
+        self,
+        generation: int,
+        *,
+        to_next: Callable[[Lend], None],
+        to_previous: Callable[[Borrow | Borrowed | Taken], None],
+        same_host: Callable[[], bool],
+        lost: Callable[[ProtocolError], None],
+    ) -> None:
+        self.lost = lost
+        self._generation = generation
+        self._to_next = to_next
+        self._to_previous = to_previous
+        self._same_host = same_host
+        self._offered: Lend | None = None
+        self._offers = 0
+        self._agreed = False
+        self._lending: Lendable | None = None
+        self._named: Lend | None = None
+        self._letterbox: Letterbox | None = None
+        self._memory: BorrowedMemory | None = None
+
+    # --- lending ---------------------------------------------------------------------------
+
+    def lendable(self, buckets: Sequence[BucketMemory]) -> tuple[int, frozenset[int]]:
+        """The loan and the buckets of a step that the next rank can read; what is new is offered.
+
+        Returns:
+            (number of the loan, indices of buckets).
+        """
+        homes = [bucket.home for bucket in buckets]
+        memory = next((home.memory for home in homes if home is not None), None)
+        if memory is None or len(buckets) > MAX_LENT or not self._same_host():
+            return NOTHING_LENT
+        offsets = [
+            home.offset_bytes if home is not None and home.memory is memory else 0 for home in homes
+        ]
+        lots = tuple(Lot(offset=offset) for offset in offsets)
+        offered = self._offered
+        if offered is None or (offered.nonce, offered.lots) != (memory.nonce, lots):
+            self._offers += 1
+            self._agreed = False
+            self._lending = memory
+            self._offered = Lend(
+                generation=self._generation,
+                number=self._offers,
+                nonce=memory.nonce,
+                size_bytes=memory.size_bytes,
+                lots=lots,
+            )
+            self._to_next(self._offered)
+        if not self._agreed:
+            return NOTHING_LENT
+        return memory.loan, frozenset(index for index, offset in enumerate(offsets) if offset)
+
+    def received(self, message: Lend | Borrow | Borrowed) -> None:
+        """What a neighbour says of loans.
+
+        Raises:
+            ProtocolError: it is of another generation, or about nothing that was offered.
+        """
+        if message.generation != self._generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION, f"a loan of generation {message.generation}"
+            )
+        if isinstance(message, Lend):
+            self._on_lend(message)
+        elif not 0 < message.number <= self._offers:
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE, f"borrows offer {message.number} of {self._offers}"
+            )
+        elif isinstance(message, Borrow):
+            self._on_borrow(message)
+        else:
+            self._on_borrowed(message)
+
+    def _on_borrow(self, message: Borrow) -> None:
+        """The next rank asks for the file of a LEND."""
+        if message.number == self._offers and self._lending is not None:
+            post(message.socket, self._lending.descriptor)
+
+    def _on_borrowed(self, message: Borrowed) -> None:
+        """The next rank can read what the LEND of this number named."""
+        self._agreed = self._agreed or message.number == self._offers
+
+    # --- borrowing -------------------------------------------------------------------------
+
+    def _on_lend(self, message: Lend) -> None:
+        """The previous rank offers its memory: ask for it."""
+        self.close()
+        self._named = message
+        try:
+            self._letterbox = Letterbox(self._on_file)
+        except OSError:  # a host that does not let us: everything is sent
+            return
+        self._to_previous(
+            Borrow(
+                generation=self._generation,
+                number=message.number,
+                socket=self._letterbox.name,
+            )
+        )
+
+    def _on_file(self, descriptor: int) -> None:
+        """A file came by post, from whomever."""
+        named = self._named
+        assert named is not None, "a letterbox without a LEND"
+        self._memory = borrow(descriptor, nonce=named.nonce, size_bytes=named.size_bytes)
+        if self._memory is None:
+            _aside(os.close, descriptor)  # its file system may take its time
+            return
+        os.close(descriptor)
+        self._close_letterbox()
+        self._to_previous(Borrowed(generation=self._generation, number=named.number))
+
+    def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
+        """Bytes of the previous rank's bucket where they lie; `still_lent` once they were read.
+
+        Raises:
+            ProtocolError: they were not lent, or lie outside of what was.
+        """
+        named = self._named
+        offset = named.lots[bucket].offset if named is not None and bucket < len(named.lots) else 0
+        if named is None or self._memory is None or not offset:
+            raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, f"bucket {bucket} is not lent")
+        if offset + stop_byte > named.size_bytes:
+            raise ProtocolError(
+                ErrorCode.BAD_PAYLOAD, f"bucket {bucket} ends beyond the memory that is lent"
+            )
+        return self._memory.view(offset + start_byte, stop_byte - start_byte)
+
+    def still_lent(self, loan: int) -> None:
+        """See that what was read was still lent when it was.
+
+        Raises:
+            ProtocolError: the previous rank has recalled the loan: it has left the step.
+        """
+        if self._memory is None or self._memory.loan != loan:
+            raise ProtocolError(ErrorCode.RECALLED, f"the previous rank has recalled loan {loan}")
+
+    def give_back(self, taken: Taken) -> None:
+        """All that was lent of a bucket has been read."""
+        self._to_previous(taken)
+
+    def close(self) -> None:
+        """Read nothing more; idempotent."""
+        self._close_letterbox()
+        memory, self._named, self._memory = self._memory, None, None
+        if memory is not None:
+            _aside(memory.close)
+
+    def _close_letterbox(self) -> None:
+        if self._letterbox is not None:
+            self._letterbox.close()
+            self._letterbox = None
+
+
+def _aside(function: Callable[..., None], *arguments: object) -> None:
+    """What may take longer than the event loop should wait."""
+    threading.Thread(target=function, args=arguments, name="loans", daemon=True).start()

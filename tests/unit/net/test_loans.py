@@ -1,0 +1,385 @@
+"""What a ring lends and borrows: offers, agreement, reading, and what is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import dtd.net.loans as loans_module
+from dtd.core.collective import BucketMemory, Home
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.lent_memory import HEAD_BYTES, LentMemory
+from dtd.net.descriptors import post
+from dtd.net.loans import NOTHING_LENT, Loans
+from dtd.wire import messages as m
+
+PATIENCE_S = 10.0
+GENERATION = 5
+WORDS = b"gradients"
+
+
+class Side:
+    """The loans of one rank, and what it has said to the other, which hears it at once or never."""
+
+    def __init__(self, generation=GENERATION):
+        self.same_host = True
+        self.said = []
+        self.borrowed = asyncio.Event()
+        self.other = None
+        self.loans = Loans(
+            generation,
+            to_next=self._say,
+            to_previous=self._say,
+            same_host=lambda: self.same_host,
+            lost=lambda error: None,
+        )
+
+    def _say(self, message):
+        self.said.append(message)
+        if self.other is not None and not isinstance(message, m.Taken):
+            self.other.loans.received(message)
+        if isinstance(message, m.Borrowed):
+            self.borrowed.set()
+
+
+class Lender:
+    """Memory, and the buckets that lie in it one after the other."""
+
+    def __init__(self, *contents):
+        self.memory = LentMemory(sum(map(len, contents)))
+        self.buckets, offset = [], HEAD_BYTES
+        for content in contents:
+            view = self.memory.view(offset, len(content))
+            view[:] = content
+            self.buckets.append(bucket(view, Home(self.memory, offset)))
+            offset += len(content)
+
+
+def bucket(view, home=None):
+    return BucketMemory(view=view, item_bytes=1, add=lambda *_: None, home=home)
+
+
+@pytest.fixture
+async def sides():
+    """(the rank that lends, the one that borrows), who hear each other."""
+    one, other = Side(), Side()
+    one.other, other.other = other, one
+    yield one, other
+    one.loans.close()
+    other.loans.close()
+
+
+@pytest.fixture
+def lender():
+    made = Lender(WORDS, b"more")
+    yield made
+    made.memory.close()
+
+
+async def agree(sides, buckets):
+    """The first step offers; the next rank asks, gets, and says so."""
+    one, other = sides
+    assert one.loans.lendable(buckets) == NOTHING_LENT
+    async with asyncio.timeout(PATIENCE_S):
+        await other.borrowed.wait()
+    other.borrowed.clear()
+
+
+def mapped():
+    """How often memory that is lent is mapped into this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:dtd-buckets")
+
+
+def put_aside():
+    """Wait for what was left to threads."""
+    for thread in threading.enumerate():
+        if thread.name == "loans":
+            thread.join(PATIENCE_S)
+
+
+def refused(act, *arguments):
+    with pytest.raises(ProtocolError) as caught:
+        act(*arguments)
+    return caught.value
+
+
+# --- agreeing ------------------------------------------------------------------------------------
+
+
+async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
+    one, other = sides
+    await agree(sides, lender.buckets)
+    assert one.loans.lendable(lender.buckets) == (1, {0, 1})
+    lender.memory.recall()
+    assert one.loans.lendable(lender.buckets) == (2, {0, 1})
+    assert [type(message) for message in one.said] == [m.Lend]
+    assert [type(message) for message in other.said] == [m.Borrow, m.Borrowed]
+    assert bytes(other.loans.read(0, 0, 9)) == WORDS
+    assert bytes(other.loans.read(1, 1, 3)) == b"or"
+    other.loans.still_lent(2)
+
+
+async def test_nothing_is_lent_before_the_next_rank_has_it(lender):
+    side = Side()  # nobody hears what it says
+    for _ in range(3):
+        assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+    (offer,) = side.said
+    assert (offer.number, offer.nonce, offer.size_bytes) == (
+        1,
+        lender.memory.nonce,
+        lender.memory.size_bytes,
+    )
+    assert [lot.offset for lot in offer.lots] == [HEAD_BYTES, HEAD_BYTES + len(WORDS)]
+
+
+async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
+    one, other = sides
+    elsewhere = Lender(b"elsewhere")
+    buckets = [
+        bucket(memoryview(bytearray(4))),
+        lender.buckets[1],
+        elsewhere.buckets[0],
+        lender.buckets[0],
+    ]
+    await agree(sides, buckets)
+    assert one.loans.lendable(buckets) == (1, {1, 3})
+    assert bytes(other.loans.read(1, 0, 4)) == b"more"
+    for index in (0, 2, 4, 65535):
+        error = refused(other.loans.read, index, 0, 0)
+        assert error.code == ErrorCode.UNEXPECTED_CHUNK
+        assert f"bucket {index} is not lent" in error.message
+    elsewhere.memory.close()
+
+
+async def test_nothing_is_offered_that_cannot_be_lent(lender):
+    side = Side()
+    homeless = [bucket(memoryview(bytearray(4)))]
+    for buckets in ([], homeless, lender.buckets[:1] * (m.MAX_LENT + 1)):
+        assert side.loans.lendable(buckets) == NOTHING_LENT
+    side.same_host = False
+    assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert side.said == []
+
+
+async def test_a_step_without_buckets_changes_nothing(sides, lender):
+    await agree(sides, lender.buckets)
+    one = sides[0]
+    assert one.loans.lendable([]) == NOTHING_LENT
+    assert one.loans.lendable(lender.buckets) == (1, {0, 1})
+    assert len(one.said) == 1
+
+
+async def test_another_layout_is_another_offer(sides, lender):
+    one, other = sides
+    before = mapped()
+    await agree(sides, lender.buckets)
+    exchanged = lender.buckets[::-1]
+    await agree(sides, exchanged)
+    assert one.loans.lendable(exchanged) == (1, {0, 1})
+    assert bytes(other.loans.read(0, 0, 4)) == b"more"
+    put_aside()
+    assert mapped() == before + 1
+
+
+async def test_other_memory_is_another_offer(sides, lender):
+    one, other = sides
+    await agree(sides, lender.buckets)
+    following = Lender(b"something", b"else")
+    await agree(sides, following.buckets)
+    assert one.loans.lendable(following.buckets) == (1, {0, 1})
+    assert bytes(other.loans.read(0, 0, 9)) == b"something"
+    following.memory.close()
+
+
+async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender):
+    side = Side()
+    side.loans.lendable(lender.buckets)
+    side.loans.lendable(lender.buckets[:1])
+    side.loans.received(m.Borrowed(generation=GENERATION, number=1))
+    assert side.loans.lendable(lender.buckets[:1]) == NOTHING_LENT
+    side.loans.received(m.Borrowed(generation=GENERATION, number=2))
+    assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
+    side.loans.received(m.Borrowed(generation=GENERATION, number=1))
+    assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
+
+
+async def test_an_older_offer_is_not_handed_out(lender, monkeypatch):
+    posted = []
+    monkeypatch.setattr(loans_module, "post", lambda *letter: posted.append(letter))
+    side = Side()
+    side.loans.lendable(lender.buckets)
+    side.loans.lendable(lender.buckets[:1])
+    for number in (1, 2):
+        side.loans.received(m.Borrow(generation=GENERATION, number=number, socket=f"s{number}"))
+    assert posted == [("s2", lender.memory.descriptor)]
+
+
+async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
+    one, other = sides
+    lender.memory.close()
+    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert [type(message) for message in other.said] == [m.Borrow]
+    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+
+
+async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender, monkeypatch):
+    def refuse(received):
+        raise OSError("no such family of sockets")
+
+    monkeypatch.setattr(loans_module, "Letterbox", refuse)
+    one, other = sides
+    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+    assert other.said == []
+    assert one.loans.lendable(lender.buckets) == NOTHING_LENT
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("kind", [m.Borrow, m.Borrowed])
+async def test_what_was_never_offered_is_not_borrowed(lender, kind, number):
+    side = Side()
+    side.loans.lendable(lender.buckets)
+    more = {"socket": "dtd-x"} if kind is m.Borrow else {}
+    error = refused(side.loans.received, kind(generation=GENERATION, number=number, **more))
+    assert error.code == ErrorCode.WRONG_STATE
+    assert f"offer {number} of 1" in error.message
+    assert side.loans.lendable(lender.buckets) == NOTHING_LENT
+
+
+@pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
+async def test_other_generations_are_refused(lender, generation):
+    side = Side()
+    side.loans.lendable(lender.buckets)
+    (lend,) = side.said
+    for message in (
+        m.Lend(generation=generation, number=1, nonce=lend.nonce, size_bytes=0, lots=lend.lots),
+        m.Borrow(generation=generation, number=1, socket="dtd-x"),
+        m.Borrowed(generation=generation, number=1),
+    ):
+        assert refused(side.loans.received, message).code == ErrorCode.STALE_GENERATION
+
+
+# --- the post ------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_file_is_passed_over(lender):
+    one, other = Side(), Side()
+    strange = Lender(WORDS, b"more")
+    reading, writing = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    one.loans.lendable(lender.buckets)
+    other.loans.received(one.said[0])
+    (asked,) = other.said
+    for descriptor in (reading, strange.memory.descriptor, lender.memory.descriptor):
+        post(asked.socket, descriptor)
+    async with asyncio.timeout(PATIENCE_S):
+        await other.borrowed.wait()
+    assert bytes(other.loans.read(0, 0, 9)) == WORDS
+    assert len(other.said) == 2
+    other.loans.close()
+    put_aside()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    strange.memory.close()
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_a_second_offer_makes_the_first_letterbox_useless(lender):
+    one, other = Side(), Side()
+    one.loans.lendable(lender.buckets)
+    one.loans.lendable(lender.buckets[:1])
+    for offer in one.said:
+        other.loans.received(offer)
+    first, second = other.said
+    post(first.socket, lender.memory.descriptor)
+    post(second.socket, lender.memory.descriptor)
+    async with asyncio.timeout(PATIENCE_S):
+        await other.borrowed.wait()
+    assert other.said[2:] == [m.Borrowed(generation=GENERATION, number=2)]
+    assert refused(other.loans.read, 1, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
+    other.loans.close()
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+async def test_what_was_recalled_has_not_been_read(sides, lender):
+    one, other = sides
+    await agree(sides, lender.buckets)
+    loan, _ = one.loans.lendable(lender.buckets)
+    other.loans.read(0, 0, 9)
+    lender.memory.recall()
+    error = refused(other.loans.still_lent, loan)
+    assert error.code == ErrorCode.RECALLED
+    assert "the previous rank has recalled loan 1" in error.message
+
+
+async def test_nothing_is_read_beyond_the_memory(sides, lender):
+    await agree(sides, lender.buckets)
+    loans = sides[1].loans
+    assert bytes(loans.read(1, 4, 4)) == b""
+    error = refused(loans.read, 1, 0, 5)
+    assert error.code == ErrorCode.BAD_PAYLOAD
+    assert "bucket 1 ends beyond the memory that is lent" in error.message
+
+
+async def test_an_offset_beyond_the_memory_is_no_bucket(lender):
+    one, other = Side(), Side()
+    one.loans.lendable(lender.buckets)
+    offer = one.said[0]
+    far = m.Lend(
+        generation=GENERATION,
+        number=1,
+        nonce=offer.nonce,
+        size_bytes=offer.size_bytes,
+        lots=(m.Lot(offset=2**63 - 1),),
+    )
+    other.loans.received(far)
+    post(other.said[0].socket, lender.memory.descriptor)
+    async with asyncio.timeout(PATIENCE_S):
+        await other.borrowed.wait()
+    assert refused(other.loans.read, 0, 0, 1).code == ErrorCode.BAD_PAYLOAD
+    other.loans.close()
+
+
+async def test_nothing_is_read_that_was_not_borrowed(lender):
+    one, other = Side(), Side()
+    assert refused(other.loans.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
+    one.loans.lendable(lender.buckets)
+    other.loans.received(one.said[0])
+    assert refused(other.loans.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
+    assert refused(other.loans.still_lent, 1).code == ErrorCode.RECALLED
+    other.loans.close()
+
+
+async def test_giving_back_is_said_to_the_previous_rank():
+    side = Side()
+    taken = m.Taken(generation=GENERATION, step=3, bucket=1)
+    side.loans.give_back(taken)
+    assert side.said == [taken]
+
+
+async def test_closing_leaves_nothing_behind(sides, lender):
+    before = mapped()
+    await agree(sides, lender.buckets)
+    assert mapped() == before + 1
+    other = sides[1]
+    other.loans.close()
+    other.loans.close()
+    assert refused(other.loans.read, 0, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
+    put_aside()
+    assert mapped() == before
+
+
+async def test_whoever_waits_for_a_file_can_close(lender):
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    one, other = Side(), Side()
+    one.loans.lendable(lender.buckets)
+    other.loans.received(one.said[0])
+    other.loans.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    post(other.said[0].socket, lender.memory.descriptor)
+    assert other.said == other.said[:1]

@@ -1,0 +1,235 @@
+"""Memory that is lent: who may read it, what of it, and for how long."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtd.lent_memory import HEAD_BYTES, NONCE_BYTES, BorrowedMemory, LentMemory, borrow
+
+WORDS = b"gradients"
+
+READER = """
+import sys
+from dtd.lent_memory import borrow
+descriptor, nonce, size_bytes = sys.argv[1:]
+memory = borrow(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
+for _ in sys.stdin:
+    print(memory.loan, bytes(memory.view(4096, 9)).decode(), flush=True)
+"""
+
+OWNER = """
+import socket, sys
+from dtd.lent_memory import LentMemory
+memory = LentMemory(9)
+memory.view(4096, 9)[:] = b"gradients"
+with socket.socket(fileno=int(sys.argv[1])) as end:
+    socket.send_fds(end, [memory.nonce], [memory.descriptor])
+"""
+
+
+@pytest.fixture
+def lent() -> Iterator[LentMemory]:
+    memory = LentMemory(len(WORDS))
+    memory.view(HEAD_BYTES, len(WORDS))[:] = WORDS
+    yield memory
+    memory.close()
+
+
+def borrowed(memory: LentMemory) -> BorrowedMemory:
+    found = borrow(memory.descriptor, nonce=memory.nonce, size_bytes=memory.size_bytes)
+    assert found is not None
+    return found
+
+
+def file_of(content: bytes, seals: int) -> int:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(descriptor, content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def test_it_is_zeroed_and_begins_behind_its_head() -> None:
+    memory = LentMemory(100)
+    assert memory.size_bytes == HEAD_BYTES + 100 == os.fstat(memory.descriptor).st_size
+    assert bytes(memory.view(HEAD_BYTES, 100)) == bytes(100)
+    assert len(memory.view(HEAD_BYTES, 101)) == 100
+    memory.close()
+
+
+def test_nothing_at_all_can_be_lent() -> None:
+    memory = LentMemory(0)
+    assert len(borrowed(memory).view(HEAD_BYTES, 1)) == 0
+    memory.close()
+
+
+def test_a_reader_sees_what_is_written_later(lent: LentMemory) -> None:
+    memory = borrowed(lent)
+    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
+    lent.view(HEAD_BYTES, len(WORDS))[:4] = b"GRAD"
+    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == b"GRADients"
+
+
+def test_what_a_reader_writes_stays_its_own(lent: LentMemory) -> None:
+    borrowed(lent).view(HEAD_BYTES, len(WORDS))[:] = bytes(len(WORDS))
+    assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
+    assert bytes(borrowed(lent).view(HEAD_BYTES, len(WORDS))) == WORDS
+
+
+def test_another_process_reads_and_sees_a_recall(lent: LentMemory) -> None:
+    lent.recall()
+    named = [str(lent.descriptor), lent.nonce.hex(), str(lent.size_bytes)]
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, *named],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[lent.descriptor],
+        text=True,
+    ) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+
+        def asked() -> str:
+            reader.stdin.write("\n")
+            reader.stdin.flush()
+            return reader.stdout.readline()
+
+        assert asked() == "2 gradients\n"
+        lent.recall()
+        lent.view(HEAD_BYTES, len(WORDS))[:] = b"something"
+        assert asked() == "3 something\n"
+        reader.stdin.close()
+        assert reader.wait() == 0
+
+
+def test_what_a_dead_process_has_lent_can_still_be_read() -> None:
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with own, other:
+        owner = [sys.executable, "-c", OWNER, str(other.fileno())]
+        subprocess.run(owner, pass_fds=[other.fileno()], check=True)
+        nonce, (descriptor,), _, _ = socket.recv_fds(own, NONCE_BYTES, 1)
+    try:
+        memory = borrow(descriptor, nonce=nonce, size_bytes=HEAD_BYTES + len(WORDS))
+    finally:
+        os.close(descriptor)
+    assert memory is not None
+    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
+
+
+def test_a_reader_stays_when_the_owner_closes_and_the_owner_when_the_reader_does(
+    lent: LentMemory,
+) -> None:
+    memory, own = borrowed(lent), lent.view(HEAD_BYTES, len(WORDS))
+    lent.close()
+    lent.close()
+    assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == WORDS
+    memory.close()
+    assert bytes(own) == WORDS
+
+
+def test_a_reader_that_is_reading_cannot_close(lent: LentMemory) -> None:
+    memory = borrowed(lent)
+    with memory.view(HEAD_BYTES, 1), pytest.raises(BufferError):
+        memory.close()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"nonce": bytes(NONCE_BYTES)},
+        {"nonce": b""},
+        {"size_bytes": HEAD_BYTES},
+        {"size_bytes": HEAD_BYTES + len(WORDS) + 1},
+        {"size_bytes": 2**63 - 1},
+    ],
+)
+def test_memory_that_is_not_the_one_that_was_named_is_not_borrowed(
+    lent: LentMemory, changed: dict[str, object]
+) -> None:
+    named = {"nonce": lent.nonce, "size_bytes": lent.size_bytes} | changed
+    assert borrow(lent.descriptor, **named) is None
+
+
+@pytest.mark.parametrize(
+    "seals",
+    [
+        0,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+        fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+    ],
+)
+def test_a_file_whose_size_can_change_is_not_borrowed(seals: int) -> None:
+    content = bytes(HEAD_BYTES)
+    descriptor = file_of(content, seals)
+    nonce = content[:NONCE_BYTES]
+    assert borrow(descriptor, nonce=nonce, size_bytes=len(content)) is None
+    os.close(descriptor)
+
+
+def test_a_file_without_room_for_a_head_is_not_borrowed() -> None:
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    descriptor = file_of(bytes(100), seals)
+    assert borrow(descriptor, nonce=bytes(NONCE_BYTES), size_bytes=100) is None
+    os.close(descriptor)
+
+
+def test_what_is_no_such_file_is_not_borrowed() -> None:
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as ordinary:
+        ordinary.write(bytes(HEAD_BYTES))
+        ordinary.flush()
+        for descriptor in (reading, ordinary.fileno()):
+            assert borrow(descriptor, nonce=bytes(NONCE_BYTES), size_bytes=HEAD_BYTES) is None
+    os.close(reading)
+    os.close(writing)
+    assert borrow(reading, nonce=bytes(NONCE_BYTES), size_bytes=HEAD_BYTES) is None
+
+
+def test_a_file_that_cannot_be_mapped_is_not_borrowed(
+    lent: LentMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_arguments: object, **_named: object) -> mmap.mmap:
+        raise OSError("no address space is left")
+
+    monkeypatch.setattr(mmap, "mmap", no_room)
+    assert borrow(lent.descriptor, nonce=lent.nonce, size_bytes=lent.size_bytes) is None
+
+
+def test_no_descriptor_is_left_when_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def no_room(*_arguments: object, **_named: object) -> mmap.mmap:
+        raise OSError("no address space is left")
+
+    before = open_files()
+    monkeypatch.setattr(mmap, "mmap", no_room)
+    with pytest.raises(OSError, match="no address space"):
+        LentMemory(100)
+    assert open_files() == before
+
+
+def test_a_kernel_without_huge_pages_for_files_lends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
+    memory = LentMemory(10)
+    assert borrowed(memory).loan == 1
+    memory.close()
+
+
+def test_nobody_can_change_its_size(lent: LentMemory) -> None:
+    for size_bytes in (0, lent.size_bytes + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(lent.descriptor, size_bytes)

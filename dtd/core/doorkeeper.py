@@ -3,13 +3,15 @@
 A listener asks before it spends anything on a connection, and tells when the other side has proven
 itself or is gone.  Nobody who floods a port can keep others from being heard: each address has a
 rate and a share, and where there is no room, the oldest connection of whoever has most makes way.
-Pure: clock values in, keys of connections out (protocol.md, "Security").
+A listener whose callers prove themselves without costing it much may count failures alone: then
+honest callers have no rate, however many share an address.  Pure: clock values in, keys of
+connections out (protocol.md, "Security").
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +26,7 @@ IPV6_PREFIX_BITS: Final = 64
 
 @dataclass(slots=True)
 class _Bucket:
-    """How many more connections an address may open at the moment."""
+    """How many more connections an address may open, or fail on; below 0 it has to wait."""
 
     tokens: float
     filled_s: float
@@ -49,13 +51,24 @@ class Verdict:
     dropped: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Doorkeeper:
     """The bounds of one listener.
 
     Connections are known by keys that the listener chooses.
+
+    Attributes:
+        per_address: most connections of one address that have not proven themselves.
+        in_all: of all addresses.
+        patience_s: how long one may take.
+        only_failures: the rate of an address counts those that ended unproven, not all that came,
+            and callers on this host have none: a loopback address does not tell them apart.
     """
 
+    per_address: int = PER_ADDRESS
+    in_all: int = IN_ALL
+    patience_s: float = PATIENCE_S
+    only_failures: bool = False
     _unproven: OrderedDict[int, _Caller] = field(default_factory=OrderedDict)
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
@@ -69,76 +82,96 @@ class Doorkeeper:
             no_rate: the caller is one of ours: its rate is not bounded, its share is.
         """
         origin = origin_of(host)
-        if not no_rate and not self._take_token(origin, now):
-            return Verdict(refusal=f"more than {RATE_PER_S:g} connections a second from {origin}")
-        dropped = [*self._crowded(origin), *self._full()]
+        if not no_rate and not (self.only_failures and _is_loopback(host)):
+            bucket = self._bucket(origin, now)
+            if bucket.tokens < 1:
+                return Verdict(refusal=self._too_many(origin))
+            if not self.only_failures:
+                bucket.tokens -= 1
+        dropped = self._in_the_way(origin)
+        for other in dropped:
+            self.gone(other, now)
         self._unproven[key] = _Caller(origin, now)
-        return Verdict(dropped=tuple(dropped))
+        return Verdict(dropped=dropped)
 
-    def forget(self, key: int) -> None:
-        """The other side has proven who it is, or the connection is gone."""
+    def proven(self, key: int) -> None:
+        """The other side has proven who it is."""
         self._unproven.pop(key, None)
+
+    def gone(self, key: int, now: float) -> None:
+        """The connection has ended; if it was not proven, it counts as failed."""
+        caller = self._unproven.pop(key, None)
+        if caller is not None and self.only_failures:
+            self._bucket(caller.origin, now).tokens -= 1
 
     def overdue(self, now: float) -> tuple[int, ...]:
         """Connections that have had their time; they are forgotten with this."""
         late = []
         for key, caller in self._unproven.items():
-            if now - caller.since_s < PATIENCE_S:
+            if now - caller.since_s < self.patience_s:
                 break
             late.append(key)
         for key in late:
-            del self._unproven[key]
+            self.gone(key, now)
         return tuple(late)
 
     def next_deadline(self) -> float | None:
         """When `overdue` has something to tell at the earliest."""
         oldest = next(iter(self._unproven.values()), None)
-        return None if oldest is None else oldest.since_s + PATIENCE_S
+        return None if oldest is None else oldest.since_s + self.patience_s
 
     def __len__(self) -> int:
         return len(self._unproven)
 
-    def _take_token(self, origin: str, now: float) -> bool:
+    def _bucket(self, origin: str, now: float) -> _Bucket:
         bucket = self._buckets.pop(origin, None) or _Bucket(BURST, now)
         self._buckets[origin] = bucket  # the address heard last is the last to be forgotten
         while len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
         bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled_s) * RATE_PER_S)
         bucket.filled_s = now
-        if bucket.tokens < 1:
-            return False
-        bucket.tokens -= 1
-        return True
+        return bucket
 
-    def _crowded(self, origin: str) -> list[int]:
-        """The oldest of an address that has its share."""
+    def _too_many(self, origin: str) -> str:
+        what = "failed connections" if self.only_failures else "connections"
+        return f"more than {RATE_PER_S:g} {what} a second from {origin}"
+
+    def _in_the_way(self, origin: str) -> tuple[int, ...]:
+        """What makes way for one more of this address.
+
+        Its own oldest when it has its share, else, when there is no room, the oldest of the address
+        that has most.
+        """
         own = [key for key, caller in self._unproven.items() if caller.origin == origin]
-        if len(own) < PER_ADDRESS:
-            return []
-        del self._unproven[own[0]]
-        return [own[0]]
-
-    def _full(self) -> list[int]:
-        """The oldest of the address that has most, when there is no room."""
-        if len(self._unproven) < IN_ALL:
-            return []
-        counts: dict[str, int] = {}
-        for caller in self._unproven.values():
-            counts[caller.origin] = counts.get(caller.origin, 0) + 1
-        greediest = max(counts, key=lambda origin: counts[origin])
-        oldest = next(k for k, caller in self._unproven.items() if caller.origin == greediest)
-        del self._unproven[oldest]
-        return [oldest]
+        if len(own) >= self.per_address:
+            return (own[0],)
+        if len(self._unproven) < self.in_all:
+            return ()
+        counts = Counter(caller.origin for caller in self._unproven.values())
+        greediest, _ = counts.most_common(1)[0]
+        return (next(k for k, caller in self._unproven.items() if caller.origin == greediest),)
 
 
 def origin_of(host: str) -> str:
     """What counts as one address: with IPv6, the network that one host has to itself."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = _parsed(host)
+    if address is None:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address.packed, IPV6_PREFIX_BITS), strict=False))
+
+
+def _is_loopback(host: str) -> bool:
+    address = _parsed(host)
+    return address is not None and address.is_loopback
+
+
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address, IPv4 where it is mapped; None when it is none."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

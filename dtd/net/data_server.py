@@ -5,8 +5,9 @@ the generation, roster and rank that we expect is handed to that generation's en
 an idle link for the same endpoint.  *fetch*: read-only ranges of the state that the generation
 starts from, for its members, or of what a ticket names.  A caller from a generation that we have
 not heard of yet waits without a WELCOME, one from an older generation is refused.  Nobody is
-attached to anything before PROVE, so a HELLO that somebody recorded gets nothing.  Runs on the
-event loop.
+attached to anything before PROVE, so a HELLO that somebody recorded gets nothing, and who fails to
+prove himself again and again is not let in for a while (`dtd.core.doorkeeper`).  Runs on the event
+loop.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dtd.address import Address
+from dtd.core.doorkeeper import Doorkeeper
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.fetch_desk import FetchDesk
-from dtd.net.link import Link
+from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
 from dtd.net.resource import Resource
 from dtd.net.server import Server
 from dtd.net.zeros import MAX_BYTES, PREFIX
@@ -31,10 +33,20 @@ from dtd.wire.frames import Hold
 from dtd.wire.greeting import welcome
 
 MAX_EARLY: Final = 64
+MAX_UNPROVEN: Final = 512
+"""Callers at a time who have not proven themselves, from one address as from many.
+
+A generation of many workers on one host may begin all at once; half of all connections are left to
+those who have proven themselves.
+"""
+
+UNPROVEN_S: Final = 2 * HANDSHAKE_TIMEOUT_S
+"""Every link ends its own handshake before that, and says so."""
+
 PROBE_SCOPE: Final = f"{PREFIX}{MAX_BYTES}"
 """What a worker may fetch that only wants to know whether, and how well, it reaches another."""
 
-RING_STAGING_BYTES: Final = 512
+RING_STAGING_BYTES: Final = 4608
 
 
 class RingAcceptor(Protocol):
@@ -65,7 +77,15 @@ class DataServer:
         self.worker_secret = b""
         self._name = name
         self._desk = FetchDesk(open_checkpoint)
-        self._server = Server(self._new_link)
+        self._server = Server(
+            self._new_link,
+            doorkeeper=Doorkeeper(
+                per_address=MAX_UNPROVEN,
+                in_all=MAX_UNPROVEN,
+                patience_s=UNPROVEN_S,
+                only_failures=True,
+            ),
+        )
         self._early: deque[Link] = deque()
         self._claims: dict[Link, m.Hello] = {}
         self._assign: m.Assign | None = None
@@ -169,6 +189,7 @@ class DataServer:
 
     def _on_proved(self, link: Link) -> None:
         """The caller has the key of what its HELLO states."""
+        self._server.proven(link)
         hello = self._claims[link]
         if hello.scope:
             link.keep_alive()

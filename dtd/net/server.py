@@ -143,7 +143,7 @@ class Server:
         """The other side of a link has shown who it is: the doorkeeper bounds it no more."""
         for key, caller in self._callers.items():
             if caller.link is link and self._doorkeeper is not None:
-                self._doorkeeper.forget(key)
+                self._doorkeeper.proven(key)
 
     # --- accepting ---------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Server:
 
     def _gone(self, key: int) -> bool:
         if self._doorkeeper is not None:
-            self._doorkeeper.forget(key)
+            self._doorkeeper.gone(key, asyncio.get_running_loop().time())
         return self._callers.pop(key, None) is not None
 
     def _turn_out(self, key: int, why: str) -> None:
@@ -258,7 +258,7 @@ class Server:
         assert self._doorkeeper is not None
         self._timer = None
         for key in self._doorkeeper.overdue(asyncio.get_running_loop().time()):
-            self._turn_out(key, f"did not show within {PATIENCE_S:g} s who it is")
+            self._turn_out(key, f"did not show within {self._doorkeeper.patience_s:g} s who it is")
         self._watch_time()
 
     def _close_listeners(self) -> None:

@@ -14,8 +14,9 @@ def test_a_caller_is_admitted_and_forgotten_once_proven() -> None:
     door = Doorkeeper()
     assert door.arrived(1, "10.0.0.1", 0.0) == WELCOME
     assert len(door) == 1
-    door.forget(1)
-    door.forget(1)
+    door.proven(1)
+    door.proven(1)
+    door.gone(1, 1.0)
     assert len(door) == 0
     assert door.next_deadline() is None
     assert door.overdue(100.0) == ()
@@ -61,6 +62,66 @@ def test_the_rate_of_our_own_is_not_bounded_but_their_share_is() -> None:
     verdicts = [door.arrived(key, "127.0.0.1", 0.0, no_rate=True) for key in range(200)]
     assert not any(verdict.refusal for verdict in verdicts)
     assert len(door) == bounds.PER_ADDRESS
+
+
+def failing_alone(**bounds_: float) -> Doorkeeper:
+    """A door that holds nothing against those who prove themselves."""
+    return Doorkeeper(only_failures=True, **bounds_)
+
+
+def test_who_proves_himself_has_no_rate() -> None:
+    door = failing_alone()
+    for key in range(10 * int(bounds.BURST)):
+        assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
+        door.proven(key)
+        door.gone(key, 0.0)
+    assert door.arrived(-1, "10.0.0.1", 0.0) == WELCOME
+
+
+def test_many_of_one_address_may_come_at_once() -> None:
+    door = failing_alone(per_address=1000, in_all=1000)
+    verdicts = [door.arrived(key, "10.0.0.1", 0.0) for key in range(1000)]
+    assert verdicts == [WELCOME] * 1000
+
+
+def test_who_fails_again_and_again_is_not_let_in_for_a_while() -> None:
+    door = failing_alone()
+    for key in range(int(bounds.BURST)):
+        assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
+        door.gone(key, 0.0)
+    refused = door.arrived(100, "10.0.0.1", 0.0)
+    assert refused == Verdict(refusal="more than 20 failed connections a second from 10.0.0.1")
+    assert door.arrived(101, "10.0.0.2", 0.0) == WELCOME
+    a_token_later_s = 1.001 / bounds.RATE_PER_S
+    assert door.arrived(102, "10.0.0.1", a_token_later_s) == WELCOME
+    assert door.arrived(103, "10.0.0.1", a_token_later_s) == WELCOME  # none has failed yet
+
+
+def test_all_that_fail_count_though_they_came_together() -> None:
+    """Otherwise a flood would pass whenever there is one token."""
+    door = failing_alone(per_address=200, in_all=200, patience_s=5.0)
+    for key in range(200):
+        assert door.arrived(key, "10.0.0.1", 0.0) == WELCOME
+    assert len(door.overdue(5.0)) == 200
+    debt_s = (200 - bounds.BURST) / bounds.RATE_PER_S
+    assert door.arrived(200, "10.0.0.1", 5.0 + debt_s).refusal
+    assert door.arrived(201, "10.0.0.1", 5.0 + debt_s + 1.001 / bounds.RATE_PER_S) == WELCOME
+
+
+def test_who_makes_way_has_failed() -> None:
+    door = failing_alone(per_address=1)
+    verdicts = [door.arrived(key, "10.0.0.1", 0.0) for key in range(int(bounds.BURST) + 2)]
+    assert verdicts[1:-1] == [Verdict(dropped=(key,)) for key in range(int(bounds.BURST))]
+    assert verdicts[-1].refusal
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
+def test_callers_of_this_host_that_fail_are_bounded_in_number_alone(host: str) -> None:
+    door = failing_alone()
+    assert not any(door.arrived(key, host, 0.0).refusal for key in range(200))
+    assert len(door) == bounds.PER_ADDRESS
+    everybody = Doorkeeper()
+    assert any(everybody.arrived(key, host, 0.0).refusal for key in range(200))
 
 
 def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
 
 import dtd.net.data_server as data_server_module
 import dtd.net.fetch_desk as fetch_desk_module
+import dtd.net.link as link_module
 from dtd.address import Address
+from dtd.core import doorkeeper
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
-from dtd.net.data_server import DataServer
+from dtd.net.data_server import MAX_UNPROVEN, DataServer
 from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
 from dtd.net.handshake import Opening, Pass
 from dtd.net.link import Link
 from dtd.net.resource import Blob, Resource, file_blob, memory_blob
+from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 
 PATIENCE_S = 10.0
@@ -256,6 +260,96 @@ async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypa
     monkeypatch.setattr(Link, "welcome", moves_on)
     error = await turned_away(await dial(port.address, m.Role.RING, **ring(3)))
     assert error.code == ErrorCode.STALE_GENERATION
+
+
+# --- floods ----------------------------------------------------------------------------------
+
+
+class Flood:
+    """Callers who never prove anything."""
+
+    def __init__(self, address):
+        self._address = address
+        self._writers = []
+
+    async def call(self, words=b""):
+        """One that says this and then nothing; its end of the connection."""
+        reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        self._writers.append(writer)
+        writer.write(words)
+        return reader
+
+    def hang_up(self):
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def flood(port):
+    made = Flood(port.address)
+    yield made
+    made.hang_up()
+
+
+async def ended(reader):
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+
+async def test_a_ring_forms_and_stands_while_others_fill_the_port(port, dial, flood):
+    """More than the port takes in all: without a bound on them the ring would find no room."""
+    readers = [await flood.call() for _ in range(MAX_CONNECTIONS + 10)]
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(3), acceptor)
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    await peer.welcomed()
+    await acceptor.taken()
+    last = readers[-1]
+    for _ in range(MAX_UNPROVEN):
+        await flood.call()
+    await ended(last)
+    assert not peer.link.closing
+    assert not acceptor.links[0].closing
+
+
+async def test_of_those_who_prove_nothing_the_oldest_makes_way(flood, monkeypatch):
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 1000.0)
+    stranger = await flood.call()
+    for _ in range(MAX_UNPROVEN):
+        await flood.call()
+    await ended(stranger)
+
+
+@pytest.fixture
+def from_afar(monkeypatch):
+    """Callers count as those of another host, and nothing is forgiven by waiting."""
+    monkeypatch.setattr(doorkeeper, "_is_loopback", lambda _host: False)
+    monkeypatch.setattr(doorkeeper, "RATE_PER_S", 1e-9)
+
+
+@pytest.mark.usefixtures("from_afar")
+async def test_an_address_that_fails_again_and_again_is_not_let_in(port, dial, flood):
+    port.server.expect_ring(assign(3), Acceptor())
+    for _ in range(int(doorkeeper.BURST)):
+        await ended(await flood.call(b"x" * 64))
+    peer = await dial(port.address, m.Role.RING, **ring(3))
+    assert "lost" in str(await peer.end())
+
+
+@pytest.mark.usefixtures("from_afar")
+async def test_who_proves_himself_may_come_as_often_as_he_likes(port, dial):
+    """Rings that form again and again, and all the workers of one host."""
+    for generation in range(2 * int(doorkeeper.BURST)):
+        acceptor = Acceptor()
+        port.server.expect_ring(assign(generation), acceptor)
+        peer = await dial(port.address, m.Role.RING, **ring(generation))
+        await peer.welcomed()
+        await acceptor.taken()
+        peer.link.abort()
+    peers = [await dial(port.address, m.Role.FETCH) for _ in range(2 * int(doorkeeper.BURST))]
+    for peer in peers:
+        await peer.welcomed()
 
 
 # --- fetching --------------------------------------------------------------------------------

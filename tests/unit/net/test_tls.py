@@ -49,11 +49,11 @@ def credential_of(authority: Authority, role: str, name: str = "host7") -> Crede
 class Listening:
     """Welcomes everybody whom TLS lets in, and sends back what it gets."""
 
-    def __init__(self, authority: Authority, *, patience: Doorkeeper | None = None) -> None:
+    def __init__(self, authority: Authority, door: Doorkeeper | None = None) -> None:
         self.authority = authority
         self.refused: asyncio.Queue[str] = asyncio.Queue()
         self.links: asyncio.Queue[Link] = asyncio.Queue()
-        self.door = patience or Doorkeeper()
+        self.door = Doorkeeper() if door is None else door
         self.server = Server(
             self._new_link,
             doorkeeper=self.door,
@@ -244,17 +244,14 @@ async def test_who_speaks_plainly_does_not_get_in(listening: Listening) -> None:
 
 
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"])
-async def test_who_dawdles_is_dropped_in_time(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch, says: bytes
-) -> None:
-    monkeypatch.setattr(doorkeeper, "PATIENCE_S", 0.1)
-    made = Listening(authority)
+async def test_who_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
+    made = Listening(authority, Doorkeeper(patience_s=0.1))
     address = await made.listen()
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(says)
     assert await soon(reader.read()) == b""
     writer.close()
-    assert "who it is" in await soon(made.refused.get())
+    assert "within 0.1 s who it is" in await soon(made.refused.get())
     assert len(made.door) == 0
     made.server.close(m.Goodbye())
 

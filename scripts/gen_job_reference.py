@@ -20,7 +20,7 @@ _TYPE_NAMES: dict[Any, str] = {bool: "boolean", int: "integer", float: "number",
 _INTRODUCTION = """\
 # The job file
 
-<!-- Written by scripts/gen_job_reference.py; change dtd/job/tables.py, not this page. -->
+<!-- Written by scripts/gen_job_reference.py; change the tables in dtd/job, not this page. -->
 
 A job is one TOML file (at most 24 KiB). `dtdctl validate JOB.toml` reports everything that is wrong
 with it at once, with the line and the nearest known key; `dtdctl submit JOB.toml` starts it.

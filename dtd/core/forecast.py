@@ -103,7 +103,7 @@ def forecast(
     Args:
         workers: one for each rank.
         links: from each rank to the next one; none for a world of one.
-        bucket_bytes: size of each bucket, in the order in which they travel.
+        bucket_bytes: size of each bucket as it travels, in that order.
         rows: of a global batch.
         overhead_s: cost of a bucket that depends neither on its size nor on the world's.
 

@@ -1,12 +1,20 @@
 """The job file: what a user submits, validated as a whole.
 
-`tables` declares every field, `checks` compares fields with one another, `parse` turns TOML text
-or a map from the wire into a `JobSpec` or raises `JobSpecError` with everything that is wrong at
-once.  Nothing here imports torch or the task: whether the task's own arguments make sense is found
-out by the worker that builds it.  From here a spec goes to the coordinator as a map
+`tables` and `learning` declare every field, `checks` compares fields with one another; `parse`
+turns TOML text or a map from the wire into a `JobSpec`, or raises `JobSpecError` with all that is
+wrong at once.  Nothing here imports torch or the task: whether the task's own arguments make sense
+is found out by the worker that builds it.  From here a spec goes to the coordinator as a map
 (`to_mapping`), into its store, and on to every worker of the job.
 """
 
+from dtd.job.learning import (
+    OptimizerName,
+    OptimizerTable,
+    Precision,
+    ScheduleName,
+    ScheduleTable,
+    TrainTable,
+)
 from dtd.job.parse import MAX_JOB_BYTES, from_mapping, load_job, parse_job, to_mapping
 from dtd.job.tables import (
     BUILT_IN_TASKS,
@@ -14,13 +22,7 @@ from dtd.job.tables import (
     ElasticTable,
     JobSpec,
     JobTable,
-    OptimizerName,
-    OptimizerTable,
-    Precision,
-    ScheduleName,
-    ScheduleTable,
     SyncTable,
-    TrainTable,
 )
 
 __all__ = [

@@ -14,7 +14,8 @@ from dtd.rules import fields_of
 from dtd.shown import shown
 
 if TYPE_CHECKING:
-    from dtd.job.tables import JobSpec, OptimizerTable, ScheduleTable
+    from dtd.job.learning import OptimizerTable, ScheduleTable
+    from dtd.job.tables import JobSpec
     from dtd.toml_source import KeyPath
 
 

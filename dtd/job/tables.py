@@ -1,7 +1,8 @@
-"""Every field of a job file: its type, default, range and meaning, in one place.
+"""The tables of a job file: each field with its type, default, range and meaning.
 
 The parser checks against these rules and `docs/job-file.md` is generated from them, so a new field
-is added here and nowhere else.  This file holds no behaviour.
+is added to its table and nowhere else.  Here: what is trained, by how many workers, and where its
+state goes; `dtd.job.learning` has the tables that decide what is learned.  No behaviour in either.
 """
 
 from __future__ import annotations
@@ -9,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from dtd.job.learning import OptimizerTable, ScheduleTable, TrainTable
 from dtd.rules import rule
 from dtd.shown import INTEGER_LIMIT
 
 BUILT_IN_TASKS: Final = ("digits", "mnist", "cifar10", "chargpt", "synthetic")
-
-OptimizerName = Literal["sgd", "adam", "adamw"]
-ScheduleName = Literal["constant", "step", "cosine"]
-Precision = Literal["float32", "bfloat16", "float16"]
 
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -71,144 +69,6 @@ class JobTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerTable:
-    """How averaged gradients change the weights. A task with `build_optimizer` overrides this."""
-
-    name: OptimizerName = field(default="sgd", metadata=rule("The optimizer."))
-    lr: float = field(
-        default=0.1, metadata=rule("Learning rate after warm-up, before the schedule.", minimum=0)
-    )
-    momentum: float = field(
-        default=0.0, metadata=rule("Momentum.", minimum=0, below=1, only_for=("sgd",))
-    )
-    nesterov: bool = field(
-        default=False,
-        metadata=rule("Nesterov's momentum; needs `momentum` above 0.", only_for=("sgd",)),
-    )
-    weight_decay: float = field(
-        default=0.0,
-        metadata=rule("L2 penalty (sgd, adam) or decoupled weight decay (adamw).", minimum=0),
-    )
-    beta1: float = field(
-        default=0.9,
-        metadata=rule(
-            "Decay of the gradient's running mean.", minimum=0, below=1, only_for=("adam", "adamw")
-        ),
-    )
-    beta2: float = field(
-        default=0.999,
-        metadata=rule(
-            "Decay of the squared gradient's running mean.",
-            minimum=0,
-            below=1,
-            only_for=("adam", "adamw"),
-        ),
-    )
-    eps: float = field(
-        default=1e-8,
-        metadata=rule("Keeps the division finite.", above=0, only_for=("adam", "adamw")),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleTable:
-    """How the learning rate changes from step to step."""
-
-    name: ScheduleName = field(
-        default="constant",
-        metadata=rule(
-            "`step` drops it by `gamma` at intervals, `cosine` lets it fall to `min_lr`."
-        ),
-    )
-    warmup_steps: int = field(
-        default=0,
-        metadata=rule("Steps over which the rate rises linearly from near 0.", minimum=0),
-    )
-    step_every: int = field(
-        default=0,
-        metadata=rule(
-            "Steps between two drops; required with `step`.", minimum=0, only_for=("step",)
-        ),
-    )
-    gamma: float = field(
-        default=0.1,
-        metadata=rule("Factor of one drop.", above=0, maximum=1, only_for=("step",)),
-    )
-    min_lr: float = field(
-        default=0.0,
-        metadata=rule(
-            "The rate does not fall below this; at most `lr`.",
-            minimum=0,
-            only_for=("step", "cosine"),
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainTable:
-    """How one worker computes its share of a step."""
-
-    precision: Precision = field(
-        default="float32",
-        metadata=rule("Type of forward and backward; weights stay float32."),
-    )
-    grad_accumulation: int = field(
-        default=1,
-        metadata=rule(
-            "Pieces in which a worker computes its share, to save memory; at most"
-            " `global_batch_size`.",
-            minimum=1,
-            maximum=65536,
-        ),
-    )
-    clip_norm: float = field(
-        default=0.0,
-        metadata=rule("Largest norm of the averaged gradient; 0 = no clipping.", minimum=0),
-    )
-    eval_every: int = field(
-        default=0,
-        metadata=rule("Steps between evaluations; 0 = at the end of every epoch.", minimum=0),
-    )
-    eval_batch_size: int = field(
-        default=256,
-        metadata=rule("Rows of one evaluation batch on one worker.", minimum=1, maximum=2**24),
-    )
-    digest_every: int = field(
-        default=25,
-        metadata=rule(
-            "Steps between comparisons of all workers' states, which also happen at checkpoints and"
-            " whenever workers come or go; 0 = only then.",
-            minimum=0,
-        ),
-    )
-    max_skipped_steps: int = field(
-        default=50,
-        metadata=rule(
-            "So many steps in a row whose gradients are not finite fail the job; 0 = no limit.",
-            minimum=0,
-        ),
-    )
-    threads: int = field(
-        default=1,
-        metadata=rule(
-            "CPU threads of each worker; the same everywhere, because it decides rounding.",
-            minimum=1,
-            maximum=1024,
-        ),
-    )
-    activation_checkpointing: bool = field(
-        default=False,
-        metadata=rule("Recompute activations in backward: slower, less memory."),
-    )
-    loader_workers: int = field(
-        default=0,
-        metadata=rule(
-            "Processes that load data per worker; 0 = one thread.", minimum=0, maximum=64
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncTable:
     """How gradients travel around the ring."""
 
@@ -223,6 +83,14 @@ class SyncTable:
     chunk_kib: int = field(
         default=1024,
         metadata=rule("Piece of a bucket in one frame, in KiB.", minimum=16, maximum=16 * 1024),
+    )
+    wire_dtype: Literal["", "bfloat16"] = field(
+        default="",
+        metadata=rule(
+            "Type in which float32 gradients travel; sums stay float32. `bfloat16` halves the bytes"
+            " and loses digits: every hop rounds once. Empty = as they are; other types always"
+            " travel so."
+        ),
     )
     encryption: Literal["none", "tls"] = field(
         default="none",

@@ -1,7 +1,8 @@
 """How much memory a job takes in one worker, part by part, and how much there is.
 
-Everything is counted where it lies: parameters, buckets (the gradients' home), the optimizer's
-state, the copy that a checkpoint makes, and what forward saves for backward at its peak.
+Everything is counted where it lies: parameters, buckets (the gradients' home, and narrow twins that
+travel in their place), the optimizer's state, the copy that a checkpoint makes, and what forward
+saves for backward at its peak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def memory_parts(session: Session) -> dict[str, int]:
     return {
         "parameters": parameters,
         "gradients": max((_bytes(parameter) for _, parameter in replica.trained), default=0),
-        "buckets": sum(len(memory.view) for memory in session.memories),
+        "buckets": session.gradients.size_bytes + len(session.tail.memory.view),
         "optimizer": max(0, state - parameters),
         "snapshot": state,
         "runtime": RUNTIME_BYTES if session.device.type == "cpu" else 0,

@@ -113,9 +113,9 @@ def measure(
         limit_s: for all steps together, beyond the least number of them.
 
     Returns:
-        {"parameters", "rows", "device_name", "buckets": sizes in bytes, the tail last, "memory":
-        bytes of each part, "available_bytes", "worlds": {size: {"data_s", "compute_s", "ready_s",
-        "optimizer_s", "step_s"}}}
+        {"parameters", "rows", "device_name", "buckets": sizes in bytes as they travel, the tail
+        last, "memory": bytes of each part, "available_bytes", "worlds": {size: {"data_s",
+        "compute_s", "ready_s", "optimizer_s", "step_s"}}}
 
     Raises:
         TaskError: the task, its data or the job's choices do not work here.

@@ -40,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     one = _command(commands, train, "training steps against DDP, no synchronisation, one process")
     one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: all")
     one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
+    one.add_argument(
+        "--bf16", action="store_true", help="gradients as bfloat16, too, not on slow links alone"
+    )
     one = _command(commands, convergence, "loss against steps and time for several worlds")
     one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: what has data")
     one.add_argument("--data", type=Path, default=convergence.DATA, help="directory of real data")

@@ -2,8 +2,9 @@
 
 Four sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
 it here), `apart` (as many processes with the same share of rows that never talk, so their step is
-pure computation) and `single` (one process with all rows).  What a step takes beyond `apart` is
-synchronisation that did not hide.  Over links of known speed there is also the floor
+pure computation) and `single` (one process with all rows).  Where bytes are dear there are two
+more, `dtd-bf16` and `ddp-bf16`, whose gradients travel as bfloat16.  What a step takes beyond
+`apart` is synchronisation that did not hide.  Over links of known speed there is also the floor
 (`scripts.benchrun.floor`).
 """
 
@@ -43,6 +44,7 @@ class Case:
         world: number of workers.
         rounds: how often each side has its turn, after one to warm up.
         buckets_mib: sizes of buckets that are tried for DDP.
+        bf16: whether dtd and DDP have a turn with bfloat16 on the wire, too.
     """
 
     name: str
@@ -51,6 +53,12 @@ class Case:
     world: int
     rounds: int
     buckets_mib: Sequence[int]
+    bf16: bool = False
+
+    @property
+    def wires(self) -> dict[str, str]:
+        """What is appended to the name of a side for each `sync.wire_dtype`."""
+        return {"": "", "-bf16": "bfloat16"} if self.bf16 else {"": ""}
 
     @property
     def workers(self) -> list[str]:
@@ -67,17 +75,22 @@ def measure(case: Case) -> Record:
     """Everything that is to be known about a case."""
     with contextlib.ExitStack() as stack:
         place, network = _surroundings(case, stack)
-        tuned = _tuned(case, place)
+        tuned = {f"ddp{name}": _tuned(case, place, wire) for name, wire in case.wires.items()}
         worlds = {
-            "ddp": stack.enter_context(_built(place, case.world, case.spec)),
-            "apart": stack.enter_context(_built(place, case.world, case.spec)),
+            side: stack.enter_context(_built(place, case.world, case.spec))
+            for side in (*tuned, "apart")
         }
         if case.world > 1:
             worlds["single"] = stack.enter_context(_built(OneHost(), 1, case.spec))
-        worlds["ddp"].ask("synchronise", bucket_mib=tuned["bucket_mib"], batched=tuned["batched"])
+        for name, wire in case.wires.items():
+            _synchronise(worlds[f"ddp{name}"], tuned[f"ddp{name}"], wire)
         floor = _floor(place, worlds["apart"], case.workload.block_steps)
-        daemons = DaemonRun(case.workload, case.workers, network, case.rounds + 1)
-        stack.enter_context(contextlib.closing(daemons))
+        daemons: dict[str, DaemonRun] = {}
+        for name, wire in case.wires.items():
+            # Every worker has a data port, and a host has one of that number.
+            one_network = _surroundings(case, stack)[1] if daemons else network
+            run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, wire)
+            daemons[f"dtd{name}"] = stack.enter_context(contextlib.closing(run))
         measured = _in_turns(case, daemons, worlds)
     return {
         "workload": case.name,
@@ -85,8 +98,8 @@ def measure(case: Case) -> Record:
         "rows": case.workload.rows,
         "link": case.link,
         "world": case.world,
-        "ddp": tuned,
         "floor": floor,
+        **tuned,
         **measured,
     }
 
@@ -99,10 +112,12 @@ def _surroundings(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Netwo
     return hosts, hosts
 
 
-def _in_turns(case: Case, daemons: DaemonRun, worlds: Mapping[str, World]) -> dict[str, Any]:
+def _in_turns(
+    case: Case, daemons: Mapping[str, DaemonRun], worlds: Mapping[str, World]
+) -> dict[str, Any]:
     """Each side once to warm up, then A B ... B A; and how much memory that took."""
     steps = case.workload.block_steps
-    turns: dict[str, Turn] = {"dtd": lambda: daemons.block().step_s}
+    turns: dict[str, Turn] = {side: partial(_daemon_block, run) for side, run in daemons.items()}
     turns |= {side: partial(_block, world, steps) for side, world in worlds.items()}
     for turn in turns.values():
         turn()
@@ -110,9 +125,9 @@ def _in_turns(case: Case, daemons: DaemonRun, worlds: Mapping[str, World]) -> di
     for number in range(case.rounds):
         for side in in_turn([*turns], number):
             steps_s[side].append(turns[side]())
-    peaks = {"dtd": daemons.peak_bytes()}
+    peaks = {side: run.peak_bytes() for side, run in daemons.items()}
     peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
-    counted = daemons.blocks[1:]
+    counted = daemons["dtd"].blocks[1:]
     return {
         "steps_s": steps_s,
         "peak_bytes": {side: round(statistics.fmean(peak)) for side, peak in peaks.items()},
@@ -120,6 +135,10 @@ def _in_turns(case: Case, daemons: DaemonRun, worlds: Mapping[str, World]) -> di
             part: statistics.median(block.parts_s[part] for block in counted) for part in PARTS
         },
     }
+
+
+def _daemon_block(run: DaemonRun) -> float:
+    return run.block().step_s
 
 
 def _block(world: World, steps: int) -> float:
@@ -135,17 +154,28 @@ def _built(place: Place, size: int, spec: dict[str, Any]) -> Iterator[World]:
         yield world
 
 
-def _tuned(case: Case, place: Place) -> dict[str, Any]:
+def _synchronise(world: World, choice: Mapping[str, Any], wire_dtype: str) -> None:
+    world.ask(
+        "synchronise",
+        bucket_mib=choice["bucket_mib"],
+        batched=choice["batched"],
+        wire_dtype=wire_dtype,
+    )
+
+
+def _tuned(case: Case, place: Place, wire_dtype: str) -> dict[str, Any]:
     """The bucket size and the way of copying with which DDP is fastest here."""
     if case.world == 1 or len(case.buckets_mib) == 1:
         return {"bucket_mib": case.buckets_mib[-1], "batched": False, "trials": []}
-    choices = [(cap, batched) for cap in case.buckets_mib for batched in (False, True)]
-    trials: list[dict[str, Any]] = []
+    trials: list[dict[str, Any]] = [
+        {"bucket_mib": cap_mib, "batched": batched}
+        for cap_mib in case.buckets_mib
+        for batched in (False, True)
+    ]
     with _built(place, case.world, case.spec) as world:
-        for cap_mib, batched in choices:
-            world.ask("synchronise", bucket_mib=cap_mib, batched=batched)
-            step_s = _block(world, case.workload.block_steps)
-            trials.append({"bucket_mib": cap_mib, "batched": batched, "step_s": step_s})
+        for trial in trials:
+            _synchronise(world, trial, wire_dtype)
+            trial["step_s"] = _block(world, case.workload.block_steps)
     best = min(trials, key=lambda trial: float(trial["step_s"]))
     return {"bucket_mib": best["bucket_mib"], "batched": best["batched"], "trials": trials}
 

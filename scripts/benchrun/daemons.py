@@ -57,6 +57,7 @@ class DaemonRun:
         workers: their names.
         network: how they reach each other.
         blocks: how many there will be.
+        wire_dtype: `sync.wire_dtype` of the job.
 
     Raises:
         DtdError: a daemon did not start, or the job failed.
@@ -66,7 +67,12 @@ class DaemonRun:
     """
 
     def __init__(
-        self, workload: Workload, workers: Sequence[str], network: Network, blocks: int
+        self,
+        workload: Workload,
+        workers: Sequence[str],
+        network: Network,
+        blocks: int,
+        wire_dtype: str = "",
     ) -> None:
         self._workers = workers
         self._steps = workload.block_steps
@@ -85,6 +91,7 @@ class DaemonRun:
                 steps=blocks * self._steps + 1,
                 gates=str(directory),
                 holds=[self._steps * block for block in range(blocks + 1)],
+                wire_dtype=wire_dtype,
             )
             spec["elastic"]["min_workers"] = len(workers)
             self._cluster.ask(m.SubmitJob(spec=spec))

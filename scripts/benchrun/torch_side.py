@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.core.buckets import plan_buckets
@@ -66,8 +67,8 @@ class TorchSide:
         ]
         self._new_optimizer()
 
-    def synchronise(self, bucket_mib: int, batched: bool) -> None:
-        """Wrap the model into DDP, or into another one."""
+    def synchronise(self, bucket_mib: int, batched: bool, wire_dtype: str) -> None:
+        """Wrap the model into DDP, or into another one; `wire_dtype` as in a job's `sync`."""
         if not self._joined:
             join_gloo(self._setup)
             self._joined = True
@@ -75,7 +76,7 @@ class TorchSide:
         self._model = self._plain
         self._plain.zero_grad(set_to_none=True)
         gc.collect()
-        self._model = DistributedDataParallel(
+        self._model = ddp = DistributedDataParallel(
             self._plain,
             bucket_cap_mb=bucket_mib,
             gradient_as_bucket_view=True,
@@ -83,6 +84,8 @@ class TorchSide:
             forward_sync_buffers=False,
             batched_grad_copy=batched,
         )
+        if wire_dtype:
+            ddp.register_comm_hook(None, bf16_compress_hook)
         self._new_optimizer()
 
     def steps(self, count: int) -> list[float]:

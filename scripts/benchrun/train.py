@@ -26,6 +26,8 @@ BUCKETS_MIB: Final = (1, 4, 10, 25, 100)
 QUICK_BUCKETS_MIB: Final = (25,)
 MOST_STEPS: Final = {LOOPBACK: 1000, "1gbit": 6, "100mbit": 3}
 """Of a block: a step over a slow link takes seconds."""
+BF16_LINKS: Final = ("100mbit",)
+"""Where fewer bytes are worth what they lose."""
 
 
 def run(options: argparse.Namespace) -> None:
@@ -66,6 +68,7 @@ def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
                         world=world,
                         rounds=options.rounds or (2 if quick else ROUNDS),
                         buckets_mib=QUICK_BUCKETS_MIB if quick else BUCKETS_MIB,
+                        bf16=world > 1 and (options.bf16 or link in BF16_LINKS),
                     )
 
 

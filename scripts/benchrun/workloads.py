@@ -73,7 +73,9 @@ _PATIENCE_S: Final = 3600
 _TASK: Final = "scripts.benchrun.tasks:Gated"
 
 
-def job_of(workload: Workload, *, steps: int, gates: str, holds: list[int]) -> dict[str, Any]:
+def job_of(
+    workload: Workload, *, steps: int, gates: str, holds: list[int], wire_dtype: str = ""
+) -> dict[str, Any]:
     """The job that trains it, defaults otherwise; nothing but training happens before its end."""
     text = f"""
         job.name = "bench"
@@ -82,6 +84,7 @@ def job_of(workload: Workload, *, steps: int, gates: str, holds: list[int]) -> d
         job.global_batch_size = {workload.rows}
         optimizer.lr = 0.001
         optimizer.momentum = 0.9
+        sync.wire_dtype = "{wire_dtype}"
         train.eval_every = {_NEVER}
         checkpoint.every_steps = {_NEVER}
         elastic.settle_s = 0.0

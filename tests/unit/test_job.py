@@ -39,7 +39,7 @@ def test_a_minimal_job_gets_every_default() -> None:
     assert (spec.optimizer.name, spec.optimizer.lr) == ("sgd", 0.1)
     assert spec.schedule.name == "constant"
     assert (spec.train.precision, spec.train.threads) == ("float32", 1)
-    assert spec.sync.chunk_kib == 1024
+    assert (spec.sync.chunk_kib, spec.sync.wire_dtype) == (1024, "")
     assert (spec.elastic.min_workers, spec.elastic.max_workers) == (1, 64)
     assert (spec.checkpoint.every_steps, spec.checkpoint.keep) == (0, 3)
 
@@ -144,6 +144,7 @@ def test_text_that_is_no_toml_is_one_problem_with_its_line() -> None:
         ("train.grad_accumulation=129", "cannot cut 128 rows into 129 pieces"),
         ("elastic.min_workers=65", "must be at most max_workers = 64, not 65"),
         ("sync.chunk_kib=8", "at least 16 and at most 16384, not 8"),
+        ("sync.wire_dtype='float16'", 'one of "", "bfloat16", not "float16"; did you mean'),
         ("optimizer.beta1=0.5", 'beta1: has no effect with name = "sgd", only with "adam" or'),
         ("schedule.gamma=0.5", 'has no effect with name = "constant", only with "step"'),
     ],

@@ -67,6 +67,16 @@ def test_memory_is_counted_part_by_part():
     assert memory["runtime"] > 0
 
 
+def test_narrow_gradients_travel_in_half_of_the_bytes_and_take_half_as_much_memory_more():
+    plain, narrow = (
+        measure(spec(*overrides), device="cpu", threads=1, worlds=[2], limit_s=0.0)
+        for overrides in ((), ("sync.wire_dtype=bfloat16",))
+    )
+    *whole, tail = plain["buckets"]
+    assert narrow["buckets"] == [*(size // 2 for size in whole), tail]
+    assert narrow["memory"]["buckets"] == plain["memory"]["buckets"] + sum(whole) // 2
+
+
 def test_a_ring_that_goes_nowhere():
     ring = HandOvers(3)
     ring.open_step(0, [])

@@ -17,14 +17,7 @@ from dtd.address import Address
 from dtd.core.ring import Ring
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.evidence import (
-    CORRUPT,
-    ENDED,
-    SILENT,
-    UNREACHABLE,
-    is_no_room,
-    of_a_closed_link,
-)
+from dtd.net.evidence import ENDED, is_no_room, of_a_closed_link, of_no_link, of_silence
 from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
@@ -268,19 +261,15 @@ class RingEndpoint:
     def _on_silent(self, neighbour: str, now: float) -> None:
         """Nothing has come from a neighbour for too long."""
         who = self._neighbours[neighbour]
-        where = f"{who.name} at {who.host}:{who.port}"
-        silence = f"{self._pulse.silence_s(neighbour, now):.1f} s"
+        silence_s = self._pulse.silence_s(neighbour, now)
         if not self._pulse.is_attached(neighbour):
-            if neighbour == PREVIOUS:
-                reason = f"{who.name} has not connected within {silence}"
-            else:
-                refusal = f": {self._refusal}" if self._refusal else ""
-                reason = f"{where} has not answered within {silence}{refusal}"
-            self._fail(who.name, UNREACHABLE, reason)
-        elif self._pulse.trickles(neighbour, now):
-            self._fail(who.name, CORRUPT, f"no whole frame from {where} for {silence}")
+            evidence, reason = of_no_link(
+                who, silence_s, calls_us=neighbour == PREVIOUS, refusal=self._refusal
+            )
         else:
-            self._fail(who.name, SILENT, f"not a byte from {where} for {silence}")
+            trickles = self._pulse.trickles(neighbour, now)
+            evidence, reason = of_silence(who, silence_s, trickles=trickles)
+        self._fail(who.name, evidence, reason)
 
     def _fail(self, suspect: str, evidence: str, reason: str) -> None:
         """End both links at once: a neighbour that sees the reset need not wait for silence."""

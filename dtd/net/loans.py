@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from dtd.core.collective import BucketMemory, Lendable
+from dtd.core.collective import BucketMemory, Home, Lendable
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
 from dtd.net.descriptors import Letterbox, post
@@ -49,7 +49,8 @@ class Loans:
         self._to_next = to_next
         self._to_previous = to_previous
         self._same_host = same_host
-        self._offered: Lend | None = None
+        self._homes: list[Home | None] = []
+        self._lent: frozenset[int] = frozenset()
         self._offers = 0
         self._agreed = False
         self._lending: Lendable | None = None
@@ -66,29 +67,32 @@ class Loans:
             (number of the loan, indices of buckets).
         """
         homes = [bucket.home for bucket in buckets]
-        memory = next((home.memory for home in homes if home is not None), None)
-        if memory is None or len(buckets) > MAX_LENT or not self._same_host():
+        if homes != self._homes:
+            memory = next((home.memory for home in homes if home is not None), None)
+            if memory is None or len(homes) > MAX_LENT or not self._same_host():
+                return NOTHING_LENT
+            self._offer(memory, homes)
+        if self._lending is None or not self._agreed:
             return NOTHING_LENT
+        return self._lending.loan, self._lent
+
+    def _offer(self, memory: Lendable, homes: list[Home | None]) -> None:
         offsets = [
             home.offset_bytes if home is not None and home.memory is memory else 0 for home in homes
         ]
-        lots = tuple(Lot(offset=offset) for offset in offsets)
-        offered = self._offered
-        if offered is None or (offered.nonce, offered.lots) != (memory.nonce, lots):
-            self._offers += 1
-            self._agreed = False
-            self._lending = memory
-            self._offered = Lend(
+        self._offers += 1
+        self._agreed = False
+        self._homes, self._lending = homes, memory
+        self._lent = frozenset(index for index, offset in enumerate(offsets) if offset)
+        self._to_next(
+            Lend(
                 generation=self._generation,
                 number=self._offers,
                 nonce=memory.nonce,
                 size_bytes=memory.size_bytes,
-                lots=lots,
+                lots=tuple(Lot(offset=offset) for offset in offsets),
             )
-            self._to_next(self._offered)
-        if not self._agreed:
-            return NOTHING_LENT
-        return memory.loan, frozenset(index for index, offset in enumerate(offsets) if offset)
+        )
 
     def received(self, message: Lend | Borrow | Borrowed) -> None:
         """What a neighbour says of loans.

@@ -23,7 +23,7 @@ import msgpack
 import pytest
 
 from dtd.address import Address
-from dtd.core.doorkeeper import PATIENCE_S, PER_ADDRESS
+from dtd.core.doorkeeper import PATIENCE_S, PER_ADDRESS, RATE_PER_S
 from dtd.core.troubles import MAX_TROUBLES
 from dtd.errors import CoordinatorUnreachable, DtdError, RequestRefused
 from dtd.net.control_client import ControlClient
@@ -200,7 +200,8 @@ def test_a_recorded_conversation_means_nothing_the_second_time(coordinator):
     passing.start()
     context = coordinator.operator.client_context()
     through = Address(*relay.getsockname())
-    coordinator.call().close()  # there is room for the relay's
+    coordinator.call().close()
+    assert coordinator.child.wait(2 / RATE_PER_S) is None  # so that there is room for the relay's
     with ControlClient(through, timeout_s=PATIENCE, context=context) as client:
         token = client.request(m.CreateToken(role="viewer", life_s=60))["id"]
         client.request(m.RevokeToken(id=token))

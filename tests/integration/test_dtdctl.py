@@ -18,23 +18,30 @@ from scripts.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.integration
 
+LOOK_AGAIN_S = 0.05
 # It asks for more workers than there are, so it waits and never trains.
 WAITING_JOB = """
 [job]
 name = "waits"
-task = "digits"
-epochs = 2
+task = "synthetic"
+steps = 2
 global_batch_size = 64
 [elastic]
 min_workers = 9
 """
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    """Two idle workers and their coordinator."""
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """Where the coordinator keeps what must survive."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def cluster(state):
+    """Two idle workers and their coordinator; whoever is killed was started again."""
     made = LocalCluster(
-        directory=tmp_path,
+        directory=state,
         listen=Address("127.0.0.1", 0),
         workers=2,
         device="cpu",
@@ -64,6 +71,13 @@ def dtdctl(cluster):
         return done.returncode, done.stdout, done.stderr
 
     return command
+
+
+def pids(cluster):
+    """Those of the workers that the coordinator knows."""
+    with ControlClient(cluster.address) as client:
+        workers = client.request(m.GetStatus())["workers"]
+    return {worker["name"]: worker["pid"] for worker in workers}
 
 
 def job_file(directory: Path) -> str:
@@ -109,8 +123,27 @@ def test_what_does_not_exist_is_refused_with_a_remedy(dtdctl, tmp_path):
     assert dtdctl("checkpoints", "-o", "json")[1] == '{"checkpoints": []}\n'
 
 
+def test_a_second_coordinator_on_the_same_state_is_refused(cluster, state):
+    """It must not come up, or two would number generations; the first one goes on."""
+    second = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*second, "--state-dir", str(state)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"dtd-coordinator: another coordinator uses {state}" in done.stderr
+    assert "--state-dir" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (state / "address").read_text() == str(cluster.address)
+    assert len(pids(cluster)) == 2
+
+
 def test_a_killed_worker_is_started_again(dtdctl, cluster):
-    before = {w["name"]: w["pid"] for w in json.loads(dtdctl("status", "-o", "json")[1])["workers"]}
+    restarts = cluster.restarts["worker-1"]
+    before = pids(cluster)
     watch = os.pidfd_open(before["worker-1"])
     exit_code, _out, err = dtdctl("kill-worker", "worker-1")
     assert exit_code == 0
@@ -118,44 +151,25 @@ def test_a_killed_worker_is_started_again(dtdctl, cluster):
     os.waitid(os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
     os.close(watch)
     cluster.tend()
-    assert cluster.restarts == {"worker-1": 1}
-    with ControlClient(cluster.address) as client:
-        # Asked again and again until the newcomer has registered; the test's time-out bounds it.
-        while True:
-            workers = client.request(m.GetStatus())["workers"]
-            pids = {worker["name"]: worker["pid"] for worker in workers}
-            if pids["worker-1"] != before["worker-1"] and len(pids) == 2:
-                break
-    assert pids["worker-0"] == before["worker-0"]
+    assert cluster.restarts["worker-1"] == restarts + 1
+    # Asked until the newcomer has registered; the test's time-out bounds it.
+    newcomer = cluster._children["worker-1"]
+    while (after := pids(cluster)) == before or len(after) < 2:
+        assert newcomer.wait(LOOK_AGAIN_S) is None
+    assert after["worker-0"] == before["worker-0"]
 
 
 def test_a_coordinator_that_is_killed_comes_back_at_the_same_address(dtdctl, cluster):
     coordinator = cluster._children["coordinator"]
+    restarts, before = cluster.restarts["coordinator"], pids(cluster)
     coordinator.signal_group(signal.SIGKILL)
     coordinator.wait(30)
     exit_code, _out, err = dtdctl("status")
     assert exit_code == 3
     assert f"nobody listens at the coordinator's address {cluster.address}" in err
     cluster.tend()
-    assert cluster.restarts == {"coordinator": 1}
+    assert cluster.restarts["coordinator"] == restarts + 1
     while dtdctl("status")[0] == 3:
         assert coordinator.exit_code() is None
-
-
-def test_a_second_coordinator_on_the_same_state_is_refused(cluster, tmp_path):
-    """It must not come up, or two would number generations; the first one goes on."""
-    second = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(
-        [*second, "--state-dir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (78, "")
-    assert f"dtd-coordinator: another coordinator uses {tmp_path}" in done.stderr
-    assert "--state-dir" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (tmp_path / "address").read_text() == str(cluster.address)
-    with ControlClient(cluster.address) as client:
-        assert len(client.request(m.GetStatus())["workers"]) == 2
+    while pids(cluster) != before:
+        assert coordinator.wait(LOOK_AGAIN_S) is None

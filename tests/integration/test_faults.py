@@ -1,7 +1,8 @@
 """One fault at a time, into real daemons that train: what they do about it.
 
-Two stories, so that each cluster is started once.  Nothing is timed but what the daemons promise:
-evictions within their bounds.  Whatever is waited for is a line in a log, a file or a process.
+Two stories, so that each cluster is started once; of a killed worker tells test_recovery.  Nothing
+is timed but what the daemons promise: evictions within their bounds.  Whatever is waited for is a
+line in a log, a file or a process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from scripts.chaosrun import hurt_hosts, hurt_links, hurt_workers
+from scripts.chaosrun import checks, hurt_hosts, hurt_links, hurt_workers
 from scripts.chaosrun.cluster import ChaosCluster
 from scripts.chaosrun.disks import PlainDisks
 from scripts.chaosrun.drill import Drill
@@ -25,7 +26,8 @@ PATIENCE_S = 60.0
 # What is promised is two seconds; the rest is for a machine that does other things as well.
 EVICTED_S = 4.0
 WORKERS = ["worker-0", "worker-1", "worker-2"]
-SMALL = ("task.parameters=20000", "task.compute_ms=5.0", "task.rows=512")
+# Steps leave the processor free for those who start or find out meanwhile.
+SMALL = ("task.parameters=20000", "task.compute_ms=30.0", "task.rows=512")
 
 
 class Story:
@@ -107,16 +109,15 @@ def assert_nothing_was_lost(story):
     assert len(set(result["replica_digests"].values())) == 1
 
 
-def test_workers_and_coordinator_are_killed_stopped_and_stuck(tell):
+def test_the_coordinator_is_killed_and_workers_are_stopped_and_stuck(tell):
     story = tell(Loopback())
     begun = story.pids()
     kill_the_coordinator(story)
     assert story.pids() == begun
-    kill_a_worker(story, "worker-2")
     woken = stop_a_worker(story, "worker-1")
     get_a_worker_stuck(story, "worker-0")
     was_fenced(story, woken)
-    assert {name for name, pid in story.pids().items() if pid != begun[name]} == {"worker-2"}
+    assert story.pids() == begun
     assert_nothing_was_lost(story)
 
 
@@ -130,21 +131,6 @@ def kill_the_coordinator(story):
     story.advances()
     assert story.scene.generation == generation
     assert [line.daemon for line in story.scene.lives if line.at_s > injection.at_s] == []
-
-
-def kill_a_worker(story, victim):
-    """The others go on at once, and the victim comes back."""
-    injection = hurt_workers.kill(story.drill, victim)
-    story.decision("worker_lost", injection.at_s, containing=victim)
-    running = story.decision("generation_running", injection.at_s)
-    assert "2 workers" in running.fields["message"]
-    story.settle()
-    (received,) = [
-        line
-        for line in story.scene.lives
-        if line.event == "state_received" and line.daemon == victim and line.at_s > injection.at_s
-    ]
-    assert received.fields["bytes"] > 0
 
 
 def stop_a_worker(story, victim):
@@ -162,7 +148,10 @@ def stop_a_worker(story, victim):
 
 
 def was_fenced(story, injection):
-    """Since it woke up, it has taken part in newer generations only."""
+    """Since it woke up it has taken part in newer generations only.
+
+    It may first have finished the step in whose middle it stood, if all had prepared that.
+    """
     (victim,) = injection.victims
     since = [
         one.generation
@@ -170,7 +159,8 @@ def was_fenced(story, injection):
         if one.worker == victim and one.at_s > injection.over_s
     ]
     assert since
-    assert min(since) > injection.generation
+    assert min(since[1:], default=since[0]) > injection.generation
+    assert checks.replicas_equal([], story.scene.commits, [injection]).holds
 
 
 def get_a_worker_stuck(story, victim):

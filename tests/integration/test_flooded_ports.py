@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import resource
@@ -24,6 +25,9 @@ SURVIVORS = ("worker-0", "worker-1")
 PATIENCE_S = 100.0
 STANDING = MAX_CONNECTIONS + 50
 """More than a port takes in all: unless it bounds strangers, there is no room for others."""
+
+SOURCE_PORTS = itertools.cycle(range(10_000, 32_000))
+"""Below those that the kernel gives away: daemons that start again beside this need theirs."""
 
 OPENED_AT_ONCE = 5
 PAUSE_S = 0.01
@@ -59,10 +63,18 @@ class Flood(threading.Thread):
         self._open.close()
 
     def _call(self) -> None:
-        source = (next(self._sources), 0)
-        made = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S, source)
+        made = self._connected()
         made.settimeout(0.0)
         self._open.register(made, selectors.EVENT_READ)
+
+    def _connected(self) -> socket.socket:
+        while True:
+            source = (next(self._sources), next(SOURCE_PORTS))
+            try:
+                return socket.create_connection(("127.0.0.1", self._port), PATIENCE_S, source)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
 
     def _lose(self, ended: socket.socket) -> None:
         self.turned_away += 1

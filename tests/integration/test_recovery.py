@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from dtd.wire import messages as m
@@ -73,6 +75,15 @@ def test_only_the_killed_process_is_a_new_one(upheaval):
     changed = {name for name, pid in upheaval.between.items() if pid != upheaval.before[name]}
     assert changed == {"worker-2"}
     assert upheaval.after["worker-0"] == upheaval.before["worker-0"]
+
+
+def test_the_newcomer_takes_its_state_from_the_others(upheaval):
+    log = upheaval.daemons.child("worker-2").log_path.read_text().splitlines()
+    lines = [json.loads(line) for line in log]
+    pid = upheaval.between["worker-2"]
+    (started,) = (at for at, line in enumerate(lines) if line.get("pid") == pid)
+    (received,) = (line for line in lines[started:] if line["event"] == "state_received")
+    assert received["bytes"] > 0
 
 
 def test_a_worker_that_is_told_to_end_leaves_in_good_order(upheaval):

@@ -24,6 +24,21 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
+LOWEST_PORT = 32000
+"""Below those that the kernel gives to connections (ip_local_port_range)."""
+
+
+def held_port() -> socket.socket:
+    """Bound to a port that no connection of somebody else's is given when it is let go of."""
+    for port in range(LOWEST_PORT, 32768):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+        else:
+            return held
+    raise AssertionError("no port is free")
 
 
 class Cluster:
@@ -32,10 +47,7 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.children: dict[str, Child] = {}
-        self._held = [socket.socket() for _ in "AB"]
-        for one in self._held:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("127.0.0.1", 0))
+        self._held = [held_port() for _ in "AB"]
         a, b = (Address(*one.getsockname()) for one in self._held)
         self.addresses = {"A": a, "B": b}
 

@@ -390,9 +390,7 @@ def test_a_name_taken_twice(plain):
 
 
 TASK = """
-from dtd.tasks.digits import *
-from dtd.tasks import digits
-Task = next(v for v in vars(digits).values() if hasattr(v, "train_dataset"))
+from dtd.tasks.synthetic import Synthetic as Task
 # {note}
 """
 JOB = """
@@ -438,7 +436,7 @@ def test_an_advertised_address_that_others_do_not_reach(plain):
     _second, other = plain.worker("w-1", *arguments, "--advertise", str(dead))
     for one in (status, other):
         one.await_words("waits for a job", START_S)
-    submit(plain, "digits")
+    submit(plain, "synthetic")
     other.await_words("connects to its neighbours", START_S)
     trouble = plain.await_trouble("no-way", "no connection between w-0 (data port 127.0.0.1:")
     assert f"and w-1 (data port {dead})" in trouble["message"]

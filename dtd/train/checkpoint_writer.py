@@ -13,6 +13,7 @@ it is written.  Tensors come as bytes; nothing here knows torch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -36,6 +38,9 @@ from dtd.train.drafts import Drafts
 from dtd.train.retention import retain
 
 _HEADER_ALIGNMENT = 8
+
+_TRIES: Final = 8
+"""Each failure means that somebody else has just put, or taken away, what lies there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +173,7 @@ class CheckpointWriter:
             manifest = replace(written.result(), metrics=metrics)
             _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
             _sync_directory(draft)
-            if not _holds(target, manifest):
-                self._drafts.rename(name, target)
-                _sync_directory(self._directory)
+            self._put(name, target, manifest)
         finally:
             self._drafts.remove(name)
         kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
@@ -178,6 +181,26 @@ class CheckpointWriter:
         write_s = self._writing_s + time.monotonic() - begun_s
         return Published(
             path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept
+        )
+
+    def _put(self, name: str, target: Path, manifest: Manifest) -> None:
+        """Put the draft in its place, where others may be doing the same; the first one counts."""
+        for _ in range(_TRIES):
+            if _holds(target, manifest):
+                return
+            try:
+                self._drafts.rename(name, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                if not _holds(target, manifest):
+                    self._drafts.clear(name, target)
+            else:
+                _sync_directory(self._directory)
+                return
+        raise CheckpointError(
+            f"{target} cannot be put in its place: something else is there after {_TRIES} tries",
+            remedy="look who else writes to the checkpoint directory",
         )
 
 

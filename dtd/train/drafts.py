@@ -43,15 +43,18 @@ class Drafts:
         return path
 
     def rename(self, name: str, target: Path) -> None:
-        """Make the draft the checkpoint; whatever lies there is damaged and gives way."""
-        try:
-            self.path(name).rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-            aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
+        """Make the draft the checkpoint.
+
+        Raises:
+            OSError: the draft is gone, or something lies there already.
+        """
+        self.path(name).rename(target)
+
+    def clear(self, name: str, target: Path) -> None:
+        """Take away what lies where the draft is to be, unless somebody else just has."""
+        aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
+        with contextlib.suppress(FileNotFoundError):
             target.rename(aside)
-            self.path(name).rename(target)
             remove(aside)
 
     def remove(self, name: str) -> None:

@@ -35,12 +35,16 @@ def test_a_living_writers_draft_stays_and_a_dead_ones_goes(tmp_path) -> None:
     assert names(tmp_path) == []
 
 
-def test_what_lies_in_the_way_is_replaced(tmp_path) -> None:
+def test_what_lies_in_the_way_is_taken_away_first(tmp_path) -> None:
     target = tmp_path / NAME
     target.mkdir()
     (target / "damaged").touch()
     drafts = Drafts(tmp_path)
     (drafts.make(NAME) / "sound").touch()
+    with pytest.raises(OSError, match="not empty"):
+        drafts.rename(NAME, target)
+    drafts.clear(NAME, target)
+    drafts.clear(NAME, target)  # somebody else has taken it away meanwhile
     drafts.rename(NAME, target)
     drafts.remove(NAME)
     assert names(tmp_path) == [NAME]

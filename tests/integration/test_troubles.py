@@ -246,10 +246,11 @@ def test_a_blocked_port(place, full_port):
 
 
 def test_nobody_listens(place):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = Address(*listener.getsockname())
-    child, status = place.worker("w", "--coordinator", str(free))
-    status.await_words(f"nobody listens at the coordinator's address {free}: start", START_S)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        free = Address(*held.getsockname())
+        child, status = place.worker("w", "--coordinator", str(free))
+        status.await_words(f"nobody listens at the coordinator's address {free}: start", START_S)
     (line,) = logged(child, "coordinator_unreachable")
     assert line["kind"] == "nobody-listens"
 
@@ -429,19 +430,21 @@ def test_other_code_of_the_task(plain):
 
 
 def test_an_advertised_address_that_others_do_not_reach(plain):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        dead = Address(*listener.getsockname())
-    arguments = ["--coordinator", str(plain.address)]
-    _first, status = plain.worker("w-0", *arguments)
-    _second, other = plain.worker("w-1", *arguments, "--advertise", str(dead))
-    for one in (status, other):
-        one.await_words("waits for a job", START_S)
-    submit(plain, "synthetic")
-    other.await_words("connects to its neighbours", START_S)
-    trouble = plain.await_trouble("no-way", "no connection between w-0 (data port 127.0.0.1:")
-    assert f"and w-1 (data port {dead})" in trouble["message"]
-    assert trouble["remedy"].startswith("let both data ports through the firewalls")
-    status.await_words(f"the data port {dead} of w-1 cannot be reached from here", NAMED_WITHIN_S)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        dead = Address(*held.getsockname())
+        arguments = ["--coordinator", str(plain.address)]
+        _first, status = plain.worker("w-0", *arguments)
+        _second, other = plain.worker("w-1", *arguments, "--advertise", str(dead))
+        for one in (status, other):
+            one.await_words("waits for a job", START_S)
+        submit(plain, "synthetic")
+        other.await_words("connects to its neighbours", START_S)
+        trouble = plain.await_trouble("no-way", "no connection between w-0 (data port 127.0.0.1:")
+        assert f"and w-1 (data port {dead})" in trouble["message"]
+        assert trouble["remedy"].startswith("let both data ports through the firewalls")
+        unreached = f"the data port {dead} of w-1 cannot be reached from here"
+        status.await_words(unreached, NAMED_WITHIN_S)
 
 
 # --- what people see ---------------------------------------------------------------------------

@@ -179,11 +179,12 @@ def refusal() -> bytes:
 
 
 @pytest.fixture
-def free_address() -> Address:
-    """A loopback address at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        host, port = listener.getsockname()
-    return Address(host, port)
+def free_address() -> Iterator[Address]:
+    """A loopback address at which nobody listens unless the test does: no one else is given it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield Address(*held.getsockname())
 
 
 class LoopThread:

@@ -77,12 +77,11 @@ def test_it_connects_and_greets_and_lets_go_of_what_it_held(server: socket.socke
     assert second.recv(1) == b""
 
 
-def test_who_cannot_be_reached_is_left_out(server: socket.socket) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        nobody = address_of(gone)
+def test_who_cannot_be_reached_is_left_out(server: socket.socket, free_address: Address) -> None:
     lifeline = Lifeline()
     lifeline.start()
-    lifeline.hold([nobody, address_of(server)], name="w", entry=entry(1), timeout_s=PATIENCE_S)
+    there = [free_address, address_of(server)]
+    lifeline.hold(there, name="w", entry=entry(1), timeout_s=PATIENCE_S)
     link, greeting = greeted(server)
     assert greeting == 1
     link.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import socket
 import threading
 from pathlib import Path
 
@@ -241,9 +240,9 @@ async def test_it_breaks_once_and_says_nothing_after_its_end(ranks):
     assert await node.broken == ("", "", "first")
 
 
-async def test_a_neighbour_that_listens_late_is_called_again(ranks, memory_of, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+async def test_a_neighbour_that_listens_late_is_called_again(
+    ranks, memory_of, monkeypatch, free_address
+):
     refused, sleep = asyncio.Event(), asyncio.sleep
 
     async def pause(_pause_s):
@@ -252,11 +251,11 @@ async def test_a_neighbour_that_listens_late_is_called_again(ranks, memory_of, m
 
     monkeypatch.setattr(ring_endpoint_module.asyncio, "sleep", pause)
     ring = ranks(2)
-    await ring.listen({1: port})
+    await ring.listen({1: free_address.port})
     ring.nodes[0].endpoint.connect()
     async with asyncio.timeout(PATIENCE_S):
         await refused.wait()
-    await ring.nodes[1].server.listen(Address("127.0.0.1", port))
+    await ring.nodes[1].server.listen(free_address)
     ring.nodes[1].endpoint.connect()
     await ring.are_up()
     arrays = [np.ones(10), np.ones(10)]

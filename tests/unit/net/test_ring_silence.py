@@ -205,10 +205,8 @@ async def test_a_neighbour_that_accepts_and_says_nothing_is_unreachable(scene):
     assert "has not answered within" in reason
 
 
-async def test_a_neighbour_that_does_not_listen_is_unreachable(scene):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = Address(*taken.getsockname())
-    await scene.begin(next_at=address)
+async def test_a_neighbour_that_does_not_listen_is_unreachable(scene, free_address):
+    await scene.begin(next_at=free_address)
     suspect, evidence, reason = await scene.report()
     assert (suspect, evidence) == ("worker-1", "unreachable")
     assert "refused" in reason.lower()

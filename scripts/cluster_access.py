@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dtd.address import Address
-from dtd.security import certificates
 from dtd.security.authority import DIRECTORY, OPERATOR_FILE, Authority
-from dtd.security.credential import Credential, write_credential
+from dtd.security.credential import Credential
 from dtd.security.identity import WORKER
 from dtd.security.private_files import make_private_directory
 
@@ -46,26 +45,10 @@ class ClusterAccess:
         authority.equip((coordinator,))
         self._paths = {name: credentials_dir / f"{name}.credential" for name in workers}
         for name, path in self._paths.items():
-            _enrol(authority, name, path, coordinator)
+            authority.enrol(path, WORKER, name, coordinators=(coordinator,))
         operator = Credential.load(pki / OPERATOR_FILE)
         self.operator_context: ssl.SSLContext = operator.client_context()
 
     def arguments(self, worker: str) -> list[str]:
         """A worker's options that have to do with who it is."""
         return ["--credential", str(self._paths[worker])]
-
-
-def _enrol(authority: Authority, name: str, path: Path, coordinator: Address) -> None:
-    key = certificates.new_key()
-    request_pem = certificates.request_pem(key).decode()
-    issued = authority.issue(role=WORKER, name=name, request_pem=request_pem, token="")
-    write_credential(
-        path,
-        role=WORKER,
-        name=name,
-        coordinators=(coordinator,),
-        key_pem=certificates.key_pem(key),
-        certificate_pem=issued,
-        expires=certificates.end_of(issued),
-        authority_pem=authority.certificate_pem,
-    )

@@ -34,9 +34,9 @@ from dtd.core.collective import BucketMemory
 from dtd.errors import CheckpointError
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
-from dtd.security import certificates, identity
+from dtd.security import identity
 from dtd.security.authority import Authority
-from dtd.security.credential import Credential, write_credential
+from dtd.security.credential import Credential
 from dtd.security.data_keys import KEY_BYTES
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
@@ -218,23 +218,8 @@ def _credential(directory: Path) -> Path:
     path = directory / "worker.credential"
     if not path.exists():
         authority = Authority.create(directory / "pki")
-        key = certificates.new_key()
-        certificate = authority.issue(
-            role=identity.WORKER,
-            name="rank",
-            request_pem=certificates.request_pem(key).decode(),
-            token="",
-        )
-        write_credential(
-            path,
-            role=identity.WORKER,
-            name="rank",
-            coordinators=(Address("127.0.0.1", 1),),
-            key_pem=certificates.key_pem(key),
-            certificate_pem=certificate,
-            expires=certificates.end_of(certificate),
-            authority_pem=authority.certificate_pem,
-        )
+        here = (Address("127.0.0.1", 1),)
+        authority.enrol(path, identity.WORKER, "rank", coordinators=here)
     return path
 
 

@@ -116,6 +116,25 @@ class Authority:
             )
         return self._issue(certificates.requested_key(request_pem), role, name, token)
 
+    def enrol(self, path: Path, role: str, name: str, *, coordinators: tuple[Address, ...]) -> None:
+        """Write a credential for somebody on this host, whose key is made here.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        key = certificates.new_key()
+        issued = self._issue(key.public_key(), role, name, "")
+        write_credential(
+            path,
+            role=role,
+            name=name,
+            coordinators=coordinators,
+            key_pem=certificates.key_pem(key),
+            certificate_pem=issued,
+            expires=certificates.end_of(issued),
+            authority_pem=self.certificate_pem,
+        )
+
     def _issue(self, key: ec.EllipticCurvePublicKey, role: str, name: str, token: str) -> bytes:
         certificate = self._signed(key, role, name)
         self.credentials.add(
@@ -220,18 +239,7 @@ class Authority:
             if "\n".join(lines) != text:
                 write_private(path, "\n".join(lines).encode())
             return
-        key = certificates.new_key()
-        issued = self._issue(key.public_key(), identity.OPERATOR, OPERATOR_NAME, "")
-        write_credential(
-            path,
-            role=identity.OPERATOR,
-            name=OPERATOR_NAME,
-            coordinators=coordinators,
-            key_pem=certificates.key_pem(key),
-            certificate_pem=issued,
-            expires=certificates.end_of(issued),
-            authority_pem=self.certificate_pem,
-        )
+        self.enrol(path, identity.OPERATOR, OPERATOR_NAME, coordinators=coordinators)
 
     def first_token(self) -> Token | None:
         """The first worker token while it is valid."""

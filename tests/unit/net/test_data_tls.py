@@ -17,9 +17,9 @@ from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource, memory_blob
 from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.tls_connect import tls_connect
-from dtd.security import certificates, identity
+from dtd.security import identity
 from dtd.security.authority import Authority
-from dtd.security.credential import Credential, write_credential
+from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from dtd.wire.tags import FLAG_XXH3
 
@@ -33,24 +33,9 @@ def credential(tmp_path_factory):
     """A worker's credential of a fresh cluster."""
     directory = tmp_path_factory.mktemp("cluster")
     authority = Authority.create(directory / "pki")
-    key = certificates.new_key()
-    issued = authority.issue(
-        role=identity.WORKER,
-        name="host",
-        request_pem=certificates.request_pem(key).decode(),
-        token="",
-    )
     path = directory / "worker.credential"
-    write_credential(
-        path,
-        role=identity.WORKER,
-        name="host",
-        coordinators=(Address("127.0.0.1", 1),),
-        key_pem=certificates.key_pem(key),
-        certificate_pem=issued,
-        expires=certificates.end_of(issued),
-        authority_pem=authority.certificate_pem,
-    )
+    here = (Address("127.0.0.1", 1),)
+    authority.enrol(path, identity.WORKER, "host", coordinators=here)
     return Credential.load(path)
 
 

@@ -18,7 +18,7 @@ from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security import certificates
 from dtd.security.authority import Authority
-from dtd.security.credential import Credential, bare_client_context, write_credential
+from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.greeting import hello, welcome
@@ -29,20 +29,8 @@ MIB = 1024 * 1024
 
 
 def credential_of(authority: Authority, role: str, name: str = "host7") -> Credential:
-    key = certificates.new_key()
-    request = certificates.request_pem(key).decode()
-    issued = authority.issue(role=role, name=name, request_pem=request, token="t")
     path = authority.directory / f"{role}.credential"
-    write_credential(
-        path,
-        role=role,
-        name=name,
-        coordinators=(Address("10.0.0.1", 7117),),
-        key_pem=certificates.key_pem(key),
-        certificate_pem=issued,
-        expires=certificates.end_of(issued),
-        authority_pem=authority.certificate_pem,
-    )
+    authority.enrol(path, role, name, coordinators=(Address("10.0.0.1", 7117),))
     return Credential.load(path)
 
 

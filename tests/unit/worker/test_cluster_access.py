@@ -9,9 +9,8 @@ import pytest
 from dtd.address import Address
 from dtd.config import load_worker_config
 from dtd.errors import ConfigError
-from dtd.security import certificates
 from dtd.security.authority import Authority
-from dtd.security.credential import Credential, write_credential
+from dtd.security.credential import Credential
 from dtd.worker.cluster_access import coordinator_targets, load_credential, settled
 
 NOWHERE = Path("/nonexistent/dtd.toml")
@@ -33,20 +32,8 @@ def credential(tmp_path: Path) -> Credential:
 
 def made_credential(directory: Path, role: str) -> Credential:
     authority = Authority.create(directory / "pki")
-    key = certificates.new_key()
-    request = certificates.request_pem(key).decode()
-    issued = authority.issue(role=role, name="host7", request_pem=request, token="t")
     path = directory / "worker.credential"
-    write_credential(
-        path,
-        role=role,
-        name="host7",
-        coordinators=(HERE,),
-        key_pem=certificates.key_pem(key),
-        certificate_pem=issued,
-        expires=certificates.end_of(issued),
-        authority_pem=authority.certificate_pem,
-    )
+    authority.enrol(path, role, "host7", coordinators=(HERE,))
     return Credential.load(path)
 
 

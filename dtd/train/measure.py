@@ -29,6 +29,7 @@ from dtd import job
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
+from dtd.train.heap import keep_freed_memory
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
 from dtd.train.replica import reset_replica
 from dtd.train.session import Session, build_session
@@ -216,6 +217,7 @@ def _own_stdout() -> Iterator[int]:
 
 def main() -> int:
     """Measure what stdin describes; returns the exit code."""
+    keep_freed_memory()
     with _own_stdout() as out:
         asked = json.load(sys.stdin)
         limit_s = float(asked["limit_s"])

@@ -21,6 +21,7 @@ from dtd.logs import configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier
 from dtd.platform import require_linux
 from dtd.security.credential import Credential
+from dtd.train.heap import keep_freed_memory
 from dtd.worker.cluster_access import (
     coordinator_targets,
     load_credential,
@@ -117,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     stderr = sys.stderr
     try:
         require_linux()

@@ -1,11 +1,12 @@
 """One case of the training benchmark: a workload, a link, a number of workers.
 
-Four sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
-it here), `apart` (as many processes with the same share of rows that never talk, so their step is
-pure computation) and `single` (one process with all rows).  Where bytes are dear there are two
-more, `dtd-bf16` and `ddp-bf16`, whose gradients travel as bfloat16.  What a step takes beyond
-`apart` is synchronisation that did not hide.  Over links of known speed there is also the floor
-(`scripts.benchrun.floor`).
+Five sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
+it here), `ddp-heap` (the same, in processes that keep freed memory as dtd's workers do:
+`dtd.train.heap`), `apart` (as many processes with the same share of rows that never talk, so their
+step is pure computation) and `single` (one process with all rows); the last two keep their memory,
+too.  Where bytes are dear there are two more, `dtd-bf16` and `ddp-bf16`, whose gradients travel as
+bfloat16.  What a step takes beyond `apart` is synchronisation that did not hide.  Over links of
+known speed there is also the floor (`scripts.benchrun.floor`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from scripts.benchrun.workloads import LOOPBACK, Workload, job_of
 from scripts.chaosrun.networks import Loopback, Network
 
 _WIRE_S: Final = 0.3
+_KEEP: Final = {"ddp-heap": True, "apart": True}
 
 Turn = Callable[[], float]
 
@@ -77,13 +79,15 @@ def measure(case: Case) -> Record:
         place, network = _surroundings(case, stack)
         tuned = {f"ddp{name}": _tuned(case, place, wire) for name, wire in case.wires.items()}
         worlds = {
-            side: stack.enter_context(_built(place, case.world, case.spec))
-            for side in (*tuned, "apart")
+            side: stack.enter_context(_built(place, case.world, case.spec, keeps_memory=keeps))
+            for side, keeps in (*dict.fromkeys(tuned, False).items(), *_KEEP.items())
         }
         if case.world > 1:
-            worlds["single"] = stack.enter_context(_built(OneHost(), 1, case.spec))
+            alone = _built(OneHost(), 1, case.spec, keeps_memory=True)
+            worlds["single"] = stack.enter_context(alone)
         for name, wire in case.wires.items():
             _synchronise(worlds[f"ddp{name}"], tuned[f"ddp{name}"], wire)
+        _synchronise(worlds["ddp-heap"], tuned["ddp"], "")
         floor = _floor(place, worlds["apart"], case.workload.block_steps)
         daemons: dict[str, DaemonRun] = {}
         for name, wire in case.wires.items():
@@ -148,8 +152,8 @@ def _block(world: World, steps: int) -> float:
 
 
 @contextlib.contextmanager
-def _built(place: Place, size: int, spec: dict[str, Any]) -> Iterator[World]:
-    with World("torch", size, place) as world:
+def _built(place: Place, size: int, spec: dict[str, Any], *, keeps_memory: bool) -> Iterator[World]:
+    with World("torch", size, place, {"keeps_memory": keeps_memory}) as world:
         world.ask("build", spec=spec)
         yield world
 
@@ -172,7 +176,7 @@ def _tuned(case: Case, place: Place, wire_dtype: str) -> dict[str, Any]:
         for cap_mib in case.buckets_mib
         for batched in (False, True)
     ]
-    with _built(place, case.world, case.spec) as world:
+    with _built(place, case.world, case.spec, keeps_memory=False) as world:
         for trial in trials:
             _synchronise(world, trial, wire_dtype)
             trial["step_s"] = _block(world, case.workload.block_steps)

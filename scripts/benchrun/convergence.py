@@ -102,7 +102,7 @@ def _daemons(task: str, world: int, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _plain(task: str, overrides: Sequence[str]) -> dict[str, Any]:
     spec = to_mapping(load_job(evaluate.EXAMPLES / f"{task}.toml", overrides))
-    with World("torch", 1, OneHost()) as world:
+    with World("torch", 1, OneHost(), {"keeps_memory": True}) as world:
         answer: dict[str, Any] = world.ask("fit", spec=spec)[0]
     return answer
 

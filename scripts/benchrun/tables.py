@@ -156,7 +156,8 @@ def _train_order(record: Record) -> tuple[int, int]:
 def _steps_table(records: Sequence[Record]) -> str:
     head = [
         *("link", "workers", "dtd: rows/s", "step", "± MAD", "DDP: step", "± MAD"),
-        *("**DDP : dtd**", "without sync", "dtd : that", "one process", "speed-up"),
+        *("**DDP : dtd**", "DDP, same heap : dtd", "without sync", "dtd : that"),
+        *("one process", "speed-up"),
     ]
     rows = []
     for record in records:
@@ -171,6 +172,7 @@ def _steps_table(records: Sequence[Record]) -> str:
                 *_time(steps_s["dtd"]),
                 *_time(steps_s["ddp"]),
                 f"**{paired_ratio(steps_s['ddp'], steps_s['dtd']).median:.2f}**",
+                f"{paired_ratio(steps_s['ddp-heap'], steps_s['dtd']).median:.2f}",
                 time_text(apart.median),
                 f"{paired_ratio(steps_s['dtd'], steps_s['apart']).median:.2f}",
                 time_text(single_s),

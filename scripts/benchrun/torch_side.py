@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dtd.core.buckets import plan_buckets
 from dtd.job import from_mapping
 from dtd.train.gradients import parameter_shapes
+from dtd.train.heap import keep_freed_memory
 from dtd.train.optimizers import build_optimizer
 from dtd.train.task import load_task
 from scripts.benchrun import fitting
@@ -33,10 +34,12 @@ class TorchSide:
     """See `calls`.
 
     Args:
-        setup: rank, world, interface, directory.
+        setup: rank, world, interface, directory, and whether it keeps freed memory as dtd does.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
+        if setup["keeps_memory"]:
+            keep_freed_memory()
         torch.set_num_threads(1)
         self._setup = setup
         self._joined = False

@@ -45,7 +45,7 @@ def test_train(tmp_path):
     # Several workers and their links are in tests/unit/scripts/benchrun: fewer imports of torch.
     bench("train", "--quick", "--links", "loopback", "--worlds", "1", directory=tmp_path)
     (made,) = records("train", tmp_path)
-    assert made["steps_s"].keys() == {"dtd", "ddp", "apart"}
+    assert made["steps_s"].keys() == {"dtd", "ddp", "ddp-heap", "apart"}
     assert all(len(steps_s) == 2 for steps_s in made["steps_s"].values())
     # Everybody has torch in memory; a daemon that had begun afresh would not.
     assert min(made["peak_bytes"].values()) > 100 << 20

@@ -50,7 +50,13 @@ STEPPED = {
     "rows": 16,
     "link": "1gbit",
     "world": 2,
-    "steps_s": {"dtd": [0.2] * 3, "ddp": [0.3] * 3, "apart": [0.1] * 3, "single": [0.15] * 3},
+    "steps_s": {
+        "dtd": [0.2] * 3,
+        "ddp": [0.3] * 3,
+        "ddp-heap": [0.25] * 3,
+        "apart": [0.1] * 3,
+        "single": [0.15] * 3,
+    },
     "peak_bytes": {"dtd": 300 << 20, "ddp": 320 << 20, "apart": 280 << 20, "single": 290 << 20},
     "parts_s": {"compute_s": 0.1, "comm_s": 0.09, "exposed_s": 0.05},
     "ddp": {"bucket_mib": 25, "batched": True},
@@ -124,7 +130,7 @@ def test_the_tables_of_training():
     text = tables.train_tables([STEPPED])
     steps = cells(text, 4)
     assert steps[2:4] == ["80.0", "200 ms"]
-    assert steps[7] == "**1.50**"
+    assert steps[7:9] == ["**1.50**", "1.25"]
     assert steps[-1] == "0.75"
     where = cells(text, 8)
     assert where[5:7] == ["100 ms", "200 ms"]
@@ -134,7 +140,7 @@ def test_the_tables_of_training():
 
 def test_a_world_of_one_has_no_floor_and_no_other_single_process():
     alone = {**STEPPED, "world": 1, "floor": {}}
-    alone["steps_s"] = {side: alone["steps_s"][side] for side in ("dtd", "ddp", "apart")}
+    alone["steps_s"] = {side: times for side, times in alone["steps_s"].items() if side != "single"}
     assert cells(tables.train_tables([alone]), 4)[-1] == "0.50"
     assert cells(tables.train_tables([alone]), 8)[8:10] == ["-", "-"]
 

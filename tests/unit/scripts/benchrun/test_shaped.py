@@ -57,7 +57,7 @@ def test_no_step_ends_before_its_last_bucket_is_ready():
     )
     with (
         contextlib.closing(ShapedHosts(NAMES, case.link)) as hosts,
-        _built(hosts, case.world, case.spec) as apart,
+        _built(hosts, case.world, case.spec, keeps_memory=True) as apart,
     ):
         floor = _floor(hosts, apart, 2)
     assert floor["floor_s"] > max(floor["ready_s"])

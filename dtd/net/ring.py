@@ -153,6 +153,8 @@ class RingNode:
                     ErrorCode.BAD_PAYLOAD, f"word of {payload_bytes} bytes > {MAX_WORD_BYTES}"
                 )
             return self.core.accept_word(message)
+        if message.loan and self._loans is None:
+            raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "nothing is lent in this ring")
         if message.loan and self._read_bytes >= READ_AT_ONCE_BYTES:
             self._read_bytes = 0
             self._resume()
@@ -210,8 +212,7 @@ class RingNode:
             for effect in effects:
                 self._do(effect)
         except ProtocolError as error:  # what is lent cannot be read, but has been counted
-            if self._loans is None:
-                raise
+            assert self._loans is not None
             self._loans.lost(error)
 
     def _do(self, effect: Effect) -> None:
@@ -248,10 +249,9 @@ class RingNode:
             self._resume()
 
     def _read_lent(self, effect: ReduceLent | CopyLent) -> None:
+        assert self._loans is not None
         memory = self._buckets[effect.bucket]
         start, stop = effect.start, effect.stop
-        if self._loans is None:
-            raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "nothing is lent in this ring")
         item_bytes = memory.item_bytes
         self._read_bytes += (stop - start) * item_bytes
         with self._loans.read(effect.bucket, start * item_bytes, stop * item_bytes) as theirs:

@@ -114,7 +114,12 @@ METRICS: Final = (
     ),
     _metric("dtd_worker_own_seconds", "worker", BOTH, "Time of a step that it waits for nobody."),
     _metric("dtd_worker_stalled_seconds", "worker", BOTH, "Since training made progress last."),
-    _metric("dtd_worker_sent_bytes_total", "worker", BOTH, "Sent to its next ring neighbour."),
+    _metric(
+        "dtd_worker_sent_bytes_total",
+        "worker",
+        BOTH,
+        "Payload sent to its next ring neighbour; nothing where it is lent in memory.",
+    ),
     _metric(
         "dtd_worker_received_bytes_total",
         "worker",

@@ -47,6 +47,8 @@ PROBE_SCOPE: Final = f"{PREFIX}{MAX_BYTES}"
 """What a worker may fetch that only wants to know whether, and how well, it reaches another."""
 
 RING_STAGING_BYTES: Final = 4608
+"""A frame with up to 4 KiB of payload comes in by one read, with header and tag; of a larger one
+this is all that is copied, and the rest goes where the ring wants it."""
 
 
 class RingAcceptor(Protocol):

@@ -11,7 +11,7 @@ class Traffic(NamedTuple):
     """What has crossed a worker's two ring links.
 
     Attributes:
-        sent_bytes: payload bytes to the next rank.
+        sent_bytes: payload bytes to the next rank; what it is lent does not cross the link.
         received_bytes: all bytes from the previous rank.
         rtt_s: round-trip time to the next rank; 0 when there is no link.
     """

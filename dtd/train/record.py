@@ -46,7 +46,7 @@ class StepRecord:
         comm_s: something was on the wire.
         exposed_s: the part of `comm_s` during which training stood still.
         optimizer_s: scaling, clipping, optimizer and buffers.
-        sent_bytes: gradients sent to the next rank.
+        sent_bytes: gradients given to the next rank, sent or lent.
         skipped: gradients were not finite, so nothing was updated.
         skipped_steps: committed steps of the whole job so far that were skipped.
     """

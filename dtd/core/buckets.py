@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _DIGEST_BYTES = 16
+_SMALLEST_SHARE = 4
+"""A bucket has at least this part of the size that it may have, if its type allows: a bias before a
+large matrix would else make the whole ring turn for a few bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,7 @@ def plan_buckets(
 
     Args:
         parameters: those that are trained, each once.
-        bucket_bytes: a bucket is closed before it grows beyond this; a larger parameter has a
-            bucket of its own.
+        bucket_bytes: a bucket of at least a quarter of this is closed before it grows beyond it.
         first_bucket_bytes: the same for the first bucket.
     """
     buckets: list[BucketLayout] = []
@@ -98,7 +100,8 @@ def plan_buckets(
         size_bytes = shape.elements * shape.item_bytes
         limit_bytes = bucket_bytes if buckets else first_bucket_bytes
         other_type = bool(members) and parameters[members[0]].dtype != shape.dtype
-        if members and (other_type or filled_bytes + size_bytes > limit_bytes):
+        full = filled_bytes * _SMALLEST_SHARE >= limit_bytes < filled_bytes + size_bytes
+        if members and (other_type or full):
             buckets.append(_lay_out(parameters, members))
             members, filled_bytes = [], 0
         members.append(index)

@@ -25,10 +25,12 @@ def test_reverse_order_with_a_small_first_bucket() -> None:
     assert [(p.start, p.stop) for p in plan.buckets[1].places] == [(0, 10), (10, 20), (20, 30)]
 
 
-def test_a_large_parameter_has_a_bucket_of_its_own() -> None:
-    shapes = [shape("a", 1), shape("large", 1000), shape("b", 1)]
+def test_a_large_parameter_travels_with_the_little_that_came_before() -> None:
+    shapes = [shape("a", 1), shape("large", 1000), shape("b", 6), shape("c", 1)]
     plan = plan_buckets(shapes, bucket_bytes=100, first_bucket_bytes=100)
-    assert members(plan) == [[2], [1], [0]]
+    assert members(plan) == [[3, 2], [1], [0]]  # 28 bytes of 100 are enough for a bucket
+    plan = plan_buckets(shapes, bucket_bytes=116, first_bucket_bytes=116)
+    assert members(plan) == [[3, 2, 1], [0]]
 
 
 def test_one_type_in_a_bucket() -> None:
@@ -81,7 +83,9 @@ def test_every_parameter_has_one_place(sizes, bucket_bytes, first_bucket_bytes) 
     assert [i for bucket in members(plan) for i in bucket] == list(range(len(sizes)))[::-1]
     for index, bucket in enumerate(plan.buckets):
         limit = bucket_bytes if index else first_bucket_bytes
-        assert len(bucket.places) == 1 or bucket.elements * 4 <= limit
+        before_the_last = bucket.places[-1].start * 4
+        assert bucket.elements * 4 <= limit or before_the_last * 4 < limit
+        assert index + 1 == len(plan.buckets) or bucket.elements * 16 >= limit
         assert bucket.places[0].start == 0
         for place in bucket.places:
             assert place.stop - place.start == sizes[place.parameter]

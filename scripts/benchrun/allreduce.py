@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scripts.benchrun.machine import machine
-from scripts.benchrun.places import LOOPBACK_HOST, PUBLIC_HOST, OneHost, own_network
+from scripts.benchrun.places import OneHost, OtherHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, save
 from scripts.benchrun.spread import in_turn
@@ -39,13 +39,13 @@ class Side:
 
     Attributes:
         kind: which program (`scripts.benchrun.rank`).
-        host: where its ranks listen.
+        place: where its ranks run.
         setup: what else they are told.
         dtypes: the types that it is measured with; what only moves bytes needs one.
     """
 
     kind: str
-    host: str = LOOPBACK_HOST
+    place: type[OneHost] = OneHost
     setup: Mapping[str, Any]
     dtypes: Sequence[str] = DTYPES
 
@@ -54,7 +54,7 @@ BYTES_ONLY: Final = ("float32",)
 SIDES: Final = {
     "dtd": Side(kind="dtd", setup={"lends": True}),
     "dtd, sockets": Side(kind="dtd", setup={"lends": False}),
-    "dtd, other host": Side(kind="dtd", host=PUBLIC_HOST, setup={"lends": False}),
+    "dtd, other host": Side(kind="dtd", place=OtherHosts, setup={"lends": False}),
     "gloo": Side(kind="gloo", setup={}),
     "limit": Side(kind="probe", setup={"tag": "none"}, dtypes=BYTES_ONLY),
     "limit, xxh3": Side(kind="probe", setup={"tag": "xxh3"}, dtypes=BYTES_ONLY),
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     sides = dict(SIDES)
     if not own_network():
         print("no network namespaces here: the machine's congestion control, no other host")
-        sides = {name: side for name, side in sides.items() if side.host == LOOPBACK_HOST}
+        sides = {name: side for name, side in sides.items() if side.place is OneHost}
     about = machine()
     for world in worlds:
         with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _join(side: Side, world: int) -> World:
     """All ranks of a side, connected."""
-    made = World(side.kind, world, OneHost(side.host), side.setup)
+    made = World(side.kind, world, side.place(), side.setup)
     try:
         join(made)
     except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from ipaddress import ip_interface
 from typing import Final, Protocol
 
 from scripts.benchrun.machine import CONGESTION_FILE
@@ -16,8 +17,8 @@ from scripts.chaosrun.namespaces import Namespace, may_make
 
 RENO: Final = "reno"
 LOOPBACK_HOST: Final = "127.0.0.1"
-PUBLIC_HOST: Final = "10.77.0.1"
-"""An address of the own loopback interface that is none of 127.0.0.0/8: as fast, and keyed."""
+_PUBLIC: Final = ip_interface("10.77.0.1/24")
+"""On the own loopback interface, but none of 127.0.0.0/8: as fast, and keyed."""
 
 
 class Place(Protocol):
@@ -39,24 +40,26 @@ class Place(Protocol):
 
 
 class OneHost:
-    """All ranks here.
-
-    Args:
-        host: the address at which they listen.
-    """
+    """All ranks here, and they know it."""
 
     interface = "lo"
 
-    def __init__(self, host: str = LOOPBACK_HOST) -> None:
-        self._host = host
-
     def host(self, rank: int) -> str:
         """See `Place`."""
-        return self._host
+        del rank
+        return LOOPBACK_HOST
 
     def wrapped(self, rank: int, command: Sequence[str]) -> list[str]:
         """See `Place`."""
         return [*command]
+
+
+class OtherHosts(OneHost):
+    """All ranks here, but as far as addresses tell, each is on a host of its own."""
+
+    def host(self, rank: int) -> str:
+        """See `Place`."""
+        return str(_PUBLIC.ip + rank)
 
 
 def own_network() -> bool:
@@ -65,7 +68,7 @@ def own_network() -> bool:
         return False
     Namespace("net").enter()
     subprocess.run(["ip", "link", "set", "dev", "lo", "up"], check=True)
-    subprocess.run(["ip", "address", "add", f"{PUBLIC_HOST}/32", "dev", "lo"], check=True)
+    subprocess.run(["ip", "address", "add", str(_PUBLIC), "dev", "lo"], check=True)
     choose_congestion_control()
     return True
 

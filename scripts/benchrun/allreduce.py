@@ -12,7 +12,7 @@ import contextlib
 import math
 import secrets
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,14 +119,14 @@ def _measure(
     """One size and type: all sides in turn."""
     iterations: dict[str, int] = {}
     for name, world in worlds.items():
-        world.ask("prepare", size_bytes=size_bytes, dtype=dtype)
-        world.ask("verify")
-        iterations[name] = fitting_iterations(world, target_s)
+        with _bucket(world, size_bytes, dtype):
+            iterations[name] = fitting_iterations(world, target_s)
     times_s: dict[str, list[float]] = {name: [] for name in worlds}
     cpus_s: dict[str, list[float]] = {name: [] for name in worlds}
     for turn in range(rounds):
         for name in in_turn([*worlds], turn):
-            wall_s, cpu_s = measure_once(worlds[name], iterations[name])
+            with _bucket(worlds[name], size_bytes, dtype):
+                wall_s, cpu_s = measure_once(worlds[name], iterations[name])
             times_s[name].append(wall_s)
             cpus_s[name].append(cpu_s)
     return [
@@ -141,6 +141,15 @@ def _measure(
         }
         for name in worlds
     ]
+
+
+@contextlib.contextmanager
+def _bucket(world: World, size_bytes: int, dtype: str) -> Iterator[None]:
+    """All ranks have a bucket, summed once; put away afterwards: all sides stand at once."""
+    world.ask("prepare", size_bytes=size_bytes, dtype=dtype)
+    world.ask("verify")
+    yield
+    world.ask("prepare", size_bytes=min(SIZES), dtype=dtype)
 
 
 def fitting_iterations(world: World, target_s: float) -> int:

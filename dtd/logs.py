@@ -40,7 +40,9 @@ REDACTED: Final = "[redacted]"
 _SECRET_WORDS: Final = frozenset({"secret", "token", "key", "ticket", "password"})
 _PUBLIC_ENDS: Final = ("_id", "_name", "_expires", "_bytes", "_s")
 _SECRET_TEXT: Final = re.compile(
-    r"dtd1/\S*?\.[^\s\"']+|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
+    # A word that begins like a token is consumed whether it is one or not: each is read once.
+    r"dtd1/(?:[^\s.-]|-(?!----BEGIN )|\.(?=[\s\"']|\Z))*+(?P<secret>\.[^\s\"']+)?"
+    r"|(?P<key>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z))",
     re.DOTALL,
 )
 _MAX_DEPTH: Final = 8
@@ -143,7 +145,7 @@ def is_secret(name: object) -> bool:
 def _without_secrets(value: Any, depth: int = 0) -> Any:
     """The value itself when there is nothing to blank, so that a cycle stays one."""
     if isinstance(value, str):
-        return _SECRET_TEXT.sub(REDACTED, value)
+        return _SECRET_TEXT.sub(_blanked, value)
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         clean = {
             key: REDACTED if is_secret(key) else _without_secrets(one, depth + 1)
@@ -154,6 +156,10 @@ def _without_secrets(value: Any, depth: int = 0) -> Any:
         parts = [_without_secrets(one, depth + 1) for one in value]
         return value if all(map(operator.is_, parts, value)) else parts
     return value
+
+
+def _blanked(found: re.Match[str]) -> str:
+    return REDACTED if found["secret"] or found["key"] else found[0]
 
 
 def _with_priority(render: Processor) -> Processor:

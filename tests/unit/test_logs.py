@@ -282,6 +282,23 @@ def test_secrets_are_blanked_within_texts(stream: io.StringIO, text: str) -> Non
     assert text.split("/")[-1][-8:] not in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("dtd1/dtd1/ is no token", "dtd1/dtd1/ is no token"),
+        ("say dtd1/worker. Then", "say dtd1/worker. Then"),
+        (f"dtd1/dtd1/{TOKEN}'", f"{REDACTED}'"),
+        (f"dtd1/-{PEM}", f"dtd1/-{REDACTED}"),
+    ],
+)
+def test_what_only_begins_like_a_token_is_left(
+    stream: io.StringIO, text: str, written: str
+) -> None:
+    get_logger().info("hello", text=text)
+    (line,) = lines(stream)
+    assert line["text"] == written
+
+
 def test_secrets_are_blanked_on_a_console_too() -> None:
     file = io.StringIO()
     configure_logging("console", file)

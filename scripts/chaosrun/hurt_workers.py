@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from dtd.wire import messages as m
-from scripts.chaosrun import mischief
+from scripts.chaosrun import orders
 from scripts.chaosrun.drill import TAKES_EFFECT_S, Drill
 from scripts.chaosrun.injection import Injection
 
@@ -32,7 +32,7 @@ def stop(drill: Drill, victim: str) -> Injection:
 def gil(drill: Drill, victim: str) -> Injection | None:
     """The training thread calls a C function that keeps the interpreter's lock."""
     hang_s = drill.chance.uniform(*HANG_S)
-    injection = _order(drill, victim, mischief.HOLD_GIL, round(hang_s))
+    injection = _order(drill, victim, orders.HOLD_GIL, round(hang_s))
     if injection is not None:
         injection.over_s = injection.at_s + round(hang_s)
     return injection
@@ -40,7 +40,7 @@ def gil(drill: Drill, victim: str) -> Injection | None:
 
 def stuck(drill: Drill, victim: str) -> Injection | None:
     """The training thread never returns from user code."""
-    injection = _order(drill, victim, mischief.GET_STUCK, 0.0)
+    injection = _order(drill, victim, orders.GET_STUCK, 0.0)
     if injection is not None:
         injection.over_s = injection.at_s
     return injection
@@ -89,7 +89,7 @@ def _order(drill: Drill, victim: str, what: str, argument: float) -> Injection |
     pid = drill.cluster.pid(victim)
     order = drill.orders / f"{what}-{pid}"
     injection = drill.begin(what, victim)
-    mischief.order(drill.orders, what, pid, argument)
+    orders.order(drill.orders, what, pid, argument)
     if not drill.until(lambda: not order.exists(), TAKES_EFFECT_S):
         order.unlink(missing_ok=True)
         drill.injections.remove(injection)

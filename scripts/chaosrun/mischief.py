@@ -1,8 +1,8 @@
 """The task of chaos runs: another task whose training thread can be made to misbehave.
 
-A file named after a process tells it what to do at its next loss; the file is gone before that is
-done, so a worker that starts afresh under the same process id does not do it again.  Nothing of
-this is in the product: a user's own code may do all of it by mistake.
+What is ordered (`scripts.chaosrun.orders`) is forgotten before it is done, so a worker that starts
+afresh under the same process id does not do it again.  Nothing of this is in the product: a user's
+own code may do all of it by mistake.
 """
 
 from __future__ import annotations
@@ -12,33 +12,13 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 # An optimizer's first use imports this, which takes as long as the rest of torch.
 import torch._dynamo  # noqa: F401
 
 from dtd.train.task import load_task
-
-HOLD_GIL: Final = "gil"
-GET_STUCK: Final = "stuck"
-IMPORTS: Final = "imports"
-REFERENCE: Final = "scripts.chaosrun.mischief:Mischief"
-
-
-def order(directory: Path, what: str, pid: int, argument: float = 0.0) -> None:
-    """Tell a process to misbehave at its next loss; the file appears whole."""
-    written = directory / f".{what}-{pid}"
-    written.write_text(str(argument))
-    written.rename(directory / f"{what}-{pid}")
-
-
-def imports(directory: Path) -> list[tuple[int, float]]:
-    """When each process had imported everything, as (process id, time)."""
-    try:
-        lines = (directory / IMPORTS).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [(int(pid), float(at_s)) for pid, at_s in (line.split() for line in lines)]
+from scripts.chaosrun.orders import GET_STUCK, HOLD_GIL, IMPORTS
 
 
 class Mischief:

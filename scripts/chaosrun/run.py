@@ -18,10 +18,10 @@ from scripts.chaosrun.events_seen import compare_events
 from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.leaks import Growth, growth
 from scripts.chaosrun.load import Load
-from scripts.chaosrun.mischief import imports
 from scripts.chaosrun.namespaced import Namespaced
 from scripts.chaosrun.namespaces import may_make
 from scripts.chaosrun.networks import CuttableNetwork, Loopback, Network, Proxied
+from scripts.chaosrun.orders import imports
 from scripts.chaosrun.outcomes import Outcome, outcomes
 from scripts.chaosrun.rejoins import Rejoin, rejoins
 from scripts.chaosrun.scenarios import Scenario, job_of, plan, processors

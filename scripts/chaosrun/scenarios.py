@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from dtd.job import parse_job, to_mapping
 from scripts.chaosrun.faults import KINDS
-from scripts.chaosrun.mischief import REFERENCE
+from scripts.chaosrun.orders import REFERENCE
 
 Pace = Literal["kills", "one by one", "mixed"]
 NetworkKind = Literal["auto", "loopback", "proxied", "namespaced"]

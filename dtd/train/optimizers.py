@@ -1,7 +1,10 @@
 """The optimizer that a job asks for, or the task's own.
 
-torch's optimizers with `foreach`: a handful of kernels over all parameters, element by element the
-same arithmetic.  Learning rates are set before every update from the schedule.
+On a CPU these are torch's fused kernels, one pass over parameter, gradient and state: a sixth of
+the time for Adam, a half for SGD.  They go through memory as it lies and do not look whether all
+three lie alike, and gradients lie as in a contiguous parameter.  So a model with parameters in
+another order (channels_last) gets `foreach`, a handful of kernels over all of them, as GPUs do.
+Learning rates are set before every update from the schedule.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of the job's [optimizer] table."""
     params = list(parameters)
+    fused = all(_may_be_fused(parameter) for parameter in params)
     if table.name == "sgd":
         return torch.optim.SGD(
             params,
@@ -28,7 +32,8 @@ def build_optimizer(
             momentum=table.momentum,
             nesterov=table.nesterov,
             weight_decay=table.weight_decay,
-            foreach=True,
+            fused=fused,
+            foreach=not fused,
         )
     kind = torch.optim.Adam if table.name == "adam" else torch.optim.AdamW
     return kind(
@@ -37,8 +42,14 @@ def build_optimizer(
         betas=(table.beta1, table.beta2),
         eps=table.eps,
         weight_decay=table.weight_decay,
-        foreach=True,
+        fused=fused,
+        foreach=not fused,
     )
+
+
+def _may_be_fused(parameter: nn.Parameter) -> bool:
+    on_cpu = parameter.device.type == "cpu"
+    return on_cpu and parameter.is_floating_point() and parameter.is_contiguous()
 
 
 def optimizer_of(

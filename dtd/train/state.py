@@ -41,6 +41,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Element types by the name that safetensors gives them."""
 
+_NOT_STATE = ("params", "foreach", "fused")
+"""Of an optimizer's groups: which kernels update them is the choice of whoever holds the state."""
+
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -91,7 +94,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
         if not isinstance(value, Tensor)
     }
     groups = [
-        {key: _plain(key, value) for key, value in sorted(group.items()) if key != "params"}
+        {key: _plain(key, value) for key, value in sorted(group.items()) if key not in _NOT_STATE}
         for group in state["param_groups"]
     ]
     return {
@@ -193,7 +196,7 @@ def _load_optimizer(
     saved = about["optimizer_groups"]
     for own, group in zip(replica.optimizer.state_dict()["param_groups"], saved, strict=True):
         restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
-        groups.append({**restored, "params": own["params"]})
+        groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

@@ -45,7 +45,7 @@ def test_one_rank_is_plain_torch_bit_for_bit(arena, regression, plain_torch) -> 
     spec = arena.spec(optimizer={"name": "adamw", "lr": 0.01, "weight_decay": 0.1})
     (rank,) = arena.train(regression(), spec, 1)
     expected = plain_torch(
-        regression(), spec, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)
+        regression(), spec, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True)
     )
     assert distance(rank.parameters(), expected.parameters()) == 0.0
 

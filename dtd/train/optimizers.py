@@ -1,9 +1,10 @@
 """The optimizer that a job asks for, or the task's own.
 
-On a CPU these are torch's fused kernels, one pass over parameter, gradient and state: a sixth of
-the time for Adam, a half for SGD.  They go through memory as it lies and do not look whether all
-three lie alike, and gradients lie as in a contiguous parameter.  So a model with parameters in
-another order (channels_last) gets `foreach`, a handful of kernels over all of them, as GPUs do.
+Adam on a CPU is torch's fused kernel: one pass over parameter, gradient and state in a sixth of the
+time.  It goes through memory as it lies and does not look whether all lie alike, and gradients lie
+as in a contiguous parameter; so other models (channels_last, bfloat16) get `foreach`, a handful of
+kernels over all parameters, as GPUs do.  So does SGD, which would gain little and whose fused
+kernel wants either all parameters to have momentum already, or none.
 Learning rates are set before every update from the schedule.
 """
 
@@ -24,7 +25,6 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of the job's [optimizer] table."""
     params = list(parameters)
-    fused = all(_may_be_fused(parameter) for parameter in params)
     if table.name == "sgd":
         return torch.optim.SGD(
             params,
@@ -32,9 +32,9 @@ def build_optimizer(
             momentum=table.momentum,
             nesterov=table.nesterov,
             weight_decay=table.weight_decay,
-            fused=fused,
-            foreach=not fused,
+            foreach=True,
         )
+    fused = all(_may_be_fused(parameter) for parameter in params)
     kind = torch.optim.Adam if table.name == "adam" else torch.optim.AdamW
     return kind(
         params,
@@ -48,8 +48,8 @@ def build_optimizer(
 
 
 def _may_be_fused(parameter: nn.Parameter) -> bool:
-    on_cpu = parameter.device.type == "cpu"
-    return on_cpu and parameter.is_floating_point() and parameter.is_contiguous()
+    wide = parameter.dtype in (torch.float32, torch.float64)
+    return wide and parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
 def optimizer_of(

@@ -12,7 +12,7 @@ their business.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -195,9 +195,29 @@ def _load_optimizer(
     groups = []
     saved = about["optimizer_groups"]
     for own, group in zip(replica.optimizer.state_dict()["param_groups"], saved, strict=True):
+        if own.get("fused"):
+            _check_shapes(replica, own["params"], state)
         restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _check_shapes(
+    replica: Replica, indices: Sequence[int], state: Mapping[int, Mapping[str, Any]]
+) -> None:
+    """A fused kernel takes state to be as long as its parameter, and writes beyond it if it is not.
+
+    Raises:
+        ValueError: some of it is not.
+    """
+    parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
+    for index in indices:
+        shape = parameters[index].shape
+        for key, value in state.get(index, {}).items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != shape:
+                raise ValueError(
+                    f"{key} of parameter {index} is {tuple(value.shape)}, not {tuple(shape)}"
+                )
 
 
 def _plain(what: str, value: Any) -> Any:

@@ -60,7 +60,7 @@ def replica_of(model: nn.Module) -> Replica:
     trained = trained_parameters(model)
     return Replica(
         model=model,
-        optimizer=build_optimizer(OptimizerTable(momentum=0.9), [p for _, p in trained]),
+        optimizer=build_optimizer(OptimizerTable(name="adamw"), [p for _, p in trained]),
         base_lrs=[0.1],
         scaler=loss_scaler("float32"),
         trained=trained,
@@ -68,18 +68,45 @@ def replica_of(model: nn.Module) -> Replica:
     )
 
 
-def test_memory_layout_is_no_part_of_the_state() -> None:
+def updated(replica: Replica) -> None:
+    for number, (_, parameter) in enumerate(replica.trained):
+        values = torch.arange(parameter.numel(), dtype=torch.float32) + number
+        parameter.grad = values.view(parameter.shape)
+    replica.optimizer.step()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_memory_layout_is_no_part_of_the_state(back: bool) -> None:
     one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     own, same = replica_of(one), replica_of(other)
-    for parameter in one.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    own.optimizer.step()
-    load_state(same, named_tensors(own), metadata(own))
+    giving, taking = (same, own) if back else (own, same)
+    updated(giving)
+    load_state(taking, read_back(named_tensors(giving)), metadata(giving))
     assert not other.weight.is_contiguous()
     assert state_digest(own) == state_digest(same)
     # One pass over memory as it lies would update the wrong elements.
     assert own.optimizer.param_groups[0]["fused"]
     assert not same.optimizer.param_groups[0]["fused"]
+    updated(own)
+    updated(same)
+    torch.testing.assert_close(one.weight.detach(), other.weight.detach())
+
+
+def read_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As a checkpoint or another worker gives them."""
+    return {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def test_optimizer_state_of_another_shape_is_refused() -> None:
+    own, same = replica_of(nn.Linear(3, 4)), replica_of(nn.Linear(3, 4))
+    updated(own)
+    tensors = read_back(named_tensors(own))
+    tensors["optimizer.0.exp_avg"] = torch.zeros(3)
+    with pytest.raises(CheckpointError, match=r"exp_avg of parameter 0 is \(3,\), not \(4, 3\)"):
+        load_state(same, tensors, metadata(own))
 
 
 def test_another_models_state_is_refused(make_replica) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 _DIGEST_BYTES = 16
 _SMALLEST_SHARE = 4
-"""A bucket has at least this part of the size that it may have, if its type allows: a bias before a
-large matrix would else make the whole ring turn for a few bytes."""
+"""A bucket has at least this part of the size that it may have, unless another type follows, or
+nothing: a bias before a large matrix would else make the whole ring turn for a few bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,8 @@ def plan_buckets(
 
     Args:
         parameters: those that are trained, each once.
-        bucket_bytes: a bucket of at least a quarter of this is closed before it grows beyond it.
+        bucket_bytes: a bucket of at least a quarter of this is closed before it grows beyond it; a
+            smaller one takes the next parameter, however large that is.
         first_bucket_bytes: the same for the first bucket.
     """
     buckets: list[BucketLayout] = []

@@ -2,8 +2,8 @@
 
 Every step allocates activations and gradients of the same sizes and frees them.  glibc gives large
 blocks back to the kernel, which fills pages with zeros when the next step asks for them again: for
-ResNet-18 at 8 rows a rank 11,000 pages and a tenth of the step.  Kept, they cost nothing more: what
-a process needs at its peak stays the same.  See mallopt(3).
+ResNet-18 at 8 rows a rank 11,000 pages and a tenth of the step.  Kept, they cost next to nothing: a
+process needs about as much at its peak.  See mallopt(3).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 
 _NEVER: Final = -1
 _LARGEST_IN_HEAP_BYTES: Final = 32 << 20
-"""Above, glibc maps every block by itself and cannot be told otherwise."""
+"""The highest threshold that mallopt(3) takes; larger blocks are mapped and given back as ever."""
 
 
 def keep_freed_memory() -> None:

@@ -118,10 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    keep_freed_memory()
     stderr = sys.stderr
     try:
         require_linux()
+        keep_freed_memory()
         if given[:1] == [COMMAND]:
             return run_join(given[1:])
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}

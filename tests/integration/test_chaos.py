@@ -22,12 +22,12 @@ SMALL = ["--set", "task.parameters=20000", "--set", "task.compute_ms=30.0"]
 
 
 def test_a_mix_of_faults_costs_nothing(tmp_path):
-    """With this seed it is a hang, then a damaged bit, and neither takes long."""
+    """With this seed it is a damaged bit, a hang that does not take long, and a crash."""
     done = subprocess.run(
         [
             *COMMAND,
-            *("--workers", "3", "--faults", "2", "--minutes", "1", "--seed", "97", "--json"),
-            *("--kinds", "gil,flip", "--network", "proxied", "--load", "0"),
+            *("--workers", "3", "--faults", "3", "--minutes", "1", "--seed", "1643", "--json"),
+            *("--kinds", "kill,gil,flip", "--network", "proxied", "--load", "0"),
             *("--state-dir", str(tmp_path / "run"), *SMALL),
         ],
         capture_output=True,
@@ -40,7 +40,7 @@ def test_a_mix_of_faults_costs_nothing(tmp_path):
     seen = json.loads(done.stdout)
     assert [one for one in seen["checks"] if not one["holds"]] == [], done.stderr
     assert done.returncode == 0
-    assert [fault["kind"] for fault in seen["faults"]] == ["gil", "flip"]
+    assert [fault["kind"] for fault in seen["faults"]] == ["flip", "gil", "kill"]
     assert sum(fault["steps_lost"] for fault in seen["faults"]) == 0
     assert seen["events"]["stored"] == seen["events"]["logged"]
 

@@ -2,7 +2,8 @@
 
 Replicas stay equal only if clipping and the optimizer give the same bytes everywhere, so the result
 of both on fixed numbers is hashed, with torch's version and the type of device.  Forward and
-backward may differ between workers: their gradients are averaged.
+backward may differ between workers: their gradients are averaged.  A task's own optimizer, and the
+kernels for models in channels_last, are not tried out here; digests still compare what they make.
 """
 
 from __future__ import annotations

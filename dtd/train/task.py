@@ -42,7 +42,9 @@ class Task(Protocol):
     """What is trained.  Optional: `eval_dataset()`, `metrics(model, batch)`, `build_optimizer`.
 
     `metrics` returns for each name a sum over the batch and what to divide it by once the sums of
-    all batches are added up; `build_optimizer(params)` replaces the job's [optimizer].
+    all batches are added up; `build_optimizer(params)` replaces the job's [optimizer].  Gradients
+    lie as in a contiguous parameter, and torch's `fused=True` does not look on a CPU whether they
+    do, so it is not for a model in channels_last.
     """
 
     def build_model(self) -> nn.Module:

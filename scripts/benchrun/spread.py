@@ -15,10 +15,14 @@ class Spread:
     Attributes:
         median: of all.
         mad: median absolute deviation from it.
+        lowest: the least of all.
+        highest: the greatest.
     """
 
     median: float
     mad: float
+    lowest: float
+    highest: float
 
     @property
     def relative(self) -> float:
@@ -29,7 +33,12 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Summarise at least one value."""
     median = statistics.median(values)
-    return Spread(median=median, mad=statistics.median(abs(value - median) for value in values))
+    return Spread(
+        median=median,
+        mad=statistics.median(abs(value - median) for value in values),
+        lowest=min(values),
+        highest=max(values),
+    )
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:

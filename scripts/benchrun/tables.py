@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from scripts.benchrun.allreduce import bus_factor
 from scripts.benchrun.results import Record
-from scripts.benchrun.spread import paired_ratio, spread
+from scripts.benchrun.spread import Spread, paired_ratio, spread
 
 NOTHING: Final = "-"
 _UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -155,7 +155,7 @@ def _train_order(record: Record) -> tuple[int, int]:
 
 def _steps_table(records: Sequence[Record]) -> str:
     head = [
-        *("link", "workers", "dtd: rows/s", "step", "± MAD", "DDP: step", "± MAD"),
+        *("link", "workers", "rounds", "dtd: rows/s", "step", "± MAD", "DDP: step", "± MAD"),
         *("**DDP : dtd**", "DDP, same heap : dtd", "without sync", "dtd : that"),
         *("one process", "speed-up"),
     ]
@@ -163,16 +163,18 @@ def _steps_table(records: Sequence[Record]) -> str:
     for record in records:
         steps_s = record["steps_s"]
         dtd, apart = spread(steps_s["dtd"]), spread(steps_s["apart"])
+        ddp, heap = (paired_ratio(steps_s[side], steps_s["dtd"]) for side in ("ddp", "ddp-heap"))
         single_s = spread(steps_s.get("single", steps_s["apart"])).median
         rows.append(
             [
                 record["link"],
                 str(record["world"]),
+                str(len(steps_s["dtd"])),
                 f"{record['rows'] / dtd.median:.1f}",
                 *_time(steps_s["dtd"]),
                 *_time(steps_s["ddp"]),
-                f"**{paired_ratio(steps_s['ddp'], steps_s['dtd']).median:.2f}**",
-                f"{paired_ratio(steps_s['ddp-heap'], steps_s['dtd']).median:.2f}",
+                f"**{ddp.median:.2f}** ({_range(ddp)})",
+                f"{heap.median:.2f} ({_range(heap)})",
                 time_text(apart.median),
                 f"{paired_ratio(steps_s['dtd'], steps_s['apart']).median:.2f}",
                 time_text(single_s),
@@ -235,6 +237,10 @@ def _where_table(records: Sequence[Record]) -> str:
             ]
         )
     return table(head, rows)
+
+
+def _range(one: Spread) -> str:
+    return f"{one.lowest:.2f} to {one.highest:.2f}"
 
 
 def _time(values: Sequence[float]) -> list[str]:

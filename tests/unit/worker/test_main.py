@@ -123,6 +123,13 @@ async def test_without_a_coordinator_it_serves_until_it_is_stopped(config):
         assert await worker.run() == member.Exit(reason="SIGTERM")
 
 
+def test_its_heap_keeps_what_steps_free(monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setattr(main_module, "keep_freed_memory", lambda: kept.append("from the start"))
+    main_module.main(["--device", "tpu", "--state-dir", str(tmp_path)])
+    assert kept == ["from the start"]
+
+
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):
     arguments = ["--device", "tpu", "--state-dir", str(tmp_path)]
     assert main_module.main(arguments) == 78

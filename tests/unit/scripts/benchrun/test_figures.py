@@ -52,7 +52,7 @@ STEPPED = {
     "world": 2,
     "steps_s": {
         "dtd": [0.2] * 3,
-        "ddp": [0.3] * 3,
+        "ddp": [0.28, 0.3, 0.32],
         "ddp-heap": [0.25] * 3,
         "apart": [0.1] * 3,
         "single": [0.15] * 3,
@@ -77,7 +77,9 @@ def cells(text, row):
 
 
 def test_medians_and_ratios_are_of_rounds():
-    assert spread.spread([1.0, 2.0, 9.0]) == spread.Spread(median=2.0, mad=1.0)
+    assert spread.spread([1.0, 2.0, 9.0]) == spread.Spread(
+        median=2.0, mad=1.0, lowest=1.0, highest=9.0
+    )
     # A disturbance that both sides met in one round does not show.
     assert spread.paired_ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]).median == 2.0
 
@@ -129,8 +131,8 @@ def test_the_table_of_all_reduce():
 def test_the_tables_of_training():
     text = tables.train_tables([STEPPED])
     steps = cells(text, 4)
-    assert steps[2:4] == ["80.0", "200 ms"]
-    assert steps[7:9] == ["**1.50**", "1.25"]
+    assert steps[2:5] == ["3", "80.0", "200 ms"]
+    assert steps[8:10] == ["**1.50** (1.40 to 1.60)", "1.25 (1.25 to 1.25)"]
     assert steps[-1] == "0.75"
     where = cells(text, 8)
     assert where[5:7] == ["100 ms", "200 ms"]

@@ -3,8 +3,8 @@
 Adam on a CPU is torch's fused kernel: one pass over parameter, gradient and state in a sixth of the
 time.  It goes through memory as it lies and does not look whether all lie alike, and gradients lie
 as in a contiguous parameter; so other models (channels_last, bfloat16) get `foreach`, a handful of
-kernels over all parameters, as GPUs do.  So does SGD, which would gain little and whose fused
-kernel wants either all parameters to have momentum already, or none.
+kernels over all parameters, as GPUs do.  So does SGD, whose fused kernel wants either all
+parameters to have momentum already, or none.
 Learning rates are set before every update from the schedule.
 """
 

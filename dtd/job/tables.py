@@ -73,7 +73,7 @@ class SyncTable:
     """How gradients travel around the ring."""
 
     bucket_mib: float = field(
-        default=4.0,
+        default=1.0,
         metadata=rule("Gradients flattened together for one all-reduce.", above=0, maximum=1024),
     )
     first_bucket_mib: float = field(

@@ -79,6 +79,7 @@ class Gradients:
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
         self._start: HandOver | None = None
+        self._norms: list[Tensor] = []
         self._check: Callable[[], None] = _nothing
         self.present = [False] * len(self._parameters)
         self._hooks: list[RemovableHandle] = [
@@ -158,10 +159,16 @@ class Gradients:
     # --- using -----------------------------------------------------------------------------
 
     def wait(self, wait: HandOver) -> None:
-        """Return when every bucket holds the sum over all ranks."""
-        for index in range(len(self._flats)):
+        """Return when every bucket holds the sum over all ranks.
+
+        The norm of each is taken while the next one is still on its way.
+        """
+        self._norms = []
+        for index, flat in enumerate(self._flats):
             self._staging.receive(index, wait)
-        self._staging.settle()
+            self._staging.settle()
+            dtype = flat.dtype if flat.dtype in _WIDE else torch.float32
+            self._norms.append(torch.linalg.vector_norm(flat, dtype=dtype).double())
 
     def expose(self, present: Sequence[bool]) -> None:
         """Give every parameter that has a gradient on some rank the sum, and no other one.
@@ -173,16 +180,8 @@ class Gradients:
             parameter.grad = view if there else None
 
     def norm(self) -> float:
-        """Global norm of the sums; not finite if any of them is not."""
-        if not self._flats:
-            return 0.0
-        norms = [
-            torch.linalg.vector_norm(
-                flat, dtype=flat.dtype if flat.dtype in _WIDE else torch.float32
-            ).double()
-            for flat in self._flats
-        ]
-        return math.hypot(*torch.stack(norms).tolist())
+        """Global norm of the sums that `wait` brought; not finite if any of them is not."""
+        return math.hypot(*torch.stack(self._norms).tolist()) if self._norms else 0.0
 
     def scale(self, factor: float) -> None:
         """Multiply all sums."""

@@ -50,7 +50,7 @@ class Staging(Protocol):
         ...
 
     def settle(self) -> None:
-        """After the last `receive`: make later work see what came back."""
+        """After a `receive`: make later work on the device see what came back."""
         ...
 
     def recall(self) -> None:

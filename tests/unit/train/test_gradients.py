@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+
 import pytest
 import torch
 from torch import nn
@@ -128,12 +131,30 @@ def test_norm_and_scale(dtype) -> None:
     gradients.begin(lambda: None)
     model(torch.tensor([[3.0, 4.0]], dtype=dtype)).sum().backward()
     gradients.finish(lambda bucket: None)
+    gradients.wait(lambda bucket: None)
     assert gradients.norm() == pytest.approx(50**0.5, rel=1e-6)
     gradients.scale(0.5)
     gradients.expose([True])
     assert model.weight.grad.tolist() == [[1.5, 2.0], [1.5, 2.0]]
-    model.weight.grad[0, 0] = float("inf")
-    assert gradients.norm() == float("inf")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_the_norm_is_of_what_came_back(value) -> None:
+    """Also where one of two buckets has become something that is not finite."""
+    model = chain(2)
+    gradients = gradients_of(model)
+    gradients.begin(lambda: None)
+    model(torch.ones(1, 4)).sum().backward()
+    gradients.finish(lambda bucket: None)
+    gradients.wait(lambda bucket: None)
+    assert math.isfinite(gradients.norm())
+
+    def damage(bucket: int) -> None:
+        if bucket == 0:
+            gradients.memories[0].view[:4] = struct.pack("=f", value)
+
+    gradients.wait(damage)
+    assert not math.isfinite(gradients.norm())
 
 
 def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step() -> None:

@@ -67,6 +67,50 @@ def test_an_update_is_that_of_plain_torch(
             torch.testing.assert_close(one.detach(), other.detach(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_that_only_some_parameters_have_goes_on(nesterov: bool) -> None:
+    """As after a state in which a parameter had had no gradient yet."""
+    table = OptimizerTable(name="sgd", lr=0.1, momentum=0.9, nesterov=nesterov)
+    own = [nn.Parameter(torch.ones(5)) for _ in range(2)]
+    plain = [nn.Parameter(torch.ones(5)) for _ in range(2)]
+    optimizer, reference = (
+        build_optimizer(table, own),
+        torch.optim.SGD(plain, lr=0.1, momentum=0.9, nesterov=nesterov, foreach=False),
+    )
+    assert optimizer.param_groups[0]["fused"]
+    begun = torch.optim.SGD(own, lr=0.1, momentum=0.9, nesterov=nesterov)
+    own[0].grad, plain[0].grad = torch.full((5,), 2.0), torch.full((5,), 2.0)
+    begun.step()
+    reference.step()
+    state = begun.state_dict()
+    assert list(state["state"]) == [0]
+    state["param_groups"][0] |= {"fused": True, "foreach": False}
+    optimizer.load_state_dict(state)
+    for one, other in zip(own, plain, strict=True):
+        one.grad, other.grad = torch.full((5,), 3.0), torch.full((5,), 3.0)
+    optimizer.step()
+    reference.step()
+    for one, other in zip(own, plain, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-6, atol=0)
+
+
+def test_the_fused_kernel_is_for_contiguous_parameters_on_a_cpu() -> None:
+    flat, last = torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5)
+    last = last.to(memory_format=torch.channels_last)
+    for name in ("sgd", "adam", "adamw"):
+        for start, fused in ((flat, True), (last, False), (flat.bfloat16(), False)):
+            group = build_optimizer(OptimizerTable(name=name), [nn.Parameter(start)]).param_groups
+            assert (group[0]["fused"], group[0]["foreach"]) == (fused, not fused)
+
+
+def test_a_parameter_that_never_has_a_gradient_gets_no_momentum() -> None:
+    with_one, without = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = build_optimizer(OptimizerTable(name="sgd", momentum=0.9), [with_one, without])
+    with_one.grad = torch.ones(2)
+    optimizer.step()
+    assert list(optimizer.state_dict()["state"]) == [0]
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_complex_parameters_are_trained(name: str) -> None:
     table = OptimizerTable(name=name, lr=0.5)

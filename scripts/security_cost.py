@@ -3,7 +3,7 @@
     python -m scripts.security_cost --rounds 20
 
 Two processes on this machine hold one ring of each kind at the same time and use them in turn, so
-all kinds see the same noise.  *xxh3* is what loopback gets, *gmac* what every other address gets,
+all kinds see the same noise.  *xxh3* is what loopback gets, *gcm* what every other address gets,
 *tls* what a job with `[sync] encryption = "tls"` gets.  Measured are the bus bandwidth of an
 all-reduce and the time of a step whose gradients become ready, bucket by bucket, while it computes.
 Tables are Markdown on stdout: medians, the middle half, and medians of the ratios within a round.
@@ -41,7 +41,7 @@ from dtd.security.data_keys import KEY_BYTES
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
 
-KINDS: Final = ("xxh3", "gmac", "tls")
+KINDS: Final = ("xxh3", "gcm", "tls")
 SIZES_BYTES: Final = (64 * 1024, 16 * 1024 * 1024)
 REPEATS: Final = {64 * 1024: 40, 16 * 1024 * 1024: 4}
 BUCKET_BYTES: Final = 4 * 1024 * 1024
@@ -83,7 +83,7 @@ class Rank:
         """Form all rings."""
         for kind in KINDS:
             # As if the other rank were on another host, where this kind is meant to be measured.
-            with mock.patch("dtd.net.remote.is_private", lambda _host, kind=kind: kind != "gmac"):
+            with mock.patch("dtd.net.remote.is_private", lambda _host, kind=kind: kind != "gcm"):
                 ring = self._on_loop(self._ring(kind, [port[kind] for port in ports]))
                 ring.wait_up()
             self._rings[kind] = ring

@@ -18,7 +18,7 @@ from dtd.security.data_keys import ACCEPTOR, NONCE_BYTES, OPENER, session_key
 from dtd.wire import messages as m
 from dtd.wire.greeting import hello
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GMAC, FLAG_XXH3
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def is_private(host: str) -> bool:
 
 
 def _least_tag(*, private: bool) -> int:
-    return FLAG_XXH3 if private else FLAG_GMAC
+    return FLAG_XXH3 if private else FLAG_GCM
 
 
 def _keys(secret: bytes, header: bytes, hello: m.Hello, welcome: m.Welcome) -> Keys:

@@ -78,8 +78,8 @@ def encode_frame(
 
 def frame_bytes(header: bytes, payload: bytes | memoryview = b"", tag: Tag = CHECKSUM) -> bytes:
     """A whole small frame in one piece; arguments and errors are those of `encode_frame`."""
-    body = _head(header, payload, tag) + payload
-    return body + tag.digest(body, b"")
+    head = _head(header, payload, tag)
+    return b"".join((head, payload, tag.digest(head, payload)))
 
 
 def _head(header: bytes, payload: bytes | memoryview, tag: Tag) -> bytes:

@@ -12,59 +12,48 @@ from hmac import compare_digest
 from typing import Final
 
 import xxhash
-from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-from dtd.wire.tags import FLAG_GMAC, FLAG_XXH3
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3, TAG_BYTES
 
 _NUMBER_BYTES: Final = 12
 _SALT_BYTES: Final = 16
-_IN_ONE_PIECE_BYTES: Final = 64 * 1024
-"""Up to here one call over a copy is faster than several calls over the bytes as they lie."""
 
 
 class KeyedTag:
-    """The tag of one direction of a data connection; its first frame is always GMAC.
+    """The tag of one direction of a data connection; the first frame's is always GCM.
 
     Args:
         key: this direction's, 16 bytes (`dtd.security.data_keys.session_key`).
-        later: FLAG_GMAC or FLAG_XXH3, the tag of all frames but the first.
+        later: FLAG_GCM or FLAG_XXH3, the tag of all frames but the first.
     """
 
     def __init__(self, key: bytes, *, later: int) -> None:
-        self.flag = FLAG_GMAC
-        self.admits: tuple[int, ...] = (FLAG_GMAC,)
+        self.flag = FLAG_GCM
+        self.admits: tuple[int, ...] = (FLAG_GCM,)
         self.digest: Callable[[bytes, bytes | memoryview], bytes] = self._first
         self.same: Callable[[bytes, bytes], bool] = compare_digest
-        self._cipher = AES(key)
-        self._one_piece = AESGCM(key)
+        self._cipher = AESGCM(key)
         self._later = later
         self._salt = int.from_bytes(hashlib.blake2b(key, digest_size=_SALT_BYTES - 1).digest())
         self._number = 0
 
     def _first(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        tag = self._gmac(head, payload)
+        tag = self._gcm(head, payload)
         if self._later == FLAG_XXH3:
             self.flag, self.admits, self.digest = FLAG_XXH3, (FLAG_XXH3,), self._salted
         else:
-            self.digest = self._gmac
+            self.digest = self._gcm
         return tag
 
-    def _gmac(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        """AES-128-GCM of nothing, with the frame as what is authenticated."""
+    def _gcm(self, head: bytes, payload: bytes | memoryview) -> bytes:
+        """AES-128-GCM of the head with the payload as what is authenticated beside it.
+
+        So both are covered by one call, as they lie; the head's ciphertext is not sent.
+        """
         nonce = self._number.to_bytes(_NUMBER_BYTES)
         self._number += 1
-        if not payload:
-            return self._one_piece.encrypt(nonce, b"", head)
-        if len(payload) <= _IN_ONE_PIECE_BYTES:
-            return self._one_piece.encrypt(nonce, b"", b"".join((head, payload)))
-        sealing = Cipher(self._cipher, GCM(nonce)).encryptor()
-        sealing.authenticate_additional_data(head)
-        sealing.authenticate_additional_data(payload)
-        sealing.finalize()
-        return sealing.tag
+        return self._cipher.encrypt(nonce, head, payload)[-TAG_BYTES:]
 
     def _salted(self, head: bytes, payload: bytes | memoryview) -> bytes:
         """XXH3 after a salt that only both sides know and that counts the frames."""

@@ -15,8 +15,8 @@ import xxhash
 
 TAG_BYTES: Final = 16
 FLAG_XXH3: Final = 0x01
-FLAG_GMAC: Final = 0x02
-TAG_FLAGS: Final = (FLAG_XXH3, FLAG_GMAC)
+FLAG_GCM: Final = 0x02
+TAG_FLAGS: Final = (FLAG_XXH3, FLAG_GCM)
 """The weaker first."""
 
 
@@ -57,5 +57,5 @@ class Checksum:
 
 CHECKSUM: Final = Checksum()
 
-UNDECIDED: Final = Checksum(admits=(FLAG_XXH3, FLAG_GMAC))
+UNDECIDED: Final = Checksum(admits=(FLAG_XXH3, FLAG_GCM))
 """For an opener whose HELLO is under way: a refusal has no key, and WELCOME brings one."""

@@ -58,7 +58,7 @@ SIDES: Final = {
     "gloo": Side(kind="gloo", setup={}),
     "limit": Side(kind="probe", setup={"tag": "none"}, dtypes=BYTES_ONLY),
     "limit, xxh3": Side(kind="probe", setup={"tag": "xxh3"}, dtypes=BYTES_ONLY),
-    "limit, gmac": Side(kind="probe", setup={"tag": "gmac"}, dtypes=BYTES_ONLY),
+    "limit, gcm": Side(kind="probe", setup={"tag": "gcm"}, dtypes=BYTES_ONLY),
 }
 
 

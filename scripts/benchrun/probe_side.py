@@ -18,10 +18,10 @@ from dtd.core.chunks import BucketShape, cut
 from dtd.errors import DtdError
 from dtd.job import SyncTable
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GMAC, FLAG_XXH3, TAG_BYTES
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3, TAG_BYTES
 
 SENT_AT_ONCE_BYTES: Final = 32 * 1024
-_LATER: Final = {"xxh3": FLAG_XXH3, "gmac": FLAG_GMAC}
+_LATER: Final = {"xxh3": FLAG_XXH3, "gcm": FLAG_GCM}
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _KEY_BYTES: Final = 16
 
@@ -30,7 +30,7 @@ class ProbeSide:
     """See `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, and the tag: "none", "xxh3" or "gmac".
+        setup: rank, world, host, and the tag: "none", "xxh3" or "gcm".
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:

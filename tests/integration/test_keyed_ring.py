@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dtd.net.handshake import is_private
-from dtd.wire.tags import FLAG_GMAC
+from dtd.wire.tags import FLAG_GCM
 
 pytestmark = pytest.mark.integration
 
@@ -79,4 +79,4 @@ def test_a_ring_beyond_loopback_sums_under_keyed_macs(host, children):
     addresses = [said(child) for child in children]
     for child in children:
         told(child, [addresses, bytes(range(32)).hex()])
-    assert [said(child) for child in children] == [[FLAG_GMAC, FLAG_GMAC]] * WORLD
+    assert [said(child) for child in children] == [[FLAG_GCM, FLAG_GCM]] * WORLD

@@ -24,7 +24,7 @@ from dtd.wire.frames import (
 )
 from dtd.wire.header import MAX_HEADER_BYTES
 from dtd.wire.keyed_tag import KeyedTag
-from dtd.wire.tags import FLAG_GMAC, TAG_FLAGS, UNDECIDED
+from dtd.wire.tags import FLAG_GCM, TAG_FLAGS, UNDECIDED
 
 HEADER = msgpack.packb({"t": 1, "name": "w0"})
 PAYLOADS = [b"", b"x", bytes(range(256)) * 3, b"\xa5" * 5000]
@@ -309,9 +309,9 @@ def test_the_header_of_the_last_frame_is_known_as_it_was_on_the_wire() -> None:
 
 def test_a_sink_may_bring_the_key_of_the_frame_at_hand() -> None:
     def take_key(_header: object, _payload_bytes: int) -> None:
-        decoder.tag = KeyedTag(bytes(16), later=FLAG_GMAC)
+        decoder.tag = KeyedTag(bytes(16), later=FLAG_GCM)
 
     decoder = FrameDecoder(take_key, tag=UNDECIDED)
-    sealed = frame_bytes(HEADER, b"payload", KeyedTag(bytes(16), later=FLAG_GMAC))
+    sealed = frame_bytes(HEADER, b"payload", KeyedTag(bytes(16), later=FLAG_GCM))
     [(_, payload)] = seen(decoder.feed(sealed))
     assert payload == b"payload"

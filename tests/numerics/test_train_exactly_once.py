@@ -77,6 +77,7 @@ class Story:
         self.rng = random.Random(seed)
         self.arena, self.task, self.spec = arena, task, spec
         self.ranks: list[Any] = []
+        self.living: list[Any] = []
         self.start = (0, 0)
         self.number = 0
 
@@ -93,7 +94,9 @@ class Story:
         self.ranks = [*survivors, *joiners]
 
     def newcomer(self) -> Any:
-        return self.arena.start(self.task, self.spec, name=f"w{len(self.arena.started)}")
+        rank = self.arena.start(self.task, self.spec, name=f"w{len(self.arena.started)}")
+        self.living.append(rank)
+        return rank
 
     def run(self, *, cut: bool) -> None:
         """Train until the cut, or to the end; then decide what comes next."""
@@ -112,8 +115,14 @@ class Story:
         self.start = start_of_next(self.ranks, self.number, self.start)
 
     def die(self) -> None:
-        """All ranks at once; the newest checkpoint is what is left."""
-        self.ranks = [self.arena.start(self.task, self.spec, name="w0")]
+        """All ranks at once; the newest checkpoint is what is left.
+
+        Whoever is dead writes no more: a checkpoint under way is published now, or never.
+        """
+        for rank in self.living:
+            rank.run.close()
+        self.living = []
+        self.ranks = [self.newcomer()]
         held = self.ranks[0].run.held()
         assert held.where == "checkpoint"
         self.start = (held.generation, held.step)

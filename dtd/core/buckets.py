@@ -1,10 +1,10 @@
 """Which gradient lies where: parameters are packed into flat buckets, one all-reduce each.
 
-Backward reaches the last layers first, so buckets are filled in reverse parameter order, and the
-first is small so that the ring has something to do early.  A bucket has one element type and is
-never split inside a parameter.  Pure arithmetic: the same parameters give the same plan on every
-worker, and `digest` lets workers compare before they train.  Memory and hooks are
-`dtd.train.gradients`.
+Backward reaches the last layers first, so buckets are filled in reverse parameter order; they are
+small, and the first may be smaller, so that the ring has something to do early.  A bucket has one
+element type and is never split inside a parameter.  Pure arithmetic: the same parameters give the
+same plan on every worker, and `digest` lets workers compare before they train.  Memory and hooks
+are `dtd.train.gradients`.
 """
 
 from __future__ import annotations

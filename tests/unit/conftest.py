@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
@@ -185,6 +186,23 @@ def free_address() -> Iterator[Address]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield Address(*held.getsockname())
+
+
+@pytest.fixture
+def open_files() -> Callable[[], set[tuple[int, str]]]:
+    """A function: (descriptor, what it is) of all that this process has open.
+
+    To be compared as sets: what other tests have left open may close at any time.
+    """
+
+    def look() -> set[tuple[int, str]]:
+        found = set()
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the listing's own
+                found.add((int(entry.name), str(entry.readlink())))
+        return found
+
+    return look
 
 
 class LoopThread:

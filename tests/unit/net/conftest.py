@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import uvloop
 from dtd.address import Address
 from dtd.core.collective import BucketMemory
 from dtd.errors import DtdError
+from dtd.lent_memory import LentMemory
 from dtd.net.link import Link
 from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
@@ -49,6 +52,21 @@ def memory_of() -> Callable[[np.ndarray], BucketMemory]:
         )
 
     return make
+
+
+@pytest.fixture
+def mapped() -> Callable[[LentMemory], int]:
+    """A function: how often lent memory is mapped into this process.
+
+    Only what is asked for counts: other tests' memory goes whenever it is collected.
+    """
+
+    def count(memory: LentMemory) -> int:
+        inode = str(os.fstat(memory.descriptor).st_ino)
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sum("memfd:dtd-buckets" in line and line.split()[4] == inode for line in lines)
+
+    return count
 
 
 class Peer:

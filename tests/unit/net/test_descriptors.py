@@ -55,10 +55,6 @@ def send(name, *, files=(), octets=b"\0"):
         sender.sendmsg([octets], ancillary)
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-
 async def test_a_file_arrives_open_and_is_not_inherited(box, file):
     post(box.letterbox.name, file)
     received = await box.next()
@@ -68,14 +64,14 @@ async def test_a_file_arrives_open_and_is_not_inherited(box, file):
     os.close(received)
 
 
-async def test_several_files_arrive_one_by_one(box, file):
+async def test_several_files_arrive_one_by_one(box, file, open_files):
     before = open_files()
     send(box.letterbox.name, files=[file, file])  # more than one is too many
     post(box.letterbox.name, file)
     for _ in range(2):
         os.close(await box.next())
     assert box.files.empty()
-    assert open_files() == before
+    assert open_files() <= before
 
 
 async def test_letters_without_a_file_are_passed_over(box, file):
@@ -94,31 +90,31 @@ async def test_a_letterbox_takes_a_few_letters_only(box, file):
         send(box.letterbox.name)
 
 
-async def test_a_letterbox_that_is_closed_is_gone(file):
+async def test_a_letterbox_that_is_closed_is_gone(file, open_files):
     box = Box()
     box.close()
     box.close()
     before = open_files()
     post(box.letterbox.name, file)
-    assert open_files() == before
+    assert open_files() <= before
     with pytest.raises(ConnectionRefusedError):
         send(box.letterbox.name)
 
 
-async def test_what_is_in_a_letterbox_when_it_closes_is_lost(file):
+async def test_what_is_in_a_letterbox_when_it_closes_is_lost(file, open_files):
     before = open_files()
     box = Box()
     post(box.letterbox.name, file)
     box.close()
-    assert open_files() == before
+    assert open_files() <= before
     assert box.files.empty()
 
 
 @pytest.mark.parametrize("name", ["", "/run/systemd/notify", "dtd-" + "x" * 200, "dtd-nobody"])
-def test_a_name_that_is_no_letterbox_gets_nothing(file, name):
+def test_a_name_that_is_no_letterbox_gets_nothing(file, name, open_files):
     before = open_files()
     post(name, file)
-    assert open_files() == before
+    assert open_files() <= before
 
 
 def test_only_letterboxes_get_anything(file):
@@ -151,9 +147,9 @@ async def test_names_cannot_be_guessed(box):
     other.close()
 
 
-async def test_no_socket_is_left_where_there_can_be_no_letterbox(monkeypatch):
+async def test_no_socket_is_left_where_there_can_be_no_letterbox(monkeypatch, open_files):
     before = open_files()
     monkeypatch.setattr(descriptors.secrets, "token_hex", lambda count: "x" * 200)
     with pytest.raises(OSError, match="too long"):
         Letterbox(os.close)
-    assert open_files() == before
+    assert open_files() <= before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -89,13 +88,6 @@ async def agree(sides, buckets):
     other.borrowed.clear()
 
 
-def mapped(lender):
-    """How often a lender's memory is mapped into this process; others' may come and go."""
-    inode = str(os.fstat(lender.memory.descriptor).st_ino)
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return sum("memfd:dtd-buckets" in line and line.split()[4] == inode for line in lines)
-
-
 def put_aside():
     """Wait for what was left to threads."""
     for thread in threading.enumerate():
@@ -175,16 +167,16 @@ async def test_a_step_without_buckets_changes_nothing(sides, lender):
     assert len(one.said) == 1
 
 
-async def test_another_layout_is_another_offer(sides, lender):
+async def test_another_layout_is_another_offer(sides, lender, mapped):
     one, other = sides
-    before = mapped(lender)
+    before = mapped(lender.memory)
     await agree(sides, lender.buckets)
     exchanged = lender.buckets[::-1]
     await agree(sides, exchanged)
     assert one.loans.lendable(exchanged) == (1, {0, 1})
     assert bytes(other.loans.read(0, 0, 4)) == b"more"
     put_aside()
-    assert mapped(lender) == before + 1
+    assert mapped(lender.memory) == before + 1
 
 
 async def test_other_memory_is_another_offer(sides, lender):
@@ -267,11 +259,11 @@ async def test_other_generations_are_refused(lender, generation):
 # --- the post ------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_file_is_passed_over(lender):
+async def test_a_wrong_file_is_passed_over(lender, open_files):
     one, other = Side(), Side()
     strange = Lender(WORDS, b"more")
     reading, writing = os.pipe()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = open_files()
     one.loans.lendable(lender.buckets)
     other.loans.received(one.said[0])
     (asked,) = other.said
@@ -283,7 +275,7 @@ async def test_a_wrong_file_is_passed_over(lender):
     assert len(other.said) == 2
     other.loans.close()
     put_aside()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files() <= before
     strange.memory.close()
     os.close(reading)
     os.close(writing)
@@ -364,24 +356,24 @@ async def test_giving_back_is_said_to_the_previous_rank():
     assert side.said == [taken]
 
 
-async def test_closing_leaves_nothing_behind(sides, lender):
-    before = mapped(lender)
+async def test_closing_leaves_nothing_behind(sides, lender, mapped):
+    before = mapped(lender.memory)
     await agree(sides, lender.buckets)
-    assert mapped(lender) == before + 1
+    assert mapped(lender.memory) == before + 1
     other = sides[1]
     other.loans.close()
     other.loans.close()
     assert refused(other.loans.read, 0, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
     put_aside()
-    assert mapped(lender) == before
+    assert mapped(lender.memory) == before
 
 
-async def test_whoever_waits_for_a_file_can_close(lender):
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+async def test_whoever_waits_for_a_file_can_close(lender, open_files):
+    before = open_files()
     one, other = Side(), Side()
     one.loans.lendable(lender.buckets)
     other.loans.received(one.said[0])
     other.loans.close()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_files() <= before
     post(other.said[0].socket, lender.memory.descriptor)
     assert other.said == other.said[:1]

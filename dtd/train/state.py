@@ -212,9 +212,9 @@ def _check_shapes(
     """
     parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
     for index in indices:
-        shape = parameters[index].shape
         for key, value in state.get(index, {}).items():
-            if isinstance(value, Tensor) and value.dim() and value.shape != shape:
+            shape = torch.Size() if key == "step" else parameters[index].shape
+            if isinstance(value, Tensor) and value.shape != shape:
                 raise ValueError(
                     f"{key} of parameter {index} is {tuple(value.shape)}, not {tuple(shape)}"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -100,12 +101,19 @@ def read_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def test_optimizer_state_of_another_shape_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("key", "shape", "expected"),
+    [("exp_avg", (3,), (4, 3)), ("exp_avg_sq", (), (4, 3)), ("step", (4, 3), ())],
+)
+def test_optimizer_state_of_another_shape_is_refused(
+    key: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
     own, same = replica_of(nn.Linear(3, 4)), replica_of(nn.Linear(3, 4))
     updated(own)
     tensors = read_back(named_tensors(own))
-    tensors["optimizer.0.exp_avg"] = torch.zeros(3)
-    with pytest.raises(CheckpointError, match=r"exp_avg of parameter 0 is \(3,\), not \(4, 3\)"):
+    tensors[f"optimizer.0.{key}"] = torch.zeros(shape)
+    problem = re.escape(f"{key} of parameter 0 is {shape}, not {expected}")
+    with pytest.raises(CheckpointError, match=problem):
         load_state(same, tensors, metadata(own))
 
 

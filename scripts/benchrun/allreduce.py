@@ -145,11 +145,18 @@ def _measure(
 
 @contextlib.contextmanager
 def _bucket(world: World, size_bytes: int, dtype: str) -> Iterator[None]:
-    """All ranks have a bucket, summed once; put away afterwards: all sides stand at once."""
+    """All ranks have a bucket, summed once; put away afterwards: all sides stand at once.
+
+    The small one in its place is summed, too: whoever was lent the large one lets go of it then.
+    """
+    _prepare(world, size_bytes, dtype)
+    yield
+    _prepare(world, min(SIZES), dtype)
+
+
+def _prepare(world: World, size_bytes: int, dtype: str) -> None:
     world.ask("prepare", size_bytes=size_bytes, dtype=dtype)
     world.ask("verify")
-    yield
-    world.ask("prepare", size_bytes=min(SIZES), dtype=dtype)
 
 
 def fitting_iterations(world: World, target_s: float) -> int:

@@ -59,6 +59,7 @@ def _command(commands: Any, module: ModuleType, what: str) -> argparse.ArgumentP
     one.add_argument("--quick", action="store_true", help="seconds, to see that it works")
     one.add_argument("--worlds", type=_numbers, metavar="2,4", help="numbers of workers")
     one.add_argument("--rounds", type=int, metavar="R", help="how often each side has its turn")
+    one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
     _directory(one)
     return one
 

@@ -12,6 +12,7 @@ import contextlib
 import math
 import secrets
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +20,7 @@ from typing import Any, Final
 from scripts.benchrun.machine import machine
 from scripts.benchrun.places import OneHost, OtherHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, save
+from scripts.benchrun.results import Record, keep
 from scripts.benchrun.spread import in_turn
 
 KIND: Final = "allreduce"
@@ -81,7 +82,8 @@ def run(options: argparse.Namespace) -> None:
     target_s = 0.01 if quick else TARGET_S
     sides = dict(SIDES)
     if not own_network():
-        print("no network namespaces here: the machine's congestion control, no other host")
+        problem = "no network namespaces here: the machine's congestion control, no other host"
+        print(problem, file=sys.stderr)
         sides = {name: side for name, side in sides.items() if side.place is OneHost}
     about = machine()
     for world in worlds:
@@ -93,8 +95,7 @@ def run(options: argparse.Namespace) -> None:
                     records = _measure(taking, size_bytes, dtype, rounds, target_s)
                     for record in records:
                         record["machine"] = about
-                    save(KIND, records, KEY, options.directory)
-                    _say(records)
+                    keep(KIND, records, KEY, options, _line(records))
 
 
 def _join(side: Side, world: int) -> World:
@@ -173,8 +174,8 @@ def measure_once(world: World, iterations: int) -> tuple[float, float]:
     return wall_s, sum(answer["cpu_s"] for answer in answers) / iterations
 
 
-def _say(records: Sequence[Record]) -> None:
-    """One line on stdout: that it gets on, and what came out."""
+def _line(records: Sequence[Record]) -> str:
+    """That it gets on, and what came out."""
     first = records[0]
     factor = bus_factor(first["world"]) * first["bytes"] / 1e9
     rates = [
@@ -182,4 +183,4 @@ def _say(records: Sequence[Record]) -> None:
         for record in records
     ]
     head = f"N={first['world']} {first['dtype']} {first['bytes'] // 1024} KiB"
-    print(f"{head}: bus GB/s {'; '.join(rates)}", flush=True)
+    return f"{head}: bus GB/s {'; '.join(rates)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from scripts import evaluate
 from scripts.benchrun.machine import machine
 from scripts.benchrun.places import OneHost, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, save
+from scripts.benchrun.results import Record, keep
 from scripts.chaosrun.cluster import REPOSITORY
 
 KIND: Final = "convergence"
@@ -47,12 +48,13 @@ def run(options: argparse.Namespace) -> None:
         for task in options.tasks or usual:
             data = stack.enter_context(_data_overrides(task, options.data))
             if data is None:
-                print(f"{task}: its data is not in {options.data.name} (--data), left out")
+                problem = f"{task}: its data is not in {options.data.name} (--data), left out"
+                print(problem, file=sys.stderr)
                 continue
             overrides = [*OVERRIDES[task], *data, *(QUICK_OVERRIDES if options.quick else ())]
             for record in _trained(task, worlds, overrides, options.rounds or 1):
-                save(KIND, [{**record, "machine": about}], KEY, options.directory)
-                print(f"{task}, {record['workers']}: {record['metrics']}", flush=True)
+                line = f"{task}, {record['workers']}: {record['metrics']}"
+                keep(KIND, [{**record, "machine": about}], KEY, options, line)
 
 
 def _trained(

@@ -6,6 +6,7 @@ benchmark can be made in pieces.  Every record says on what it was measured.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,10 +49,24 @@ def save(kind: str, records: Sequence[Record], key: Sequence[str], directory: Pa
     """Add records to the file; one line each, so that changes can be read."""
     directory.mkdir(parents=True, exist_ok=True)
     merged = merge(load(kind, directory), records, key)
-    lines = ",\n".join(json.dumps(rounded(record), sort_keys=True) for record in merged)
+    lines = ",\n".join(_lines(merged))
     path = directory / f"{kind}.json"
     path.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n')
     return path
+
+
+def keep(
+    kind: str,
+    records: Sequence[Record],
+    key: Sequence[str],
+    options: argparse.Namespace,
+    line: str,
+) -> None:
+    """Save records where the options say, and tell them: this line, or each as JSON on its own."""
+    save(kind, records, key, options.directory)
+    if options.json:
+        line = "\n".join(_lines(records))
+    print(line, flush=True)
 
 
 def rounded(value: Any) -> Any:
@@ -63,6 +78,10 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(one) for one in value]
     return value
+
+
+def _lines(records: Sequence[Record]) -> list[str]:
+    return [json.dumps(rounded(record), sort_keys=True) for record in records]
 
 
 def _case(record: Record, key: Sequence[str]) -> tuple[Any, ...]:

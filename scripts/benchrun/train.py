@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,7 +16,7 @@ from dtd.errors import UsageError
 from scripts.benchrun.case import Case, measure
 from scripts.benchrun.machine import machine
 from scripts.benchrun.places import own_network
-from scripts.benchrun.results import Record, save
+from scripts.benchrun.results import Record, keep
 from scripts.benchrun.workloads import LINKS, LOOPBACK, QUICK, WORKLOADS
 
 KIND: Final = "train"
@@ -34,12 +35,12 @@ def run(options: argparse.Namespace) -> None:
     """Measure all that is asked for, case by case."""
     namespaces = own_network()
     if not namespaces:
-        print("no network namespaces here: loopback only, the machine's congestion control")
+        problem = "no network namespaces here: loopback only, the machine's congestion control"
+        print(problem, file=sys.stderr)
     about = machine()
     for case in cases(options, namespaces=namespaces):
         record = measure(case)
-        save(KIND, [{**record, "machine": about}], KEY, options.directory)
-        _say(record)
+        keep(KIND, [{**record, "machine": about}], KEY, options, _line(record))
 
 
 def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
@@ -72,10 +73,9 @@ def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
                     )
 
 
-def _say(record: Record) -> None:
-    """One line on stdout."""
+def _line(record: Record) -> str:
     times = ", ".join(
         f"{side} {1000 * statistics.median(steps_s):.1f} ms"
         for side, steps_s in record["steps_s"].items()
     )
-    print(f"{record['workload']} {record['link']} N={record['world']}: {times}", flush=True)
+    return f"{record['workload']} {record['link']} N={record['world']}: {times}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def records(kind: str, directory: Path) -> list[dict]:
 
 
 def test_allreduce(tmp_path):
-    bench("allreduce", "--quick", directory=tmp_path)
+    said = bench("allreduce", "--quick", "--json", directory=tmp_path)
     made = records("allreduce", tmp_path)
+    key = itemgetter("world", "dtype", "bytes", "side")
+    assert sorted(map(json.loads, said.splitlines()), key=key) == sorted(made, key=key)
     sides = {record["side"] for record in made}
     assert {"dtd", "gloo", "limit", "limit, xxh3"} <= sides
     assert {record["dtype"] for record in made} == {"float32", "bfloat16"}

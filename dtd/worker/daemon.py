@@ -255,7 +255,7 @@ class Worker:
             waiting=self._core.explain(),
             **self._metrics.heartbeat_fields(),
             **self._traffic.heartbeat_fields(training.ring if training is not None else None),
-            **(training.heartbeat_fields() if training is not None else {}),
+            **(training.heartbeat_fields(self._interval_s) if training is not None else {}),
         )
 
     async def _keep_output(self) -> None:

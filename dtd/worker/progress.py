@@ -3,11 +3,14 @@
 A thread that neither waits for the ring nor makes a mark is stuck in somebody's code.  How long it
 may take between two marks is learned: ten times the longest gap so far, at least what the job
 allows (`elastic.stall_timeout_s`); and before the first step of the process, which may compile
-things, what a warm-up may take (`elastic.warmup_timeout_s`).
+things, what a warm-up may take (`elastic.warmup_timeout_s`).  While the whole process stands still,
+because somebody stopped it or the machine slept, its event loop does too: that time is no gap of
+the thread's.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -18,6 +21,9 @@ from typing import Any, Final
 import dtd
 
 PATIENCE_GAPS: Final = 10.0
+LATE_BEATS: Final = 2.0
+"""A heartbeat that is later than so many intervals comes from a process that stood still."""
+
 TELLING_S: Final = 1.0
 """A stall this long is worth saying where."""
 
@@ -46,6 +52,7 @@ class ProgressWatch:
     stepped: bool = False
     longest_gap_s: float = 0.0
     marked_at: float = 0.0
+    awake_until: float = math.inf  # as far as is known: until the next heartbeat is late
 
     def begin(self, now: float) -> None:
         """The thread takes part in a generation from now on."""
@@ -58,7 +65,8 @@ class ProgressWatch:
 
     def mark(self, now: float) -> None:
         """The thread got on."""
-        self.longest_gap_s = max(self.longest_gap_s, now - self.marked_at)
+        gap_s = min(now, self.awake_until) - self.marked_at
+        self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.marked_at = now
 
     def committed(self) -> None:
@@ -77,11 +85,19 @@ class ProgressWatch:
         return max(self.least_patience_s, PATIENCE_GAPS * self.longest_gap_s)
 
     def heartbeat_fields(
-        self, now: float, *, waits: bool, thread_ident: int | None
+        self, now: float, *, interval_s: float, waits: bool, thread_ident: int | None
     ) -> dict[str, Any]:
-        """What a heartbeat says; a thread that waits for the ring has others to blame, if any."""
-        if waits:
-            self.marked_at = now
+        """What a heartbeat says; a thread that waits for the ring has others to blame, if any.
+
+        Args:
+            now: a reading of the clock of the marks.
+            interval_s: when the next heartbeat follows.
+            waits: the thread waits for the ring.
+            thread_ident: of the thread; None when there is none.
+        """
+        stood_still_s = max(0.0, now - self.awake_until)
+        self.awake_until = now + LATE_BEATS * interval_s
+        self.marked_at = now if waits else min(now, self.marked_at + stood_still_s)
         stalled_s = self.stalled_s(now)
         where = where_is(thread_ident) if stalled_s > TELLING_S else ""
         return {

@@ -152,14 +152,20 @@ class Training:
         """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
-    def heartbeat_fields(self) -> dict[str, Any]:
-        """Figures, and whether the thread gets on; a wait for the ring is no stall of its own."""
+    def heartbeat_fields(self, interval_s: float) -> dict[str, Any]:
+        """Figures, and whether the thread gets on; a wait for the ring is no stall of its own.
+
+        Args:
+            interval_s: when the next heartbeat follows.
+        """
         figures = self._reporter.heartbeat_fields()
         if self.ring is None:
             return figures
         waits = self.ring.waiting_since is not None
         ident = self._trainer.ident
-        progress = self._watch.heartbeat_fields(time.monotonic(), waits=waits, thread_ident=ident)
+        progress = self._watch.heartbeat_fields(
+            time.monotonic(), interval_s=interval_s, waits=waits, thread_ident=ident
+        )
         return progress | figures
 
     def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:

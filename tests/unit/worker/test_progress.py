@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from dtd.worker.progress import ProgressWatch, where_is
+from dtd.worker.progress import LATE_BEATS, ProgressWatch, where_is
 
 LEAST_PATIENCE_S = 5.0
+INTERVAL_S = 1.0
 
 
 @pytest.fixture
@@ -18,6 +20,14 @@ def watch() -> ProgressWatch:
     made = ProgressWatch(first_patience_s=120.0, least_patience_s=5.0)
     made.begin(100.0)
     return made
+
+
+def beat(
+    watch: ProgressWatch, now: float, *, waits: bool = False, thread_ident: int | None = None
+) -> dict[str, Any]:
+    return watch.heartbeat_fields(
+        now, interval_s=INTERVAL_S, waits=waits, thread_ident=thread_ident
+    )
 
 
 def test_a_thread_without_a_generation_is_not_stalled() -> None:
@@ -36,7 +46,7 @@ def test_a_stall_counts_from_the_last_mark(watch: ProgressWatch) -> None:
 
 def test_waiting_for_the_ring_is_no_stall_and_no_gap(watch: ProgressWatch) -> None:
     watch.committed()
-    told = watch.heartbeat_fields(150.0, waits=True, thread_ident=None)
+    told = beat(watch, 150.0, waits=True)
     assert told == {"stalled_s": 0.0, "patience_s": LEAST_PATIENCE_S, "where": ""}
     watch.mark(150.1)
     assert watch.patience_s() == LEAST_PATIENCE_S
@@ -57,6 +67,41 @@ def test_patience_is_learned_from_the_longest_gap_after_the_first_step(
     watch.committed()
     watch.mark(142.5)
     assert watch.patience_s() == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("thread_first", [True, False])
+def test_a_process_that_was_stopped_has_no_longer_gaps(
+    watch: ProgressWatch, thread_first: bool
+) -> None:
+    watch.committed()
+    beat(watch, 100.25)
+    watch.mark(100.5)
+    if not thread_first:  # who goes on first after a pause of an hour is not ours to say
+        assert beat(watch, 3700.0)["stalled_s"] == pytest.approx(LATE_BEATS * INTERVAL_S - 0.25)
+    watch.mark(3700.0)
+    assert watch.patience_s() == pytest.approx(10 * (LATE_BEATS * INTERVAL_S - 0.25))
+    beat(watch, 3701.0)
+    watch.mark(3701.5)
+    beat(watch, 3702.0)
+    beat(watch, 3703.0)
+    watch.mark(3703.5)  # heartbeats came all the time: it was the thread that took so long
+    assert watch.patience_s() == pytest.approx(20.0)
+
+
+def test_a_stall_goes_on_after_the_process_was_stopped(watch: ProgressWatch) -> None:
+    watch.committed()
+    for now, stalled_s in ((101.0, 1.0), (102.0, 2.0), (3702.0, 4.0), (3703.0, 5.0)):
+        assert beat(watch, now)["stalled_s"] == pytest.approx(stalled_s)
+
+
+def test_a_thread_that_got_on_in_a_late_heartbeat_is_not_ahead_of_time(
+    watch: ProgressWatch,
+) -> None:
+    watch.committed()
+    beat(watch, 101.0)
+    watch.mark(109.5)
+    assert beat(watch, 110.0)["stalled_s"] == 0.0
+    assert beat(watch, 111.0)["stalled_s"] == pytest.approx(1.0)
 
 
 USERS_CODE = """
@@ -88,7 +133,7 @@ def test_a_heartbeat_says_where_only_after_a_while(
     watch: ProgressWatch, hanging: threading.Thread
 ) -> None:
     for later_s, where in ((0.5, ""), (1.5, "task.py:4 in hang")):
-        told = watch.heartbeat_fields(100.0 + later_s, waits=False, thread_ident=hanging.ident)
+        told = beat(watch, 100.0 + later_s, thread_ident=hanging.ident)
         assert told == {"stalled_s": later_s, "patience_s": 120.0, "where": where}
 
 

@@ -1,11 +1,13 @@
 """Failure detector: who has been silent for too long.
 
 Silence counts only while our own clock ran: when nothing was handled for longer than a tick, this
-process was stopped or starved itself, and the gap is given back to everyone.  Pure; times are
-seconds of any monotonic clock.
+process was stopped or starved itself (`dtd.core.own_clock`), and the gap is given back to everyone.
+Pure; times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
+
+from dtd.core.own_clock import OwnClock
 
 
 class Detector:
@@ -21,7 +23,7 @@ class Detector:
         self.tick_s = tick_s
         self._heard: dict[str, float] = {}
         self._patience: dict[str, float] = {}
-        self._looked: float | None = None
+        self._clock = OwnClock()
 
     def watch(self, name: str, now: float, *, timeout_s: float | None = None) -> None:
         """Begin or go on watching; a longer `timeout_s` is for those who warm up."""
@@ -44,12 +46,9 @@ class Detector:
 
     def awake(self, now: float) -> float:
         """This process runs; returns for how long it did not, which counts for nobody's silence."""
-        gap = 0.0
-        if self._looked is not None:
-            gap = max(0.0, now - self._looked - 2 * self.tick_s)
+        gap = self._clock.look(now, tick_s=self.tick_s)
         if gap:
             self._heard = {name: min(now, heard + gap) for name, heard in self._heard.items()}
-        self._looked = now
         return gap
 
     def suspects(self, now: float) -> list[tuple[str, str]]:

@@ -10,20 +10,17 @@ the thread's.
 
 from __future__ import annotations
 
-import math
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import dtd
+from dtd.core.own_clock import OwnClock
 
 PATIENCE_GAPS: Final = 10.0
-LATE_BEATS: Final = 2.0
-"""A heartbeat that is later than so many intervals comes from a process that stood still."""
-
 TELLING_S: Final = 1.0
 """A stall this long is worth saying where."""
 
@@ -52,7 +49,7 @@ class ProgressWatch:
     stepped: bool = False
     longest_gap_s: float = 0.0
     marked_at: float = 0.0
-    awake_until: float = math.inf  # as far as is known: until the next heartbeat is late
+    _clock: OwnClock = field(default_factory=OwnClock)
 
     def begin(self, now: float) -> None:
         """The thread takes part in a generation from now on."""
@@ -65,7 +62,7 @@ class ProgressWatch:
 
     def mark(self, now: float) -> None:
         """The thread got on."""
-        gap_s = min(now, self.awake_until) - self.marked_at
+        gap_s = min(now, self._clock.ran_until) - self.marked_at
         self.longest_gap_s = max(self.longest_gap_s, gap_s)
         self.marked_at = now
 
@@ -95,9 +92,11 @@ class ProgressWatch:
             waits: the thread waits for the ring.
             thread_ident: of the thread; None when there is none.
         """
-        stood_still_s = max(0.0, now - self.awake_until)
-        self.awake_until = now + LATE_BEATS * interval_s
-        self.marked_at = now if waits else min(now, self.marked_at + stood_still_s)
+        stood_still_s = self._clock.look(now, tick_s=interval_s)
+        if waits:
+            self.marked_at = now
+        elif stood_still_s:  # else the mark is left alone: the thread may just be making one
+            self.marked_at = min(now, self.marked_at + stood_still_s)
         stalled_s = self.stalled_s(now)
         where = where_is(thread_ident) if stalled_s > TELLING_S else ""
         return {

@@ -107,6 +107,7 @@ class Cluster:
                 "min_workers": min_workers,
                 "max_workers": max_workers,
                 "settle_s": settle_s,
+                "stall_timeout_s": 5.0,
                 "warmup_timeout_s": 30.0,
             },
             "checkpoint": {"copies": copies},

@@ -155,6 +155,7 @@ def _save(session: Session, ring: RingEndpoint) -> Generator[Request, None, None
 
 def _commit(session: Session, ring: RingEndpoint) -> State:
     state = session.commit()
+    session.watch.committed()
     session.shell.surroundings.oracle.committed(ring.assign, state)
     return state
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtd.core import member
+from dtd.core.progress import ProgressWatch
 from dtd.sim import reports
 from dtd.sim.data_port import DataPort
 from dtd.sim.phases import Phase
@@ -66,7 +67,7 @@ class Session:
         pending: a state that is saved once a control word has agreed on its digest.
         saving: states on their way to the disk.
         flags: what is asked of this rank.
-        stepped: this process has committed a step.
+        watch: does the thread get on?
     """
 
     shell: Shell
@@ -76,14 +77,13 @@ class Session:
     checkpoint_every: int
     evaluate_every: int
     copies: int
-    warm_up_timeout_s: float
+    watch: ProgressWatch
     state: State | None = None
     prepared: State | None = None
     agreed: State | None = None
     pending: State | None = None
     saving: list[State] = field(default_factory=list)
     flags: Flags = field(default_factory=Flags)
-    stepped: bool = False
 
     # --- the state -------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Session:
     def commit(self) -> State:
         """Apply what is prepared."""
         assert self.prepared is not None
-        self.state, self.prepared, self.stepped = self.prepared, None, True
+        self.state, self.prepared = self.prepared, None
         return self.state
 
     def adopt(self, state: State) -> None:
@@ -170,5 +170,8 @@ def begin(shell: Shell, job: str, spec: Mapping[str, Any]) -> Session:
         checkpoint_every=int(model["checkpoint_every"]),
         evaluate_every=int(model["evaluate_every"]),
         copies=int(spec["checkpoint"]["copies"]),
-        warm_up_timeout_s=float(spec["elastic"]["warmup_timeout_s"]),
+        watch=ProgressWatch(
+            first_patience_s=float(spec["elastic"]["warmup_timeout_s"]),
+            least_patience_s=float(spec["elastic"]["stall_timeout_s"]),
+        ),
     )

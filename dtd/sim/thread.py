@@ -2,7 +2,7 @@
 
 It yields how long it computes (nothing interrupts that, as nothing interrupts a forward pass), what
 it waits for, or which phase it reaches; a wait that stands on a ring ends with RingBroken when the
-ring does.  Whatever it yields is a mark of progress, as in `dtd.worker.progress`.
+ring does.  Whatever it yields is a mark of progress (`dtd.core.progress`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Thread:
 
     Args:
         after: does something later, unless the process has died by then.
-        clock: the time.
+        got_on: called with every piece that is done.
         reached: called with every phase; False when the process is gone.
     """
 
@@ -55,16 +55,14 @@ class Thread:
         self,
         after: Callable[[float, Callable[[], None]], None],
         *,
-        clock: Callable[[], float],
+        got_on: Callable[[], None],
         reached: Callable[[Reach], bool],
     ) -> None:
-        self.longest_gap_s = 0.0
         self._after = after
-        self._clock = clock
+        self._got_on = got_on
         self._reached = reached
         self._routine: Routine | None = None
         self._request: Request | None = None
-        self._progress_s = clock()
         self._stuck = False
         self._put_off = False
 
@@ -89,9 +87,9 @@ class Thread:
             self._put_off = False
             self._go_on()
 
-    def stalled_s(self) -> float:
-        """Since it last made progress; 0 while it waits or has nothing to do."""
-        return self._clock() - self._progress_s if isinstance(self._request, Busy) else 0.0
+    def waits(self) -> bool:
+        """It waits for others, or has nothing to do."""
+        return not isinstance(self._request, Busy)
 
     def _on_computed(self) -> None:
         if self._stuck:
@@ -115,8 +113,8 @@ class Thread:
                 return
 
     def _advance(self, routine: Routine, broken: RingBroken | None) -> None:
-        self.longest_gap_s = max(self.longest_gap_s, self.stalled_s())
-        self._request, self._progress_s = None, self._clock()
+        self._got_on()
+        self._request = None
         try:
             self._request = routine.throw(broken) if broken is not None else routine.send(None)
         except StopIteration:

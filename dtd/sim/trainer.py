@@ -7,7 +7,6 @@ Its life follows `dtd.worker.trainer`, on a thread of its own (`dtd.sim.thread`)
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final
 
 from dtd.core import member
 from dtd.errors import DivergenceError, RingBroken, TaskError
@@ -20,9 +19,6 @@ from dtd.sim.ring_endpoint import RingEndpoint
 from dtd.sim.session import Flags, Shell, begin
 from dtd.sim.thread import Reach, Request, Routine, Thread, Wait
 from dtd.wire import messages as m
-
-LEAST_PATIENCE_S: Final = 5.0
-PATIENCE_GAPS: Final = 10.0
 
 
 class Trainer:
@@ -37,7 +33,7 @@ class Trainer:
         self.session = begin(shell, prepare.job, prepare.spec)
         self.thread = Thread(
             shell.after,
-            clock=lambda: shell.surroundings.scheduler.now,
+            got_on=lambda: self.session.watch.mark(shell.surroundings.scheduler.now),
             reached=self._reached,
         )
         self._shell = shell
@@ -49,12 +45,6 @@ class Trainer:
         self._rank = ring.assign.rank
         self.thread.run(self._serve(ring))
 
-    def patience_s(self) -> float:
-        """Without progress for longer than this it counts as stuck."""
-        if not self.session.stepped:
-            return self.session.warm_up_timeout_s
-        return max(LEAST_PATIENCE_S, PATIENCE_GAPS * self.thread.longest_gap_s)
-
     def _reached(self, here: Reach) -> bool:
         return self._shell.reached(here.phase, rank=self._rank, step=here.step)
 
@@ -64,7 +54,7 @@ class Trainer:
         try:
             yield from self._take_over(ring)
             yield Wait(ring.is_up, ring)
-            outcome = yield from loop.train(self.session, ring)
+            outcome = yield from self._train(ring)
         except RingBroken as error:
             self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
@@ -84,6 +74,13 @@ class Trainer:
             assert self.session.agreed is not None
             self._shell.feed(reports.finished(ring.assign, self.session.agreed))
         return outcome
+
+    def _train(self, ring: RingEndpoint) -> Routine:
+        self.session.watch.begin(self._shell.surroundings.scheduler.now)
+        try:
+            return (yield from loop.train(self.session, ring))
+        finally:
+            self.session.watch.end()
 
     def _froze(self, ring: RingEndpoint, suspect: str, evidence: str, reason: str) -> None:
         generation, step = self.session.prepared_key()

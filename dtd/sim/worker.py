@@ -143,7 +143,7 @@ class WorkerProcess:
     def _heartbeat(self) -> m.Heartbeat:
         trainer, ring = self.trainer, self._ring
         state = trainer.session.state if trainer is not None else None
-        stalled_s = trainer.thread.stalled_s() if trainer is not None else 0.0
+        stalled_s, patience_s = (0.0, 0.0) if trainer is None else self._stall(trainer)
         return m.Heartbeat(
             state=self.core.state.value,
             job=ring.assign.job if ring is not None else "",
@@ -151,9 +151,15 @@ class WorkerProcess:
             step=state.step if state is not None else 0,
             step_s=0.1,
             stalled_s=stalled_s,
-            patience_s=trainer.patience_s() if trainer is not None else 0.0,
+            patience_s=patience_s,
             where="task.py:12 in loss" if stalled_s > 1.0 else "",
         )
+
+    def _stall(self, trainer: Trainer) -> tuple[float, float]:
+        now, tick_s = self.surroundings.scheduler.now, self.surroundings.heartbeat_interval_s
+        watch = trainer.session.watch
+        stalled_s = watch.look(now, tick_s=tick_s, waits=trainer.thread.waits())
+        return stalled_s, watch.patience_s()
 
     # --- member ----------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.core.progress import ProgressWatch
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
 from dtd.wire import messages as m
-from dtd.worker.progress import ProgressWatch
 
 PROGRESS_EVERY_S: Final = 0.1
 RECENT: Final = 0.2

@@ -22,12 +22,12 @@ import structlog
 from dtd import job
 from dtd.core import member
 from dtd.core.checkpoint_writers import checkpoint_writers
+from dtd.core.progress import ProgressWatch
 from dtd.errors import DivergenceError, DtdError, RingBroken
 from dtd.net.handshake import Pass
 from dtd.net.resource import Resource, memory_blob
 from dtd.wire import messages as m
 from dtd.worker.fetch import fetch_state
-from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import JobReporter
 from dtd.worker.task_code import look_first_in, task_digest
 

@@ -16,13 +16,14 @@ import structlog
 
 from dtd.config import WorkerConfig
 from dtd.core import member
+from dtd.core.progress import ProgressWatch
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
-from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import JobReporter
 from dtd.worker.trainer import Trainer
+from dtd.worker.whereabouts import where_stalled
 
 log = structlog.get_logger()
 
@@ -162,11 +163,12 @@ class Training:
         if self.ring is None:
             return figures
         waits = self.ring.waiting_since is not None
-        ident = self._trainer.ident
-        progress = self._watch.heartbeat_fields(
-            time.monotonic(), interval_s=interval_s, waits=waits, thread_ident=ident
-        )
-        return progress | figures
+        stalled_s = self._watch.look(time.monotonic(), tick_s=interval_s, waits=waits)
+        return figures | {
+            "stalled_s": stalled_s,
+            "patience_s": self._watch.patience_s(),
+            "where": where_stalled(self._trainer.ident, stalled_s),
+        }
 
     def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:
         """Nobody needs to fetch the state any more."""

@@ -7,9 +7,9 @@ import math
 import pytest
 
 import dtd.worker.reporter as reporter_module
+from dtd.core.progress import ProgressWatch
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
 from dtd.wire import messages as m
-from dtd.worker.progress import ProgressWatch
 from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
 
 
@@ -221,7 +221,7 @@ def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
     watch.begin(clock.now_s)
     clock.now_s += 3.0
     reporter.progress()
-    assert watch.stalled_s(clock.now_s) == 0.0
+    assert watch.look(clock.now_s, tick_s=1.0, waits=False) == 0.0
     assert not watch.stepped
     reporter.step_committed(record(1))
     assert watch.stepped

@@ -17,8 +17,10 @@ from dtd.ctl.jobs import parse_job_at_step
 from dtd.ctl.loading import loading_lines
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
+from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.net.handshake import Pass
+from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -60,7 +62,7 @@ def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric:
     answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
     holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
     target = (directory or Path(job)) / WEIGHTS_FILE
-    _fetch_from_any(holders, target)
+    _fetch_from_any(holders, target, _connect_for(settings, job, answer["spec"]))
     lines = loading_lines(answer["spec"], target)
     if settings.as_json:
         found = {key: holders[0][key] for key in ("job", "generation", "step", "digest", "metrics")}
@@ -119,7 +121,22 @@ def _rating(one: Checkpoint, best_metric: str) -> tuple[Any, ...]:
     return (-value if "loss" in best_metric else value, *age)
 
 
-def _fetch_from_any(holders: Sequence[Checkpoint], target: Path) -> None:
+def _connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connect:
+    """How a worker is called: what a job's workers encrypt is encrypted on its way here, too."""
+    if spec.get("sync", {}).get("encryption") != "tls":
+        return connect_tcp
+    from dtd.net.tls_connect import tls_connect  # seldom needed, and slow to load
+
+    context = settings.tls_context()
+    if context is None:
+        raise UsageError(
+            f"{job} is encrypted, and this user has no credential",
+            remedy="run dtdctl as root on the coordinator's host, or get one: dtdctl join TOKEN",
+        )
+    return tls_connect(context, WORKER)
+
+
+def _fetch_from_any(holders: Sequence[Checkpoint], target: Path, connect: Connect) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -127,7 +144,7 @@ def _fetch_from_any(holders: Sequence[Checkpoint], target: Path) -> None:
     failure: CheckpointError | None = None
     for one in holders:
         try:
-            _fetch_from(one, target)
+            _fetch_from(one, target, connect)
             return
         except CheckpointError as error:
             output.say(f"{one['worker']}: {error.message}")
@@ -138,13 +155,13 @@ def _fetch_from_any(holders: Sequence[Checkpoint], target: Path) -> None:
     raise failure
 
 
-def _fetch_from(one: Checkpoint, target: Path) -> None:
+def _fetch_from(one: Checkpoint, target: Path, connect: Connect) -> None:
     address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one['job']}/{one['name']}"
     ticket = Pass(
         secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
     )
-    with FetchClient(address, resource, ticket) as client:
+    with FetchClient(address, resource, ticket, connect=connect) as client:
         if not target.exists():
             client.fetch(WEIGHTS_FILE, target)
         elif file_digest(target) != client.digest_of(WEIGHTS_FILE):

@@ -22,6 +22,8 @@ from dtd.security.credential_places import credential_places, find_credential
 from dtd.security.targets import Target, targets
 
 if TYPE_CHECKING:  # loaded when there is one
+    import ssl
+
     from dtd.security.credential import Credential
 
 ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
@@ -80,16 +82,31 @@ class Settings:
         Raises:
             UsageError: it is on another host, and there is no credential; or that is no good.
         """
-        places = credential_places(CREDENTIAL_FILE, os.environ, system=OPERATOR_FILES)
-        path = self.credential or find_credential(places)
+        credential = self._find_credential()
         try:
-            credential = _load(path) if path is not None else None
             return targets(
                 self.addresses,
                 credential,
                 on_purpose=self.credential is not None,
                 default=Address.parse(DEFAULT_ADDRESS),
             )
+        except ConfigError as error:
+            raise UsageError(error.message, remedy=error.remedy) from None
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """TLS for calling other members of the cluster; None without a credential.
+
+        Raises:
+            UsageError: the credential is no good.
+        """
+        credential = self._find_credential()
+        return credential.client_context() if credential is not None else None
+
+    def _find_credential(self) -> Credential | None:
+        places = credential_places(CREDENTIAL_FILE, os.environ, system=OPERATOR_FILES)
+        path = self.credential or find_credential(places)
+        try:
+            return _load(path) if path is not None else None
         except ConfigError as error:
             raise UsageError(error.message, remedy=error.remedy) from None
 

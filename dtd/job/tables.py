@@ -95,7 +95,8 @@ class SyncTable:
     encryption: Literal["none", "tls"] = field(
         default="none",
         metadata=rule(
-            "`tls` encrypts what workers send one another; it needs a cluster with credentials."
+            "`tls` encrypts what workers send one another, and what `dtdctl fetch` takes from them;"
+            " it needs a cluster with credentials."
         ),
     )
 

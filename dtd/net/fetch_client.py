@@ -18,7 +18,7 @@ import xxhash
 
 from dtd.address import Address
 from dtd.errors import CheckpointError, ProtocolError, RequestRefused
-from dtd.net.blocking_link import BlockingLink
+from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.fetch_open import open_resource
 from dtd.net.handshake import Pass
 from dtd.wire import messages as m
@@ -39,6 +39,7 @@ class FetchClient:
         resource: "checkpoint/JOB/NAME".
         ticket: lets us have it.
         timeout_s: bound on connecting and on each answer.
+        connect: makes the connection.
 
     Attributes:
         manifest: the checkpoint's manifest, decoded.
@@ -53,12 +54,19 @@ class FetchClient:
         resource: str,
         ticket: Pass,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        connect: Connect = connect_tcp,
     ) -> None:
         self._where = f"{resource} at {address}"
         self._timeout_s = timeout_s
         with self._failures_told():
             self._link = BlockingLink(
-                address, role=m.Role.FETCH, name=CLIENT_NAME, timeout_s=timeout_s, entry=ticket
+                address,
+                role=m.Role.FETCH,
+                name=CLIENT_NAME,
+                timeout_s=timeout_s,
+                entry=ticket,
+                connect=connect,
             )
         try:
             with self._failures_told():

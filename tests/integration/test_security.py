@@ -109,13 +109,14 @@ class Cluster:
     def states(self) -> dict[str, str]:
         return {one["name"]: one["state"] for one in self.ask(m.GetStatus())["workers"]}
 
-    def await_registered(self, worker: str, after: int) -> None:
-        """Until an event tells of this worker; others come back after their jobs."""
+    def await_event(self, kind: str, *, after: int, **fields: str) -> int:
+        """The number of the first event of this kind with these fields."""
         while True:
             page = self.ask(m.ReadEvents(after=after, follow=True))
             after = page["next"]
-            if ("worker_registered", worker) in {(e["kind"], e["worker"]) for e in page["events"]}:
-                return
+            for event in page["events"]:
+                if event["kind"] == kind and fields.items() <= event.items():
+                    return int(event["seq"])
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("secure"), Address(own_host(), 0))
     yield made
     stop_all(made.children)
+
+
+@pytest.fixture(scope="module")
+def tokens(cluster: Cluster) -> list[Token]:
+    """Two hosts have joined with these, and their workers run."""
+    first = Token.parse((cluster.state / "pki" / "worker.token").read_text())
+    used = [first, cluster.token()]
+    for number, token in enumerate(used):
+        cluster.worker(cluster.join(token, f"host{number}"))
+    return used
+
+
+def trained(cluster: Cluster, credential: Credential, *, encryption: str) -> str:
+    """The id of a job that the two hosts have trained."""
+    spec = to_mapping(parse_job(JOB, source="test"))
+    spec["sync"]["encryption"] = encryption
+    job: str = cluster.ask(m.SubmitJob(spec=spec))["job"]
+    ended = cluster.ask(m.WaitJob(job=job), credential)
+    assert ended["state"] == "done", (ended, [child.log_tail() for child in cluster.children])
+    return job
 
 
 def register(name: str) -> m.Register:
@@ -138,16 +159,11 @@ def register(name: str) -> m.Register:
     )
 
 
-def test_hosts_join_and_train_and_no_secret_is_logged(cluster: Cluster) -> None:
-    first = Token.parse((cluster.state / "pki" / "worker.token").read_text())
-    tokens = [first, cluster.token()]
-    for number, token in enumerate(tokens):
-        cluster.worker(cluster.join(token, f"host{number}"))
+def test_hosts_join_and_train_and_no_secret_is_logged(
+    cluster: Cluster, tokens: list[Token]
+) -> None:
     viewer = cluster.join(cluster.token("viewer"), "eve")
-    spec = to_mapping(parse_job(JOB, source="test"))
-    job = cluster.ask(m.SubmitJob(spec=spec))["job"]
-    ended = cluster.ask(m.WaitJob(job=job), viewer)
-    assert ended["state"] == "done", (ended, [child.log_tail() for child in cluster.children])
+    trained(cluster, viewer, encryption="none")
     keys = {
         re.sub(r"-----[^-]*-----|\s", "", path.read_text())[:40]
         for path in cluster.directory.glob("*.credential")
@@ -160,6 +176,22 @@ def test_hosts_join_and_train_and_no_secret_is_logged(cluster: Cluster) -> None:
         assert "PRIVATE KEY" not in text
     for path in [*cluster.directory.glob("*.credential"), *(cluster.state / "pki").iterdir()]:
         assert path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_an_encrypted_job_is_trained_and_its_weights_are_fetched(
+    cluster: Cluster, tokens: list[Token], tmp_path: Path
+) -> None:
+    assert tokens
+    job = trained(cluster, cluster.operator, encryption="tls")
+    done = cluster.await_event("job_done", after=0, job=job)
+    cluster.await_event("worker_registered", after=done, worker="host0-cpu")  # afresh
+    command = [sys.executable, "-m", "dtd.ctl.main", "--credential", str(cluster.operator.path)]
+    command += ["--coordinator", str(cluster.address), "fetch", job, str(tmp_path)]
+    fetched = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / "model.safetensors").stat().st_size > 0
 
 
 def test_without_a_credential_nobody_is_heard(cluster: Cluster) -> None:
@@ -276,7 +308,7 @@ def test_a_flood_evicts_no_worker(cluster: Cluster) -> None:
     """2000 connections that end at once and 200 that say nothing, beside a worker that beats."""
     before = cluster.ask(m.ReadEvents())["next"]
     cluster.worker(cluster.join(cluster.token(), "host8"))
-    cluster.await_registered("host8-cpu", after=before)
+    cluster.await_event("worker_registered", after=before, worker="host8-cpu")
     idle: list[socket.socket] = []
     with cluster.client() as client:
         for number in range(2200):

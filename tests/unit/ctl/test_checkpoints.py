@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import ssl
 
 import pytest
 import xxhash
 
+from dtd.address import Address
 from dtd.ctl.checkpoints import choose
-from dtd.errors import RequestRefused
+from dtd.errors import RequestRefused, UsageError
+from dtd.net.blocking_link import connect_tcp
+from dtd.security.authority import Authority
 from dtd.wire import messages as m
 
 WEIGHTS = b"weights" * 1000
@@ -86,13 +90,29 @@ def test_checkpoints_are_listed(dtdctl, server, result):
 
 
 @pytest.fixture
-def cluster(server, result, free_address):
+def credential(tmp_path, monkeypatch):
+    """This user has one, of a cluster whose coordinator is elsewhere."""
+    authority = Authority.create(tmp_path / "pki")
+    authority.equip((Address("127.0.0.1", 1),))
+    monkeypatch.setattr(
+        "dtd.ctl.settings.OPERATOR_FILES", (tmp_path / "pki" / "operator.credential",)
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def spec():
+    """The job file, as the coordinator tells it."""
+    return {"job": {"task": "digits"}, "task": {"hidden": 16}}
+
+
+@pytest.fixture
+def cluster(server, result, free_address, spec):
     """The newest checkpoint is held by a worker that is away and by one that serves it."""
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
-    spec = {"job": {"task": "digits"}, "task": {"hidden": 16}}
     manifest = {
         "files": {"model.safetensors": {"hash": xxhash.xxh3_128(WEIGHTS).hexdigest()}},
     }
@@ -124,6 +144,33 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     assert "weights of digits-1 after step 20" in err
 
 
+def test_what_workers_encrypt_is_fetched_encrypted(
+    dtdctl, cluster, spec, credential, tmp_path, monkeypatch
+):
+    called = []
+
+    def tls_connect(context, peer_role):
+        called.append((type(context), peer_role))
+        return connect_tcp  # the scripted server speaks none
+
+    monkeypatch.setattr("dtd.net.tls_connect.tls_connect", tls_connect)
+    spec["sync"] = {"encryption": "tls"}
+    assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 0
+    assert called == [(ssl.SSLContext, "worker")]
+
+
+def test_without_a_credential_no_encrypted_weights_are_fetched(
+    dtdctl, cluster, spec, tmp_path, monkeypatch
+):
+    spec["sync"] = {"encryption": "tls"}
+    monkeypatch.setattr("dtd.ctl.settings.OPERATOR_FILES", ())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "weights"))
+    assert exit_code == UsageError.exit_code
+    assert "digits-1 is encrypted, and this user has no credential" in err
+    assert not (tmp_path / "weights" / "model.safetensors").exists()
+
+
 def test_fetch_goes_to_a_directory_named_after_the_job(dtdctl, cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exit_code, out, _err = dtdctl("fetch", "digits-1", "-o", "json")
@@ -153,7 +200,8 @@ def test_fetch_into_what_is_no_directory(dtdctl, cluster, tmp_path):
 def test_fetch_fails_when_all_holders_do(dtdctl, server, result, free_address, tmp_path):
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
-    server.script = lambda _message: result({"checkpoints": [checkpoint(**away)]})
+    answer = {"checkpoints": [checkpoint(**away)], "spec": {}}
+    server.script = lambda _message: result(answer)
     exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
     assert (exit_code, out) == (1, "")
     assert "error: checkpoint/digits-1/step-20" in err

@@ -4,6 +4,8 @@ Replicas stay equal only if clipping and the optimizer give the same bytes every
 of both on fixed numbers is hashed, with torch's version and the type of device.  Forward and
 backward may differ between workers: their gradients are averaged.  A task's own optimizer, and the
 kernels for models in channels_last, are not tried out here; digests still compare what they make.
+Builds of one torch version for CPUs and for CUDA (2.15.0+cpu, 2.15.0+cu130) train together on CPUs
+as long as they compute alike.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def numerics_fingerprint(table: OptimizerTable, device: torch.device) -> str:
     numbers = torch.arange(_ELEMENTS, dtype=torch.float32, device=device)
     parameter = nn.Parameter((numbers % 1013) / 512 - 1)
     optimizer = build_optimizer(table, [parameter])
-    content = xxhash.xxh3_128(f"{torch.__version__} {device.type}".encode())
+    release = torch.__version__.partition("+")[0]
+    content = xxhash.xxh3_128(f"{release} {device.type}".encode())
     for update in range(_UPDATES):
         gradient = ((numbers + update) % 509) / 256 - 1
         norm = float(torch.linalg.vector_norm(gradient))

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPTS = ("scripts/quickstart", "scripts/test", "scripts/fix", ".ci/run")
+SCRIPTS = (
+    "scripts/quickstart",
+    "scripts/test",
+    "scripts/fix",
+    "scripts/build-wheel",
+    ".ci/run",
+)
 
 
 def names(requirements):
@@ -34,7 +40,7 @@ def test_a_script_parses_and_can_be_run(script):
     assert os.access(ROOT / script, os.X_OK) is (script in SCRIPTS)
 
 
-def environment_of(tmp_path, python):
+def environment_of(tmp_path, python, **settings):
     """Runs the script's environment part with this program as python3 and an empty venv place."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -46,7 +52,7 @@ def environment_of(tmp_path, python):
         )
     return subprocess.run(
         ["bash", "-c", f"set -euo pipefail; . {ROOT}/scripts/_env"],
-        env={"PATH": str(tools), "DTD_VENV": str(tmp_path / "venv")},
+        env={"PATH": str(tools), "DTD_VENV": str(tmp_path / "venv"), **settings},
         capture_output=True,
         text=True,
         check=False,
@@ -67,3 +73,48 @@ def test_a_python_that_does_not_do_is_explained(tmp_path, python, error, remedy)
     assert error in said[-2]
     assert remedy in said[-1]
     assert not (tmp_path / "venv").exists()
+
+
+def test_a_build_of_torch_that_cannot_be_asked_for_is_refused(tmp_path):
+    done = environment_of(tmp_path, "exit 1", DTD_TORCH="rocm")
+    assert done.returncode == 1
+    assert 'DTD_TORCH is "rocm", and only "cpu" can be asked for' in done.stderr
+
+
+# A Python that makes an environment whose interpreter notes what pip is asked for.
+NOTING = """
+[ "$2" = venv ] || exit 0
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\necho "$@" >>"%s/asked"\\ncase "$*" in %s) exit 1;; esac\\n' "$3" "$MISSING" \
+  >"$3/bin/python"
+/bin/chmod +x "$3/bin/python"
+"""
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+def test_the_build_without_cuda_is_asked_for_first(tmp_path, has_one):
+    missing = "*--constraint\\ constraints.txt\\ uv*" + ("" if has_one else "|*+cpu*")
+    path = "/usr/bin:/bin"
+    script = tmp_path / "bin"
+    script.mkdir()
+    (script / "python3").write_text(f"#!/bin/sh\n{NOTING}")
+    (script / "python3").chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail; . {ROOT}/scripts/_env"],
+        env={
+            "PATH": f"{script}:{path}",
+            "DTD_VENV": str(tmp_path / "venv"),
+            "DTD_TORCH": "cpu",
+            "MISSING": missing,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "venv/asked").read_text().splitlines()
+    first = next(i for i, line in enumerate(asked) if "+cpu" in line)
+    assert re.search(r" torch==[0-9.]+\+cpu torchvision==[0-9.]+\+cpu$", asked[first])
+    whole = next(i for i, line in enumerate(asked) if "--editable" in line)
+    assert first < whole
+    assert ("no build without CUDA" in done.stderr) is not has_one

@@ -25,3 +25,12 @@ def test_torchs_version_is_in_it(monkeypatch) -> None:
     before = numerics_fingerprint(OptimizerTable(), CPU)
     monkeypatch.setattr(torch, "__version__", "0.0")
     assert numerics_fingerprint(OptimizerTable(), CPU) != before
+
+
+def test_builds_of_one_version_are_compared_by_what_they_compute(monkeypatch) -> None:
+    release = torch.__version__.partition("+")[0]
+    prints = []
+    for build in ("", "+cpu", "+cu130"):
+        monkeypatch.setattr(torch, "__version__", release + build)
+        prints.append(numerics_fingerprint(OptimizerTable(), CPU))
+    assert len(set(prints)) == 1

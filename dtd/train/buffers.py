@@ -1,19 +1,28 @@
-"""Buffers that a training forward changes (BatchNorm's statistics): snapshot, average, restore.
+"""Buffers that a training forward changes (BatchNorm's statistics): snapshot, combine, restore.
 
-All persistent buffers but boolean ones count: what `state_dict` holds is state, the rest is
-derived from it.  In a step every rank changes them by its own rows.  What travels is the change:
-of float buffers weighted by the rank's share of the rows, of integer buffers (BatchNorm's count of
-batches) the change of one rank alone, whose slice is not empty.  So buffers that stay constant stay
-exactly constant, one rank alone gets exactly what plain torch gives, and all ranks end with the
-same bytes.  A rank without rows contributes nothing.
+All persistent buffers count: what `state_dict` holds is state, the rest is derived from it.  In a
+step every rank changes them by its own rows; what all ranks have afterwards depends on the type:
 
-The changes ride in the step's tail bucket (`dtd.train.tail`), in float64.
+    float16, bfloat16, float32   the mean of the ranks' values, weighted by their shares of the rows
+    float64                      the same, or the value itself where all ranks have one and the same
+    integers, bool               the values of one rank, the last one that has rows
+
+The mean is taken in float64, so narrower types come back exactly where ranks agree, one rank alone
+keeps every bit of every type, and a value that is not finite makes only its own element so.  A
+rank without rows contributes nothing.  All ranks compute the result from the same sums, so all end
+with the same bytes.  The values ride in the step's tail bucket (`dtd.train.tail`).
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+_NOTHING: Final = -0.0
+"""Adding it changes no value, not even a zero's sign."""
 
 
 def smallest_rows(model: nn.Module) -> int:
@@ -26,67 +35,109 @@ class RunningBuffers:
 
     Args:
         model: its persistent buffers must exist now and keep their shapes.
+
+    Attributes:
+        names: of all of them.
+        elements: float64 elements that travel: one for each element of a float buffer.
+        words: 64-bit integers that travel: one for each element of an integer buffer, two for one
+            of a float64 buffer, and how many ranks contribute.
     """
 
     def __init__(self, model: nn.Module) -> None:
         persistent = model.state_dict().keys()
-        names = [name for name, buffer in model.named_buffers() if buffer.dtype != torch.bool]
-        self.names = [name for name in names if name in persistent]
+        self.names = [name for name, _ in model.named_buffers() if name in persistent]
         self._owners: list[tuple[nn.Module, str]] = []
         for name in self.names:
             path, _, attribute = name.rpartition(".")
             self._owners.append((model.get_submodule(path), attribute))
         live = self._live()
-        self._sizes = [buffer.numel() for buffer in live]
-        self._averaged = torch.cat(
-            [
-                torch.full((buffer.numel(),), buffer.is_floating_point(), dtype=torch.bool)
-                for buffer in live
-            ]
-            or [torch.empty(0, dtype=torch.bool)]
-        )
-        self._saved = torch.empty(self.elements, dtype=torch.float64)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements in all of them."""
-        return sum(self._sizes)
+        self._floats = [i for i, buffer in enumerate(live) if buffer.is_floating_point()]
+        self._wide = [i for i in self._floats if live[i].dtype == torch.float64]
+        self._integers = [i for i, buffer in enumerate(live) if not buffer.is_floating_point()]
+        sizes = [buffer.numel() for buffer in live]
+        self._float_sizes = [sizes[i] for i in self._floats]
+        self._wide_sizes = [sizes[i] for i in self._wide]
+        self._integer_sizes = [sizes[i] for i in self._integers]
+        self.elements = sum(self._float_sizes)
+        self.words = 1 + sum(self._integer_sizes) + 2 * sum(self._wide_sizes)
+        self._saved: list[Tensor] = []
 
     def take_snapshot(self) -> None:
         """Remember the values before a forward."""
-        self._saved = self._flat()
+        self._saved = [buffer.detach().clone() for buffer in self._live()]
 
     def restore(self) -> None:
         """Put the snapshot back: nothing of the step happened."""
-        self._write(self._saved)
+        with torch.no_grad():
+            for buffer, saved in zip(self._live(), self._saved, strict=True):
+                buffer.copy_(saved)
 
-    def write_change(self, into: Tensor, *, share: float, counts: bool) -> None:
-        """This rank's weighted change since the snapshot.
+    def write(self, elements: Tensor, words: Tensor, *, share: float, follows: bool) -> None:
+        """This rank's contribution to the sums of `apply`.
 
         Args:
-            into: float64 elements to write.
+            elements: float64 elements to write.
+            words: int64 elements to write.
             share: this rank's part of the global batch's rows.
-            counts: this rank's integer buffers are the ones to follow.
+            follows: this rank is the one whose integers count.
         """
-        now = self._flat()
-        change = torch.where(now == self._saved, 0.0, now - self._saved)  # inf - inf is NaN
-        into.copy_(torch.where(self._averaged, change * share, change if counts else 0.0))
+        elements.fill_(_NOTHING)
+        words.zero_()
+        if not share:
+            return
+        elements.copy_(self._flat(self._floats, torch.float64)).mul_(share)
+        words[0] = 1
+        integers, bits, marks = self._parts(words)
+        wide = self._flat(self._wide, torch.float64).view(torch.int64)
+        marks.copy_(_marks(wide))
+        if follows:
+            integers.copy_(self._flat(self._integers, torch.int64))
+            bits.copy_(wide)
 
-    def apply_change(self, change: Tensor) -> None:
-        """Set every buffer to the snapshot plus the sum of all ranks' changes."""
-        self._write(self._saved + change)
+    def apply(self, elements: Tensor, words: Tensor) -> None:
+        """Set every buffer to what all ranks' contributions come to."""
+        integers, bits, marks = self._parts(words)
+        self._write(self._floats, self._float_sizes, elements)
+        self._write(self._integers, self._integer_sizes, integers)
+        if self._wide:
+            agreed = _marks(bits) * words[0] == marks
+            means = self._flat(self._wide, torch.float64)
+            values = torch.where(agreed, bits.view(torch.float64), means)
+            self._write(self._wide, self._wide_sizes, values)
+
+    def _parts(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(integers of one rank, bits of its float64 values, sums of all ranks' marks of those)."""
+        wide = sum(self._wide_sizes)
+        integers, bits, marks = torch.split(words[1:], [sum(self._integer_sizes), wide, wide])
+        return integers, bits, marks
 
     def _live(self) -> list[Tensor]:
         return [getattr(module, attribute) for module, attribute in self._owners]
 
-    def _flat(self) -> Tensor:
-        """All values in one float64 vector on the CPU: exact, but for integers beyond 2**53."""
-        if not self._owners:
-            return torch.empty(0, dtype=torch.float64)
-        parts = [buffer.detach().reshape(-1).to(torch.float64) for buffer in self._live()]
-        return torch.cat(parts).cpu()
+    def _flat(self, which: list[int], dtype: torch.dtype) -> Tensor:
+        """Values of some buffers in one vector on the CPU, in a type that holds them exactly."""
+        if not which:
+            return torch.empty(0, dtype=dtype)
+        live = self._live()
+        return torch.cat([live[i].detach().reshape(-1).to(dtype) for i in which]).cpu()
 
-    def _write(self, values: Tensor) -> None:
+    def _write(self, which: list[int], sizes: list[int], values: Tensor) -> None:
+        live = self._live()
         with torch.no_grad():
-            for buffer, part in zip(self._live(), torch.split(values, self._sizes), strict=True):
-                buffer.copy_(part.view(buffer.shape))
+            for index, part in zip(which, torch.split(values, sizes), strict=True):
+                live[index].copy_(part.view(live[index].shape))
+
+
+def _marks(bits: Tensor) -> Tensor:
+    """A hash of each element, so that sums of them tell whether all ranks had the same element.
+
+    The finalizer of splitmix64 (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014); the sums are taken modulo 2**64, as everywhere with such integers.
+    """
+    x = bits.numpy().view(np.uint64).copy()
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return torch.from_numpy(x.view(np.int64))

@@ -268,5 +268,6 @@ def _plan_digest(session: Session) -> str:
     """Hash of what travels in a step, to be compared between workers."""
     content = hashlib.blake2b(session.bucket_plan.digest().encode(), digest_size=16)
     for name in session.buffers.names:
-        content.update(f"{name} {session.replica.model.get_buffer(name).shape}\n".encode())
+        buffer = session.replica.model.get_buffer(name)
+        content.update(f"{name} {buffer.shape} {buffer.dtype}\n".encode())
     return content.hexdigest()

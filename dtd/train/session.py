@@ -161,7 +161,11 @@ def build_session(
             wire_dtype=spec.sync.wire_dtype,
         ),
         buffers=buffers,
-        tail=Tail(parameters=len(replica.trained), buffer_elements=buffers.elements),
+        tail=Tail(
+            parameters=len(replica.trained),
+            buffer_elements=buffers.elements,
+            buffer_words=buffers.words,
+        ),
         loader=_open_loader(spec, dataset, device),
         evaluator=Evaluator(task, eval_dataset, spec, device) if eval_dataset else None,
         checkpoints=Checkpoints(

@@ -83,10 +83,11 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         session.reporter.progress()
     gradients.finish(ring.start)
     session.tail.write(loss_sum=loss_sum, weight=weight, present=gradients.present)
-    buffers.write_change(
-        session.tail.change,
+    buffers.write(
+        session.tail.buffer_elements,
+        session.tail.buffer_words,
         share=share.rows / share.global_rows,
-        counts=share.counts,
+        follows=share.counts,
     )
     ring.start(len(gradients.memories))
 
@@ -112,7 +113,7 @@ def commit(session: Session) -> Committed:
         if factor != 1.0:
             gradients.scale(factor)
         replica.optimizer.step()
-        session.buffers.apply_change(totals.change)
+        session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
         replica.updates += 1
         replica.skipped_in_row = 0
     else:

@@ -1,6 +1,7 @@
-"""The last bucket of every step: what ranks must sum besides gradients, in float64.
+"""The last bucket of every step: what ranks must sum besides gradients.
 
-    [ sum of losses | sum of weights | gradient present, one a parameter | changes of buffers ]
+    float64   sum of losses | sum of weights | gradient present, one a parameter | float buffers
+    int64     running buffers that no mean is taken of, summed modulo 2**64
 
 A rank that holds it averaged can commit the step without hearing anything more, which is what lets
 survivors finish a step whose control word was lost.  It is always there, so every step has the
@@ -10,14 +11,17 @@ same buckets; it follows the gradients through the ring and costs them no waitin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dtd.core.collective import BucketMemory
-from dtd.train.reduce import bucket_memory
+from dtd.train.reduce import tensor_bytes
 
 _HEAD = 2
+_ITEM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +32,11 @@ class Totals:
         loss_sum: weighted sum of losses.
         weight: sum of weights.
         present: for each parameter, whether any rank has a gradient.
-        change: of the running buffers.
     """
 
     loss_sum: float
     weight: float
     present: list[bool]
-    change: Tensor
 
     @property
     def loss(self) -> float:
@@ -47,27 +49,51 @@ class Tail:
 
     Args:
         parameters: number of trained parameters.
-        buffer_elements: elements of all running buffers.
+        buffer_elements: float64 elements of all running buffers.
+        buffer_words: their 64-bit integers.
+
+    Attributes:
+        buffer_elements: float64, for the caller to fill.
+        buffer_words: int64, for the caller to fill.
     """
 
-    def __init__(self, *, parameters: int, buffer_elements: int) -> None:
-        self._flat = torch.zeros(_HEAD + parameters + buffer_elements, dtype=torch.float64)
-        self._present = self._flat[_HEAD : _HEAD + parameters]
-        self.change = self._flat[_HEAD + parameters :]
-        self.memory: BucketMemory = bucket_memory(self._flat)
+    def __init__(self, *, parameters: int, buffer_elements: int, buffer_words: int) -> None:
+        floats = _HEAD + parameters + buffer_elements
+        flat = torch.zeros(floats + buffer_words, dtype=torch.float64)
+        self._head = flat[:_HEAD]
+        self._present = flat[_HEAD : _HEAD + parameters]
+        self.buffer_elements = flat[_HEAD + parameters : floats]
+        self.buffer_words = flat[floats:].view(torch.int64)
+        self.memory = BucketMemory(
+            view=tensor_bytes(flat), item_bytes=_ITEM_BYTES, add=_adder(flat, floats)
+        )
 
     def write(self, *, loss_sum: float, weight: float, present: list[bool]) -> None:
-        """This rank's contribution but for `change`, which the caller fills."""
-        self._flat[0] = loss_sum
-        self._flat[1] = weight
+        """This rank's contribution but for the buffers'."""
+        self._head[0] = loss_sum
+        self._head[1] = weight
         self._present.copy_(torch.tensor(present, dtype=torch.float64))
 
     def totals(self) -> Totals:
         """What arrived, once the bucket is averaged."""
-        loss_sum, weight = self._flat[:_HEAD].tolist()
+        loss_sum, weight = self._head.tolist()
         return Totals(
             loss_sum=loss_sum,
             weight=weight,
             present=[count > 0 for count in self._present.tolist()],
-            change=self.change,
         )
+
+
+def _adder(flat: Tensor, floats: int) -> Any:
+    """Adds the first `floats` elements as float64, the rest as integers modulo 2**64."""
+    own: Any = flat.numpy()
+    own_words = own.view(np.int64)
+
+    def add(start: int, stop: int, received: memoryview) -> None:
+        between = min(max(start, floats), stop)
+        theirs = np.frombuffer(received, dtype=np.float64)
+        with np.errstate(all="ignore"):  # sums that are not finite are found after the vote
+            own[start:between] += theirs[: between - start]
+            own_words[between:stop] += theirs[between - start :].view(np.int64)
+
+    return add

@@ -164,6 +164,53 @@ def test_batch_norm_of_one_rank_is_plain_torch(arena, regression, plain_torch) -
     assert int(rank.model.norm.num_batches_tracked) == 9
 
 
+class Keeping(nn.Module):
+    """A linear layer that keeps what no float64 holds, and maxima that begin at -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("rows", torch.tensor(2**53 + 1))
+        self.register_buffer("top", torch.full((3,), float("-inf")))
+        self.register_buffer("begun", torch.tensor(1e300, dtype=torch.float64))
+        self.register_buffer("narrow", torch.zeros(3, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        out = self.linear(x)
+        with torch.no_grad():
+            self.rows += 2
+            self.top = torch.maximum(self.top, out.float().amax(0))
+            self.begun.fill_(1 / 3)
+            self.narrow.copy_(out.mean(0))
+        return out
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_buffers_of_every_type_stay_what_they_are(
+    arena, regression, plain_torch, world_size
+) -> None:
+    class Task(regression):
+        def build_model(self):
+            model = Keeping()
+            model.linear.double()
+            return model
+
+        def loss(self, model, batch):
+            x, y = batch
+            return ((model(x) - y) ** 2).mean()
+
+    spec = arena.spec()
+    ranks = arena.train(Task(), spec, world_size)
+    expected = plain_torch(Task(), spec, lambda p: torch.optim.SGD(p, lr=0.1, fused=True))
+    assert len({rank.outcome.digest for rank in ranks}) == 1
+    for name, buffer in expected.named_buffers():
+        own = ranks[0].model.get_buffer(name)
+        assert own.dtype == buffer.dtype
+        assert torch.isfinite(own).all()
+        if world_size == 1 or name in ("rows", "begun"):
+            assert torch.equal(own, buffer), name
+
+
 def test_a_rank_without_rows_takes_over_the_buffers(arena, regression) -> None:
     class Task(regression):
         def build_model(self):

@@ -3,7 +3,7 @@
 Opened, locked and brought up to date here; what is in the tables is the business of
 `dtd.coordinator.store`.  A *synced* transaction survives the loss of power; any other survives the
 death of the process and costs no wait for the disk.  The log is folded into the file after unsynced
-transactions only, so that no synced one waits for that either.
+transactions, so that a synced one waits for that only when there were far too few of those.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ SCHEMA_VERSION: Final = 3
 FILE_NAME: Final = "coordinator.sqlite3"
 LOCK_NAME: Final = "lock"
 LOG_PAGES: Final = 1000
+MOST_LOG_PAGES: Final = 4 * LOG_PAGES
+"""So long is the log at most, even where all transactions are synced: then one of them waits."""
+PAGE_BYTES: Final = 4096
 
 _FIRST_SCHEMA: Final = """
 CREATE TABLE jobs (
@@ -83,7 +86,10 @@ class Database:
 
     def _open_schema(self) -> int | str:
         """The file's schema after the steps that it lacks."""
-        self._connection.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
+        self._connection.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+            f" PRAGMA journal_size_limit={MOST_LOG_PAGES * PAGE_BYTES}"
+        )
         version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
         for number, step in enumerate(STEPS[version:], start=version + 1):
             self._connection.executescript(f"BEGIN; {step} PRAGMA user_version={number}; COMMIT")
@@ -104,7 +110,8 @@ class Database:
         """All or nothing; what failed must not stay open, or nothing later would be durable."""
         cursor = self._connection.cursor()
         cursor.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
-        cursor.execute(f"PRAGMA wal_autocheckpoint={0 if synced else LOG_PAGES}")
+        pages = MOST_LOG_PAGES if synced else LOG_PAGES
+        cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
         cursor.execute("BEGIN IMMEDIATE")
         try:
             yield cursor

@@ -67,7 +67,9 @@ class Orders:
         if request.from_job:
             parent = await known_job(self._coordinator, request.from_job)
             mode = "weights" if parent["state"] == JobState.DONE else "resume"
-            await self._has_checkpoint(request)
+            step = await self._starting_step(request)
+            if mode == "resume":
+                _ends_later(spec, step, request.from_job)
         job_id = self._coordinator.new_job_id(spec.job.name)
         submitted = Job(
             id=job_id,
@@ -89,7 +91,8 @@ class Orders:
                 remedy="leave it out, or let the coordinator listen beyond loopback",
             )
 
-    async def _has_checkpoint(self, request: m.SubmitJob) -> None:
+    async def _starting_step(self, request: m.SubmitJob) -> int:
+        """Steps in the checkpoint that the job starts from."""
         store = self._coordinator.store
         found = await self._coordinator.in_store(store.checkpoints, request.from_job)
         steps = sorted({one["step"] for one in found})
@@ -100,6 +103,7 @@ class Orders:
                 f"job {request.from_job} has no checkpoint of step {request.from_step}",
                 remedy=f"kept steps: {', '.join(map(str, steps))}",
             )
+        return request.from_step or int(found[0]["step"])
 
     async def _wait(self, job_id: str) -> dict[str, Any]:
         known = await known_job(self._coordinator, job_id)
@@ -132,3 +136,13 @@ class Orders:
         self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
         worker = self._coordinator.membership.books.workers[request.name]
         return {"name": request.name, "pid": worker.pid, "signal": request.signal}
+
+
+def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:
+    """A job must not begin past its end; of one given in epochs the workers know the end."""
+    steps = spec.job.steps
+    if steps is not None and step > steps:
+        raise RequestRefused(
+            f"the checkpoint of job {origin} has {step} steps, and this job ends after {steps}",
+            remedy="raise job.steps, or name an earlier checkpoint: --from JOB@STEP",
+        )

@@ -23,6 +23,7 @@ from dtd.wire import messages as m
 
 MAX_EVENTS: Final = 100_000
 MAX_LOG_LINES: Final = 200_000
+MAX_MESSAGE_CHARACTERS: Final = 4000
 PAGE_ROWS: Final = 500
 
 
@@ -132,7 +133,7 @@ class Store:
                     incident.worker,
                     incident.generation,
                     incident.step,
-                    incident.message,
+                    incident.message[:MAX_MESSAGE_CHARACTERS],
                     json.dumps(incident.details),
                 ),
             )

@@ -31,7 +31,7 @@ def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outc
     met = False
     while True:
         clock, step = Clock(), replica.step
-        last = step == plan.steps_total
+        last = step >= plan.steps_total
         ring.open_step(step, [] if last else session.memories)
         if not met or last:
             digest = agree(session, ring, clock)
@@ -138,7 +138,7 @@ def _catch_up(session: Session, ring: Collective, writers: AbstractSet[int], dig
     if ring.rank not in writers or session.checkpoints.holds(key):
         return
     if plan.checkpoint_due(key.step):
-        _checkpoint(session, ring, writers, waits=key.step == plan.steps_total)
+        _checkpoint(session, ring, writers, waits=key.step >= plan.steps_total)
         session.checkpoints.settle(key.step, digest)
 
 

@@ -109,12 +109,18 @@ class Origin:
 
 
 def check_position(session: Session) -> None:
-    """A state goes on only over the same rows in batches of the same size.
+    """A state goes on only over the same rows in batches of the same size, and not past the end.
 
     Raises:
         CheckpointError: the live state is at another place than the job's plan has it.
     """
     replica = session.replica
+    if replica.step > session.plan.steps_total:
+        raise CheckpointError(
+            f"the state to start from has {replica.step} steps, and this job ends after"
+            f" {session.plan.steps_total}",
+            remedy="raise job.steps or job.epochs, or start from its weights only",
+        )
     expected = session.plan.position(replica.step)
     own = Position(replica.epoch, replica.offset)
     if replica.ledger.length != len(session.dataset) or expected != own:

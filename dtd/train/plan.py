@@ -153,7 +153,7 @@ class JobPlan:
         if step == 0:
             return False
         return (
-            step == self.steps_total or step % (self.spec.train.eval_every or self.epoch_steps) == 0
+            step >= self.steps_total or step % (self.spec.train.eval_every or self.epoch_steps) == 0
         )
 
     def digest_due(self, step: int) -> bool:
@@ -164,7 +164,7 @@ class JobPlan:
     def checkpoint_due(self, step: int) -> bool:
         """Whether the state after `step` steps is saved."""
         every = self.spec.checkpoint.every_steps or self.epoch_steps
-        return step == self.steps_total or (step > 0 and step % every == 0)
+        return step >= self.steps_total or (step > 0 and step % every == 0)
 
 
 @functools.lru_cache(maxsize=16)

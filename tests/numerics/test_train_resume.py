@@ -277,3 +277,22 @@ def test_going_back_to_a_fresh_state(arena, regression) -> None:
     assert rank.run.export_state().manifest == fresh
     arena.generation([rank], generation=2)
     assert rank.outcome.digest == first
+
+
+def test_a_state_past_the_jobs_end_is_refused_in_words(arena, regression) -> None:
+    arena.train(regression(), arena.spec(job={"steps": 12}), 1, job_id="longer")
+    origin = InitFrom(job_id="longer", step=None, mode="resume")
+    late = arena.start(regression(), arena.spec(job={"steps": 4}), name="w0", init_from=origin)
+    held = late.run.held()
+    assert held.step == 12
+    with pytest.raises(CheckpointError, match="has 12 steps, and this job ends after 4") as caught:
+        late.run.adopt_local(held.generation, held.step)
+    assert "job.steps" in caught.value.remedy
+
+
+def test_a_state_past_the_end_finishes_at_once(arena, regression) -> None:
+    rank = arena.start(regression(), arena.spec(job={"steps": 4}))
+    rank.run.adopt_local(0, 0)
+    rank.replica.step = rank.replica.updates = 6
+    arena.generation([rank])
+    assert (rank.outcome.kind, rank.outcome.step) == ("finished", 6)

@@ -124,3 +124,13 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(old_file, state_dir, monkey
     assert len(store.events(0)) == 1
     assert "half" not in store.events(0)[0]
     store.close()
+
+
+def test_the_log_stays_bounded_where_every_transaction_is_synced(state_dir, store):
+    """A job that saves a checkpoint every step writes nothing else for hours."""
+    body = {"id": "j-1", "state": "running", "spec": "x" * 400_000}
+    for _ in range(150):
+        store.save_job(1, body)
+    log = state_dir / "coordinator.sqlite3-wal"
+    most_bytes = (database.MOST_LOG_PAGES + 200) * (database.PAGE_BYTES + 24)
+    assert log.stat().st_size <= most_bytes

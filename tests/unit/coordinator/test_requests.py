@@ -383,3 +383,22 @@ def test_who_leaves_before_the_answer_costs_nothing(daemon, spec):
     go_on.set()
     assert submit(daemon, spec) == "digits-2"
     assert daemon.ask(m.GetStatus())["job"]["id"] == "digits-1"
+
+
+def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    assign = worker.run_alone()
+    await_state(daemon, parent, "running")
+    worker.save(assign, 5)
+    worker.save(assign, 15, f"g{assign.generation:06}-s{5:09}")
+    daemon.ask(m.CancelJob(job=parent))
+    worker.finish(assign, 15)
+    daemon.ask(m.WaitJob(job=parent))
+
+    shorter = {**spec, "job": {**spec["job"], "steps": 8}}
+    shorter["job"].pop("epochs", None)
+    words, remedy = refused(daemon, m.SubmitJob(spec=shorter, from_job=parent))
+    assert words == f"the checkpoint of job {parent} has 15 steps, and this job ends after 8"
+    assert "JOB@STEP" in remedy
+    submit(daemon, shorter, from_job=parent, from_step=5)

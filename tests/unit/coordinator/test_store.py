@@ -128,7 +128,7 @@ def test_a_job_is_one_synced_transaction_whatever_its_state(store):
     for state in (JobState.QUEUED, JobState.RUNNING, JobState.DONE):
         assert statements(store, store.save_job, 1, job_body(job(state=state))) == [
             "PRAGMA synchronous=FULL",
-            "PRAGMA wal_autocheckpoint=0",
+            "PRAGMA wal_autocheckpoint=4000",
             "BEGIN IMMEDIATE",
             "INSERT INTO",
             "COMMIT",

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from dtd.address import Address, is_host
 from dtd.errors import ConfigError, UsageError
-from dtd.logs import LogFormat
+from dtd.logs import LogFormat, LogLevel
 from dtd.rules import FieldInfo, did_you_mean, fields_of, rule
 from dtd.setting_values import converted
 from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
@@ -33,13 +33,17 @@ WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
 _LIMIT_BYTES: Final = 64 * 1024
 
 _LOG_FORMAT: Final = rule("One JSON object a line, or console; auto: console on a terminal.")
+_LOG_LEVEL: Final = rule("Least level that is logged; each training step is a line at debug.")
 _LISTEN: Final = rule(
     "Address to listen on; beyond loopback only who has a credential of the cluster is served."
 )
 _METRICS: Final = rule(
     "Address where Prometheus can read figures, without authentication; default: nowhere."
 )
-_STATE_DIR: Final = rule("Directory for everything that must survive a restart.")
+_STATE_DIR: Final = rule(
+    "Directory for everything that must survive a restart; default: STATE_DIRECTORY of systemd,"
+    " else below ~/.local/state/dtd, for root below /var/lib/dtd."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class CoordinatorConfig:
     )
     metrics: Address | None = field(default=None, metadata=_METRICS)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
+    log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,7 @@ class WorkerConfig:
     state_dir: Path = field(metadata=_STATE_DIR)
     metrics: Address | None = field(default=None, metadata=_METRICS)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
+    log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
     def advertised(self, bound: Address) -> Address:
         """Where other workers reach the data port that is bound to `bound`."""

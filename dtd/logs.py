@@ -31,11 +31,20 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from dtd.shown import plain_value
+
 LogFormat = Literal["auto", "json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 _Line = MutableMapping[str, Any]
 _LIBRARY_EVENT: Final = "library_log"
 _PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+_LEVELS: Final[dict[LogLevel, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 REDACTED: Final = "[redacted]"
 _SECRET_WORDS: Final = frozenset({"secret", "token", "key", "ticket", "password"})
 _PUBLIC_ENDS: Final = ("_id", "_name", "_expires", "_bytes", "_s")
@@ -70,12 +79,18 @@ class _Stream:
             self._stream.flush()
 
 
-def configure_logging(format: LogFormat, stream: TextIO) -> None:  # noqa: A002 - reads best so
+def configure_logging(
+    format: LogFormat,  # noqa: A002 - reads best so
+    stream: TextIO,
+    level: LogLevel = "info",
+) -> None:
     """Set up logging for this process; daemons call it once, before they log anything.
 
     Args:
         format: "json", "console", or "auto": console if the stream is a terminal.
         stream: where lines go; it stays open.
+        level: the least that is written.  Each step of training is a line at "debug"; libraries
+            are heard from "warning" on, whatever the level.
     """
     is_terminal = stream.isatty()
     console = format == "console" or (format == "auto" and is_terminal)
@@ -84,6 +99,8 @@ def configure_logging(format: LogFormat, stream: TextIO) -> None:  # noqa: A002 
         if console
         else structlog.processors.JSONRenderer(serializer=_as_json)
     ]
+    if console and is_terminal:
+        render = [_without_control_sequences, *render]
     if not console and is_journal(stream, os.environ):
         render = [_with_priority(render[0])]
     render = [structlog.processors.format_exc_info, redact, *render]
@@ -91,11 +108,11 @@ def configure_logging(format: LogFormat, stream: TextIO) -> None:  # noqa: A002 
     target = cast("TextIO", _Stream(stream))
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *shared, *render],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=target),
         cache_logger_on_first_use=True,
     )
-    _adopt_standard_logging(target, shared, render)
+    _adopt_standard_logging(target, shared, render, max(_LEVELS[level], logging.WARNING))
 
 
 def get_logger(**context: Any) -> FilteringBoundLogger:
@@ -162,6 +179,11 @@ def _blanked(found: re.Match[str]) -> str:
     return REDACTED if found["secret"] or found["key"] else found[0]
 
 
+def _without_control_sequences(_logger: object, _method: str, line: _Line) -> _Line:
+    """What a job printed must not steer the terminal that shows it."""
+    return {name: plain_value(value) for name, value in line.items()}
+
+
 def _with_priority(render: Processor) -> Processor:
     def prefixed(logger: Any, method: str, line: _Line) -> str:
         priority = _PRIORITIES[line["level"]]
@@ -200,7 +222,7 @@ def _plain(value: object) -> object:
 
 
 def _adopt_standard_logging(
-    target: TextIO, shared: list[Processor], render: list[Processor]
+    target: TextIO, shared: list[Processor], render: list[Processor], level: int
 ) -> None:
     handler = logging.StreamHandler(target)
     handler.setFormatter(
@@ -211,7 +233,7 @@ def _adopt_standard_logging(
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(logging.WARNING)
+    root.setLevel(level)
 
 
 def _name_library_event(_logger: object, _method: str, line: _Line) -> _Line:

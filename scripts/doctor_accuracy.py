@@ -129,7 +129,8 @@ class Shaped:
     def _worker(self, name: str) -> Child:
         return self._child(
             name,
-            *("dtd.worker.main", "--coordinator", ADDRESS, "--name", name, "--log-format", "json"),
+            *("dtd.worker.main", "--coordinator", ADDRESS, "--name", name),
+            *("--log-format", "json", "--log-level", "debug"),
             *("--listen", f"127.0.0.1:{PORTS[name]}"),
             *("--state-dir", str(self._directory / name)),
         )

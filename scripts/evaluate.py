@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def run(task: str, world: int, overrides: Sequence[str]) -> Run:
             command(task, world, Path(directory), overrides),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "DTD_LOG_LEVEL": "debug"},  # one line a step
             check=True,
         )
         wall_s = time.monotonic() - begun_s

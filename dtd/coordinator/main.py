@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
 import structlog
 import uvloop
@@ -19,7 +20,7 @@ from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.status_line import status_line
 from dtd.coordinator.store import Store
 from dtd.errors import DtdError
-from dtd.logs import configure_logging
+from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.notify import Notifier
 from dtd.platform import require_linux
 
@@ -40,8 +41,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--advertise", metavar="HOST[:PORT][,...]", help="address under which others reach it"
     )
     parser.add_argument("--state-dir", metavar="DIR", help="where jobs and incidents are kept")
+    parser.add_argument("--heartbeat-interval-s", metavar="S", help="how often workers report")
+    parser.add_argument("--heartbeat-timeout-s", metavar="S", help="silence that makes suspect")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
-    parser.add_argument("--log-format", choices=("auto", "json", "console"), help="form of the log")
+    parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
+    parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_command(given)
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config = load_coordinator_config(flags, os.environ)
-        configure_logging(config.log_format, sys.stdout)
+        configure_logging(config.log_format, sys.stdout, config.log_level)
         uvloop.run(_serve(config))
     except DtdError as error:
         sys.stderr.write(f"dtd-coordinator: {error}\n")

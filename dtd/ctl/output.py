@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from dtd.errors import DtdError
+from dtd.shown import plain
 
 BOLD: Final = "1"
 RED: Final = "31"
@@ -86,7 +87,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line of stdout."""
-    print(json.dumps(value, ensure_ascii=False, default=_json_bytes), flush=True)
+    text = json.dumps(value, ensure_ascii=False, default=_json_bytes)
+    print(plain(text) if sys.stdout.isatty() else text, flush=True)
 
 
 def _json_bytes(value: object) -> str:
@@ -106,6 +108,7 @@ def say_error(error: DtdError, *, as_json: bool) -> None:
         say(json.dumps({"error": error.message, "remedy": error.remedy}, ensure_ascii=False))
         return
     colour = wants_colour(sys.stderr)
-    say(f"{paint('error:', RED, colour=colour)} {error.message}")
+    # The coordinator's refusals may quote what others call themselves.
+    say(f"{paint('error:', RED, colour=colour)} {plain(error.message)}")
     if error.remedy:
-        say(f"{paint('try:', BOLD, colour=colour)} {error.remedy}")
+        say(f"{paint('try:', BOLD, colour=colour)} {plain(error.remedy)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
 from dtd.net.control_client import ControlClient
 from dtd.security.credential_places import credential_places, find_credential
 from dtd.security.targets import Target, targets
+from dtd.shown import plain_value
 
 if TYPE_CHECKING:  # loaded when there is one
     import ssl
@@ -70,11 +72,13 @@ class Settings:
             RequestRefused: the coordinator does not listen to this user.
             UsageError: it is on another host, and there is no credential.
         """
+        # What others wrote must not steer a terminal; JSON, files and pipes get it as it came.
+        clean = plain_value if sys.stdout.isatty() and not self.as_json else None
         tried = self.targets()
         for target in tried[:-1]:
             with contextlib.suppress(CoordinatorUnreachable):
-                return ControlClient(target.address, context=target.context)
-        return ControlClient(tried[-1].address, context=tried[-1].context)
+                return ControlClient(target.address, context=target.context, clean=clean)
+        return ControlClient(tried[-1].address, context=tried[-1].context, clean=clean)
 
     def targets(self) -> tuple[Target, ...]:
         """Where and how the coordinator is called.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -33,6 +34,7 @@ class ControlClient:
         address: where the coordinator listens.
         timeout_s: bound on connecting, and on each answer of `request`.
         context: TLS with this side's credential; None: plain TCP, on loopback.
+        clean: what every answer goes through before anybody sees it.
 
     Raises:
         CoordinatorUnreachable: nobody answers there, or not in dtd's protocol.
@@ -45,8 +47,10 @@ class ControlClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         context: ssl.SSLContext | None = None,
+        clean: Callable[[Any], Any] | None = None,
     ) -> None:
         self._address = address
+        self._clean = clean
         self._timeout_s = timeout_s
         self._has_tls = context is not None
         try:
@@ -100,11 +104,12 @@ class ControlClient:
         """
         try:
             _result, payload = self._link.receive(timeout_s=timeout_s)
-            return _result_map(payload)
+            answer = _result_map(payload)
         except TimeoutError:
             return None
         except (OSError, ProtocolError) as error:
             raise self._unreachable(error) from None
+        return answer if self._clean is None else dict(self._clean(answer))
 
     def close(self) -> None:
         """Close the connection."""

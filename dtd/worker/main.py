@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
 import uvloop
 
@@ -17,7 +17,7 @@ from dtd import __version__
 from dtd.config import WorkerConfig, load_worker_config
 from dtd.core import member
 from dtd.errors import ConfigError, DtdError
-from dtd.logs import configure_logging, hand_over_stdout, own_stdout
+from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier
 from dtd.platform import require_linux
 from dtd.security.credential import Credential
@@ -58,7 +58,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address to call")
     parser.add_argument("--state-dir", metavar="DIR", help="where checkpoints are kept")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
-    parser.add_argument("--log-format", choices=("auto", "json", "console"), help="form of the log")
+    parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
+    parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, credential = _load(flags, os.environ)
         _make_state_dir(config)
         stdout = own_stdout()
-        configure_logging(config.log_format, stdout)
+        configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
             warn_of_expiry(credential)
         ending = uvloop.run(_serve(config, credential))

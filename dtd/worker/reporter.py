@@ -1,8 +1,9 @@
 """What the training thread reports, on its way to the log and to the coordinator.
 
-Called from the training thread, once a step: cheap, and bounded in what it sends.  Every step goes
-to the log; rank 0 sends progress a few times a second.  The same object carries the requests (stop,
-end at the boundary) that the event loop raises and the loop reads before its control word.
+Called from the training thread, once a step: cheap, and bounded in what it sends.  Every step is a
+line of the log at level debug; rank 0 sends progress a few times a second.  The same object carries
+the requests (stop, end at the boundary) that the event loop raises and the loop reads before its
+control word.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class JobReporter:
             self._epoch = record.epoch
             self._epoch_losses.clear()
         self._step = record
-        self._log.info("step_committed", **dataclasses.asdict(record))
+        self._log.debug("step_committed", **dataclasses.asdict(record))
         for key in (*TIMES, "sent_bytes"):
             value = float(getattr(record, key))
             self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value

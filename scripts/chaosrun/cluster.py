@@ -193,7 +193,8 @@ class ChaosCluster:
 
     def _worker_command(self, name: str, program: Sequence[str]) -> list[str]:
         return [
-            *(sys.executable, "-m", *program, "--log-format", "json"),
+            # Steps are judged by what the workers log of them.
+            *(sys.executable, "-m", *program, "--log-format", "json", "--log-level", "debug"),
             *("--name", name),
             *("--state-dir", str(self.state_dir(name))),
             *self.network.arguments(name),

@@ -130,6 +130,8 @@ class Cluster:
         for host in self.hosts:
             host.run("dtdctl", "install", "--worker")
             host.write("/etc/systemd/system/dtd-worker@.service.d/watchdog.conf", _DROP_IN)
+            # Steps are judged by what the workers log of them.
+            host.write("/etc/dtd/worker.toml", 'log_level = "debug"\n')
             host.run("systemctl", "daemon-reload")
             host.run("dtd-worker", "join", self._token("worker"))
             host.run("systemctl", "enable", "--now", "dtd-workers.target", WORKER)

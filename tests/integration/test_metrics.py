@@ -56,6 +56,7 @@ def endpoint(daemons, name):
 def daemons(start_daemons):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DTD_METRICS", "127.0.0.1:0")
+        patch.setenv("DTD_LOG_LEVEL", "debug")
         # On a busy machine too: a step that a second generation repeats is not where the gate is.
         patch.setenv("DTD_HEARTBEAT_TIMEOUT_S", str(PATIENCE_S))
         return start_daemons(2)

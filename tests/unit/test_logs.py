@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dtd.logs import REDACTED, configure_logging, get_logger, is_secret
+from dtd.logs import REDACTED, LogLevel, configure_logging, get_logger, is_secret
 
 
 class Terminal(io.StringIO):
@@ -136,6 +136,40 @@ def test_a_terminal_gets_a_coloured_console(monkeypatch: pytest.MonkeyPatch) -> 
     get_logger(rank=1).info("hello")
     assert "\x1b[" in terminal.getvalue()
     assert "hello" in terminal.getvalue()
+
+
+def test_what_a_job_printed_does_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal, file = Terminal(), io.StringIO()
+    configure_logging("auto", terminal)
+    get_logger().info("job_output", line="\x1b[2Jgone\x1b]0;title\x07")
+    assert "gone" in terminal.getvalue()
+    assert "\x1b" not in terminal.getvalue()
+    configure_logging("json", file)
+    get_logger().info("job_output", line="\x1b[2Jgone")
+    assert lines(file)[0]["line"] == "\x1b[2Jgone"
+
+
+@pytest.mark.parametrize(
+    ("level", "written"),
+    [
+        ("debug", ["debug", "info", "warning", "error"]),
+        ("info", ["info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+def test_nothing_below_the_level_is_written(level: LogLevel, written: list[str]) -> None:
+    stream = io.StringIO()
+    configure_logging("json", stream, level)
+    log = get_logger()
+    for name in ("debug", "info", "warning", "error"):
+        getattr(log, name)(f"at_{name}")
+    logging.getLogger("asyncio").warning("a library")
+    logging.getLogger("asyncio").info("a library's chatter")
+    events = [line["event"] for line in lines(stream)]
+    libraries = ["library_log"] if level != "error" else []
+    assert events == [f"at_{name}" for name in written] + libraries
 
 
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

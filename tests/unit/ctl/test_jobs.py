@@ -178,6 +178,14 @@ def test_jobs(dtdctl, server, result):
     assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"][0]["id"] == "digits-1"
 
 
+def test_what_a_job_printed_does_not_steer_a_terminal(dtdctl, server, result, monkeypatch):
+    line = {"seq": 1, "rank": 0, "worker": "worker-0", "text": "\x1b[2Jgone", "time_s": 1.0}
+    server.script = lambda message: result({"lines": [line][message.after :], "next": 1})
+    assert dtdctl("logs", "a")[1] == "[0 worker-0] \x1b[2Jgone\n"  # a pipe gets it as it came
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert dtdctl("logs", "a")[1] == "[0 worker-0] gone\n"
+
+
 def test_logs_are_read_page_by_page(dtdctl, server, result):
     lines = [
         {"seq": seq, "rank": 0, "worker": "worker-0", "text": f"line {seq}", "time_s": 1.0}

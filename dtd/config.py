@@ -164,7 +164,7 @@ def load_coordinator_config(
             "heartbeat_timeout_s: must be at least twice heartbeat_interval_s ="
             f" {config.heartbeat_interval_s}, not {config.heartbeat_timeout_s}"
         )
-    _raise_if_any("dtd-coordinator", problems)
+    _raise_if_any(problems)
     return config
 
 
@@ -195,7 +195,7 @@ def load_worker_config(
         if address.port == 0:
             problems["coordinator"] = f"coordinator: must name a port, not {address}"
     problems |= _bad_hosts(config.advertise, many=False)
-    _raise_if_any("dtd-worker", problems)
+    _raise_if_any(problems)
     return config
 
 
@@ -280,9 +280,8 @@ def _state_dir(leaf: str, environ: Mapping[str, str]) -> Path:
     return Path(environ["HOME"]) / ".local/state/dtd" / leaf
 
 
-def _raise_if_any(program: str, problems: Mapping[str, str]) -> None:
+def _raise_if_any(problems: Mapping[str, str]) -> None:
     if problems:
         noun = "problem" if len(problems) == 1 else "problems"
         lines = "\n".join(f"  {problem}" for problem in problems.values())
-        msg = f"{program}: {len(problems)} {noun} in its settings\n{lines}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{len(problems)} {noun} in the settings\n{lines}")

@@ -165,6 +165,10 @@ def _in_range(limits: Rule, number: float) -> bool:
 
 
 def did_you_mean(typed: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` for the nearest known word, or nothing if none is near."""
-    near = difflib.get_close_matches(typed[:SHOWN_CHARACTERS], list(known), n=1)
-    return f"; did you mean {json.dumps(near[0])}?" if near else ""
+    """`; did you mean "x"?` for the nearest known word, or nothing if none is near.
+
+    Upper and lower case count as one: "adamW" is nearer to "adamw" than to "adam".
+    """
+    words = {word.casefold(): word for word in known}
+    near = difflib.get_close_matches(typed[:SHOWN_CHARACTERS].casefold(), list(words), n=1)
+    return f"; did you mean {json.dumps(words[near[0]])}?" if near else ""

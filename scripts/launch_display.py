@@ -39,11 +39,15 @@ def progress_words(status: Status) -> str:
 
 
 class LineDisplay:
-    """A line every few seconds, and at once when the state or the roster changes."""
+    """A line every few seconds, and at once when the state or the roster changes.
+
+    What it said last is not said again.
+    """
 
     def __init__(self) -> None:
         self._shown: tuple[Any, ...] = ()
         self._next_s = 0.0
+        self._last = ""
 
     def update(self, status: Status) -> None:
         """Print a line if it is time for one."""
@@ -54,7 +58,10 @@ class LineDisplay:
         if state != self._shown or now_s >= self._next_s:
             self._shown, self._next_s = state, now_s + LINE_EVERY_S
             step = figures.steps(job["step"], job["total_steps"])
-            self.say(f"step {step}  epoch {job['epoch']}  {progress_words(status)}")
+            line = f"step {step}  epoch {job['epoch']}  {progress_words(status)}"
+            if line != self._last:
+                self._last = line
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Print a line."""

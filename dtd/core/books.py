@@ -23,6 +23,7 @@ from dtd.core.membership_events import (
     Worker,
     WorkerState,
 )
+from dtd.core.straggler import StragglerWatch
 from dtd.wire import messages as m
 
 MEMBERS = frozenset(
@@ -87,6 +88,7 @@ class Books:
         distrusted: newest generation in which states differed and none had a majority.
         links: pairs of workers that cannot reach each other.
         recovery: what the job is recovering from, until it commits again.
+        straggler: who holds the others up.
     """
 
     heartbeat_interval_s: float
@@ -118,11 +120,20 @@ class Books:
     distrusted: int = 0
     links: Links = field(default_factory=Links)
     recovery: Recovery | None = None
+    straggler: StragglerWatch = field(default_factory=StragglerWatch)
     effects: list[Effect] = field(default_factory=list)
 
     def members(self) -> list[Worker]:
         """The roster's workers in rank order."""
         return [self.workers[name] for name in self.roster]
+
+    def running_beats(self) -> dict[str, m.Heartbeat]:
+        """The running members' last heartbeats, by name."""
+        return {
+            worker.name: worker.heartbeat
+            for worker in self.members()
+            if worker.heartbeat is not None and worker.state is WorkerState.RUNNING
+        }
 
     def not_frozen(self) -> list[str]:
         """Members that still take part in the generation."""

@@ -148,6 +148,8 @@ class Membership:
         if job is not None and message.job == job.id and worker.state in MEMBERS:
             running.progressed(self.books, job, message.generation, message.step, now)
             suspicion.expel_stuck(self.books, worker, message, now)
+            if self.books.straggler.is_due(now):
+                self.books.straggler.look(self.books.running_beats(), now)
 
     def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
         books = self.books

@@ -15,9 +15,6 @@ from dtd.core.membership_events import Job, Worker, WorkerState
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1
-# What a straggler costs is named when it is more than both of these; less is noise.
-STRAGGLER_SHARE: Final = 0.05
-STRAGGLER_S: Final = 0.001
 _NO_HEARTBEAT: Final = m.Heartbeat(state="")
 _UNHEARD: Final = frozenset({WorkerState.LOST, WorkerState.RELEASED, WorkerState.AWAY})
 
@@ -55,40 +52,9 @@ def status_of(
     }
 
 
-def straggler(beats: Mapping[str, m.Heartbeat]) -> dict[str, Any] | None:
-    """Who holds the others up, and what that costs in seconds a step.
-
-    All members wait for the one that works longest in a step (`own_s`: time in which it does not
-    wait for others).  It costs what it works longer than the median of the others, and is named
-    when that is more than 5 % of a step and more than a millisecond.
-
-    Args:
-        beats: the running members' last heartbeats by name.
-    """
-    measured = {name: beat for name, beat in beats.items() if beat.own_s > 0 and beat.step_s > 0}
-    if len(measured) < 2:
-        return None
-    slowest = max(sorted(measured), key=lambda name: measured[name].own_s)
-    usual_s = _median([beat.own_s for name, beat in measured.items() if name != slowest])
-    cost_s = measured[slowest].own_s - usual_s
-    step_s = max(beat.step_s for beat in measured.values())
-    if cost_s <= max(STRAGGLER_S, STRAGGLER_SHARE * step_s):
-        return None
-    return {"name": slowest, "cost_s": cost_s}
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 def _job(books: Books, job: Job) -> dict[str, Any]:
     rows = int(job.spec["job"]["global_batch_size"])
-    running = {
-        worker.name: worker.heartbeat
-        for worker in books.members()
-        if worker.heartbeat is not None and worker.state is WorkerState.RUNNING
-    }
+    running = books.running_beats()
     slowest_s = max((beat.step_s for beat in running.values()), default=0.0)
     return {
         "id": job.id,
@@ -105,7 +71,7 @@ def _job(books: Books, job: Job) -> dict[str, Any]:
         "samples_per_s": rows / slowest_s if slowest_s > 0 else job.samples_per_s,
         "steps_lost": job.steps_lost,
         "skipped_steps": job.skipped_steps,
-        "straggler": straggler(running),
+        "straggler": books.straggler.named(running),
         "reason": job.reason,
         "eval": dict(job.metrics),
     }

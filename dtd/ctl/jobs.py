@@ -6,6 +6,7 @@ Each function is one command: it asks the coordinator, prints, and returns the e
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,11 +86,20 @@ def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
 def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
     """Stay until the job ended; a coordinator that restarts meanwhile is waited for.
 
+    Ctrl-C ends the wait, not the job, and says so.
+
     Raises:
         JobFailed: the job ended failed or cancelled.
         DtdError: it has not ended in time.
     """
-    answer = await_end(settings, job, timeout_s=timeout_s)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = await_end(settings, job, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        _say_it_goes_on(job)
+        return output.EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, usual)
     if answer is None:
         raise DtdError(
             f"job {job} has not ended within {timeout_s:g} s",
@@ -103,6 +113,13 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
             remedy=f"read what it printed with: dtdctl logs {job}",
         )
     return EXIT_DONE
+
+
+def _say_it_goes_on(job: str) -> None:
+    """What becomes of a job that is no longer waited for."""
+    output.say(f"job {job} goes on without this command")
+    output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
+    output.say(f"  stop it:    dtdctl cancel {job}")
 
 
 def _say_done(answer: Answer, job: str) -> None:

@@ -19,7 +19,6 @@ from dtd.errors import DtdError
 
 PROGRAM: Final = "dtdctl"
 COMPLETION_VARIABLE: Final = "_DTDCTL_COMPLETE"
-EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 1  # what typer says, too
 
 
@@ -39,7 +38,7 @@ def main() -> NoReturn:
 
 
 def _interrupted(_signal: int, _frame: object) -> NoReturn:
-    sys.exit(EXIT_INTERRUPTED)
+    sys.exit(output.EXIT_INTERRUPTED)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
@@ -33,6 +34,7 @@ _STATE_COLOURS: Final[Mapping[str, str]] = {
     "failed": RED,
 }
 _GAP: Final = "  "
+EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def wants_colour(stream: TextIO) -> bool:

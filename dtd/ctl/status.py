@@ -6,6 +6,7 @@ by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch`.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,12 @@ Status = Mapping[str, Any]
 
 EXIT_HEALTHY: Final = 0
 EXIT_DEGRADED: Final = 4
-TRACEBACK_LINES: Final = 20
+REASON_CHARACTERS: Final = 300
 # Training that makes no progress for less than this is nothing to speak of.
 STALLED_S: Final = 1.0
 _TROUBLED: Final = frozenset({"suspect", "lost", "refused", "away", "barred"})
 _INDENT: Final = " " * 13
+_FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def show_status(settings: Settings) -> int:
@@ -107,15 +109,32 @@ def _straggler_lines(job: Status) -> list[str]:
 
 
 def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
-    """How the last job ended, with the end of its traceback if its own code failed."""
+    """How the last job ended, why, and where more of that is."""
     if job is None:
         return []
     state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
     ago = figures.duration(time.time() - job["ended_s"])
     steps = figures.steps(job["step"], job["total_steps"])
     lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
-    text = [job["reason"], *job["traceback"].splitlines()[-TRACEBACK_LINES:]]
+    text = [_short(job["reason"]), _failed_at(job["traceback"])]
+    if job["reason"] or job["traceback"]:
+        text.append(f"more: dtdctl logs {job['id']}")
     return lines + [f"{_INDENT}{line}" for line in text if line]
+
+
+def _short(reason: str) -> str:
+    """The reason in one line of bounded length."""
+    line = " ".join(reason.split())
+    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
+
+
+def _failed_at(traceback: str) -> str:
+    """The innermost place of a traceback; empty without one."""
+    frames = _FRAME.findall(traceback)
+    if not frames:
+        return ""
+    path, line, function = frames[-1]
+    return f"in {function}, {path}:{line}"
 
 
 def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:

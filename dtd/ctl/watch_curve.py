@@ -8,15 +8,27 @@ from typing import Final
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _FULL: Final = len(_EIGHTHS) - 1
+_LOGARITHMIC_FROM: Final = 10.0
+"""So many times the least value the greatest one is, or more: on a linear axis all but the
+greatest would lie on the ground."""
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether finite values are better drawn on a logarithmic axis: all positive, and far apart."""
+    return bool(values) and min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values)
 
 
 def curve(points: Sequence[Sequence[float]], *, width: int, height: int) -> list[str]:
     """[step, value] points as `height` lines of `width` characters, the highest first.
 
     Steps are spread evenly; what falls into one column is averaged, a column without points repeats
-    the one before it.  Values that are not finite are left out.
+    the one before it.  Values that are not finite are left out.  The axis is logarithmic where
+    `is_logarithmic` says so.
     """
-    columns = _columns([p for p in points if math.isfinite(p[1])], width)
+    finite = [p for p in points if math.isfinite(p[1])]
+    columns = _columns(finite, width)
+    if is_logarithmic([value for _, value in finite]):
+        columns = [None if value is None else math.log(value) for value in columns]
     known = [value for value in columns if value is not None]
     if not known:
         return [" " * width] * height

@@ -16,15 +16,20 @@ from typing import Any, Final, NamedTuple
 from rich.text import Text
 
 from dtd.ctl import figures
-from dtd.ctl.watch_curve import curve, progress_bar, shares
+from dtd.ctl.watch_curve import curve, is_logarithmic, progress_bar, shares
 
 Values = Mapping[str, Any]
 
 CURVE_ROWS: Final = 6
+LEAST_CURVE_ROWS: Final = 2
+CURVE_FRAME: Final = 2
+"""Lines of the curve that are none of its rows: its heading, and the one below it."""
 LABEL_WIDTH: Final = 9
 MOST_WORKERS: Final = 16
 MOST_LINKS: Final = 8
 LEAST_EVENTS: Final = 3
+WORKERS_FRAME: Final = 4
+"""Lines around the workers: their heading, how many more there are, the legend, and one below."""
 _FIGURES_WIDTH: Final = 34  # what stands beside name and bar
 # Where a worker's step time goes: key, character, style, word.
 PARTS: Final = (
@@ -57,15 +62,20 @@ class Scene(NamedTuple):
 
 
 def view(scene: Scene, *, width: int, height: int) -> Text:
-    """The whole screen: at most `height` lines of at most `width` characters."""
-    lines = [
-        *_head(scene, width),
-        *_curve(scene, width),
-        *_workers(scene, width),
-        *_links(scene.history),
-        *_troubles(scene),
-    ]
-    room = max(LEAST_EVENTS, height - len(lines) - 2)
+    """The whole screen: at most `height` lines of at most `width` characters.
+
+    What happened is always in sight: on a small screen the links make room first, then the curve,
+    then workers.
+    """
+    head, troubles, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.history)]
+    spare = height - len(head) - len(troubles) - 1 - min(LEAST_EVENTS, len(scene.events))
+    workers = _workers(scene, width, most=min(MOST_WORKERS, max(2, spare - WORKERS_FRAME)))
+    spare -= len(workers)
+    rows = min(CURVE_ROWS, spare - CURVE_FRAME)
+    drawn = [*_curve(scene, width, rows=rows)] if rows >= LEAST_CURVE_ROWS else []
+    spare -= len(drawn)
+    lines = [*head, *drawn, *workers, *(links if len(links) <= spare else ()), *troubles]
+    room = max(LEAST_EVENTS, height - len(lines) - 1)
     lines += _events(scene.events[-room:])
     for line in lines:
         line.no_wrap = True
@@ -136,17 +146,17 @@ def eta_s(status: Values) -> float | None:
     return float(step_s * (job["total_steps"] - job["step"]))
 
 
-def _curve(scene: Scene, width: int) -> Iterator[Text]:
+def _curve(scene: Scene, width: int, *, rows: int) -> Iterator[Text]:
     job, history = scene.status["job"], scene.history
     if job is None or history.get("job") != job["id"]:
         return
     finite = [value for _, value in history["loss"] if math.isfinite(value)]
     if len(finite) < 2:
         return
-    drawn = curve(history["loss"], width=width - LABEL_WIDTH, height=CURVE_ROWS)
-    labels = [""] * CURVE_ROWS
+    drawn = curve(history["loss"], width=width - LABEL_WIDTH, height=rows)
+    labels = [""] * rows
     labels[0], labels[-1] = figures.number(max(finite)), figures.number(min(finite))
-    yield _heading("LOSS")
+    yield _heading("LOSS (logarithmic)" if is_logarithmic(finite) else "LOSS")
     for label, row in zip(labels, drawn, strict=True):
         yield _line(f"{label:>{LABEL_WIDTH - 1}} ", (row, "cyan"))
     yield _line("")
@@ -155,28 +165,27 @@ def _curve(scene: Scene, width: int) -> Iterator[Text]:
 # --- workers and links -------------------------------------------------------------------------
 
 
-def _workers(scene: Scene, width: int) -> Iterator[Text]:
+def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
     workers = scene.status["workers"]
     if not workers:
-        yield _line("no worker is registered")
-        return
+        return [_line("no worker is registered")]
     names = max(6, *(min(20, len(worker["name"])) for worker in workers))
     bar = max(10, width - names - _FIGURES_WIDTH)
     times = {one["name"]: one for one in scene.history.get("workers", ())}
     longest_s = max((one["step_s"] for one in times.values()), default=0.0)
-    yield _heading(
+    heading = (
         f"{'WORKER':<{names}} {'STATE':<8} {'STEP TIME':<{bar}} {'':>7} {'MEMORY':>9} {'HEARD':>5}"
     )
-    for worker in workers[:MOST_WORKERS]:
-        yield _worker(worker, times.get(worker["name"]), names, bar, longest_s)
-    if len(workers) > MOST_WORKERS:
-        yield _line(f"and {len(workers) - MOST_WORKERS} more: see dtdctl status")
+    lines = [_heading(heading)]
+    lines += [_worker(one, times.get(one["name"]), names, bar, longest_s) for one in workers[:most]]
+    if len(workers) > most:
+        lines.append(_line(f"and {len(workers) - most} more: see dtdctl status"))
     if times:
         legend = [
             piece for _, mark, style, word in PARTS for piece in ((mark, style), f" {word}  ")
         ]
-        yield _line(*legend)
-    yield _line("")
+        lines.append(_line(*legend))
+    return [*lines, _line("")]
 
 
 def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_s: float) -> Text:

@@ -24,6 +24,7 @@ from dtd.errors import TaskError
 from dtd.train.task import MapDataset
 
 _ROWS_TRIED = 2
+_ROWS_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,10 @@ def _row_error(what: str, error: Exception) -> TaskError:
 
 
 def _span(rows: Sequence[int]) -> str:
-    return f"rows {min(rows)}..{max(rows)}" if len(rows) > 1 else f"row {rows[0]}"
+    """The rows by number: they were shuffled, so first and last would say nothing."""
+    named = ", ".join(map(str, rows[:_ROWS_NAMED]))
+    more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {named}{more}"
 
 
 def _seed_everything(key: int) -> None:

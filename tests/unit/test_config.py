@@ -245,7 +245,7 @@ def test_a_default_file_that_is_there_but_cannot_be_read_is_an_error(tmp_path: P
 
 
 def test_the_message_names_the_daemon_and_the_exit_code_is_for_settings() -> None:
-    with pytest.raises(ConfigError, match=r"^dtd-worker: 1 problem in its settings\n") as caught:
+    with pytest.raises(ConfigError, match=r"^1 problem in the settings\n") as caught:
         load_worker_config({"device": "gpu"}, {}, default_file=NOWHERE)
     assert caught.value.exit_code == 78
 

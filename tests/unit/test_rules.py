@@ -95,6 +95,9 @@ def test_what_is_allowed_reads_as_words() -> None:
 def test_only_a_near_word_is_suggested() -> None:
     assert did_you_mean("momentun", ["momentum", "lr"]) == '; did you mean "momentum"?'
     assert did_you_mean("zzz", ["momentum", "lr"]) == ""
+    assert did_you_mean("adamW", ["sgd", "adam", "adamw"]) == '; did you mean "adamw"?'
+    assert did_you_mean("TLS", ["none", "tls"]) == '; did you mean "tls"?'
+    assert did_you_mean("best", ["BEST"]) == '; did you mean "BEST"?'
 
 
 def test_fields_carry_their_rule_and_default() -> None:

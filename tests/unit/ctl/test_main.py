@@ -104,11 +104,44 @@ def test_help_and_completion():
 
 def test_ctrl_c_is_quiet(server):
     server.script = lambda _message: b""
-    process = start("wait", "digits-1", address=server.address)
-    server.wait_for(m.WaitJob)
+    process = start("logs", "digits-1", address=server.address)
+    server.wait_for(m.ReadLogs)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_ctrl_c_of_a_wait_says_that_the_job_goes_on(server, form):
+    server.script = lambda _message: b""
+    process = start("wait", "digits-1", "-o", form, address=server.address)
+    server.wait_for(m.WaitJob)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "job digits-1 goes on" in err
+    assert "dtdctl wait digits-1" in err
+    assert "dtdctl cancel digits-1" in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_of_submit_and_wait_says_so_too(server, result, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'job = {name = "a", task = "digits", steps = 3, global_batch_size = 8}', encoding="utf-8"
+    )
+    server.script = lambda message: (
+        result({"job": "a-1"}) if isinstance(message, m.SubmitJob) else b""
+    )
+    process = start("submit", str(path), "--wait", address=server.address)
+    server.wait_for(m.WaitJob)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[:2] == [
+        "job a-1 is submitted",
+        "job a-1 goes on without this command",
+    ]
 
 
 def test_a_reader_that_leaves_is_told_no_traceback(server, result):

@@ -214,9 +214,11 @@ def test_what_a_waiting_job_waits_for(dtdctl, server, result, status):
     assert out.splitlines()[3] == f"{' ' * 13}{why}"
 
 
-def test_the_last_job_with_the_end_of_its_traceback(dtdctl, server, result, status, monkeypatch):
+def test_why_the_last_job_failed_where_and_what_tells_more(
+    dtdctl, server, result, status, monkeypatch
+):
     monkeypatch.setattr("dtd.ctl.status.time.time", lambda: 1000.0)
-    trace = [f"line {number}" for number in range(50)]
+    trace = [f'  File "/t/task.py", line {number}, in loss' for number in range(50)]
     last = {
         "id": "digits-1",
         "name": "digits",
@@ -224,8 +226,8 @@ def test_the_last_job_with_the_end_of_its_traceback(dtdctl, server, result, stat
         "step": 17,
         "total_steps": 100,
         "ended_s": 877.0,
-        "reason": "worker-1: ValueError: no",
-        "traceback": "\n".join(trace),
+        "reason": "worker-1: ValueError: no\n" + "x" * 500,
+        "traceback": "\n".join(["Traceback:", *trace, "ValueError: no"]),
     }
     made = {**status, "job": None, "explain": "no job", "last_job": last, "queue": []}
     assert faults(SCHEMA, made) == []
@@ -233,11 +235,12 @@ def test_the_last_job_with_the_end_of_its_traceback(dtdctl, server, result, stat
     exit_code, out, _err = dtdctl("status")
     indent = " " * 13
     assert exit_code == 0
-    assert out.splitlines()[1:6] == [
+    assert out.splitlines()[1:7] == [
         "job          none",
         f"{indent}no job",
         "last job     digits-1  failed  step 17/100 (17%)  2m03s ago",
-        f"{indent}worker-1: ValueError: no",
-        f"{indent}line 30",
+        f"{indent}worker-1: ValueError: no {'x' * 272}...",
+        f"{indent}in loss, /t/task.py:49",
+        f"{indent}more: dtdctl logs digits-1",
     ]
-    assert f"{indent}line 49" in out.splitlines()
+    assert "File" not in out

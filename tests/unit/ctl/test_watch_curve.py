@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dtd.ctl.watch_curve import curve, progress_bar, shares
+from dtd.ctl.watch_curve import curve, is_logarithmic, progress_bar, shares
 
 
 def test_a_curve_that_falls():
@@ -27,6 +27,26 @@ def test_values_that_are_no_numbers_are_left_out():
     assert curve([[0, math.nan], [1, 1.0], [2, 2.0]], width=2, height=1) == ["▁█"]
     assert curve([[0, math.inf]], width=2, height=2) == ["  ", "  "]
     assert curve([[5, 1.0]], width=2, height=1) == ["▁▁"]
+
+
+def test_values_far_apart_are_drawn_logarithmically():
+    points = [[step, 10.0**-step] for step in range(8)]
+    assert curve(points, width=8, height=1) == ["█▇▆▅▄▃▂▁"]
+    assert curve([*points[:7], [7, 0.0]], width=8, height=1) == ["█▂▁▁▁▁▁▁"]
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [
+        ([], False),
+        ([1.0, 9.9], False),
+        ([1.0, 10.0], True),
+        ([0.0, 10.0], False),
+        ([-1.0, 10.0], False),
+    ],
+)
+def test_when_an_axis_is_logarithmic(values, logarithmic):
+    assert is_logarithmic(values) is logarithmic
 
 
 @pytest.mark.parametrize(

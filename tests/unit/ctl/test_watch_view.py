@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import time
 
@@ -76,6 +77,33 @@ def test_no_line_is_longer_than_the_screen_and_wide_ones_are_used(scene, width):
 
 def test_no_more_lines_than_the_screen_has(scene):
     assert len(drawn(scene, height=12).splitlines()) == 12
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_events_are_in_sight_on_a_small_screen(scene, status, workers):
+    status["workers"] = [{**status["workers"][0], "name": f"worker-{i}"} for i in range(workers)]
+    link = scene.history["links"][0]
+    scene.history["links"] = [{**link, "to": f"worker-{i}"} for i in range(workers)]
+    events = [
+        {"time_s": 3600.0 + i, "kind": "worker_lost", "message": f"number {i}"} for i in range(9)
+    ]
+    lines = drawn(scene._replace(events=events), height=24).splitlines()
+    assert len(lines) <= 24
+    assert [line.rstrip()[-8:] for line in lines[-3:]] == ["number 6", "number 7", "number 8"]
+    assert any(line.startswith("EVENTS") for line in lines)
+    assert any(line.startswith("worker-1 ") for line in lines)
+    shown = sum(line.startswith("worker-") and "->" not in line for line in lines)
+    assert shown == workers or any(f"and {workers - shown} more" in line for line in lines)
+
+
+def test_a_loss_that_falls_by_orders_of_magnitude_has_a_logarithmic_axis(scene):
+    assert "LOSS (logarithmic)" not in drawn(scene)
+    scene.history["loss"] = [[step, 10 ** (2 - step / 50)] for step in range(200)]
+    text = drawn(scene)
+    assert "LOSS (logarithmic)" in text
+    rows = [line[9:].rstrip() for line in text.splitlines()[6:12]]
+    lengths = [len(row) for row in rows]
+    assert all(b - a >= 8 for a, b in itertools.pairwise(lengths)), lengths
 
 
 def test_without_colour_there_are_no_control_codes_and_the_same_characters(scene):

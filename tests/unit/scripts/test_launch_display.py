@@ -33,6 +33,16 @@ def test_lines_come_now_and_then_and_when_something_changes(capsys, monkeypatch)
     assert [line.split()[1] for line in err.splitlines()] == ["1/60", "3/60", "4/60"]
 
 
+def test_what_was_said_is_not_said_again(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(launch_display.time, "monotonic", lambda: next(clock))
+    display = LineDisplay()
+    for step in (0, 0, 0, 1):
+        display.update(status(state="warming", step=step))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["0/60", "1/60"]
+
+
 def test_no_job_yet(capsys):
     LineDisplay().update({"job": None})
     assert capsys.readouterr() == ("", "")

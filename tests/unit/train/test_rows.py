@@ -62,13 +62,13 @@ def test_a_failing_fetch_names_the_row_that_fails_alone() -> None:
 
     with pytest.raises(TaskError, match=r"row 2 of the dataset raised ZeroDivisionError"):
         load_rows(Broken(), [0, 3, 2], epoch=0, seed=0, reseed=False)
-    with pytest.raises(TaskError, match=r"fetching rows 0\.\.1 of the dataset raised ValueError"):
+    with pytest.raises(TaskError, match=r"fetching rows 0, 1 of the dataset raised ValueError"):
         load_rows(Broken(), [0, 1], epoch=0, seed=0, reseed=False)
 
 
 def test_rows_that_do_not_fit_together_are_named() -> None:
     ragged = [torch.zeros(2), torch.zeros(3)]
-    with pytest.raises(TaskError, match=r"making a batch of rows 0\.\.1 of the dataset raised"):
+    with pytest.raises(TaskError, match=r"making a batch of rows 1, 0 of the dataset raised"):
         load_rows(ragged, [1, 0], epoch=0, seed=0, reseed=False)
 
 

@@ -23,7 +23,6 @@ from torch.utils.hooks import RemovableHandle
 
 from dtd.core.buckets import BucketPlan, ParameterShape
 from dtd.core.collective import BucketMemory
-from dtd.errors import TaskError
 from dtd.train.staging import HandOver, staging_for
 
 _WIDE = (torch.float32, torch.float64)
@@ -61,7 +60,6 @@ class Gradients:
         wire_dtype: str = "",
     ) -> None:
         self._parameters = list(parameters)
-        self._names = [shape.name for shape in plan.parameters]
         self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
         self._bucket_of = [0] * len(self._parameters)
         self._staging = staging_for(
@@ -139,11 +137,10 @@ class Gradients:
         gradient, view = parameter.grad, self._views[index]
         assert gradient is not None
         if gradient.layout is not torch.strided:
-            raise TaskError(
-                f"parameter {self._names[index]} has a sparse gradient",
-                remedy="build it without sparse=True",
-            )
-        if not (self.present[index] and gradient.data_ptr() == view.data_ptr()):
+            view.copy_(gradient.to_dense())  # a bucket has a place for every element
+            parameter.grad = view
+            self.present[index] = True
+        elif not (self.present[index] and gradient.data_ptr() == view.data_ptr()):
             view.copy_(gradient)
             parameter.grad = view
             self.present[index] = True

@@ -31,7 +31,6 @@ from dtd.errors import DtdError
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
 from dtd.train.heap import keep_freed_memory
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
-from dtd.train.replica import reset_replica
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
@@ -154,7 +153,7 @@ def measure(
 
 def _world(session: Session, world_size: int, limit_s: float) -> dict[str, Any]:
     """Medians over some steps of rank 0 in a world."""
-    reset_replica(session.replica, session.task, session.spec, session.device)
+    session.reset()
     ring = HandOvers(world_size)
     session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []

@@ -9,7 +9,8 @@ Learning rates are set before every update from the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,20 +72,46 @@ def _may_be_fused(parameter: nn.Parameter) -> bool:
 
 
 def optimizer_of(
-    task: Any, table: OptimizerTable, parameters: Sequence[nn.Parameter]
+    task: Any, table: OptimizerTable, named: Sequence[tuple[str, nn.Parameter]]
 ) -> torch.optim.Optimizer:
     """The task's own optimizer if it builds one, else the job's.
 
+    A `build_optimizer` whose first parameter is called `named_parameters` is given pairs of name
+    and parameter, any other one the parameters alone.
+
     Raises:
-        TaskError: the task's is no torch optimizer.
+        TaskError: the task's is no torch optimizer, or one that takes sparse gradients only.
     """
     build = getattr(task, "build_optimizer", None)
+    parameters = [parameter for _, parameter in named]
     if build is None:
         return build_optimizer(table, parameters)
-    optimizer = build(list(parameters))
+    optimizer = build(list(named) if _takes_names(build) else parameters)
+    return checked_optimizer("build_optimizer()", optimizer)
+
+
+def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
+    """What a method of the task returned, if it is an optimizer that can be used.
+
+    Raises:
+        TaskError: it is not.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TaskError(
-            f"build_optimizer() of the task returned a {type(optimizer).__name__}",
+            f"{method} of the task returned a {type(optimizer).__name__}",
             remedy="return a torch.optim.Optimizer",
         )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TaskError(
+            f"{method} of the task returned a SparseAdam, which takes sparse gradients only",
+            remedy="use Adam: gradients are made dense before they are summed over the workers",
+        )
     return optimizer
+
+
+def _takes_names(build: Callable[..., Any]) -> bool:
+    try:
+        names = list(inspect.signature(build).parameters)
+    except (TypeError, ValueError):
+        return False  # a callable that does not tell
+    return names[:1] == ["named_parameters"]

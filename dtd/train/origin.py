@@ -15,7 +15,6 @@ from dtd.job import JobSpec
 from dtd.train.checkpoint_format import Found, newest_verified
 from dtd.train.checkpoints import read_checkpoint
 from dtd.train.record import HeldState, InitFrom, Reporter, StateKey
-from dtd.train.replica import reset_replica
 from dtd.train.session import Session
 from dtd.train.state import load_state, load_weights
 
@@ -78,7 +77,7 @@ class Origin:
             )
         manifest, tensors = read_checkpoint(found.path)
         if weights_only:
-            reset_replica(session.replica, session.task, session.spec, session.device)
+            session.reset()
             load_weights(session.replica, tensors)
             return
         load_state(session.replica, tensors, manifest.state)

@@ -18,8 +18,9 @@ from dtd.core.sampler import Position, advance
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.activation import wrap_blocks
+from dtd.train.lazy import Sample, materialise
 from dtd.train.optimizers import optimizer_of
-from dtd.train.precision import LossScaler, loss_scaler
+from dtd.train.precision import LossScaler, autocast, loss_scaler
 from dtd.train.schedules import learning_rate
 from dtd.train.task import Task
 
@@ -94,25 +95,30 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
-def build_model(task: Task, *, seed: int, device: torch.device) -> nn.Module:
+def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample) -> nn.Module:
     """The task's model, initialised from the job's seed, ready to train on its device."""
-    torch.manual_seed(seed)
-    model: Any = task.build_model()
-    if not isinstance(model, nn.Module):
+    torch.manual_seed(spec.job.seed)
+    built: Any = task.build_model()
+    if not isinstance(built, nn.Module):
         raise TaskError(
-            f"build_model() of the task returned a {type(model).__name__}",
+            f"build_model() of the task returned a {type(built).__name__}",
             remedy="return a torch.nn.Module",
         )
-    return model.to(device).train()
+    model = built.to(device).train()
+    with autocast(spec.train.precision, device):
+        materialise(model, lambda lazy: task.loss(lazy, sample()))
+    return model
 
 
-def build_replica(task: Task, spec: JobSpec, device: torch.device, *, dataset_rows: int) -> Replica:
-    """A fresh state: step 0."""
-    model = build_model(task, seed=spec.job.seed, device=device)
+def build_replica(
+    task: Task, spec: JobSpec, device: torch.device, *, dataset_rows: int, sample: Sample
+) -> Replica:
+    """A fresh state: step 0; `sample` gives lazy parameters their shapes."""
+    model = build_model(task, spec, device, sample)
     if spec.train.activation_checkpointing:
         wrap_blocks(model)
     trained = trained_parameters(model)
-    optimizer, base_lrs = fresh_optimizer(task, spec, [parameter for _, parameter in trained])
+    optimizer, base_lrs = fresh_optimizer(task, spec, trained)
     return Replica(
         model=model,
         optimizer=optimizer,
@@ -124,20 +130,20 @@ def build_replica(task: Task, spec: JobSpec, device: torch.device, *, dataset_ro
 
 
 def fresh_optimizer(
-    task: Task, spec: JobSpec, parameters: Sequence[nn.Parameter]
+    task: Task, spec: JobSpec, trained: Sequence[tuple[str, nn.Parameter]]
 ) -> tuple[torch.optim.Optimizer, list[float]]:
     """An optimizer without history, and its groups' learning rates."""
-    optimizer = optimizer_of(task, spec.optimizer, parameters)
+    optimizer = optimizer_of(task, spec.optimizer, trained)
     return optimizer, [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def reset_replica(replica: Replica, task: Task, spec: JobSpec, device: torch.device) -> None:
+def reset_replica(
+    replica: Replica, task: Task, spec: JobSpec, device: torch.device, sample: Sample
+) -> None:
     """Go back to step 0 without giving up the model's memory, which hooks and buckets refer to."""
-    fresh = build_model(task, seed=spec.job.seed, device=device)
+    fresh = build_model(task, spec, device, sample)
     replica.model.load_state_dict(fresh.state_dict())
-    replica.optimizer, replica.base_lrs = fresh_optimizer(
-        task, spec, [parameter for _, parameter in replica.trained]
-    )
+    replica.optimizer, replica.base_lrs = fresh_optimizer(task, spec, replica.trained)
     replica.scaler = loss_scaler(spec.train.precision)
     replica.ledger = Ledger(replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0

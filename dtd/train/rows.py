@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from dtd.core.sampler import probe_rows, row_key
 from dtd.errors import TaskError
-from dtd.train.task import MapDataset
+from dtd.train.task import CollatedRows, MapDataset
 
 _ROWS_TRIED = 2
 _ROWS_NAMED = 16
@@ -71,7 +71,11 @@ def load_rows(
         except Exception as error:
             raise _row_error(f"row {row}", error) from error
     try:
-        return default_collate(samples)
+        return (
+            dataset.collate(samples)
+            if isinstance(dataset, CollatedRows)
+            else default_collate(samples)
+        )
     except Exception as error:
         raise _row_error(f"making a batch of {_span(rows)}", error) from error
 

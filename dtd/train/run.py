@@ -35,7 +35,6 @@ from dtd.train.record import (
     StateKey,
     WarmupReport,
 )
-from dtd.train.replica import reset_replica
 from dtd.train.session import Session, build_session
 from dtd.train.state import named_tensors
 from dtd.train.step import commit
@@ -168,7 +167,7 @@ class TrainingRun:
             self._pristine = False
             self._origin.load(session, held_generation, held_step)
         elif not self._pristine:
-            reset_replica(session.replica, session.task, self._spec, self._device)
+            session.reset()
             self._pristine = True
         session.replaced(key)
         self._in_memory = True

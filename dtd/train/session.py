@@ -18,10 +18,11 @@ from dtd.train.checkpoints import Checkpoints
 from dtd.train.data import Loader
 from dtd.train.evaluation import Evaluator
 from dtd.train.gradients import Gradients, parameter_shapes
+from dtd.train.lazy import Sample, sample_of
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
 from dtd.train.record import FRESH, Reporter, Requests, StateKey
-from dtd.train.replica import Replica, build_replica
+from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 
@@ -37,6 +38,7 @@ class Session:
         task: gives loss and metrics.
         device: where the model is.
         dataset: the training rows.
+        sample: gives a few of them as a batch.
         plan: what each step does.
         replica: the state.
         bucket_plan: which gradient lies where.
@@ -59,6 +61,7 @@ class Session:
     task: Task
     device: torch.device
     dataset: MapDataset
+    sample: Sample
     plan: JobPlan
     replica: Replica
     bucket_plan: BucketPlan
@@ -105,6 +108,10 @@ class Session:
             self.buffers.restore()
             self._end()
 
+    def reset(self) -> None:
+        """Make the live state the fresh one."""
+        reset_replica(self.replica, self.task, self.spec, self.device, self.sample)
+
     def replaced(self, key: StateKey) -> None:
         """The live state is another one now: what was found out about the old one is void."""
         self.key = key
@@ -141,7 +148,8 @@ def build_session(
     """
     check_precision(spec.train.precision, device)
     dataset, eval_dataset = train_dataset_of(task), eval_dataset_of(task)
-    replica = build_replica(task, spec, device, dataset_rows=len(dataset))
+    sample = sample_of(dataset, spec, device)
+    replica = build_replica(task, spec, device, dataset_rows=len(dataset), sample=sample)
     plan = JobPlan(spec=spec, dataset_rows=len(dataset), smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
     bucket_plan = _plan_buckets(spec, replica)
@@ -151,6 +159,7 @@ def build_session(
         task=task,
         device=device,
         dataset=dataset,
+        sample=sample,
         plan=plan,
         replica=replica,
         bucket_plan=bucket_plan,

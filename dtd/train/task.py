@@ -11,7 +11,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -38,14 +38,12 @@ class MapDataset(Protocol):
     def __getitem__(self, row: int, /) -> Any: ...
 
 
-class Task(Protocol):
-    """What is trained.  Optional: `eval_dataset()`, `metrics(model, batch)`, `build_optimizer`.
+Collate = Callable[[list[Any]], Any]
+"""Rows, in order -> their batch."""
 
-    `metrics` returns for each name a sum over the batch and what to divide it by once the sums of
-    all batches are added up; `build_optimizer(params)` replaces the job's [optimizer].  Gradients
-    lie as in a contiguous parameter, and torch's `fused=True` does not look on a CPU whether they
-    do, so it is not for a model in channels_last.
-    """
+
+class Task(Protocol):
+    """What is trained; docs/tasks.md has the methods that are optional."""
 
     def build_model(self) -> nn.Module:
         """A freshly initialised model on the CPU."""
@@ -89,13 +87,26 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
     return cast("Task", task)
 
 
+class CollatedRows:
+    """Rows of a dataset with the task's own way to make a batch of them."""
+
+    def __init__(self, dataset: MapDataset, collate: Collate) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.dataset[row]
+
+
 def train_dataset_of(task: Task) -> MapDataset:
     """The task's training rows, at least one.
 
     Raises:
         TaskError: it is not a dataset of numbered rows, or it is empty.
     """
-    return _checked("train_dataset", task.train_dataset())
+    return _collated(task, "train_dataset", _checked("train_dataset", task.train_dataset()))
 
 
 def eval_dataset_of(task: Task) -> MapDataset | None:
@@ -106,7 +117,22 @@ def eval_dataset_of(task: Task) -> MapDataset | None:
     """
     method = getattr(task, "eval_dataset", None)
     dataset = method() if method is not None else None
-    return None if dataset is None else _checked("eval_dataset", dataset)
+    if dataset is None:
+        return None
+    return _collated(task, "eval_dataset", _checked("eval_dataset", dataset))
+
+
+def _collated(task: Task, method: str, dataset: MapDataset) -> MapDataset:
+    collate = getattr(task, "collate", None)
+    if collate is None:
+        return dataset
+    if hasattr(dataset, "fetch"):
+        raise TaskError(
+            f"{method}() returned a dataset with fetch(), which makes batches itself, and the task"
+            " has a collate(rows)",
+            remedy="remove one of the two",
+        )
+    return CollatedRows(dataset, collate)
 
 
 def _checked(method: str, dataset: Any) -> MapDataset:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtd.core.buckets import plan_buckets
-from dtd.errors import RingBroken, TaskError
+from dtd.errors import RingBroken
 from dtd.train.gradients import Gradients, parameter_shapes
 
 CPU = torch.device("cpu")
@@ -116,12 +116,18 @@ def test_a_broken_ring_leaves_backward_as_it_is() -> None:
         model(torch.ones(1, 4)).sum().backward()
 
 
-def test_sparse_gradients_are_refused_by_name() -> None:
-    model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+def test_sparse_gradients_are_made_dense_and_add_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1))
     gradients = gradients_of(model)
     gradients.begin(lambda: None)
-    with pytest.raises(TaskError, match=r"parameter 0\.weight has a sparse gradient"):
-        model(torch.tensor([1])).sum().backward()
+    for rows in ([1, 1, 3], [3]):
+        model(torch.tensor(rows)).sum().backward()
+    gradients.finish(lambda bucket: None)
+    gradients.expose([True] * 3)
+    grad = model[0].weight.grad
+    assert grad is not None
+    torch.testing.assert_close(grad, torch.tensor([0, 2, 0, 2.0])[:, None] * model[1].weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

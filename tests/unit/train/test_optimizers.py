@@ -20,11 +20,29 @@ def test_build_optimizer_of_the_task() -> None:
         def build_optimizer(self, params):
             return "sgd"
 
-    parameters = [nn.Parameter(torch.ones(1))]
-    assert isinstance(optimizer_of(Own(), OptimizerTable(), parameters), torch.optim.RMSprop)
-    assert isinstance(optimizer_of(object(), OptimizerTable(), parameters), torch.optim.SGD)
+    class Sparse:
+        def build_optimizer(self, params):
+            return torch.optim.SparseAdam(params)
+
+    named = [("w", nn.Parameter(torch.ones(1)))]
+    assert isinstance(optimizer_of(Own(), OptimizerTable(), named), torch.optim.RMSprop)
+    assert isinstance(optimizer_of(object(), OptimizerTable(), named), torch.optim.SGD)
     with pytest.raises(TaskError, match=r"build_optimizer\(\) of the task returned a str"):
-        optimizer_of(Wrong(), OptimizerTable(), parameters)
+        optimizer_of(Wrong(), OptimizerTable(), named)
+    with pytest.raises(TaskError, match=r"takes sparse gradients only.*use Adam"):
+        optimizer_of(Sparse(), OptimizerTable(), named)
+
+
+def test_build_optimizer_by_name() -> None:
+    class Own:
+        def build_optimizer(self, named_parameters):
+            decayed = [p for name, p in named_parameters if "bias" not in name]
+            plain = [p for name, p in named_parameters if "bias" in name]
+            return torch.optim.SGD([{"params": decayed, "weight_decay": 0.1}, {"params": plain}])
+
+    weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizer = optimizer_of(Own(), OptimizerTable(), [("weight", weight), ("bias", bias)])
+    assert [group["params"] for group in optimizer.param_groups] == [[weight], [bias]]
 
 
 LAYOUTS = {

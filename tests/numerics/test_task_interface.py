@@ -1,0 +1,148 @@
+"""What else a task can do, compared with plain torch in one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+
+pytestmark = pytest.mark.numerics
+
+
+def close(rank, model: nn.Module) -> None:
+    for mine, theirs in zip(rank.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-9, atol=1e-12)
+
+
+class Uneven:
+    """Rows of different lengths: nothing that torch could stack."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        draw = torch.Generator().manual_seed(row)
+        values = torch.randn(1 + row % 4, generator=draw, dtype=torch.float64)
+        return {"values": values, "name": None}
+
+
+class Sums:
+    """Learns the sum of a row's values."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1).double()
+
+    def train_dataset(self) -> Uneven:
+        return Uneven()
+
+    def eval_dataset(self) -> Uneven:
+        return Uneven()
+
+    @staticmethod
+    def collate(rows):
+        padded = torch.zeros(len(rows), 4, dtype=torch.float64)
+        for place, row in enumerate(rows):
+            padded[place, : len(row["values"])] = row["values"]
+        return {"values": padded, "sums": padded.sum(1, keepdim=True)}
+
+    def loss(self, model, batch):
+        return ((model(batch["values"]) - batch["sums"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("loader_workers", [0, 1])
+def test_the_tasks_own_collate_makes_batches(arena, loader_workers) -> None:
+    train = {"grad_accumulation": 2, "loader_workers": loader_workers, "eval_every": 4}
+    two = arena.train(Sums(), arena.spec(train=train), 2)
+    one = arena.train(Sums(), arena.spec(), 1)
+    for mine, theirs in zip(two[0].parameters(), one[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert two[0].digest == two[1].digest
+    assert two[0].outcome.rows_missing == two[0].outcome.rows_repeated == 0
+    assert len(two[0].recorder.evals) == 3
+
+
+def test_collate_beside_fetch_is_refused(arena, regression) -> None:
+    class Both(regression):
+        def collate(self, rows):
+            return rows
+
+    with pytest.raises(TaskError, match=r"dataset with fetch\(\).*remove one of the two"):
+        arena.start(Both(), arena.spec())
+
+
+def test_a_failing_collate_names_the_rows(arena) -> None:
+    class Failing(Sums):
+        def collate(self, rows):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(TaskError, match=r"making a batch of row 0 .*ZeroDivisionError: mine"):
+        arena.start(Failing(), arena.spec())
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Tanh(), nn.LazyLinear(3)
+        )
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_lazy_parameters_get_their_shapes_before_training(arena, regression) -> None:
+    class Shapeless(regression):
+        def build_model(self):
+            return Lazy().double()
+
+    ranks = arena.train(Shapeless(), arena.spec(), 2)
+    assert ranks[0].digest == ranks[1].digest
+    assert ranks[0].model.body[0].weight.shape == (8, 6)
+    fresh = [arena.start(Shapeless(), arena.spec(), name=name) for name in ("a", "b")]
+    assert fresh[0].digest == fresh[1].digest  # without a state from anybody
+    assert float(fresh[0].model.body[1].running_mean.abs().sum()) == 0.0
+    before = fresh[0].digest
+    arena.generation(fresh[:1])
+    fresh[0].run.forget()
+    fresh[0].run.adopt_local(0, 0)
+    assert fresh[0].digest == before  # lazy once more
+
+
+def test_what_stays_lazy_is_named(arena, regression) -> None:
+    class Unused(regression):
+        def build_model(self):
+            model = Lazy().double()
+            model.spare = nn.LazyLinear(2)
+            return model
+
+    class Failing(Unused):
+        def loss(self, model, batch):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(TaskError, match=r"parameter spare\.weight is still lazy"):
+        arena.start(Unused(), arena.spec())
+    with pytest.raises(TaskError, match=r"body\.0\.weight is lazy.*ZeroDivisionError: mine"):
+        arena.start(Failing(), arena.spec())
+
+
+def test_sparse_gradients_are_those_of_plain_torch(arena, regression, plain_torch) -> None:
+    class Embedded(regression):
+        sparse = True
+
+        def build_model(self):
+            return nn.Sequential(nn.Embedding(40, 5, sparse=self.sparse), nn.Linear(5, 3)).double()
+
+        def loss(self, model, batch):
+            x, y = batch
+            return ((model((x[:, 0] * 10).long().clamp(-19, 19) + 20) - y) ** 2).mean()
+
+    class Dense(Embedded):
+        sparse = False
+
+    spec = arena.spec(train={"grad_accumulation": 2}, optimizer={"name": "adam", "lr": 0.01})
+    ranks = arena.train(Embedded(), spec, 2)
+    close(ranks[0], plain_torch(Dense(), spec, partial(torch.optim.Adam, lr=0.01)))

@@ -78,6 +78,8 @@ INCIDENTS: Final = {
     "link_good": "Two workers reach each other again.",
     "replicas_diverged": "A worker's state differs from that of the others.",
     "steps_lost": "Committed steps are gone with everybody who held them.",
+    "rows_not_as_planned": "Other rows than the plan's went through the model in a step.",
+    "epoch_order_kept": "The rest of an epoch keeps the order of the seed that it was begun with.",
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
     "checkpoint_left_out": "A checkpoint was not begun, because an earlier one is still written.",
     "checkpoint_passed_over": "A checkpoint does not verify; an older one is taken.",

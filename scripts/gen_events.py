@@ -30,6 +30,8 @@ _LEVELS: Final = {
 _LOGGERS: Final = frozenset({"log", "_log", "get_logger"})
 _REPORTERS: Final = frozenset({"reporter", "_reporter"})
 """What they are warned of becomes a NOTICE, and that an incident."""
+_WARNERS: Final = frozenset({"warn", "_warn"})
+"""What a `dtd.train.seldom.Seldom` is called where it is kept."""
 _INCIDENT_PARAMETERS: Final = frozenset({"worker", "step"})
 
 _INTRODUCTION: Final = """\
@@ -90,7 +92,7 @@ def _uses_of(call: ast.Call, called: ast.Attribute, where: str) -> Iterator[Use]
         for name in _names(call.args[0]):
             level = _LEVELS[called.attr]
             yield Use(name=name, kind="event", level=level, fields=fields, where=where)
-    elif called.attr == "_warn" or (called.attr == "warning" and owner in _REPORTERS):
+    elif called.attr in _WARNERS or (called.attr == "warning" and owner in _REPORTERS):
         for name in _names(call.args[0]):
             yield Use(name=name, kind="incident", level="warning", fields=(), where=where)
 

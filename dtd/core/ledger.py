@@ -1,7 +1,9 @@
-"""The ledger of committed rows: proof that every row of an epoch is used exactly once.
+"""The ledger of committed rows: was every row of an epoch used exactly once?
 
-One bit a row for the epoch at hand, and counts over the epochs that are complete.  It is part of
-the training state, so it survives whatever the state survives.  Pure.
+One bit a place of the epoch's order for the epoch at hand, and counts over the whole job.  What
+was planned is entered by place; where other rows than those of the plan went through the model,
+which `dtd.train.used_rows` finds out, the counts are amended.  The ledger is part of the training
+state, so it survives whatever the state survives.  Pure.
 """
 
 from __future__ import annotations
@@ -16,6 +18,14 @@ class Ledger:
 
     Args:
         length: rows of the dataset.
+
+    Attributes:
+        length: rows of the dataset.
+        epoch: the one at hand.
+        committed: rows of it that are entered.
+        rows_repeated: rows that were used twice in an epoch.
+        rows_missing: rows that a complete epoch left out.
+        seed: whose order of the epoch at hand the places are of; None if nobody noted it.
     """
 
     def __init__(self, length: int) -> None:
@@ -24,6 +34,7 @@ class Ledger:
         self.committed = 0
         self.rows_repeated = 0
         self.rows_missing = 0
+        self.seed: int | None = None
         self._bits = bytearray(-(-length // 8))
 
     def commit(self, epoch: int, rows: Iterable[int]) -> None:
@@ -40,6 +51,11 @@ class Ledger:
                 self.committed += 1
         if self.committed == self.length:
             self.close_epoch()
+
+    def amend(self, *, missing: int, repeated: int) -> None:
+        """Other rows were used than those entered: so many were not, and so many in their place."""
+        self.rows_missing += missing
+        self.rows_repeated += repeated
 
     def close_epoch(self) -> None:
         """Count what the epoch at hand left out, and begin an empty page."""
@@ -58,6 +74,7 @@ class Ledger:
             "committed": self.committed,
             "rows_repeated": self.rows_repeated,
             "rows_missing": self.rows_missing,
+            "seed": self.seed,
             "bits": base64.b64encode(page).decode("ascii"),
         }
 
@@ -69,6 +86,7 @@ class Ledger:
         ledger.committed = int(mapping["committed"])
         ledger.rows_repeated = int(mapping["rows_repeated"])
         ledger.rows_missing = int(mapping["rows_missing"])
+        ledger.seed = None if mapping.get("seed") is None else int(mapping["seed"])
         page = base64.b64decode(mapping["bits"])
         if page:
             ledger._bits = bytearray(page)

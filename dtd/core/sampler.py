@@ -11,8 +11,8 @@ CT-RSA 2002 (methods 2 and 3).  The round function is the finaliser of SplitMix6
 D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).  It shuffles; it
 keeps no secrets.
 
-This file must not read data or know about ranks' progress.  Rows go from here to the training
-loop, and through it to `dtd.train.data`.
+This file must not read data or know about ranks' progress.  It says what the order is, for one
+place; `dtd.train.order` computes it for many at once, and `dtd.train.plan` asks for them.
 """
 
 from __future__ import annotations
@@ -41,20 +41,12 @@ class Position:
 def permuted_row(seed: int, epoch: int, index: int, length: int) -> int:
     """Row at place `index` of the order of this epoch; a bijection of range(length)."""
     assert 0 <= index < length, f"place {index} is outside an epoch of {length} rows"
-    left_size = math.isqrt(length - 1) + 1
-    right_size = -(-length // left_size)
-    keys = _round_keys(seed, epoch, length)
+    left_size, right_size = cipher_sides(length)
+    keys = round_keys(seed, epoch, length)
     row = _encipher(index, left_size, right_size, keys)
     while row >= length:  # cycle walking: the cipher's range is a little larger than ours
         row = _encipher(row, left_size, right_size, keys)
     return row
-
-
-def batch_rows(*, seed: int, position: Position, global_batch_size: int, length: int) -> list[int]:
-    """Rows of the global batch at `position`; the last batch of an epoch may be smaller."""
-    stop = min(position.offset + global_batch_size, length)
-    places = range(position.offset, stop)
-    return [permuted_row(seed, position.epoch, place, length) for place in places]
 
 
 def advance(position: Position, rows: int, length: int) -> Position:
@@ -99,8 +91,15 @@ def row_key(seed: int, epoch: int, row: int) -> int:
     return _absorb(seed, epoch, row)
 
 
+def cipher_sides(length: int) -> tuple[int, int]:
+    """The sizes of the cipher's two halves; together they number at least `length` values."""
+    left_size = math.isqrt(length - 1) + 1
+    return left_size, -(-length // left_size)
+
+
 @functools.lru_cache(maxsize=8)
-def _round_keys(seed: int, epoch: int, length: int) -> tuple[tuple[int, int], ...]:
+def round_keys(seed: int, epoch: int, length: int) -> tuple[tuple[int, int], ...]:
+    """The keys of the cipher's rounds, two each."""
     state = _absorb(seed, epoch, length)
     pairs = _SHORT_ROUND_PAIRS if length < _SHORT else _ROUND_PAIRS
     keys = [_mix((state + _GOLDEN * n) & _MASK) for n in range(1, 2 * pairs + 1)]

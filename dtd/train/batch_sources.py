@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dtd.errors import TaskError
-from dtd.train.rows import BatchRequest, kept_random_state, load_rows, map_tensors
+from dtd.train.rows import BatchRequest, LoadedBatch, kept_random_state, load_rows
 from dtd.train.task import MapDataset
 
 AHEAD = 2
@@ -44,7 +44,7 @@ class BatchSource(Protocol):
         """Go on with these requests, beginning now; nothing else stays under way."""
         ...
 
-    def take(self) -> Any:
+    def take(self) -> LoadedBatch:
         """The next request's batch; TaskError if its rows cannot be loaded."""
         ...
 
@@ -65,7 +65,7 @@ class CallerSource:
         """Nothing is ever under way."""
         self._requests = requests
 
-    def take(self) -> Any:
+    def take(self) -> LoadedBatch:
         """Load now."""
         wanted = next(self._requests)
         with kept_random_state():
@@ -92,7 +92,7 @@ class ThreadSource:
         self._pin = pin
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dtd-loader")
         self._requests: Iterator[BatchRequest] = iter(())
-        self._under_way: deque[tuple[BatchRequest, Future[Any]]] = deque()
+        self._under_way: deque[tuple[BatchRequest, Future[LoadedBatch]]] = deque()
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
         """One batch may still be loading in vain; it is finished and dropped."""
@@ -103,12 +103,12 @@ class ThreadSource:
         for future in made.values():
             future.cancel()
 
-    def take(self) -> Any:
+    def take(self) -> LoadedBatch:
         """Keep the thread busy with what comes next, then wait for this one."""
         self._fill({})
         return self._under_way.popleft()[1].result()
 
-    def _fill(self, made: dict[BatchRequest, Future[Any]]) -> None:
+    def _fill(self, made: dict[BatchRequest, Future[LoadedBatch]]) -> None:
         """Have enough under way; takes out of `made` what it can use."""
         while len(self._under_way) <= AHEAD and (wanted := next(self._requests, None)):
             future = made.pop(wanted, None) or self._thread.submit(self._load, wanted)
@@ -118,14 +118,14 @@ class ThreadSource:
         """Cancel what has not begun and join the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _load(self, wanted: BatchRequest) -> Any:
-        batch = load_rows(
+    def _load(self, wanted: BatchRequest) -> LoadedBatch:
+        loaded = load_rows(
             self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=False
         )
-        return map_tensors(batch, torch.Tensor.pin_memory) if self._pin else batch
+        return loaded.pin_memory() if self._pin else loaded
 
 
-def _failed(future: Future[Any]) -> bool:
+def _failed(future: Future[LoadedBatch]) -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)
 
 
@@ -168,7 +168,7 @@ class ProcessSource:
                 remedy="define its class at the top of a module, or set loader_workers = 0",
             ) from error
 
-    def take(self) -> Any:
+    def take(self) -> LoadedBatch:
         """Wait for the process that makes this one."""
         try:
             made = next(self._batches)
@@ -179,7 +179,8 @@ class ProcessSource:
             for note in made.notes:
                 failure.add_note(note)
             raise failure
-        return made
+        loaded: LoadedBatch = made
+        return loaded
 
     def close(self) -> None:
         """The iterator ends its processes when the last reference to it goes."""
@@ -212,7 +213,7 @@ class _RequestedBatches(torch.utils.data.Dataset[Any]):
         self._dataset = dataset
         self._seed = seed
 
-    def __getitem__(self, wanted: BatchRequest) -> Any:
+    def __getitem__(self, wanted: BatchRequest) -> LoadedBatch | _Failure:
         try:
             return load_rows(
                 self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True

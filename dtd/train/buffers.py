@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dtd.train.order import mixed
+
 _NOTHING: Final = -0.0
 """Adding it changes no value, not even a zero's sign."""
 
@@ -131,13 +133,6 @@ class RunningBuffers:
 def _marks(bits: Tensor) -> Tensor:
     """A hash of each element, so that sums of them tell whether all ranks had the same element.
 
-    The finalizer of splitmix64 (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number
-    Generators", 2014); the sums are taken modulo 2**64, as everywhere with such integers.
+    The sums are taken modulo 2**64, as everywhere with such integers.
     """
-    x = bits.numpy().view(np.uint64).copy()
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return torch.from_numpy(x.view(np.int64))
+    return torch.from_numpy(mixed(bits.numpy().view(np.uint64).copy()).view(np.int64))

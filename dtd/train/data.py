@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from dtd.train.batch_sources import BatchSource, CallerSource, ProcessSource, ThreadSource
-from dtd.train.rows import BatchRequest, draws_randomness, map_tensors
+from dtd.train.rows import BatchRequest, LoadedBatch, draws_randomness
 from dtd.train.task import MapDataset
 
 Plan = Callable[[int], BatchRequest | None]
@@ -59,8 +59,8 @@ class Loader:
         if request is not None and (not self._under_way or self._under_way[0] != request):
             self._go_on_from(request)
 
-    def next(self, request: BatchRequest) -> Any:
-        """The batch of exactly this request, on the device; None if it has no rows.
+    def next(self, request: BatchRequest) -> LoadedBatch:
+        """The batch of exactly this request, on the device.
 
         Raises:
             TaskError: the dataset raised for one of its rows, which is named.
@@ -68,14 +68,14 @@ class Loader:
         if not self._under_way or self._under_way[0] != request:
             self._go_on_from(request)
         try:
-            batch = self._source.take()
+            loaded = self._source.take()
         except BaseException:
             self._under_way.clear()  # asking again starts over
             raise
         self._under_way.popleft()
         if self._device.type == "cpu":
-            return batch
-        return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+            return loaded
+        return loaded.changed(lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def close(self) -> None:
         """Stop loading; no thread or process is left when this returns."""

@@ -92,7 +92,7 @@ class Evaluator:
         try:
             with torch.no_grad(), autocast(self._spec.train.precision, self._device):
                 for request in requests:
-                    batch = self._loader.next(request)
+                    batch = self._loader.next(request).batch
                     _add(sums, self._measure(model, batch, len(request.rows)))
                     progress()
         finally:

@@ -31,7 +31,7 @@ def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
     _feed(digest, len(dataset), "len(dataset)")
     with kept_random_state():
         for row in probe_rows(seed, len(dataset)):
-            batch = load_rows(dataset, [row], epoch=0, seed=seed, reseed=True)
+            batch = load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch
             _feed(digest, batch, f"row {row}")
     return digest.hexdigest()
 

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dtd.core.sampler import Position, batch_rows
+from dtd.core.sampler import Position
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.train.order import batch_rows
 from dtd.train.rows import kept_random_state, load_rows, map_tensors
 from dtd.train.task import MapDataset
 
@@ -37,7 +38,7 @@ def sample_of(dataset: MapDataset, spec: JobSpec, device: torch.device) -> Sampl
             length=len(dataset),
         )
         with kept_random_state():
-            batch = load_rows(dataset, rows, epoch=0, seed=spec.job.seed, reseed=True)
+            batch = load_rows(dataset, rows, epoch=0, seed=spec.job.seed, reseed=True).batch
         return map_tensors(batch, lambda tensor: tensor.to(device))
 
     return sample

@@ -57,6 +57,7 @@ def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outc
         clock.optimizer_s = time.perf_counter() - averaged_s
         timing = ring.close_step()
         _report(session, committed, clock, timing, time.perf_counter() - begun_s)
+        _check_rows(session, ring, committed)
         check_skips(session)
 
         ends = word.stop or word.leave
@@ -117,6 +118,20 @@ def _report(
         )
     )
     session.checkpoints.poll()
+
+
+def _check_rows(session: Session, ring: Collective, committed: Committed) -> None:
+    """Tell of rows that were not the plan's; by rank 0, and by whoever saw what was wrong."""
+    if not (committed.rows_missing or committed.rows_repeated):
+        return
+    if ring.rank == 0 or session.used.example:
+        seen = f"; here {session.used.example}" if session.used.example else ""
+        missing, repeated = committed.rows_missing, committed.rows_repeated
+        session.warn(
+            "rows_not_as_planned",
+            f"in step {session.replica.step} {missing} rows of the plan were not used, and"
+            f" {repeated} others were{seen}",
+        )
 
 
 def _checkpoint(

@@ -6,14 +6,16 @@ number only; loading them is `dtd.train.data`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dtd.core.sampler import Position, batch_rows, position_of_step, slice_bounds, steps_per_epoch
+from dtd.core.ledger import Ledger
+from dtd.core.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.train.order import Rows, ordered_rows
 from dtd.train.rows import BatchRequest
+from dtd.train.used_rows import checksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,27 @@ class JobPlan:
         dataset_rows: length of the training dataset.
         smallest_rows: with fewer rows the model cannot compute; a micro-batch has as many at least,
             if need be because other ranks have none.
+        begun: an epoch of which another job has used a part, and that job's seed: the rest of it
+            follows the same order, or rows would be used twice and others never.
     """
 
     spec: JobSpec
     dataset_rows: int
     smallest_rows: int = 1
+    begun: tuple[int, int] | None = None
+
+    def following(self, ledger: Ledger) -> JobPlan:
+        """The plan for a state with this ledger."""
+        seed, begun = ledger.seed, None
+        if ledger.committed and seed is not None and seed != self.spec.job.seed:
+            begun = (ledger.epoch, seed)
+        return replace(self, begun=begun)
+
+    def order_seed(self, epoch: int) -> int:
+        """The seed whose order an epoch follows."""
+        if self.begun is not None and epoch == self.begun[0]:
+            return self.begun[1]
+        return self.spec.job.seed
 
     @property
     def epoch_steps(self) -> int:
@@ -79,13 +97,7 @@ class JobPlan:
         position, global_rows = self.position(step), self.global_rows(step)
         sharing = self._sharing(global_rows, world_size)
         start, stop = slice_bounds(global_rows, sharing, rank) if rank < sharing else (0, 0)
-        rows = _rows(
-            self.spec.job.seed,
-            position.epoch,
-            position.offset + start,
-            stop - start,
-            self.dataset_rows,
-        )
+        rows = tuple(self._rows(step)[start:stop].tolist())
         parts = self.spec.train.grad_accumulation
         requests, first_rows = [], []
         for part in range(parts):
@@ -104,6 +116,16 @@ class JobPlan:
             global_rows=global_rows,
             counts=rank == sharing - 1,
         )
+
+    def checksum(self, step: int) -> int:
+        """What `dtd.train.used_rows` finds for a step in which exactly its rows were used."""
+        return checksum(self.position(step).epoch, self._rows(step))
+
+    def _rows(self, step: int) -> Rows:
+        """Rows of a step's global batch."""
+        epoch, start = self.position(step).epoch, self.position(step).offset
+        stop = start + self.global_rows(step)
+        return ordered_rows(self.order_seed(epoch), epoch, start, stop, self.dataset_rows)
 
     def _sharing(self, global_rows: int, world_size: int) -> int:
         """How many ranks share a global batch: all, unless slices became too small."""
@@ -165,12 +187,3 @@ class JobPlan:
         """Whether the state after `step` steps is saved."""
         every = self.spec.checkpoint.every_steps or self.epoch_steps
         return step >= self.steps_total or (step > 0 and step % every == 0)
-
-
-@functools.lru_cache(maxsize=16)
-def _rows(seed: int, epoch: int, offset: int, rows: int, length: int) -> tuple[int, ...]:
-    """Rows of one slice; the loader and the loop both ask for it."""
-    if rows == 0:
-        return ()
-    position = Position(epoch, offset)
-    return tuple(batch_rows(seed=seed, position=position, global_batch_size=rows, length=length))

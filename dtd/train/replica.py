@@ -60,13 +60,24 @@ class Replica:
         """Committed steps that updated nothing."""
         return self.step - self.updates
 
-    def advance(self, position: Position, rows: int) -> None:
+    def advance(
+        self, position: Position, rows: int, *, seed: int, missing: int = 0, repeated: int = 0
+    ) -> None:
         """Count a committed step of `rows` rows at `position`.
+
+        Args:
+            position: where it began.
+            rows: of its plan.
+            seed: whose order they are in.
+            missing: how many of these went through no model.
+            repeated: how many did that are not of its plan.
 
         The ledger is kept by place: an epoch's order is a bijection, and places cost nothing.
         """
         after = advance(position, rows, self.ledger.length)
         self.ledger.commit(position.epoch, range(position.offset, position.offset + rows))
+        self.ledger.seed = seed
+        self.ledger.amend(missing=missing, repeated=repeated)
         self.step += 1
         self.epoch, self.offset = after.epoch, after.offset
 

@@ -42,10 +42,34 @@ class BatchRequest:
     rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBatch:
+    """A batch, and what the dataset was asked for to make it.
+
+    Attributes:
+        batch: None if it has no rows.
+        epoch: that keyed augmentation.
+        rows: in order.
+    """
+
+    batch: Any
+    epoch: int
+    rows: tuple[int, ...]
+
+    def pin_memory(self) -> LoadedBatch:
+        """The same with its tensors in page-locked memory; torch's loader calls this, too."""
+        return self.changed(torch.Tensor.pin_memory)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> LoadedBatch:
+        """The same with every tensor changed."""
+        batch = map_tensors(self.batch, change)
+        return LoadedBatch(batch=batch, epoch=self.epoch, rows=self.rows)
+
+
 def load_rows(
     dataset: MapDataset, rows: Sequence[int], *, epoch: int, seed: int, reseed: bool
-) -> Any:
-    """The batch of these rows; None if there are none.
+) -> LoadedBatch:
+    """The batch of these rows, and which rows the dataset was asked for.
 
     Args:
         dataset: where rows come from.
@@ -58,26 +82,30 @@ def load_rows(
         TaskError: the dataset raised; names the row, and carries the traceback as a note.
     """
     if not rows:
-        return None
+        return LoadedBatch(batch=None, epoch=epoch, rows=())
     fetch = getattr(dataset, "fetch", None)
     if fetch is not None:
-        return _fetched(fetch, rows, epoch=epoch, seed=seed)
-    samples = []
+        taken = list(rows)
+        batch = _fetched(fetch, taken, epoch=epoch, seed=seed)
+        return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken))
+    samples, taken = [], []
     for row in rows:
         try:
             if reseed:
                 _seed_everything(row_key(seed, epoch, row))
             samples.append(dataset[row])
+            taken.append(row)
         except Exception as error:
             raise _row_error(f"row {row}", error) from error
     try:
-        return (
+        batch = (
             dataset.collate(samples)
             if isinstance(dataset, CollatedRows)
             else default_collate(samples)
         )
     except Exception as error:
         raise _row_error(f"making a batch of {_span(rows)}", error) from error
+    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken))
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -242,6 +242,8 @@ class TrainingRun:
         session = self._session
         session.discard()
         self._in_memory, self._pristine = True, False
+        if collective.rank == 0:
+            _tell_order(session)
         try:
             return train(session, collective, writers)
         except BaseException:
@@ -261,6 +263,17 @@ class TrainingRun:
     def _session(self) -> Session:
         assert self._built is not None, "prepare() comes first"
         return self._built
+
+
+def _tell_order(session: Session) -> None:
+    """The epoch under way may not be in the order of the job's own seed."""
+    begun = session.plan.begun
+    if begun is not None and session.replica.epoch == begun[0]:
+        session.warn(
+            "epoch_order_kept",
+            f"epoch {begun[0]} was begun with seed {begun[1]} and goes on in that order, so that"
+            f" each row is used once; seed {session.spec.job.seed} orders the epochs after it",
+        )
 
 
 def _plan_digest(session: Session) -> str:

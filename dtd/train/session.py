@@ -23,8 +23,10 @@ from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
 from dtd.train.record import FRESH, Reporter, Requests, StateKey
 from dtd.train.replica import Replica, build_replica, reset_replica
+from dtd.train.seldom import Seldom
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
+from dtd.train.used_rows import UsedRows
 
 _MIB = 1 << 20
 
@@ -49,12 +51,14 @@ class Session:
         evaluator: None if the task has no evaluation rows.
         checkpoints: saves the state.
         reporter: hears of progress.
+        warn: the reporter's `warning`, for what may come in every step.
         requests: what is asked of this rank.
         key: of the live state.
         begun_in: generation of the step at hand, which is begun and neither committed nor
             discarded; None if there is none.
         prepared: every bucket of the step at hand is averaged, and it is not committed.
         metrics: of the last evaluation.
+        used: rows that went through the model here in the last step.
     """
 
     spec: JobSpec
@@ -72,11 +76,13 @@ class Session:
     evaluator: Evaluator | None
     checkpoints: Checkpoints
     reporter: Reporter
+    warn: Seldom
     requests: Requests
     key: StateKey = FRESH
     begun_in: int | None = None
     prepared: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
+    used: UsedRows = field(default_factory=UsedRows)
 
     @property
     def memories(self) -> list[BucketMemory]:
@@ -115,6 +121,7 @@ class Session:
     def replaced(self, key: StateKey) -> None:
         """The live state is another one now: what was found out about the old one is void."""
         self.key = key
+        self.plan = self.plan.following(self.replica.ledger)
         self.metrics = {}
         self.checkpoints.drop()
 
@@ -181,6 +188,7 @@ def build_session(
             spec=spec, job_id=job_id, directory=checkpoint_directory, reporter=reporter
         ),
         reporter=reporter,
+        warn=Seldom(reporter.warning),
         requests=requests,
     )
 

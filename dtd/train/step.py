@@ -23,6 +23,7 @@ from dtd.errors import TaskError
 from dtd.train.plan import Share
 from dtd.train.precision import autocast
 from dtd.train.session import Session
+from dtd.train.used_rows import UsedRows
 
 _CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -40,7 +41,18 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a committed step came to; equal on all ranks."""
+    """What a committed step came to; equal on all ranks.
+
+    Attributes:
+        epoch: of its rows.
+        rows: of the global batch.
+        loss: mean over them.
+        lr: learning rate of the first parameter group.
+        grad_norm: before clipping.
+        skipped: nothing was updated.
+        rows_missing: rows of the plan that went through no rank's model.
+        rows_repeated: rows that did, and are not the plan's.
+    """
 
     epoch: int
     rows: int
@@ -48,6 +60,8 @@ class Committed:
     lr: float
     grad_norm: float
     skipped: bool
+    rows_missing: int
+    rows_repeated: int
 
 
 def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
@@ -60,9 +74,11 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
     replica, gradients, buffers = session.replica, session.gradients, session.buffers
     session.begin(ring)
     loss_sum, weight = 0.0, 0.0
+    used = session.used = UsedRows()
     for part, request in enumerate(share.requests):
         begun_s = time.perf_counter()
-        batch = session.loader.next(request)
+        loaded = session.loader.next(request)
+        used.add(request, loaded)
         loaded_s = time.perf_counter()
         session.reporter.progress()
         ring.check()
@@ -70,7 +86,7 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part])
         seed_draws(key, session.device)
         with autocast(session.spec.train.precision, session.device):
-            returned = session.task.loss(replica.model, batch)
+            returned = session.task.loss(replica.model, loaded.batch)
         loss, rows_weight, is_mean = _understand(returned, len(request.rows))
         if request is share.requests[-1]:
             gradients.hand_over_when_full(ring.start)
@@ -82,7 +98,7 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         clock.compute_s += time.perf_counter() - loaded_s
         session.reporter.progress()
     gradients.finish(ring.start)
-    session.tail.write(loss_sum=loss_sum, weight=weight, present=gradients.present)
+    session.tail.write(loss_sum=loss_sum, weight=weight, used=used, present=gradients.present)
     buffers.write(
         session.tail.buffer_elements,
         session.tail.buffer_words,
@@ -120,7 +136,9 @@ def commit(session: Session) -> Committed:
         session.buffers.restore()
         replica.skipped_in_row += 1
     replica.scaler.update(finite=finite)
-    replica.advance(position, rows)
+    missing, repeated = totals.used.against(plan.checksum(replica.step), rows)
+    seed = plan.order_seed(position.epoch)
+    replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
     session.committed()
     return Committed(
         epoch=position.epoch,
@@ -129,6 +147,8 @@ def commit(session: Session) -> Committed:
         lr=lr,
         grad_norm=norm,
         skipped=not finite,
+        rows_missing=missing,
+        rows_repeated=repeated,
     )
 
 

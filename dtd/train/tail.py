@@ -1,7 +1,7 @@
 """The last bucket of every step: what ranks must sum besides gradients.
 
     float64   sum of losses | sum of weights | gradient present, one a parameter | float buffers
-    int64     running buffers that no mean is taken of, summed modulo 2**64
+    int64     used rows | running buffers that no mean is taken of; summed modulo 2**64
 
 A rank that holds it averaged can commit the step without hearing anything more, which is what lets
 survivors finish a step whose control word was lost.  It is always there, so every step has the
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dtd.core.collective import BucketMemory
 from dtd.train.reduce import tensor_bytes
+from dtd.train.used_rows import USED_WORDS, UsedRows
 
 _HEAD = 2
 _ITEM_BYTES = 8
@@ -31,11 +32,13 @@ class Totals:
     Attributes:
         loss_sum: weighted sum of losses.
         weight: sum of weights.
+        used: rows that went through the model.
         present: for each parameter, whether any rank has a gradient.
     """
 
     loss_sum: float
     weight: float
+    used: UsedRows
     present: list[bool]
 
     @property
@@ -59,19 +62,21 @@ class Tail:
 
     def __init__(self, *, parameters: int, buffer_elements: int, buffer_words: int) -> None:
         floats = _HEAD + parameters + buffer_elements
-        flat = torch.zeros(floats + buffer_words, dtype=torch.float64)
+        flat = torch.zeros(floats + USED_WORDS + buffer_words, dtype=torch.float64)
         self._head = flat[:_HEAD]
         self._present = flat[_HEAD : _HEAD + parameters]
         self.buffer_elements = flat[_HEAD + parameters : floats]
-        self.buffer_words = flat[floats:].view(torch.int64)
+        words = flat[floats:].view(torch.int64)
+        self._used, self.buffer_words = words[:USED_WORDS], words[USED_WORDS:]
         self.memory = BucketMemory(
             view=tensor_bytes(flat), item_bytes=_ITEM_BYTES, add=_adder(flat, floats)
         )
 
-    def write(self, *, loss_sum: float, weight: float, present: list[bool]) -> None:
+    def write(self, *, loss_sum: float, weight: float, used: UsedRows, present: list[bool]) -> None:
         """This rank's contribution but for the buffers'."""
         self._head[0] = loss_sum
         self._head[1] = weight
+        self._used.copy_(torch.tensor(used.words(), dtype=torch.int64))
         self._present.copy_(torch.tensor(present, dtype=torch.float64))
 
     def totals(self) -> Totals:
@@ -80,6 +85,7 @@ class Tail:
         return Totals(
             loss_sum=loss_sum,
             weight=weight,
+            used=UsedRows.of_words(self._used.tolist()),
             present=[count > 0 for count in self._present.tolist()],
         )
 

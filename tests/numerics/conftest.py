@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.sampler import Position, advance, batch_rows
+from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
 from dtd.net.inprocess import InProcessRing
+from dtd.train.order import batch_rows
 from dtd.train.record import (
     CheckpointRecord,
     EvalRecord,

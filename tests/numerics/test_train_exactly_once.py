@@ -9,6 +9,7 @@ are those of one process that was never disturbed (but for the rounding of sums 
 from __future__ import annotations
 
 import random
+import re
 import threading
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from dtd.core import roster
 from dtd.core.membership_events import Job, Worker, WorkerState
 from dtd.errors import RingBroken
+from dtd.train.record import InitFrom
 from dtd.wire import messages as m
 
 pytestmark = pytest.mark.numerics
@@ -158,3 +160,74 @@ def test_every_row_counts_once(arena, regression, tmp_path) -> None:
     assert len({rank.outcome.digest for rank in story.ranks}) == 1
     for mine, theirs in zip(story.ranks[0].parameters(), undisturbed.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+
+
+def counts(ranks: list[Any]) -> set[tuple[int, int]]:
+    for rank in ranks:
+        if rank.error is not None:
+            raise rank.error
+    return {(rank.outcome.rows_missing, rank.outcome.rows_repeated) for rank in ranks}
+
+
+def test_a_batch_of_other_rows_than_planned_is_counted_and_told(arena, regression) -> None:
+    """A loader that hands out the batch before once more: the step's number cannot tell."""
+    ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(2)]
+    arena.copy_state(*ranks)
+    source = ranks[1].run._session.loader._source
+    take, made = source.take, []
+
+    def stuck() -> Any:
+        made.append(take())
+        return made[3 if len(made) == 5 else -1]
+
+    source.take = stuck
+    arena.generation(ranks)
+    assert counts(ranks) == {(4, 4)}
+    (told,) = ranks[1].recorder.warnings
+    assert told[0] == "rows_not_as_planned"
+    assert re.match(r"in step 5 4 rows of the plan were not used, and 4 others were; here", told[1])
+    assert ranks[0].recorder.warnings[0][1] in told[1]
+
+
+def test_slices_that_do_not_fit_together_are_counted(arena, regression) -> None:
+    """A rank that believes to be another one loads just what it asks for."""
+    ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(2)]
+    arena.copy_state(*ranks)
+    session = ranks[1].run._session
+
+    class Mistaken(type(session.plan)):
+        def share(self, step: int, *, rank: int, world_size: int) -> Any:
+            return super().share(step, rank=rank - (step == 2), world_size=world_size)
+
+    session.plan = Mistaken(spec=session.spec, dataset_rows=50)
+    arena.generation(ranks)
+    assert counts(ranks) == {(1, 1)}
+
+
+def test_a_job_with_another_seed_finishes_the_epoch_in_its_order(arena, regression) -> None:
+    class Task(regression):
+        def __init__(self) -> None:
+            super().__init__(ROWS)
+            self.used: list[int] = []
+
+        def loss(self, model: Any, batch: Any) -> Any:
+            places = (batch[0][:, None] == self.rows.x[None]).all(-1).nonzero()[:, 1]
+            self.used += places.tolist()
+            return super().loss(model, batch)
+
+    first, second = Task(), Task()
+    arena.train(first, arena.spec(job={"steps": 4}), 1, job_id="parent")
+    spec = arena.spec(job={"epochs": 2, "seed": 4})
+    parent = InitFrom(job_id="parent", step=None, mode="resume")
+    ranks = [
+        arena.start(task, spec, name=name, job_id="child", init_from=parent)
+        for task, name in ((second, "w0"), (Task(), "w1"))
+    ]
+    held = ranks[0].run.held()
+    ranks[0].run.adopt_local(held.generation, held.step)
+    arena.copy_state(*ranks)
+    arena.generation(ranks, generation=2)
+    assert counts(ranks) == {(0, 0)}
+    joined = second.used + ranks[1].run._session.task.used
+    assert sorted(first.used + joined) == sorted([*range(ROWS), *range(ROWS)])
+    assert [event for event, _ in ranks[0].recorder.warnings] == ["epoch_order_kept"]

@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.sampler import Position, advance, batch_rows, permuted_row, slice_bounds
+from dtd.core.sampler import Position, advance, permuted_row, slice_bounds
+from dtd.train.order import batch_rows, ordered_rows
 
 seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 10_000)
@@ -52,3 +53,17 @@ def test_two_epochs_visit_each_row_twice_whatever_the_world_size_becomes(
         used[position.epoch] += [row for start, stop in slices for row in batch[start:stop]]
         position, step = advance(position, len(batch), length), step + 1
     assert sorted(used[0]) == sorted(used[1]) == list(range(length))
+
+
+@given(
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=epochs,
+    length=st.one_of(st.integers(1, 700), st.integers(1, 2**48)),
+    start=st.integers(0),
+    count=st.integers(0, 50),
+)
+def test_many_places_at_once_are_the_same_rows(seed, epoch, length, start, count) -> None:
+    start %= length
+    stop = min(start + count, length)
+    one_by_one = [permuted_row(seed, epoch, place, length) for place in range(start, stop)]
+    assert ordered_rows(seed, epoch, start, stop, length).tolist() == one_by_one

@@ -9,7 +9,6 @@ import pytest
 from dtd.core.sampler import (
     Position,
     advance,
-    batch_rows,
     permuted_row,
     position_of_step,
     probe_rows,
@@ -17,6 +16,7 @@ from dtd.core.sampler import (
     slice_bounds,
     steps_per_epoch,
 )
+from dtd.train.order import batch_rows
 
 GOLDEN_ORDER = [8, 0, 6, 1, 5, 9, 2, 4, 7, 3]
 GOLDEN_KEY = 0xD0734750FDE362B3

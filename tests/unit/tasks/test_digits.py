@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
-from dtd.core.sampler import batch_rows, position_of_step, steps_per_epoch
+from dtd.core.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.tasks.digits import Digits
+from dtd.train.order import batch_rows
 
 
 def test_the_split_is_fixed_and_disjoint() -> None:

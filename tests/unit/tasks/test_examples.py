@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtd.core.sampler import batch_rows, position_of_step
+from dtd.core.sampler import position_of_step
 from dtd.job import load_job
 from dtd.train.data import Loader
+from dtd.train.order import batch_rows
 from dtd.train.rows import BatchRequest
 from dtd.train.task import eval_dataset_of, load_task, train_dataset_of
 
@@ -54,7 +55,7 @@ def test_a_task_of_ones_own_learns_from_the_current_directory(
         loader.start(plan)
         for step in range(100):
             optimizer.zero_grad()
-            loss = task.loss(model, loader.next(plan(step)))
+            loss = task.loss(model, loader.next(plan(step)).batch)
             assert isinstance(loss, torch.Tensor)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

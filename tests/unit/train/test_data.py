@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from dtd.core.sampler import Position, batch_rows, slice_bounds
+from dtd.core.sampler import Position, slice_bounds
 from dtd.errors import TaskError
 from dtd.train.data import Loader
+from dtd.train.order import batch_rows
 from dtd.train.rows import BatchRequest
 
 LENGTH, BATCH = 40, 8
@@ -67,7 +68,7 @@ def at(plan: Callable[[int], BatchRequest | None], step: int) -> BatchRequest:
 
 
 def expect(loader: Loader, request: BatchRequest) -> None:
-    assert loader.next(request)[:, 0].tolist() == list(request.rows)
+    assert loader.next(request).batch[:, 0].tolist() == list(request.rows)
 
 
 def loader_threads() -> list[str]:
@@ -79,7 +80,7 @@ def test_batches_come_in_order_from_a_thread_of_their_own() -> None:
     with Loader(data, seed=3) as loader:
         loader.start(plan)
         for step in range(LENGTH // BATCH):
-            batch = loader.next(at(plan, step))
+            batch = loader.next(at(plan, step)).batch
             assert batch.tolist() == [[row, 0, 3] for row in at(plan, step).rows]
     assert len(data.fetched) == LENGTH // BATCH  # nothing was loaded twice
     assert all(name.startswith("dtd-loader") for name in data.threads)
@@ -121,7 +122,7 @@ def test_a_rank_without_rows_gets_none() -> None:
     nothing = BatchRequest(step=0, epoch=0, rows=())
     with Loader(data, seed=0) as loader:
         loader.start(plan_for(1, 0))
-        assert loader.next(nothing) is None
+        assert loader.next(nothing).batch is None
         expect(loader, at(plan_for(1, 0), 1))
     assert [] not in data.fetched
 
@@ -176,11 +177,11 @@ def test_random_rows_are_keyed_and_leave_dropout_alone() -> None:
     whole, half = plan_for(1, 0), plan_for(2, 1)
     with Loader(Drawing(), seed=5) as loader:
         loader.start(whole)
-        batch = loader.next(at(whole, 1))
+        batch = loader.next(at(whole, 1)).batch
         torch.manual_seed(0)
         expected = torch.rand(3)
         torch.manual_seed(0)
-        redone = loader.next(at(half, 1))
+        redone = loader.next(at(half, 1)).batch
         assert torch.equal(torch.rand(3), expected)
     assert torch.equal(redone, batch[BATCH // 2 :])
     assert loader_threads() == []
@@ -220,19 +221,19 @@ def test_loader_processes_give_the_same_batches_and_end(pickled_dataset: Any) ->
     expected_draw = torch.rand(3)
     torch.manual_seed(0)
     with Loader(pickled_dataset, seed=2) as here:
-        expected = {step: here.next(at(whole, step)) for step in good}
+        expected = {step: here.next(at(whole, step)).batch for step in good}
     threads = set(threading.enumerate())
     with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
         loader.start(whole)
         for step in (*good, *good):
-            assert torch.equal(loader.next(at(whole, step)), expected[step])
+            assert torch.equal(loader.next(at(whole, step)).batch, expected[step])
         loader.start(half)
-        assert torch.equal(loader.next(at(half, good[1])), expected[good[1]][BATCH // 2 :])
+        assert torch.equal(loader.next(at(half, good[1])).batch, expected[good[1]][BATCH // 2 :])
         with pytest.raises(TaskError, match="row 39 of the dataset raised ValueError") as caught:
             loader.next(at(whole, bad))
         assert "row 39 is cursed" in "".join(caught.value.__notes__)
-        assert loader.next(BatchRequest(step=0, epoch=0, rows=())) is None
-        assert torch.equal(loader.next(at(whole, good[0])), expected[good[0]])
+        assert loader.next(BatchRequest(step=0, epoch=0, rows=())).batch is None
+        assert torch.equal(loader.next(at(whole, good[0])).batch, expected[good[0]])
         children = active_children()
         assert len(children) == 2
     assert torch.equal(torch.rand(3), expected_draw)  # the training thread's generator is its own

@@ -25,7 +25,7 @@ class Noisy:
 
 def test_draws_are_keyed_by_seed_epoch_and_row() -> None:
     def draws(rows: list[int], epoch: int = 0, seed: int = 0) -> list[tuple[float, ...]]:
-        batch = load_rows(Noisy(), rows, epoch=epoch, seed=seed, reseed=True)
+        batch = load_rows(Noisy(), rows, epoch=epoch, seed=seed, reseed=True).batch
         return [tuple(values) for values in torch.stack(batch, dim=1).tolist()]
 
     together = draws([0, 1, 2])

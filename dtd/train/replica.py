@@ -107,7 +107,11 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample) -> nn.Module:
-    """The task's model, initialised from the job's seed, ready to train on its device."""
+    """The task's model, initialised from the job's seed, ready to train on its device.
+
+    Raises:
+        TaskError: it is no model, or has a layer that cannot work here.
+    """
     torch.manual_seed(spec.job.seed)
     built: Any = task.build_model()
     if not isinstance(built, nn.Module):
@@ -115,10 +119,23 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
             f"build_model() of the task returned a {type(built).__name__}",
             remedy="return a torch.nn.Module",
         )
+    _refuse_synchronised(built)
     model = built.to(device).train()
     with autocast(spec.train.precision, device):
         materialise(model, lambda lazy: task.loss(lazy, sample()))
     return model
+
+
+def _refuse_synchronised(model: nn.Module) -> None:
+    """A layer that talks to other ranks does it by torch.distributed, which is not there."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise TaskError(
+                f"{f'the layer {name}' if name else 'the model'} is a SyncBatchNorm, and it would"
+                " see only its own worker's rows: there is no process group",
+                remedy="use BatchNorm, whose running statistics dtd averages over all workers, or"
+                " GroupNorm, which needs no other rows",
+            )
 
 
 def build_replica(

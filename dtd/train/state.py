@@ -1,6 +1,6 @@
 """A replica's whole state as named tensors plus JSON, and the hash over all of it.
 
-    model.<name>                parameters and persistent buffers, shared ones once
+    model.<name>                parameters and persistent buffers (`dtd.train.weights`)
     optimizer.<index>.<key>     optimizer state of the index-th trained parameter
 
 Everything that is not a tensor is metadata: counters, loss scale, parameter groups.  Equal states
@@ -23,6 +23,7 @@ from dtd.core.ledger import Ledger
 from dtd.errors import CheckpointError, TaskError
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
+from dtd.train.weights import model_tensors, plain_name
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
@@ -64,19 +65,7 @@ def named_tensors(replica: Replica) -> dict[str, Tensor]:
     Raises:
         TaskError: the model's state holds something that is no tensor.
     """
-    tensors: dict[str, Tensor] = {}
-    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
-    for name, value in replica.model.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise TaskError(
-                f"the model's state_dict() holds {name}, which is no tensor",
-                remedy="keep such state in a buffer",
-            )
-        identity = (value.data_ptr(), value.shape, value.stride())
-        if value.numel() and identity in seen:
-            continue
-        seen.add(identity)
-        tensors[MODEL + name] = value
+    tensors = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
     for index, values in sorted(replica.optimizer.state_dict()["state"].items()):
         for key, value in sorted(values.items()):
             if isinstance(value, Tensor):
@@ -163,7 +152,9 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
         CheckpointError: they are not those of this model.
     """
     live = {n: t for n, t in named_tensors(replica).items() if n.startswith(MODEL)}
-    given = {n: t for n, t in tensors.items() if n.startswith(MODEL)}
+    given = {
+        n if n in live else plain_name(n): t for n, t in tensors.items() if n.startswith(MODEL)
+    }
     differing = sorted(live.keys() ^ given.keys())
     if differing:
         raise CheckpointError(

@@ -136,9 +136,9 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     assert exit_code == 0
     assert target.read_bytes() == WEIGHTS
     assert out.splitlines() == [
-        "from safetensors.torch import load_file; from dtd.train.task import load_task",
+        "from dtd.train.task import load_task; from dtd.train.weights import load_weights",
         "model = load_task('digits', {'hidden': 16}).build_model()",
-        f"model.load_state_dict(load_file('{target}'))",
+        f"load_weights(model, '{target}')",
     ]
     assert "worker-0: checkpoint/digits-1/step-20" in err
     assert "weights of digits-1 after step 20" in err

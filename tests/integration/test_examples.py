@@ -1,0 +1,106 @@
+"""Every job of docs/examples as a user runs it: submitted, trained by two workers, fetched, loaded.
+
+The examples are found by looking: one that is added is run.  They are tiny as they stand; those
+that are not are made so here.  What needs a download runs where the data is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.job import load_job
+from scripts.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.toml"))
+TRAINED_WITHIN_S = 240
+
+DOWNLOADED = {"mnist", "cifar10", "chargpt"}
+"""Tasks whose data does not come with dtd; other tests run them."""
+
+SMALLER = {
+    "compiled": ["job.epochs=1", "task.backend=eager"],
+    "digits": ["job.epochs=2"],
+    "own_task": ["job.epochs=2"],
+    "synthetic": ["job.steps=4", "task.parameters=10000", "task.compute_ms=0.0"],
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A coordinator and two workers for all examples."""
+    made = LocalCluster(
+        directory=tmp_path_factory.mktemp("examples"),
+        listen=Address("127.0.0.1", 0),
+        workers=2,
+        device="cpu",
+        say=lambda _text: None,
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def dtdctl(cluster):
+    """Runs a command line that must succeed; what it printed."""
+
+    def command(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dtd.ctl.main", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TRAINED_WITHIN_S,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "DTD_COORDINATOR": str(cluster.address)},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def jobs(dtdctl):
+    """All examples, submitted at once, so that one warms up as soon as another is done: job ids."""
+
+    def submit(example: Path) -> str:
+        options = [f"--set={change}" for change in SMALLER.get(example.stem, [])]
+        shown = dtdctl("submit", *options, "-o", "json", str(example.relative_to(ROOT)))
+        return str(json.loads(shown)["job"])
+
+    return {
+        example.stem: submit(example)
+        for example in EXAMPLES
+        if load_job(example).job.task not in DOWNLOADED
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [one.stem for one in EXAMPLES if load_job(one).job.task not in DOWNLOADED]
+)
+def test_an_example_trains_and_its_weights_load(name, jobs, dtdctl, tmp_path, monkeypatch) -> None:
+    job = jobs[name]
+    dtdctl("wait", job)
+    (ended,) = [one for one in json.loads(dtdctl("jobs", "-o", "json"))["jobs"] if one["id"] == job]
+    assert ended["state"] == "done", ended
+    result: dict[str, Any] = ended["result"]
+    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
+    lines = json.loads(dtdctl("fetch", job, str(tmp_path), "-o", "json"))["load"]
+    monkeypatch.chdir(ROOT)  # where the task is found
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)
+    assert sum(1 for _ in found["model"].parameters())

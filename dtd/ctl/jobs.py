@@ -154,9 +154,10 @@ def result_words(result: dict[str, Any]) -> str:
         "steps_lost": "steps lost",
     }
     known = [(label, result.get(key)) for key, label in labels.items()]
-    return ", ".join(
-        f"{label} {figures.number(value)}" for label, value in known if value is not None
-    )
+    words = [f"{label} {figures.number(value)}" for label, value in known if value is not None]
+    if result.get("ended_early"):
+        words.append(f"ended early: {result['ended_early']}")
+    return ", ".join(words)
 
 
 def cancel(settings: Settings, job: str) -> int:

@@ -118,6 +118,27 @@ class TrainTable:
         default=256,
         metadata=rule("Rows of one evaluation batch on one worker.", minimum=1, maximum=2**24),
     )
+    early_stop_metric: str = field(
+        default="",
+        metadata=rule(
+            "Metric of the evaluation that ends the job once it has not improved for"
+            " `early_stop_patience` evaluations; empty = none.",
+            pattern=r"(\S.{0,63})?",
+            wording='the name of a metric, such as "accuracy" or "loss", or empty',
+        ),
+    )
+    early_stop_patience: int = field(
+        default=5,
+        metadata=rule(
+            "Evaluations without an improvement after which the job ends.",
+            minimum=1,
+            maximum=10**6,
+        ),
+    )
+    early_stop_mode: Literal["min", "max"] = field(
+        default="min",
+        metadata=rule("Whether a smaller or a greater `early_stop_metric` is better."),
+    )
     digest_every: int = field(
         default=25,
         metadata=rule(

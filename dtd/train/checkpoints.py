@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,22 @@ class Checkpoints:
         job_id: its id.
         directory: where all jobs' checkpoints are.
         reporter: hears of published ones and of failures.
+        saved: called with what was published.
     """
 
-    def __init__(self, *, spec: JobSpec, job_id: str, directory: Path, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        *,
+        spec: JobSpec,
+        job_id: str,
+        directory: Path,
+        reporter: Reporter,
+        saved: Callable[[CheckpointRecord], None],
+    ) -> None:
         self._spec = spec
         self._job_id = job_id
         self._reporter = reporter
+        self._tell = saved
         self._warn = Seldom(reporter.warning)
         self._writer = CheckpointWriter(
             directory / job_id, keep=spec.checkpoint.keep, best_metric=spec.checkpoint.best_metric
@@ -173,19 +183,19 @@ class Checkpoints:
                 self._saved = _NOTHING_SAVED
                 self._warn("checkpoint_failed", f"{result.name} was not saved: {result.reason}")
                 continue
-            self._reporter.checkpoint_saved(
-                CheckpointRecord(
-                    job_id=self._job_id,
-                    generation=result.manifest.generation,
-                    step=result.manifest.step,
-                    digest=result.manifest.digest,
-                    directory=str(result.path),
-                    size_bytes=result.size_bytes,
-                    write_s=result.write_s,
-                    metrics=dict(result.manifest.metrics),
-                    kept=result.kept,
-                )
+            record = CheckpointRecord(
+                job_id=self._job_id,
+                generation=result.manifest.generation,
+                step=result.manifest.step,
+                digest=result.manifest.digest,
+                directory=str(result.path),
+                size_bytes=result.size_bytes,
+                write_s=result.write_s,
+                metrics=dict(result.manifest.metrics),
+                kept=result.kept,
             )
+            self._reporter.checkpoint_saved(record)
+            self._tell(record)
 
     def flush(self) -> None:
         """Wait for what was agreed on, and report it."""
@@ -193,7 +203,8 @@ class Checkpoints:
         self.poll()
 
     def close(self) -> None:
-        """Leave nothing running and no draft behind."""
+        """Leave nothing running and no draft behind; the task hears no more."""
+        self._tell = _unheard
         self._writer.close()
         self.poll()
 
@@ -210,6 +221,10 @@ class Checkpoints:
             if now_s - heard_s < _DISK_PATIENCE_S:
                 self._reporter.progress()
         return True
+
+
+def _unheard(record: CheckpointRecord) -> None:
+    """Nobody listens."""
 
 
 def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Tensor]]:

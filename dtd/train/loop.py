@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from dtd.core.collective import Collective, CommTiming
 from dtd.core.control_word import ControlWord
 from dtd.train.agreement import agree, exchange, gather_aside
+from dtd.train.early_stop import judge
 from dtd.train.record import EvalRecord, Flags, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
@@ -28,25 +29,30 @@ def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outc
     session.gradients.recall()
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
     session.loader.start(requests, at=plan.request_number(replica.step))
+    session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
     met = False
     while True:
         clock, step = Clock(), replica.step
-        last = step >= plan.steps_total
+        last = session.is_last
+        session.open()
         ring.open_step(step, [] if last else session.memories)
         if not met or last:
             digest = agree(session, ring, clock)
-        if plan.evaluation_due(step):
+        if not met:
+            session.tell("on_start", {})
+        if plan.evaluation_due(step) or last:
             _evaluate(session, ring, clock)
         if not met or last:
             session.checkpoints.settle(step, digest)
-            _catch_up(session, ring, writers, digest)
+            _catch_up(session, ring, writers, digest, last=last)
         met = True
         if last:
             return _finish(session, ring, digest)
 
         begun_s = time.perf_counter()
         share = plan.share(step, rank=ring.rank, world_size=ring.world_size)
-        contribute(session, ring, share, clock)
+        with replica.own.unchanged("loss()"):
+            contribute(session, ring, share, clock)
         session.gradients.wait(ring.wait)
         ring.wait(len(session.gradients.memories))
         session.prepared = True
@@ -61,12 +67,12 @@ def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outc
         check_skips(session)
 
         ends = word.stop or word.leave
-        if plan.checkpoint_due(replica.step) or word.checkpoint or ends:
+        if plan.checkpoint_due(replica.step) or session.is_last or word.checkpoint or ends:
             _checkpoint(session, ring, writers, waits=word.checkpoint or ends)
         elif plan.digest_due(replica.step):
             session.checkpoints.compare(replica)
         kind = _ending(word, flags)
-        if kind is not None and replica.step < plan.steps_total:
+        if kind is not None and not session.is_last:
             return _end_early(session, ring, kind, says_why=ends)
 
 
@@ -75,13 +81,15 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
         return
     begun_s = time.perf_counter()
     replica = session.replica
-    session.metrics = session.evaluator.evaluate(
-        replica.model,
-        rank=ring.rank,
-        world_size=ring.world_size,
-        gather=lambda word: gather_aside(ring, clock, word),
-        progress=session.reporter.progress,
-    )
+    with replica.own.unchanged("the evaluation"):
+        session.metrics = session.evaluator.evaluate(
+            replica.model,
+            rank=ring.rank,
+            world_size=ring.world_size,
+            gather=lambda word: gather_aside(ring, clock, word),
+            progress=session.reporter.progress,
+        )
+    session.judged = judge(session.spec.train, replica.early_stop, session.metrics)
     session.checkpoints.evaluated(replica.step, session.metrics)
     session.reporter.evaluated(
         EvalRecord(
@@ -92,6 +100,7 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
             eval_s=time.perf_counter() - begun_s,
         )
     )
+    session.tell("on_evaluation", session.metrics)
 
 
 def _report(
@@ -147,13 +156,15 @@ def _checkpoint(
     session.reporter.progress()
 
 
-def _catch_up(session: Session, ring: Collective, writers: AbstractSet[int], digest: bytes) -> None:
+def _catch_up(
+    session: Session, ring: Collective, writers: AbstractSet[int], digest: bytes, *, last: bool
+) -> None:
     """Save an agreed state that was due when its generation ended, or its writer did."""
     key, plan = session.key, session.plan
     if ring.rank not in writers or session.checkpoints.holds(key):
         return
-    if plan.checkpoint_due(key.step):
-        _checkpoint(session, ring, writers, waits=key.step >= plan.steps_total)
+    if plan.checkpoint_due(key.step) or last:
+        _checkpoint(session, ring, writers, waits=last)
         session.checkpoints.settle(key.step, digest)
 
 
@@ -191,6 +202,9 @@ def _end_early(session: Session, ring: Collective, kind: OutcomeKind, *, says_wh
 
 def _outcome(session: Session, kind: OutcomeKind, digest: bytes) -> Outcome:
     replica = session.replica
+    if kind in ("finished", "stopped"):
+        session.tell("on_end", session.metrics)
+    early = kind == "finished" and replica.step < session.plan.steps_total
     return Outcome(
         kind=kind,
         step=replica.step,
@@ -199,4 +213,5 @@ def _outcome(session: Session, kind: OutcomeKind, digest: bytes) -> Outcome:
         rows_missing=replica.ledger.rows_missing,
         rows_repeated=replica.ledger.rows_repeated,
         metrics=dict(session.metrics),
+        ended_early=(session.ended or "it had ended before") if early else "",
     )

@@ -28,6 +28,7 @@ import torch
 from dtd import job
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError
+from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
 from dtd.train.heap import keep_freed_memory
 from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
@@ -134,6 +135,7 @@ def measure(
             reporter=silent,
             requests=silent,
         )
+        session.callbacks = Callbacks(None, session.replica)
         try:
             with saved_for_backward(session.replica.model) as saved:
                 _world(session, 1, limit_s=0.0)

@@ -14,6 +14,7 @@ from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.checkpoint_format import Found, newest_verified
 from dtd.train.checkpoints import read_checkpoint
+from dtd.train.early_stop import NOTHING_SEEN
 from dtd.train.record import HeldState, InitFrom, Reporter, StateKey
 from dtd.train.session import Session
 from dtd.train.state import load_state, load_weights
@@ -85,6 +86,7 @@ class Origin:
             session.checkpoints.loaded(StateKey(generation, step))
         else:
             session.checkpoints.parent = found.path.name
+            session.replica.ended_of, session.replica.early_stop = 0, NOTHING_SEEN
         check_position(session)
 
     def _weights_only(self, job_id: str) -> bool:

@@ -154,6 +154,7 @@ class Outcome:
         rows_missing: rows that a complete epoch left out; 0 unless something is broken.
         rows_repeated: rows that were used twice in an epoch; 0 unless something is broken.
         metrics: of the last evaluation.
+        ended_early: why a finished job has fewer steps than it was to have; empty if it has not.
     """
 
     kind: OutcomeKind
@@ -163,6 +164,7 @@ class Outcome:
     rows_missing: int
     rows_repeated: int
     metrics: Mapping[str, float]
+    ended_early: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ alike, what peers send one another and what checkpoints save (`dtd.train.state`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from dtd.core.sampler import Position, advance
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.activation import wrap_blocks
+from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.lazy import Sample, materialise
 from dtd.train.optimizers import optimizer_of
+from dtd.train.own_state import OwnState
 from dtd.train.precision import LossScaler, autocast, loss_scaler
 from dtd.train.schedules import learning_rate
 from dtd.train.task import Task
@@ -41,6 +43,9 @@ class Replica:
         skipped_in_row: committed steps since the last update, all of them skipped.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
+        own: what the task keeps itself.
+        early_stop: what evaluations have shown.
+        ended_of: steps of the job that ended early with the last step; 0 if it goes on.
     """
 
     model: nn.Module
@@ -54,6 +59,9 @@ class Replica:
     skipped_in_row: int = 0
     epoch: int = 0
     offset: int = 0
+    own: OwnState = field(default_factory=OwnState)
+    early_stop: EarlyStop = NOTHING_SEEN
+    ended_of: int = 0
 
     @property
     def skipped(self) -> int:
@@ -154,6 +162,7 @@ def build_replica(
         scaler=loss_scaler(spec.train.precision),
         trained=trained,
         ledger=Ledger(dataset_rows),
+        own=OwnState(task),
     )
 
 
@@ -175,4 +184,6 @@ def reset_replica(
     replica.scaler = loss_scaler(spec.train.precision)
     replica.ledger = Ledger(replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0
-    replica.epoch = replica.offset = 0
+    replica.epoch = replica.offset = replica.ended_of = 0
+    replica.early_stop = NOTHING_SEEN
+    replica.own.reset()

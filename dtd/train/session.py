@@ -5,7 +5,9 @@ The parts know nothing of each other; the loop (`dtd.train.loop`) brings them to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,14 +16,16 @@ from dtd.core.buckets import BucketPlan, plan_buckets
 from dtd.core.collective import BucketMemory, Collective
 from dtd.job import JobSpec
 from dtd.train.buffers import RunningBuffers, smallest_rows
+from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoints import Checkpoints
 from dtd.train.data import Loader
+from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.gradients import Gradients, parameter_shapes
 from dtd.train.lazy import Sample, sample_of
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
-from dtd.train.record import FRESH, Reporter, Requests, StateKey
+from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateKey
 from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.seldom import Seldom
 from dtd.train.tail import Tail
@@ -53,12 +57,16 @@ class Session:
         reporter: hears of progress.
         warn: the reporter's `warning`, for what may come in every step.
         requests: what is asked of this rank.
+        callbacks: those of the task.
         key: of the live state.
         begun_in: generation of the step at hand, which is begun and neither committed nor
             discarded; None if there is none.
         prepared: every bucket of the step at hand is averaged, and it is not committed.
         metrics: of the last evaluation.
         used: rows that went through the model here in the last step.
+        judged: what early stopping makes of the evaluation before the step at hand; None if
+            there is none.
+        ended: why the job ended early; empty if it did not, or not in this process.
     """
 
     spec: JobSpec
@@ -78,11 +86,14 @@ class Session:
     reporter: Reporter
     warn: Seldom
     requests: Requests
+    callbacks: Callbacks
     key: StateKey = FRESH
     begun_in: int | None = None
     prepared: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
+    judged: EarlyStop | None = None
+    ended: str = ""
 
     @property
     def memories(self) -> list[BucketMemory]:
@@ -96,6 +107,24 @@ class Session:
             return None
         return StateKey(self.begun_in, self.replica.step + 1)
 
+    @property
+    def is_last(self) -> bool:
+        """No step follows the live state."""
+        total = self.plan.steps_total
+        return self.replica.step >= total or self.replica.ended_of == total
+
+    @property
+    def wants_end(self) -> str:
+        """Why the step at hand is to be the last one, if this worker has a reason."""
+        train = self.spec.train
+        stopped = why_it_ends(train, self.judged) if self.judged is not None else ""
+        return stopped or self.callbacks.reason
+
+    def open(self) -> None:
+        """The next step is at hand, with the evaluation that may come before it."""
+        self.judged = None
+        self.replica.own.begin()
+
     def begin(self, ring: Collective) -> None:
         """A step on this ring begins: remember what it may change before its commit."""
         self.gradients.begin(ring.check)
@@ -106,6 +135,7 @@ class Session:
         """The step at hand is applied."""
         assert self.begun_in is not None, "a step is committed that never began"
         self.key = StateKey(self.begun_in, self.replica.step)
+        self.replica.own.keep()
         self._end()
 
     def discard(self) -> None:
@@ -113,6 +143,17 @@ class Session:
         if self.begun_in is not None:
             self.buffers.restore()
             self._end()
+        self.replica.own.restore()
+
+    def tell(self, name: str, metrics: Mapping[str, float], *, directory: str = "") -> None:
+        """Call one of the task's callbacks about the live state.
+
+        Raises:
+            TaskError: it changed that; whatever else it raises comes out as it is.
+        """
+        step = self.replica.step
+        epoch = self.plan.position(max(0, step - 1)).epoch
+        self.callbacks.tell(name, step=step, epoch=epoch, metrics=metrics, directory=directory)
 
     def reset(self) -> None:
         """Make the live state the fresh one."""
@@ -122,7 +163,7 @@ class Session:
         """The live state is another one now: what was found out about the old one is void."""
         self.key = key
         self.plan = self.plan.following(self.replica.ledger)
-        self.metrics = {}
+        self.metrics, self.ended, self.callbacks.reason = {}, "", ""
         self.checkpoints.drop()
 
     def _end(self) -> None:
@@ -159,8 +200,9 @@ def build_session(
     replica = build_replica(task, spec, device, dataset_rows=len(dataset), sample=sample)
     plan = JobPlan(spec=spec, dataset_rows=len(dataset), smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
+    check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     bucket_plan = _plan_buckets(spec, replica)
-    buffers = RunningBuffers(replica.model)
+    buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
     return Session(
         spec=spec,
         task=task,
@@ -185,11 +227,27 @@ def build_session(
         loader=_open_loader(spec, dataset, device),
         evaluator=Evaluator(task, eval_dataset, spec, device) if eval_dataset else None,
         checkpoints=Checkpoints(
-            spec=spec, job_id=job_id, directory=checkpoint_directory, reporter=reporter
+            spec=spec,
+            job_id=job_id,
+            directory=checkpoint_directory,
+            reporter=reporter,
+            saved=partial(_tell_saved, callbacks, plan),
         ),
         reporter=reporter,
         warn=Seldom(reporter.warning),
         requests=requests,
+        callbacks=callbacks,
+    )
+
+
+def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -> None:
+    """A checkpoint was published here: tell the task."""
+    callbacks.tell(
+        "on_checkpoint",
+        step=record.step,
+        epoch=plan.position(max(0, record.step - 1)).epoch,
+        metrics=record.metrics,
+        directory=record.directory,
     )
 
 

@@ -2,6 +2,7 @@
 
     model.<name>                parameters and persistent buffers (`dtd.train.weights`)
     optimizer.<index>.<key>     optimizer state of the index-th trained parameter
+    task.<name>                 tensors that the task keeps itself
 
 Everything that is not a tensor is metadata: counters, loss scale, parameter groups.  Equal states
 give equal names, bytes and metadata, hence equal digests, on whatever rank and after whatever
@@ -11,6 +12,7 @@ their business.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,12 +23,14 @@ from torch import Tensor
 
 from dtd.core.ledger import Ledger
 from dtd.errors import CheckpointError, TaskError
+from dtd.train.early_stop import EarlyStop
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.weights import model_tensors, plain_name
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
+TASK = "task."
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -70,7 +74,8 @@ def named_tensors(replica: Replica) -> dict[str, Tensor]:
         for key, value in sorted(values.items()):
             if isinstance(value, Tensor):
                 tensors[f"{OPTIMIZER}{index}.{key}"] = value.detach()
-    return tensors
+    own, _ = replica.own.parts()
+    return tensors | {TASK + name: tensor for name, tensor in own.items()}
 
 
 def metadata(replica: Replica) -> dict[str, Any]:
@@ -97,6 +102,9 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "loss_scale_good_steps": replica.scaler.good_steps,
         "optimizer_scalars": scalars,
         "optimizer_groups": groups,
+        "early_stop": dataclasses.asdict(replica.early_stop),
+        "ended_of": replica.ended_of,
+        "task": replica.own.parts()[1],
     }
 
 
@@ -141,8 +149,12 @@ def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[s
         replica.skipped_in_row = int(about["skipped_in_row"])
         replica.epoch, replica.offset = int(about["epoch"]), int(about["offset"])
         replica.ledger = Ledger.from_mapping(about["ledger"])
+        replica.early_stop = EarlyStop(**about["early_stop"])
+        replica.ended_of = int(about["ended_of"])
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
+    own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}
+    replica.own.load(own, about["task"])
 
 
 def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:

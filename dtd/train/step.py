@@ -8,6 +8,7 @@ state, and a rank that holds the buckets can commit after its ring broke.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 import time
@@ -98,7 +99,13 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         clock.compute_s += time.perf_counter() - loaded_s
         session.reporter.progress()
     gradients.finish(ring.start)
-    session.tail.write(loss_sum=loss_sum, weight=weight, used=used, present=gradients.present)
+    session.tail.write(
+        loss_sum=loss_sum,
+        weight=weight,
+        end=bool(session.wants_end),
+        used=used,
+        present=gradients.present,
+    )
     buffers.write(
         session.tail.buffer_elements,
         session.tail.buffer_words,
@@ -109,7 +116,7 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
 
 
 def commit(session: Session) -> Committed:
-    """Apply the averaged buckets: unscale, clip, update, advance.
+    """Apply the averaged buckets: unscale, clip, update, advance; then tell the task.
 
     Gradients that are not finite update nothing.  Averaged ones are the same bytes on every rank,
     so all ranks skip the step or none does, whichever rank they came from.
@@ -139,7 +146,9 @@ def commit(session: Session) -> Committed:
     missing, repeated = totals.used.against(plan.checksum(replica.step), rows)
     seed = plan.order_seed(position.epoch)
     replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
+    _enter_judgement(session, end=totals.end)
     session.committed()
+    session.tell("on_step", {"loss": totals.loss, "lr": lr, "grad_norm": norm})
     return Committed(
         epoch=position.epoch,
         rows=rows,
@@ -150,6 +159,17 @@ def commit(session: Session) -> Committed:
         rows_missing=missing,
         rows_repeated=repeated,
     )
+
+
+def _enter_judgement(session: Session, *, end: bool) -> None:
+    """What the evaluation before this step has shown counts from here on."""
+    replica = session.replica
+    if session.judged is not None:
+        replica.early_stop = session.judged
+    if end:
+        session.ended = session.wants_end or "a callback of the task said so on another worker"
+        replica.ended_of = session.plan.steps_total
+        replica.early_stop = dataclasses.replace(replica.early_stop, waited=0)
 
 
 def check_skips(session: Session) -> None:

@@ -21,7 +21,7 @@ from dtd.core.collective import BucketMemory
 from dtd.train.reduce import tensor_bytes
 from dtd.train.used_rows import USED_WORDS, UsedRows
 
-_HEAD = 2
+_HEAD = 3
 _ITEM_BYTES = 8
 
 
@@ -32,12 +32,14 @@ class Totals:
     Attributes:
         loss_sum: weighted sum of losses.
         weight: sum of weights.
+        end: some rank asks that the job ends with this step.
         used: rows that went through the model.
         present: for each parameter, whether any rank has a gradient.
     """
 
     loss_sum: float
     weight: float
+    end: bool
     used: UsedRows
     present: list[bool]
 
@@ -72,19 +74,23 @@ class Tail:
             view=tensor_bytes(flat), item_bytes=_ITEM_BYTES, add=_adder(flat, floats)
         )
 
-    def write(self, *, loss_sum: float, weight: float, used: UsedRows, present: list[bool]) -> None:
+    def write(
+        self, *, loss_sum: float, weight: float, end: bool, used: UsedRows, present: list[bool]
+    ) -> None:
         """This rank's contribution but for the buffers'."""
         self._head[0] = loss_sum
         self._head[1] = weight
+        self._head[2] = float(end)
         self._used.copy_(torch.tensor(used.words(), dtype=torch.int64))
         self._present.copy_(torch.tensor(present, dtype=torch.float64))
 
     def totals(self) -> Totals:
         """What arrived, once the bucket is averaged."""
-        loss_sum, weight = self._head.tolist()
+        loss_sum, weight, ends = self._head.tolist()
         return Totals(
             loss_sum=loss_sum,
             weight=weight,
+            end=ends > 0,
             used=UsedRows.of_words(self._used.tolist()),
             present=[count > 0 for count in self._present.tolist()],
         )

@@ -178,6 +178,7 @@ class JobReporter:
             "eval_loss": metrics.get("loss"),
             "eval_accuracy": metrics.get("accuracy"),
             "samples_per_s": self._rows / max(self._sums["step_s"], 1e-9),
+            **({"ended_early": outcome.ended_early} if outcome.ended_early else {}),
             **{f"mean_{key}": value / steps for key, value in self._sums.items()},
         }
 

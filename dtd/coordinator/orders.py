@@ -7,16 +7,17 @@ from typing import Any, Final
 
 from dtd import job
 from dtd.coordinator.operated import Operated, known_job
+from dtd.coordinator.origins import RESUME, check_same_course, origin_mode
 from dtd.core.membership_events import (
     CancelRequested,
     DrainRequested,
     Job,
-    JobState,
     KillRequested,
     ResumeRequested,
     Submitted,
 )
 from dtd.errors import RequestRefused
+from dtd.job.differences import differences
 from dtd.wire import messages as m
 
 SIGNALS: Final = ("KILL", "TERM", "STOP")
@@ -63,13 +64,17 @@ class Orders:
         spec = job.from_mapping(request.spec, source="submitted job")
         self._can_encrypt(spec)
         await self._coordinator.packages.check(request.package)
+        begins: dict[str, Any] = {}
         mode = ""
         if request.from_job:
             parent = await known_job(self._coordinator, request.from_job)
-            mode = "weights" if parent["state"] == JobState.DONE else "resume"
+            mode = origin_mode(request.from_mode, parent["state"])
             step = await self._starting_step(request)
-            if mode == "resume":
+            differs = differences(parent["spec"], job.to_mapping(spec))
+            if mode == RESUME:
                 _ends_later(spec, step, request.from_job)
+                check_same_course(differs, request.from_job)
+            begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
         job_id = self._coordinator.new_job_id(spec.job.name)
         submitted = Job(
             id=job_id,
@@ -81,7 +86,7 @@ class Orders:
         )
         self._coordinator.handle(Submitted(job=submitted))
         await self._coordinator.settled()
-        return {"job": job_id}
+        return {"job": job_id, **begins}
 
     def _can_encrypt(self, spec: job.JobSpec) -> None:
         if spec.sync.encryption == "tls" and not self._coordinator.has_authority:
@@ -144,5 +149,5 @@ def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:
     if steps is not None and step > steps:
         raise RequestRefused(
             f"the checkpoint of job {origin} has {step} steps, and this job ends after {steps}",
-            remedy="raise job.steps, or name an earlier checkpoint: --from JOB@STEP",
+            remedy="raise job.steps, or name an earlier checkpoint: --resume-from JOB@STEP",
         )

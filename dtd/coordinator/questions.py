@@ -15,6 +15,7 @@ QUESTIONS: Final = (
     m.GetStatus,
     m.GetFigures,
     m.ListJobs,
+    m.ShowJob,
     m.ReadLogs,
     m.ReadEvents,
     m.ListCheckpoints,
@@ -56,6 +57,8 @@ class Questions:
         in_store = self._coordinator.in_store
         if isinstance(request, m.ListJobs):
             return {"jobs": await in_store(store.jobs)}
+        if isinstance(request, m.ShowJob):
+            return await self._show(request.job)
         if isinstance(request, m.ReadLogs):
             await known_job(self._coordinator, request.job)
             lines = await in_store(store.lines, request.job, request.after)
@@ -69,6 +72,23 @@ class Questions:
         if request.job:
             answer["spec"] = (await known_job(self._coordinator, request.job))["spec"]
         return answer
+
+    async def _show(self, job_id: str) -> dict[str, Any]:
+        """What is written down, with what only memory knows of a job that has not ended."""
+        store, in_store = self._coordinator.store, self._coordinator.in_store
+        await known_job(self._coordinator, job_id)
+        details = await in_store(store.job_details, job_id)
+        found = await in_store(store.checkpoints, job_id)
+        assert details is not None
+        active = self._coordinator.membership.books.job
+        if active is not None and active.id == job_id:
+            details |= {
+                "step": active.step,
+                "epoch": active.epoch,
+                "metrics": dict(active.metrics),
+                "skipped_steps": active.skipped_steps,
+            }
+        return {**details, "checkpoints": [self._checkpoint(one, ticket=False) for one in found]}
 
     def _status(self) -> dict[str, Any]:
         coordinator = self._coordinator

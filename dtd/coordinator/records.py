@@ -68,3 +68,24 @@ def job_row(
         "reason": job.reason,
         "result": job.result,
     }
+
+
+def job_details(body: dict[str, Any]) -> dict[str, Any]:
+    """What `dtdctl show` tells of a job besides its row."""
+    job = job_from_body(body)
+    return {
+        "spec": completed(job).spec,
+        "package": job.package,
+        "from_job": job.from_job,
+        "from_step": job.from_step,
+        "from_mode": job.from_mode,
+        "epoch": job.epoch,
+        "world_size": job.world_size,
+        "workers": list(job.roster),
+        "steps_lost": job.steps_lost,
+        "skipped_steps": job.skipped_steps,
+        "metrics": job.metrics,
+        "dataset_rows": job.dataset_rows,
+        "dataset_fingerprint": job.dataset_fingerprint,
+        "task_digest": job.task_digest,
+    }

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.coordinator.database import Database
-from dtd.coordinator.records import completed, job_from_body, job_row
+from dtd.coordinator.records import completed, job_details, job_from_body, job_row
 from dtd.core.membership_events import ENDED, Incident, Job, JobState
 from dtd.core.status import EndedJob
+from dtd.job.differences import differing
 from dtd.wire import messages as m
 
 MAX_EVENTS: Final = 100_000
@@ -107,7 +108,12 @@ class Store:
         """The newest jobs, newest first, as `dtdctl jobs` shows them."""
         query = "SELECT body, submitted_s, started_s, ended_s FROM jobs"
         rows = self._database.read(query + " ORDER BY number DESC LIMIT ?", PAGE_ROWS)
-        return [job_row(json.loads(body), *times) for body, *times in map(tuple, rows)]
+        found = [(json.loads(body), times) for body, *times in map(tuple, rows)]
+        unlike = differing([body["spec"] for body, _ in found])
+        return [
+            {**job_row(body, *times), "settings": differ}
+            for (body, times), differ in zip(found, unlike, strict=True)
+        ]
 
     def job(self, job_id: str) -> dict[str, Any] | None:
         """One job as `dtdctl jobs` shows it, with its spec."""
@@ -116,6 +122,29 @@ class Store:
             body = json.loads(text)
             return {**job_row(body, *times), "spec": body["spec"]}
         return None
+
+    def job_details(self, job_id: str) -> dict[str, Any] | None:
+        """Everything that is written down about one job, as `dtdctl show` has it."""
+        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ?"
+        for text, *times in map(tuple, self._database.read(query, job_id)):
+            body = json.loads(text)
+            return {
+                **job_row(body, *times),
+                **job_details(body),
+                "incidents": self._incidents_of(job_id),
+                "lines": self._lines_of(job_id),
+            }
+        return None
+
+    def _lines_of(self, job_id: str) -> int:
+        """How many printed lines are remembered."""
+        ((count,),) = self._database.read("SELECT COUNT(*) FROM logs WHERE job = ?", job_id)
+        return int(count)
+
+    def _incidents_of(self, job_id: str) -> dict[str, int]:
+        """How many of each kind are remembered."""
+        query = "SELECT kind, COUNT(*) FROM events WHERE job = ? GROUP BY kind ORDER BY MIN(seq)"
+        return {str(kind): int(count) for kind, count in self._database.read(query, job_id)}
 
     # --- events, logs, checkpoints ---------------------------------------------------------------
 

@@ -133,7 +133,9 @@ def compare(books: Books, job: Job) -> None:
         return
     reference = choice.reference(reports)
     named = next(w.name for w in trained + newcomers if w.warmed is reference)
-    job.total_steps = reference.steps_total
+    job.total_steps, job.task_digest = reference.steps_total, reference.task_digest
+    job.dataset_rows = reference.dataset_rows
+    job.dataset_fingerprint = reference.dataset_fingerprint
     for worker in newcomers:
         assert worker.warmed is not None
         why = choice.disagreement(reference, worker.warmed, by=(named, worker.name))

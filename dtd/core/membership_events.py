@@ -97,6 +97,9 @@ class Job:
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
         package: sha256 of the task's code that was shipped with it; empty: what is installed.
+        from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
+        dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
+            most workers report them.
     """
 
     id: str
@@ -125,6 +128,9 @@ class Job:
     start_generation: int = 0
     start_step: int = 0
     skipped_steps: int = 0
+    dataset_rows: int = 0
+    dataset_fingerprint: str = ""
+    task_digest: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ VIEWER_MAY: Final[frozenset[type[Any]]] = frozenset(
         m.GetStatus,
         m.WaitJob,
         m.ListJobs,
+        m.ShowJob,
         m.ReadLogs,
         m.ReadEvents,
         m.ListCheckpoints,

@@ -18,9 +18,11 @@ from dtd.ctl import checkpoints as checkpoint_commands
 from dtd.ctl import events as event_commands
 from dtd.ctl import install as install_commands
 from dtd.ctl import jobs as job_commands
+from dtd.ctl import origins as origin_commands
 from dtd.ctl import status as status_commands
 from dtd.ctl import workers as worker_commands
 from dtd.ctl.access_app import add_access_commands
+from dtd.ctl.origins import read_origin
 from dtd.ctl.service_files import Parts
 from dtd.ctl.service_host import config_home
 from dtd.ctl.settings import (
@@ -110,9 +112,29 @@ def submit(
     context: typer.Context,
     job_file: JobFile,
     set_: Overrides = None,
-    origin: Annotated[
+    resume_from: Annotated[
         str,
-        typer.Option("--from", metavar="JOB[@STEP]", help="Start from another job's checkpoint."),
+        typer.Option(
+            "--resume-from",
+            metavar="JOB[@STEP]",
+            help="Go on from another job's checkpoint: model, optimizer, place in the data.",
+        ),
+    ] = "",
+    weights_from: Annotated[
+        str,
+        typer.Option(
+            "--weights-from",
+            metavar="JOB[@STEP]",
+            help="Begin at step 0 with another job's weights.",
+        ),
+    ] = "",
+    either_from: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="JOB[@STEP]",
+            help="--weights-from if JOB is done, else --resume-from; for one more release.",
+        ),
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job ended.")] = False,
     no_ship: Annotated[
@@ -125,7 +147,9 @@ def submit(
             context.obj,
             job_file,
             overrides=set_ or (),
-            origin=origin,
+            origin=read_origin(
+                resume_from=resume_from, weights_from=weights_from, either_from=either_from
+            ),
             wait_for_end=wait,
             ships=not no_ship,
         )
@@ -164,9 +188,32 @@ def cancel(context: typer.Context, job: JobId) -> None:
 
 
 @app.command()
-def resume(context: typer.Context, job: JobId) -> None:
-    """Let a waiting job go on without those who may hold a newer state; may lose steps."""
-    _finish(job_commands.resume(context.obj, job))
+def resume(context: typer.Context, job: JobId, set_: Overrides = None) -> None:
+    """Go on with a job that failed, was cancelled or waits.
+
+    An ended job goes on as a new one, from its newest checkpoint. A waiting one goes on without
+    those who are away and may hold a newer state, which may lose steps.
+    """
+    _finish(origin_commands.resume(context.obj, job, overrides=set_ or ()))
+
+
+@app.command()
+def extend(
+    context: typer.Context,
+    job: JobId,
+    epochs: Annotated[
+        int | None,
+        typer.Option("--epochs", metavar="N", min=1, help="So many in all, from the start."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", min=1, help="So many in all, from the start."),
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Go on with an ended job to a later end, as a new job; the schedule follows its new length."""
+    length = {"epochs": epochs or 0, "steps": steps or 0}
+    _finish(origin_commands.extend(context.obj, job, **length, overrides=set_ or ()))
 
 
 @app.command()
@@ -207,6 +254,14 @@ def drain(context: typer.Context, name: WorkerName) -> None:
 def jobs(context: typer.Context) -> None:
     """List all jobs with their results, newest first."""
     _finish(job_commands.list_jobs(context.obj))
+
+
+@app.command("show")
+def show_job(context: typer.Context, job: JobId) -> None:
+    """Show a job: settings, code, data, results, times, incidents, checkpoints."""
+    from dtd.ctl.show import show_job
+
+    _finish(show_job(context.obj, job))
 
 
 @app.command()

@@ -13,8 +13,8 @@ from typing import Any, Final
 from dtd.address import Address
 from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask, ask_and_show
-from dtd.ctl.jobs import parse_job_at_step
 from dtd.ctl.loading import loading_lines
+from dtd.ctl.origins import parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
 from dtd.net.blocking_link import Connect, connect_tcp

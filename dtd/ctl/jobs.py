@@ -1,4 +1,4 @@
-"""The commands about jobs: validate, submit, wait, cancel, resume, jobs, logs.
+"""The commands about jobs: validate, submit, wait, cancel, jobs, logs.
 
 Each function is one command: it asks the coordinator, prints, and returns the exit code.
 """
@@ -14,13 +14,16 @@ from typing import Any, Final
 
 from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask_and_show, show
+from dtd.ctl.origins import Origin, say_origin
 from dtd.ctl.pages import pages
 from dtd.ctl.patience import Patience
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed, UsageError
+from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
 from dtd.wire import messages as m
 
 EXIT_DONE: Final = 0
+MOST_SETTINGS: Final = 4
+SETTING_CHARACTERS: Final = 24
 
 
 def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
@@ -40,7 +43,7 @@ def submit(
     path: Path,
     *,
     overrides: Sequence[str],
-    origin: str,
+    origin: Origin,
     wait_for_end: bool,
     ships: bool,
 ) -> int:
@@ -53,34 +56,24 @@ def submit(
 
     spec = to_mapping(load_job(path, overrides))
     archive = packed_task(spec["job"]["task"], path) if ships else None
-    from_job, from_step = parse_job_at_step(origin, source="--from") if origin else ("", 0)
     with settings.connect() as client:
         if archive is not None:
             ship(client, archive)
         package = archive.digest if archive is not None else ""
-        answer = client.request(
-            m.SubmitJob(spec=spec, from_job=from_job, from_step=from_step, package=package)
+        request = m.SubmitJob(
+            spec=spec,
+            from_job=origin.job,
+            from_step=origin.step,
+            from_mode=origin.mode,
+            package=package,
         )
+        answer = client.request(request)
+    say_origin(origin, answer)
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"], timeout_s=math.inf)
     show(settings, answer, lambda answer: print(answer["job"]))
     return EXIT_DONE
-
-
-def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
-    """Read JOB or JOB@STEP; step 0 means the newest.
-
-    Raises:
-        UsageError: the step is not a positive number, or the job is empty.
-    """
-    job, at, step = text.partition("@")
-    if not job or (at and not (step.isascii() and step.isdigit() and int(step) > 0)):
-        raise UsageError(
-            f"{source}: {text!r} does not name a job's state",
-            remedy="write JOB for its newest checkpoint or JOB@STEP, for example digits-1@200",
-        )
-    return job, int(step) if at else 0
 
 
 def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
@@ -170,17 +163,6 @@ def _say_state(answer: Answer) -> None:
     output.say(f"job {answer['job']} is {answer['state']}")
 
 
-def resume(settings: Settings, job: str) -> int:
-    """Let a waiting job go on without those who may hold a newer state and are away."""
-    ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
-    return EXIT_DONE
-
-
-def _say_resumed(answer: Answer) -> None:
-    job, state = answer["job"], answer["state"]
-    output.say(f"job {job} goes on from the newest state that is here ({state})")
-
-
 def list_jobs(settings: Settings) -> int:
     """Print all jobs, newest first, with their results."""
     ask_and_show(settings, m.ListJobs(), _print_jobs)
@@ -188,7 +170,7 @@ def list_jobs(settings: Settings) -> int:
 
 
 def _print_jobs(answer: Answer) -> None:
-    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "RESULT")
+    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "SETTINGS", "RESULT")
     rows = [
         (
             job["id"],
@@ -197,11 +179,26 @@ def _print_jobs(answer: Answer) -> None:
             figures.steps(job["step"], job["total_steps"]),
             figures.moment(job["submitted_s"]),
             _took(job),
+            settings_words(job.get("settings", {})),
             job["reason"] or result_words(job["result"]) or figures.NOTHING,
         )
         for job in answer["jobs"]
     ]
     output.print_table(headings, rows)
+
+
+def settings_words(settings: dict[str, Any]) -> str:
+    """The settings in which a job differs from the other ones of its task, the first few."""
+    words = [f"{key}={_setting(value)}" for key, value in settings.items()]
+    more = len(words) - MOST_SETTINGS
+    return " ".join(words[:MOST_SETTINGS] + ([f"and {more} more"] if more > 0 else [])) or (
+        figures.NOTHING
+    )
+
+
+def _setting(value: Any) -> str:
+    text = figures.NOTHING if value is None else str(value)
+    return text if len(text) <= SETTING_CHARACTERS else f"{text[: SETTING_CHARACTERS - 3]}..."
 
 
 def _took(job: dict[str, Any]) -> str:

@@ -118,7 +118,7 @@ def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
     lines = [f"last job     {job['id']}  {state}  step {steps}  {ago} ago"]
     text = [_short(job["reason"]), _failed_at(job["traceback"])]
     if job["reason"] or job["traceback"]:
-        text.append(f"more: dtdctl logs {job['id']}")
+        text.append(f"more: dtdctl show {job['id']}, dtdctl logs {job['id']}")
     return lines + [f"{_INDENT}{line}" for line in text if line]
 
 

@@ -15,7 +15,14 @@ from dtd.job.learning import (
     ScheduleTable,
     TrainTable,
 )
-from dtd.job.parse import MAX_JOB_BYTES, from_mapping, load_job, parse_job, to_mapping
+from dtd.job.parse import (
+    MAX_JOB_BYTES,
+    from_mapping,
+    load_job,
+    overridden,
+    parse_job,
+    to_mapping,
+)
 from dtd.job.tables import (
     BUILT_IN_TASKS,
     CheckpointTable,
@@ -41,6 +48,7 @@ __all__ = [
     "TrainTable",
     "from_mapping",
     "load_job",
+    "overridden",
     "parse_job",
     "to_mapping",
 ]

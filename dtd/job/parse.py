@@ -86,6 +86,30 @@ def from_mapping(mapping: object, *, source: str) -> JobSpec:
     return spec
 
 
+def default_settings() -> dict[str, Any]:
+    """The default of every field that has one, as "table.key" -> value."""
+    return {
+        f"{name}.{key}": info.default
+        for name, table in _TABLES.items()
+        for key, info in fields_of(table).items()
+        if not info.required
+    }
+
+
+def overridden(mapping: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> JobSpec:
+    """A spec's map with overrides as `parse_job` takes them, checked as a whole.
+
+    Raises:
+        JobSpecError: with every problem.
+    """
+    raw = copy.deepcopy(dict(mapping))
+    assigned, faults = apply_overrides(raw, overrides)
+    spec, problems = _read_spec(raw)
+    if faults or problems:
+        raise JobSpecError(source, (*faults, *_located(problems, {}, assigned)))
+    return spec
+
+
 def _located(
     problems: Iterable[_Problem], lines: Mapping[KeyPath, int], assigned: set[KeyPath]
 ) -> Iterator[str]:

@@ -74,6 +74,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.KillWorker,
         m.DrainWorker,
         m.ListJobs,
+        m.ShowJob,
         m.ReadLogs,
         m.ReadEvents,
         m.ListCheckpoints,

@@ -53,6 +53,7 @@ from dtd.wire.messages.ctl import (
     ResumeJob,
     RevokeCredential,
     RevokeToken,
+    ShowJob,
     SubmitJob,
     WaitJob,
 )
@@ -181,6 +182,7 @@ __all__ = [
     "RevokeToken",
     "Role",
     "Running",
+    "ShowJob",
     "Signal",
     "SubmitJob",
     "Taken",

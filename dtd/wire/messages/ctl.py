@@ -11,12 +11,15 @@ class SubmitJob:
     """Queue a job; the spec was validated by the sender and is validated again.
 
     `package` is the sha256 of the task's package, which PUT_PACKAGE has brought before.
+    `from_mode` says what is taken over of the other job: "resume" everything, "weights" parameters
+    and buffers; empty lets the coordinator choose by how that job has ended.
     """
 
     spec: Map
     from_job: Name = ""
     from_step: U64 = 0
     package: Name = ""
+    from_mode: Name = ""
 
 
 @message(0x41)
@@ -56,6 +59,13 @@ class DrainWorker:
 @message(0x46)
 class ListJobs:
     """Ask for all jobs, newest first."""
+
+
+@message(0x56)
+class ShowJob:
+    """Ask for everything that is known of one job."""
+
+    job: Name
 
 
 @message(0x47)
@@ -164,6 +174,7 @@ CtlMessage = (
     | KillWorker
     | DrainWorker
     | ListJobs
+    | ShowJob
     | ReadLogs
     | ReadEvents
     | ListCheckpoints

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.ctl.jobs import parse_job_at_step
-from dtd.errors import UsageError
 from dtd.wire import messages as m
 
 JOB = """
@@ -68,22 +66,6 @@ def test_submit_prints_the_id(dtdctl, job_file, server, result):
     assert dtdctl("-o", "json", "submit", job_file)[1] == '{"job": "digits-1"}\n'
 
 
-def test_submit_from_another_job(dtdctl, job_file, server, result):
-    server.script = lambda _message: result({"job": "digits-2"})
-    assert dtdctl("submit", job_file, "--from", "digits-1@20")[0] == 0
-    assert (server.received[0].from_job, server.received[0].from_step) == ("digits-1", 20)
-
-
-@pytest.mark.parametrize("text", ["@3", "a@", "a@0", "a@-1", "a@x", "a@1@2"])
-def test_a_bad_origin(dtdctl, job_file, text, server):
-    with pytest.raises(UsageError, match="does not name a job's state"):
-        parse_job_at_step(text, source="--from")
-    exit_code, _out, err = dtdctl("submit", job_file, "--from", text)
-    assert exit_code == 2
-    assert "--from" in err
-    assert server.received == []
-
-
 def test_submit_and_wait(dtdctl, job_file, server, result):
     server.script = lambda message: result(
         {"job": "digits-1"} if isinstance(message, m.SubmitJob) else DONE
@@ -141,14 +123,6 @@ def test_cancel(dtdctl, server, result):
     assert json.loads(dtdctl("cancel", "digits-1", "-o", "json")[1])["state"] == "stopping"
 
 
-def test_resume(dtdctl, server, result):
-    server.script = lambda _message: result({"job": "digits-1", "state": "forming"})
-    words = "job digits-1 goes on from the newest state that is here (forming)\n"
-    assert dtdctl("resume", "digits-1") == (0, "", words)
-    assert server.received == [m.ResumeJob(job="digits-1")]
-    assert json.loads(dtdctl("resume", "digits-1", "-o", "json")[1])["state"] == "forming"
-
-
 def test_jobs(dtdctl, server, result):
     job = {
         "id": "digits-1",
@@ -164,16 +138,29 @@ def test_jobs(dtdctl, server, result):
         "generation": 1,
         "result": DONE["result"],
     }
-    queued = {**job, "state": "queued", "started_s": None, "ended_s": None, "step": 0, "result": {}}
+    job["settings"] = {"optimizer.lr": 0.1}
+    queued = {
+        **job,
+        "settings": {},
+        "state": "queued",
+        "started_s": None,
+        "ended_s": None,
+        "step": 0,
+        "result": {},
+    }
     failed = {**job, "state": "failed", "reason": "boom", "result": {}}
+    failed["settings"] = {"a": 1, "b": 2, "c": 3, "d": None, "e": 5}
     server.script = lambda _message: result({"jobs": [job, queued, failed]})
     exit_code, out, _err = dtdctl("jobs")
     lines = out.splitlines()
     assert exit_code == 0
-    assert lines[0].split() == ["JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "RESULT"]
+    headings = "JOB TASK STATE STEP SUBMITTED TOOK SETTINGS RESULT"
+    assert lines[0].split() == headings.split()
     assert "46/46 (100%)" in lines[1]
-    assert "7.5s  steps 46, train loss 0.5, accuracy 0.9125" in lines[1]
-    assert lines[2].split()[-2:] == ["-", "-"]
+    assert "7.5s  optimizer.lr=0.1 " in lines[1]
+    assert "  steps 46, train loss 0.5, accuracy 0.9125" in lines[1]
+    assert lines[2].split()[-3:] == ["-", "-", "-"]
+    assert " a=1 b=2 c=3 d=- and 1 more " in lines[3]
     assert lines[3].endswith("boom")
     assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"][0]["id"] == "digits-1"
 

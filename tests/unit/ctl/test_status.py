@@ -241,6 +241,6 @@ def test_why_the_last_job_failed_where_and_what_tells_more(
         "last job     digits-1  failed  step 17/100 (17%)  2m03s ago",
         f"{indent}worker-1: ValueError: no {'x' * 272}...",
         f"{indent}in loss, /t/task.py:49",
-        f"{indent}more: dtdctl logs digits-1",
+        f"{indent}more: dtdctl show digits-1, dtdctl logs digits-1",
     ]
     assert "File" not in out

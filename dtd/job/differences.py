@@ -1,0 +1,104 @@
+"""The settings in which jobs differ, and which must not where one goes on from another's state.
+
+Pure; on specs as maps of tables, as `to_mapping` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from dtd.errors import JobSpecError
+from dtd.job.parse import from_mapping, to_mapping
+from dtd.shown import shown
+
+Spec = Mapping[str, Any]
+
+# What has columns of its own wherever jobs are listed.
+_TASK: Final = "job.task"
+_IDENTITY: Final = frozenset({"job.name", _TASK})
+_PLAN: Final = frozenset({"job.global_batch_size", "job.seed"})
+"""They decide which rows a step has, so the rows that are left would be others."""
+_OF_EACH_STEP: Final = frozenset({"optimizer.lr"})
+"""Of the optimizer's settings those that the job's schedule sets anew before each step."""
+
+
+class Difference(NamedTuple):
+    """A setting with two values; None where there is none."""
+
+    setting: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.setting} {shown_value(self.was)} -> {shown_value(self.now)}"
+
+
+def completed(spec: Spec) -> Spec:
+    """The spec with every key that this dtd knows; as it is when this dtd refuses it."""
+    try:
+        return to_mapping(from_mapping(spec, source="job"))
+    except JobSpecError:
+        return spec
+
+
+def settings(spec: Spec) -> dict[str, Any]:
+    """The spec flat, "table.key" -> value."""
+    found: dict[str, Any] = {}
+    for table, values in spec.items():
+        found |= {f"{table}.{key}": value for key, value in dict(values).items()}
+    return found
+
+
+def differences(before: Spec, after: Spec) -> list[Difference]:
+    """In which settings two specs differ, in the order of the second, but for name and task."""
+    was, now = settings(completed(before)), settings(completed(after))
+    return [
+        Difference(key, was.get(key), now.get(key))
+        for key in (*now, *(key for key in was if key not in now))
+        if key not in _IDENTITY and was.get(key) != now.get(key)
+    ]
+
+
+def obstacles(found: Sequence[Difference]) -> list[Difference]:
+    """Those of the differences with which no whole state can be taken over.
+
+    Rows would be missed or repeated, or the optimizer would go on with the settings of its state
+    whatever the job says.
+    """
+    return [
+        one
+        for one in found
+        if one.setting in _PLAN
+        or (one.setting.startswith("optimizer.") and one.setting not in _OF_EACH_STEP)
+    ]
+
+
+def differing(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """For each spec the settings in which those of the same task are not all alike.
+
+    A job of an older dtd lacks the settings that came later; only the task's own count as
+    different where they are missing.
+    """
+    flat = [settings(spec) for spec in specs]
+    unlike = {task: _unlike(flat, task) for task in {one.get(_TASK) for one in flat}}
+    return [
+        {key: value for key, value in one.items() if key in unlike[one.get(_TASK)]} for one in flat
+    ]
+
+
+def _unlike(flat: Sequence[Mapping[str, Any]], task: Any) -> set[str]:
+    """The settings that have several values in the jobs of a task."""
+    alike = [one for one in flat if one.get(_TASK) == task]
+    found = set()
+    for key in {key for one in alike for key in one} - _IDENTITY:
+        values = [one[key] for one in alike if key in one]
+        lacks = key.startswith("task.") and len(values) < len(alike)
+        if lacks or any(value != values[0] for value in values):
+            found.add(key)
+    return found
+
+
+def shown_value(value: Any) -> str:
+    """A setting's value in a message; a dash for none."""
+    return "-" if value is None else shown(value)

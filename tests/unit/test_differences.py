@@ -1,0 +1,101 @@
+"""In which settings jobs differ, and which of them a whole state does not survive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd.job import parse_job, to_mapping
+from dtd.job.differences import Difference, differences, differing, obstacles, shown_value
+
+JOB = """
+[job]
+name = "a"
+task = "digits"
+epochs = 2
+global_batch_size = 64
+"""
+
+
+def spec(*overrides: str) -> dict[str, Any]:
+    return to_mapping(parse_job(JOB, source="test", overrides=overrides))
+
+
+def test_equal_jobs_differ_in_nothing_whatever_their_names() -> None:
+    assert differences(spec(), spec("job.name=other")) == []
+
+
+def test_a_setting_that_an_older_dtd_did_not_know_has_its_default() -> None:
+    older = spec()
+    del older["train"]["digest_every"]
+    assert differences(older, spec()) == []
+    assert differences(older, spec("train.digest_every=1")) == [
+        Difference("train.digest_every", 25, 1)
+    ]
+
+
+def test_a_spec_that_this_dtd_refuses_is_compared_as_it_is() -> None:
+    odd = spec()
+    odd["job"]["epochs"] = 0
+    assert differences(odd, spec()) == [Difference("job.epochs", 0, 2)]
+
+
+def test_what_differs_is_told_with_both_values() -> None:
+    found = differences(spec("task.width=8"), spec("job.steps=9", "optimizer.lr=0.5"))
+    assert list(map(str, found)) == [
+        "job.epochs 2 -> -",
+        "job.steps - -> 9",
+        "optimizer.lr 0.1 -> 0.5",
+        "task.width 8 -> -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "hinders"),
+    [
+        ("job.seed=1", True),
+        ("job.global_batch_size=32", True),
+        ("optimizer.momentum=0.9", True),
+        ('optimizer.name="adamw"', True),
+        ("optimizer.lr=0.5", False),
+        ("job.epochs=9", False),
+        ('schedule.name="cosine"', False),
+        ("checkpoint.keep=9", False),
+        ("task.width=8", False),
+    ],
+)
+def test_what_a_whole_state_does_not_survive(override: str, hinders: bool) -> None:
+    assert bool(obstacles(differences(spec(), spec(override)))) is hinders
+
+
+def test_the_settings_that_differ_among_jobs_of_one_task() -> None:
+    specs = [
+        spec(),
+        spec("optimizer.lr=0.5", "job.name=b"),
+        spec("task.width=8"),
+        spec("job.task=mnist", "optimizer.lr=0.7"),
+    ]
+    assert differing(specs) == [
+        {"optimizer.lr": 0.1},
+        {"optimizer.lr": 0.5},
+        {"optimizer.lr": 0.1, "task.width": 8},
+        {},
+    ]
+    assert differing([]) == []
+
+
+def test_a_job_of_an_older_dtd_does_not_differ_in_what_it_lacks() -> None:
+    older = spec()
+    del older["train"]["digest_every"]
+    assert differing([older, spec()]) == [{}, {}]
+
+
+def test_values() -> None:
+    assert [shown_value(value) for value in (None, "a", 0.5, True, {})] == [
+        "-",
+        '"a"',
+        "0.5",
+        "true",
+        "a table",
+    ]

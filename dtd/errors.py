@@ -147,15 +147,26 @@ class DivergenceError(DtdError):
     """Replicas that are equal by construction are not equal.
 
     `dissenters` are the ranks that differ from the most common state; `majority` says whether more
-    than half of all ranks share that one.
+    than half of those who vote share that one.  States differ after `step` committed steps, and
+    first in `entry`, if that could be found out.
     """
 
     blame = "hardware or task"
 
-    def __init__(self, message: str, *, dissenters: tuple[int, ...], majority: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        dissenters: tuple[int, ...],
+        majority: bool,
+        step: int = 0,
+        entry: str = "",
+    ) -> None:
         super().__init__(message)
         self.dissenters = dissenters
         self.majority = majority
+        self.step = step
+        self.entry = entry
 
 
 class RingBroken(DtdError):

@@ -10,7 +10,7 @@ bucket (`dtd.train.tail`).  Pure; the layout is in protocol.md, "Control word".
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,7 +65,7 @@ class ControlWord:
         digest_step: step of the digests that were compared, NO_DIGEST_STEP for none.
         digest_agreed: the digests are equal; None when there was none to compare.
         dissenters: ranks whose digest is not the most common one.
-        majority: more than half of all ranks have the most common one.
+        majority: more than half of those who vote have the most common one.
     """
 
     commit: bool
@@ -85,22 +85,30 @@ class Comparison:
 
     Attributes:
         dissenters: ranks that have not the most common one; empty if all have the same.
-        majority: more than half of all ranks have the most common one.
+        majority: more than half of those who vote have the most common one.
     """
 
     dissenters: tuple[int, ...]
     majority: bool
 
 
-def compare(said: Sequence[tuple[int, bytes]]) -> Comparison:
+def compare(
+    said: Sequence[tuple[int, bytes]], *, voters: Collection[int] | None = None
+) -> Comparison:
     """Compare all ranks' (step, digest), in rank order; of equally common ones the greatest counts.
 
     So a tie is decided by the digests and not by the ranks.
+
+    Args:
+        said: one of each rank.
+        voters: ranks whose digests are counted; None for all.  Who has just copied its state from
+            another says nothing new about it, and must not help it to a majority.
     """
-    common = max(said, key=lambda one: (said.count(one), one))
+    votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
+    common = max(votes, key=lambda one: (votes.count(one), one))
     return Comparison(
         dissenters=tuple(rank for rank, one in enumerate(said) if one != common),
-        majority=2 * said.count(common) > len(said),
+        majority=2 * votes.count(common) > len(votes),
     )
 
 
@@ -154,8 +162,10 @@ def _bad(why: str) -> ProtocolError:
     return ProtocolError(ErrorCode.BAD_PAYLOAD, f"control word entry: {why}")
 
 
-def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
-    """Reduce all ranks' entries, given in rank order, to the one verdict.
+def reduce_entries(
+    payloads: Sequence[bytes], *, voters: Collection[int] | None = None
+) -> ControlWord:
+    """Reduce all ranks' entries, given in rank order, to the one verdict; `voters` as in `compare`.
 
     Raises:
         ProtocolError: BAD_PAYLOAD when an entry cannot be read.
@@ -163,7 +173,7 @@ def reduce_entries(payloads: Sequence[bytes]) -> ControlWord:
     entries = [decode_entry(payload) for payload in payloads]
     digests = [(entry.digest_step, entry.digest) for entry in entries]
     digest_step = max(step for step, _ in digests)
-    compared = compare(digests)
+    compared = compare(digests, voters=voters)
     agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
     return ControlWord(
         commit=all(entry.vote for entry in entries) and agreed is not False,

@@ -250,6 +250,8 @@ class Member:
             suspect=event.suspect,
             evidence=event.evidence,
             reason=event.reason,
+            diverged_step=event.diverged_step,
+            differs=event.differs,
         )
         self._report = frozen
         return [Tell(message=frozen)]

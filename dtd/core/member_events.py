@@ -51,6 +51,8 @@ class TrainerFroze:
     suspect: str
     evidence: str
     reason: str
+    diverged_step: int = 0
+    differs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

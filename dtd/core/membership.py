@@ -177,7 +177,7 @@ class Membership:
                 running.reported(self.books, job, message, now)
                 ending.member_frozen(self.books, job, worker, message, now)
                 suspicion.accused(self.books, message, now)
-                suspicion.diverged(self.books, message, now)
+                suspicion.diverged(self.books, job, worker.name, message, now)
         elif isinstance(message, m.Finished):
             ending.member_finished(self.books, job, worker, message)
 

@@ -96,6 +96,7 @@ class Job:
         announced: that generation was announced and has not ended, as far as we know.
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
+        divergences: when replicas differed without a majority, see `dtd.core.divergence`.
         package: sha256 of the task's code that was shipped with it; empty: what is installed.
         from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
         dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
@@ -131,6 +132,7 @@ class Job:
     dataset_rows: int = 0
     dataset_fingerprint: str = ""
     task_digest: str = ""
+    divergences: tuple[Any, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 

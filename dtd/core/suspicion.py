@@ -7,12 +7,13 @@ that clear a link of suspicion.  Part of the membership machine; changes the boo
 
 from __future__ import annotations
 
-from dtd.core import admission
+from dtd.core import admission, divergence, jobs
 from dtd.core import roster as choice
 from dtd.core.adoption import NEVER_HEARD
 from dtd.core.books import MEMBERS, Books, GenerationState
+from dtd.core.divergence import Divergence
 from dtd.core.links import DEAD, ENDED
-from dtd.core.membership_events import Worker, WorkerState
+from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5
@@ -45,14 +46,18 @@ def _advances(books: Books, now: float) -> bool:
     return now - books.advanced_at <= grace_s
 
 
-def diverged(books: Books, message: m.Frozen, now: float) -> None:
+def diverged(books: Books, job: Job, name: str, message: m.Frozen, now: float) -> None:
     """Who differs from the majority starts afresh; without one, all who have not forgotten do.
 
     A member that was stopped before it saw the digests does not know that its state is not to be
-    trusted, and would bring it into the next generation.
+    trusted, and would bring it into the next generation.  If that happens again and again at one
+    point, it is not chance, and the job fails.
     """
     if message.evidence == "diverged" and not message.suspect:
-        books.distrusted = message.generation
+        why = _note_divergence(books, job, message)
+        if why:
+            jobs.finish(books, JobState.FAILED, f"{why}; {name}: {message.reason}")
+            return
     for one in list(books.workers.values()):
         ended = one.state is WorkerState.FROZEN and one.frozen_in == message.generation
         differs = message.evidence == "diverged" and one.name == message.suspect
@@ -60,6 +65,16 @@ def diverged(books: Books, message: m.Frozen, now: float) -> None:
             admission.expel(books, one, "its state differs from the majority's", now)
         elif ended and books.distrusted == message.generation and choice.in_memory(one):
             admission.expel(books, one, "states differ, and none has a majority", now)
+
+
+def _note_divergence(books: Books, job: Job, message: m.Frozen) -> str:
+    """States differ and none has a majority; why that is no chance, empty if it may be."""
+    books.distrusted = message.generation
+    new = Divergence(message.generation, message.diverged_step, message.differs)
+    known = divergence.noted(divergence.remembered(job.divergences), new)
+    job.divergences = tuple(known)
+    books.emit(SaveJob(job=job))
+    return divergence.why_hopeless(known)
 
 
 def accused(books: Books, message: m.Frozen, now: float) -> None:

@@ -96,11 +96,17 @@ class Cluster:
         max_workers: int = 64,
         checkpoint_every: int = 0,
         evaluate_every: int = 0,
+        drifts_at: int = 0,
         copies: int = 1,
         settle_s: float = 1.0,
         at_s: float = 0.0,
     ) -> Self:
-        """Submit a job; jobs are called job-1, job-2, ..."""
+        """Submit a job; jobs are called job-1, job-2, ...
+
+        From step `drifts_at` on its replicas differ, as with state that dtd does not know.
+        """
+        if drifts_at:
+            self.oracle.flipped()
         spec: dict[str, Any] = {
             "job": {"name": "job"},
             "elastic": {
@@ -116,6 +122,7 @@ class Cluster:
                 "buckets": list(buckets),
                 "checkpoint_every": checkpoint_every,
                 "evaluate_every": evaluate_every,
+                "drifts_at": drifts_at,
             },
         }
         self._jobs.append((at_s, Job(id=f"job-{len(self._jobs) + 1}", spec=spec)))

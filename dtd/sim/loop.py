@@ -9,6 +9,7 @@ from collections.abc import Generator
 
 from dtd.core import member
 from dtd.core.control_word import ControlEntry, ControlWord, encode_entry, reduce_entries
+from dtd.core.difference import search
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.sim import reports
 from dtd.sim.oracle import require
@@ -33,7 +34,7 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         last = state.step == session.steps
         ring.node.open_step(state.step, () if last else session.buckets)
         if not met or last:
-            yield from _gather(session, ring, Flags())
+            yield from _gather(session, ring, Flags(), first=not met)
         if not met:
             _joined(session, ring)
         met = True
@@ -103,7 +104,7 @@ def _step(session: Session, ring: RingEndpoint) -> Generator[Request, None, None
 
 
 def _gather(
-    session: Session, ring: RingEndpoint, flags: Flags
+    session: Session, ring: RingEndpoint, flags: Flags, *, first: bool = False
 ) -> Generator[Request, None, ControlWord]:
     """Exchange words; returns only if all ranks vote for it and hold the same state."""
     _check(ring)
@@ -115,21 +116,44 @@ def _gather(
         digest_step=state.step,
         digest=bytes.fromhex(state.content),
     )
-    ring.node.offer(encode_entry(entry))
-    yield Wait(lambda: ring.node.words() is not None, ring)
-    words = ring.node.words()
-    assert words is not None
-    word = reduce_entries(words)
+    words = yield from _exchange(ring, encode_entry(entry))
+    holders = {rank for rank, one in enumerate(ring.assign.roster) if one.holds}
+    word = reduce_entries(words, voters=holders if first else None)
     if word.digest_agreed is False:
         session.prepared = session.pending = None
+        differs = yield from _first_difference(ring, state)
         raise DivergenceError(
             f"after step {state.step} ranks {list(word.dissenters)} hold another state",
             dissenters=word.dissenters,
             majority=word.majority,
+            step=state.step,
+            entry=differs,
         )
     require(word.commit, "somebody vetoed", ring.assign)
     _agreed(session, state)
     return word
+
+
+def _exchange(ring: RingEndpoint, word: bytes) -> Generator[Request, None, list[bytes]]:
+    ring.node.offer(word)
+    yield Wait(lambda: ring.node.words() is not None, ring)
+    words = ring.node.words()
+    assert words is not None
+    return words
+
+
+def _first_difference(ring: RingEndpoint, state: State) -> Generator[Request, None, str]:
+    """All ranks search together; nothing is found if the ring breaks meanwhile."""
+    looking = search(state.hashes())
+    try:
+        word = next(looking)
+        while True:
+            _check(ring)
+            word = looking.send((yield from _exchange(ring, word)))
+    except StopIteration as found:
+        return f"entry {found.value}"
+    except RingBroken:
+        return ""
 
 
 def _check(ring: RingEndpoint) -> None:

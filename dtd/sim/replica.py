@@ -14,6 +14,8 @@ from functools import cache
 from dtd.wire import messages as m
 
 STATE_BYTES = 400_000
+ENTRIES = 40
+"""Tensors of a state, as far as it matters which of them differ."""
 KEPT = 3
 Key = tuple[int, int]
 
@@ -29,6 +31,7 @@ class State:
         content: hash over all steps.
         lineage: hash over all steps and the generations that committed them.
         corrupt: its content was changed behind everybody's back; known to the oracle alone.
+        changed: the entries that were changed so.
     """
 
     job: str
@@ -37,6 +40,15 @@ class State:
     content: str
     lineage: str
     corrupt: bool = False
+    changed: frozenset[int] = frozenset()
+
+    def hashes(self) -> list[bytes]:
+        """A short hash of every entry; those that nobody has changed are as they should be."""
+        honest = expected(self.job, self.step)
+        return [
+            _hash(self.content if entry in self.changed else honest, str(entry)).encode()
+            for entry in range(ENTRIES)
+        ]
 
     @property
     def key(self) -> Key:
@@ -70,9 +82,11 @@ def after_commit(state: State, generation: int) -> State:
     )
 
 
-def corrupted(state: State, by: str) -> State:
-    """The state after bits have flipped in it."""
-    return replace(state, content=_hash(state.content, f"flipped by {by}"), corrupt=True)
+def corrupted(state: State, by: str, entry: int | None = None) -> State:
+    """The state after bits have flipped in it: in this entry, or in one that chance has chosen."""
+    content = _hash(state.content, f"flipped by {by}")
+    hit = int(content, 16) % ENTRIES if entry is None else entry
+    return replace(state, content=content, corrupt=True, changed=state.changed | {hit})
 
 
 @cache

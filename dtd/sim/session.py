@@ -19,6 +19,9 @@ from dtd.sim.surroundings import Surroundings
 from dtd.sim.thread import Busy
 from dtd.wire import messages as m
 
+DRIFTING = 7
+"""Entry of the state that a task of its own changes, otherwise on every rank."""
+
 
 class Shell(Protocol):
     """What a trainer uses of its process."""
@@ -68,6 +71,7 @@ class Session:
         saving: states on their way to the disk.
         flags: what is asked of this rank.
         watch: does the thread get on?
+        drifts_at: from this step on every rank's state goes its own way; 0 for never.
     """
 
     shell: Shell
@@ -78,6 +82,7 @@ class Session:
     evaluate_every: int
     copies: int
     watch: ProgressWatch
+    drifts_at: int = 0
     state: State | None = None
     prepared: State | None = None
     agreed: State | None = None
@@ -107,8 +112,11 @@ class Session:
     def commit(self) -> State:
         """Apply what is prepared."""
         assert self.prepared is not None
-        self.state, self.prepared = self.prepared, None
-        return self.state
+        state, self.prepared = self.prepared, None
+        if 0 < self.drifts_at <= state.step:
+            state = corrupted(state, self.shell.name, DRIFTING)
+        self.state = state
+        return state
 
     def adopt(self, state: State) -> None:
         """Hold another state than before."""
@@ -169,6 +177,7 @@ def begin(shell: Shell, job: str, spec: Mapping[str, Any]) -> Session:
         buckets=[int(elements) for elements in model["buckets"]],
         checkpoint_every=int(model["checkpoint_every"]),
         evaluate_every=int(model["evaluate_every"]),
+        drifts_at=int(model["drifts_at"]),
         copies=int(spec["checkpoint"]["copies"]),
         watch=ProgressWatch(
             first_patience_s=float(spec["elastic"]["warmup_timeout_s"]),

@@ -82,7 +82,15 @@ class Trainer:
         finally:
             self.session.watch.end()
 
-    def _froze(self, ring: RingEndpoint, suspect: str, evidence: str, reason: str) -> None:
+    def _froze(
+        self,
+        ring: RingEndpoint,
+        suspect: str,
+        evidence: str,
+        reason: str,
+        *,
+        diverged: DivergenceError | None = None,
+    ) -> None:
         generation, step = self.session.prepared_key()
         self._shell.feed(
             member.TrainerFroze(
@@ -93,6 +101,8 @@ class Trainer:
                 suspect=suspect,
                 evidence=evidence,
                 reason=reason,
+                diverged_step=diverged.step if diverged is not None else 0,
+                differs=diverged.entry if diverged is not None else "",
             )
         )
 
@@ -101,13 +111,13 @@ class Trainer:
         assign = ring.assign
         if not error.majority:
             self.session.forget()
-            self._froze(ring, "", "diverged", error.message)
+            self._froze(ring, "", "diverged", error.message, diverged=error)
         elif assign.rank in error.dissenters:
             diverged = member.TrainerDiverged(generation=assign.generation, reason=error.message)
             self._shell.feed(diverged)
         else:
             first = assign.roster[error.dissenters[0]].name
-            self._froze(ring, first, "diverged", error.message)
+            self._froze(ring, first, "diverged", error.message, diverged=error)
 
     # --- the state -------------------------------------------------------------------------
 

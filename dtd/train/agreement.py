@@ -9,11 +9,12 @@ is decided by the step number alone, so every rank compares the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from dtd.core.collective import Collective
 from dtd.core.control_word import (
     NO_DIGEST_STEP,
+    Comparison,
     ControlEntry,
     ControlWord,
     compare,
@@ -21,6 +22,7 @@ from dtd.core.control_word import (
     reduce_entries,
 )
 from dtd.errors import DivergenceError, RingBroken
+from dtd.train.difference import first_difference
 from dtd.train.record import Flags
 from dtd.train.session import Session
 from dtd.train.state import state_digest
@@ -45,7 +47,8 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     word = reduce_entries(ring.gather(encode_entry(entry)))
     if word.digest_agreed is False:
         session.discard()
-        raise _diverged(session, ring, word.dissenters, majority=word.majority)
+        compared = Comparison(dissenters=word.dissenters, majority=word.majority)
+        raise _diverged(session, ring, compared)
     if not word.commit:
         session.discard()
         raise RingBroken(f"a rank vetoed step {session.replica.step}")
@@ -54,8 +57,16 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     return word
 
 
-def agree(session: Session, ring: Collective, clock: Clock) -> bytes:
+def agree(
+    session: Session, ring: Collective, clock: Clock, *, voters: Collection[int] | None = None
+) -> bytes:
     """Compare the digest of the live state with all ranks', and return it.
+
+    Args:
+        session: holds the state.
+        ring: joins the ranks.
+        clock: of the step that is open.
+        voters: ranks that have their state from nobody else in this generation; None for all.
 
     Raises:
         DivergenceError: they differ.
@@ -64,9 +75,9 @@ def agree(session: Session, ring: Collective, clock: Clock) -> bytes:
     known = pending is not None and pending.step == session.replica.step
     digest = pending.digest if pending is not None and known else state_digest(session.replica)
     digests = gather_aside(ring, clock, digest)
-    compared = compare([(session.replica.step, one) for one in digests])
+    compared = compare([(session.replica.step, one) for one in digests], voters=voters)
     if compared.dissenters:
-        raise _diverged(session, ring, compared.dissenters, majority=compared.majority)
+        raise _diverged(session, ring, compared)
     return digest
 
 
@@ -78,15 +89,18 @@ def gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:
     return words
 
 
-def _diverged(
-    session: Session, ring: Collective, dissenters: Sequence[int], *, majority: bool
-) -> DivergenceError:
-    """Nothing that is pending will be agreed on; says who differs."""
+def _diverged(session: Session, ring: Collective, compared: Comparison) -> DivergenceError:
+    """Nothing that is pending will be agreed on; says who differs, and in what first."""
     session.checkpoints.drop()
-    others = "the others" if majority else "others, and no state has a majority"
+    step = session.replica.step
+    found = first_difference(session.replica, ring.gather, session.reporter.progress)
+    others = "the others" if compared.majority else "others, and no state has a majority"
+    first = f"; what differs first is {found.meaning}" if found.entry else ""
     return DivergenceError(
-        f"after step {session.replica.step}, in generation {ring.generation}, ranks"
-        f" {list(dissenters)} hold another state than {others}",
-        dissenters=tuple(dissenters),
-        majority=majority,
+        f"after step {step}, in generation {ring.generation}, ranks {list(compared.dissenters)}"
+        f" hold another state than {others}{first}",
+        dissenters=compared.dissenters,
+        majority=compared.majority,
+        step=step,
+        entry=found.entry,
     )

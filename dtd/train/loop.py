@@ -23,8 +23,20 @@ from dtd.train.session import Session
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
 
 
-def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outcome:
-    """Train until the job or the generation ends; `writers` are the ranks that save the state."""
+def train(
+    session: Session,
+    ring: Collective,
+    writers: AbstractSet[int],
+    voters: AbstractSet[int] | None = None,
+) -> Outcome:
+    """Train until the job or the generation ends.
+
+    Args:
+        session: what is trained.
+        ring: joins the ranks of the generation.
+        writers: ranks that save the state.
+        voters: ranks that brought the state they begin with; None for all.
+    """
     replica, plan = session.replica, session.plan
     session.gradients.recall()
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
@@ -37,7 +49,7 @@ def train(session: Session, ring: Collective, writers: AbstractSet[int]) -> Outc
         session.open()
         ring.open_step(step, [] if last else session.memories)
         if not met or last:
-            digest = agree(session, ring, clock)
+            digest = agree(session, ring, clock, voters=None if met else voters)
         if not met:
             session.tell("on_start", {})
         if plan.evaluation_due(step) or last:

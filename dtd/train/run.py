@@ -225,6 +225,7 @@ class TrainingRun:
         generation: int,
         *,
         writers: AbstractSet[int] = _RANK_0,
+        voters: AbstractSet[int] | None = None,
     ) -> Outcome:
         """Train in one generation until the job or the generation ends.
 
@@ -232,6 +233,8 @@ class TrainingRun:
             collective: its ring.
             generation: its number.
             writers: ranks that write checkpoints.
+            voters: ranks that brought the state they begin with; the others have copied it, and
+                say nothing about whose is right.  None for all.
 
         Raises:
             RingBroken: the generation is over; the state is that of the last committed step.
@@ -245,7 +248,7 @@ class TrainingRun:
         if collective.rank == 0:
             _tell_order(session)
         try:
-            return train(session, collective, writers)
+            return train(session, collective, writers, voters)
         except BaseException:
             if not session.prepared:
                 session.discard()

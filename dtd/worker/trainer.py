@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_TRACEBACK_CHARACTERS: Final = 12_000
+MAX_ENTRY_CHARACTERS: Final = 255
 
 Post = Callable[[member.Event], None]
 
@@ -179,11 +180,12 @@ class Trainer(threading.Thread):
                 self._froze(run, assign, "", "", "the generation ended at a step boundary")
 
     def _train(self, run: TrainingRun, ring: RingCollective) -> Outcome:
-        hosts = [member_.host for member_ in ring.assign.roster]
-        writers = checkpoint_writers(hosts, self._copies)
+        roster = ring.assign.roster
+        writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
+        voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
         self._watch.begin(time.monotonic())
         try:
-            return run.run(ring, ring.assign.generation, writers=writers)
+            return run.run(ring, ring.assign.generation, writers=writers, voters=voters)
         finally:
             self._watch.end()
 
@@ -216,7 +218,14 @@ class Trainer(threading.Thread):
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
     def _froze(
-        self, run: TrainingRun, assign: m.Assign, suspect: str, evidence: str, reason: str
+        self,
+        run: TrainingRun,
+        assign: m.Assign,
+        suspect: str,
+        evidence: str,
+        reason: str,
+        *,
+        diverged: DivergenceError | None = None,
     ) -> None:
         held = self._held(run)
         prepared = run.prepared_key or (held.generation, held.step)
@@ -229,6 +238,8 @@ class Trainer(threading.Thread):
                 suspect=suspect,
                 evidence=evidence,
                 reason=reason,
+                diverged_step=diverged.step if diverged is not None else 0,
+                differs=diverged.entry[:MAX_ENTRY_CHARACTERS] if diverged is not None else "",
             )
         )
 
@@ -244,7 +255,7 @@ class Trainer(threading.Thread):
         suspect = assign.roster[error.dissenters[0]].name if error.majority else ""
         if not error.majority:
             run.forget()
-        self._froze(run, assign, suspect, "diverged", error.message)
+        self._froze(run, assign, suspect, "diverged", error.message, diverged=error)
 
     def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:
         finished = m.Finished(

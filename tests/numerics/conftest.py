@@ -173,6 +173,7 @@ class Arena:
         generation: int = 1,
         wrap: Callable[[int, Any], Any] = lambda rank, collective: collective,
         writers: frozenset[int] = frozenset({0}),
+        voters: frozenset[int] | None = None,
     ) -> list[Rank]:
         """Train one generation; ranks hold the same state already."""
         ring = InProcessRing(
@@ -188,7 +189,10 @@ class Arena:
             rank.outcome = rank.error = None
             try:
                 rank.outcome = rank.run.run(
-                    wrap(index, ring.collective(index)), generation, writers=writers
+                    wrap(index, ring.collective(index)),
+                    generation,
+                    writers=writers,
+                    voters=voters,
                 )
             except BaseException as error:  # noqa: BLE001
                 rank.error = error

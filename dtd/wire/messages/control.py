@@ -199,7 +199,8 @@ class Frozen:
     (`prepared_generation`, `prepared_step`) names the state that it would hold after committing
     what it has prepared, and is what it holds when nothing is.  `evidence` says how it lost
     `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt" or
-    "diverged"; it is empty when the generation ended in good order.
+    "diverged"; it is empty when the generation ended in good order.  If it diverged, states differ
+    after `diverged_step` steps, and first in the entry `differs`, if that is known.
     """
 
     job: Name
@@ -211,6 +212,8 @@ class Frozen:
     suspect: Name
     evidence: Name
     reason: Text
+    diverged_step: U64 = 0
+    differs: Name = ""
 
 
 @message(0x1A)

@@ -218,3 +218,23 @@ def test_a_majority_is_more_than_half(
     assert compare([(3, digest) for digest in digests]) == Comparison(
         dissenters=dissenters, majority=majority
     )
+
+
+@pytest.mark.parametrize(
+    ("digests", "voters", "dissenters", "majority"),
+    [
+        ([A, B, A], {0, 1}, (0, 2), False),
+        ([A, B, B], {0, 1}, (0,), False),
+        ([A, A, B], {0, 1}, (2,), True),
+        ([A, B, B, B], {0}, (1, 2, 3), True),
+        ([A, B, A, A], {0, 1, 2}, (1,), True),
+    ],
+)
+def test_who_has_copied_a_state_helps_it_to_no_majority(
+    digests: list[bytes], voters: set[int], dissenters: tuple[int, ...], majority: bool
+) -> None:
+    expected = Comparison(dissenters=dissenters, majority=majority)
+    assert compare([(3, digest) for digest in digests], voters=voters) == expected
+    entries = [encode_entry(with_digest(digest)) for digest in digests]
+    word = reduce_entries(entries, voters=voters)
+    assert (word.dissenters, word.majority) == (dissenters, majority)

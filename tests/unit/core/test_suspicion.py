@@ -207,6 +207,57 @@ def test_without_a_majority_nobody_brings_its_memory(desk: Any, first: bool) -> 
     assert (assign.held_generation, assign.held_step) == (0, 0)
 
 
+def diverge(desk: Any, *names: str, step: int, differs: str = "model.w") -> None:
+    """All members see that no state has a majority, and go back to the beginning."""
+    number = desk.all_run(*names)
+    for name in names:
+        desk.froze(
+            name,
+            generation=number,
+            step=0,
+            held_generation=0,
+            where="none",
+            evidence="diverged",
+            diverged_step=step,
+            differs=differs,
+            reason=f"it differs in {differs}",
+        )
+
+
+def test_differing_twice_at_one_point_fails_the_job(desk: Any) -> None:
+    desk.submit()
+    desk.warm_up("a", "b")
+    diverge(desk, "a", "b", step=50)
+    assert not desk.ended
+    assert desk.saved[-1].divergences == ((1, 50, "model.w"),)
+    diverge(desk, "a", "b", step=50)
+    assert [job.state.value for job in desk.ended] == ["failed"]
+    assert desk.ended[0].reason == (
+        "replicas differ again after step 50, again in model.w; a: it differs in model.w"
+    )
+    assert [desk.state(name) for name in "ab"] == ["released", "released"]
+
+
+def test_bits_that_flip_at_different_points_do_not_fail_the_job(desk: Any) -> None:
+    desk.submit()
+    desk.warm_up("a", "b")
+    diverge(desk, "a", "b", step=50)
+    diverge(desk, "a", "b", step=100)
+    diverge(desk, "a", "b", step=100, differs="model.b")
+    assert not desk.ended
+    assert desk.books.roster == ["a", "b"]
+
+
+def test_who_knows_what_differed_may_report_later(desk: Any) -> None:
+    """A ring that breaks during the search leaves somebody without an answer."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    more = {"where": "none", "evidence": "diverged", "diverged_step": 5}
+    desk.froze("a", generation=number, step=0, **more)
+    desk.froze("b", generation=number, step=0, differs="model.w", **more)
+    assert desk.books.job.divergences == ((1, 5, "model.w"),)
+
+
 # --- probes ----------------------------------------------------------------------------------
 
 

@@ -57,7 +57,7 @@ class FakeRun:
     def held(self):
         return SimpleNamespace(job_id="job-1", generation=0, step=0, digest="", where="memory")
 
-    def run(self, ring, generation, writers):
+    def run(self, ring, generation, *, writers, voters):
         raise self._ends.pop(0)
 
 

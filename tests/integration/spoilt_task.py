@@ -1,0 +1,46 @@
+"""Tasks in which something is wrong: everywhere, or on one of the hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtd.tasks.memory_rows import MemoryRows
+
+ROWS = 512
+FEATURES = 8
+
+
+class Plain:
+    """A plane, learned from points on it."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def train_dataset(self) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(ROWS, FEATURES, generator=generator)
+        return MemoryRows(inputs=x, labels=x.sum(1, keepdim=True))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+
+class OwnOptimizer(Plain):
+    """Its critic is trained inside `loss`, by an optimizer that dtd does not know."""
+
+    def build_model(self) -> nn.Module:
+        model = nn.ModuleDict({"generator": super().build_model(), "critic": nn.Linear(1, 1)})
+        self._critic = torch.optim.Adam(model["critic"].parameters(), lr=0.01)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        made, critic = model["generator"](x), model["critic"]
+        (critic(made.detach()).mean() - critic(y).mean()).backward()
+        self._critic.step()
+        self._critic.zero_grad()
+        return nn.functional.mse_loss(made, y) - critic(made).mean()

@@ -1,0 +1,146 @@
+"""Replicas that differ: what differs first is named, and who has copied a state does not vote."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import DivergenceError
+
+pytestmark = pytest.mark.numerics
+
+SGD = {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+
+
+def together(arena, task, spec, world_size: int):
+    ranks = [arena.start(task, spec, name=f"w{i}") for i in range(world_size)]
+    for rank in ranks[1:]:
+        arena.copy_state(ranks[0], rank)
+    return arena.generation(ranks)
+
+
+def differing(ranks) -> tuple[int, str, str]:
+    """Step, entry and words of what all ranks have found."""
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError), rank.error
+    assert len({(one.error.step, one.error.entry) for one in ranks if one.error.entry}) == 1
+    error = next(one.error for one in ranks if one.error.entry)
+    return error.step, error.entry, str(error)
+
+
+def test_a_second_optimizer_that_steps_inside_loss_is_named(arena, regression) -> None:
+    class Gan(regression):
+        def build_model(self):
+            model = nn.ModuleDict({"g": super().build_model(), "d": nn.Linear(3, 1).double()})
+            self.second = torch.optim.Adam(model["d"].parameters(), lr=0.1)
+            return model
+
+        def loss(self, model, batch):
+            x, y = batch
+            self.second.zero_grad()
+            (model["d"](y).mean() - model["d"](model["g"](x).detach()).mean()).backward()
+            self.second.step()
+            for parameter in model["d"].parameters():
+                parameter.grad = None
+            return ((model["g"](x) - y) ** 2).mean() - model["d"](model["g"](x)).mean()
+
+    step, entry, text = differing(together(arena, Gan(), arena.spec(train={"digest_every": 4}), 2))
+    assert (step, entry) == (4, "model.d.weight")
+    assert "the parameter d.weight" in text
+    assert "an optimizer that the task steps itself" in text
+
+
+def test_a_parameter_that_dtd_does_not_train_is_named(arena, regression) -> None:
+    class Own(regression):
+        def build_model(self):
+            model = super().build_model()
+            model.register_parameter("mean", nn.Parameter(torch.zeros(6).double()))
+            model.mean.requires_grad = False
+            return model
+
+        def loss(self, model, batch):
+            model.mean += batch[0].mean(0)
+            return super().loss(model, batch)
+
+    step, entry, text = differing(together(arena, Own(), arena.spec(train={"digest_every": 3}), 2))
+    assert (step, entry) == (3, "model.mean")
+    assert "which dtd does not train" in text
+
+
+class Counting:
+    """A model with a buffer."""
+
+    @staticmethod
+    def of(regression):
+        class Task(regression):
+            def build_model(self):
+                model = super().build_model()
+                model.register_buffer("seen", torch.zeros(5))
+                return model
+
+        return Task()
+
+
+def momentum(replica) -> None:
+    next(iter(replica.optimizer.state.values()))["momentum_buffer"].view(-1)[0] += 1e-9
+
+
+def group(replica) -> None:
+    replica.optimizer.param_groups[0]["weight_decay"] = 1e-30
+
+
+def buffer(replica) -> None:
+    replica.model.seen[3] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "entry", "meaning"),
+    [
+        (buffer, "model.seen", "the buffer seen"),
+        (momentum, "optimizer.0.momentum_buffer", "in the optimizer's state of 0.weight"),
+        (group, "optimizer_groups", "optimizer_groups, which is no tensor"),
+    ],
+)
+def test_what_else_may_differ_is_named(arena, regression, change, entry, meaning) -> None:
+    spec = arena.spec(optimizer=SGD, train={"digest_every": 4})
+    ranks = [arena.start(Counting.of(regression), spec, name=f"w{i}") for i in range(2)]
+    arena.copy_state(ranks[0], ranks[1])
+    record = ranks[1].recorder.step_committed
+
+    def committed(step) -> None:
+        record(step)
+        if step.step == 4:
+            change(ranks[1].replica)
+
+    ranks[1].recorder.step_committed = committed
+    found = differing(arena.generation(ranks))
+    assert found[:2] == (4, entry)
+    assert meaning in found[2]
+
+
+def test_who_has_copied_the_flipped_state_does_not_outvote_the_sound_one(arena, regression) -> None:
+    """One good, one flipped, and a joiner with the flipped one's state: nobody can say."""
+    ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(3)]
+    arena.copy_state(ranks[0], ranks[1])
+    with torch.no_grad():
+        next(ranks[1].model.parameters()).view(-1)[0] += 1.0
+    arena.copy_state(ranks[1], ranks[2])
+    arena.generation(ranks, voters=frozenset({0, 1}))
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert not rank.error.majority
+        assert (rank.error.step, rank.error.entry) == (0, "model.0.weight")
+
+
+def test_a_copy_that_went_wrong_is_not_taken_for_a_state(arena, regression) -> None:
+    ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(3)]
+    for rank in ranks[1:]:
+        arena.copy_state(ranks[0], rank)
+    for rank in ranks[1:]:
+        with torch.no_grad():
+            next(rank.model.parameters()).view(-1)[0] += 1.0
+    arena.generation(ranks, voters=frozenset({0}))
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert (rank.error.dissenters, rank.error.majority) == ((1, 2), True)

@@ -18,6 +18,7 @@ from dtd.core.membership_events import (
 )
 from dtd.errors import RequestRefused
 from dtd.job.differences import differences
+from dtd.job.identity import identity_of
 from dtd.wire import messages as m
 
 SIGNALS: Final = ("KILL", "TERM", "STOP")
@@ -65,7 +66,7 @@ class Orders:
         self._can_encrypt(spec)
         await self._coordinator.packages.check(request.package)
         begins: dict[str, Any] = {}
-        mode = ""
+        mode = from_identity = ""
         if request.from_job:
             parent = await known_job(self._coordinator, request.from_job)
             mode = origin_mode(request.from_mode, parent["state"])
@@ -75,10 +76,14 @@ class Orders:
                 _ends_later(spec, step, request.from_job)
                 check_same_course(differs, request.from_job)
             begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
+            from_identity = parent["identity"]
         job_id = self._coordinator.new_job_id(spec.job.name)
+        here, settings = self._coordinator.membership.books.here, job.to_mapping(spec)
         submitted = Job(
             id=job_id,
-            spec=job.to_mapping(spec),
+            spec=settings,
+            identity=identity_of(here.store_id, here.epoch, job_id, settings),
+            from_identity=from_identity,
             from_job=request.from_job,
             from_step=request.from_step,
             from_mode=mode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd import __version__
@@ -120,18 +121,19 @@ class Questions:
     def _checkpoint(self, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
         worker = self._coordinator.membership.books.workers.get(found["worker"])
         alive = found["worker"] in self._coordinator.connected()
-        name = found["directory"].rsplit("/", 1)[-1]
-        shown = self._ticket(found["worker"], found["job"], name) if ticket and alive else {}
+        folder, name = PurePosixPath("/" + found["directory"]).parts[-2:]
+        shown = self._ticket(found["worker"], folder, name) if ticket and alive else {}
         return {
             **found,
             **shown,
             "name": name,
+            "folder": folder,
             "verified": True,
             "alive": alive,
             "data_host": worker.data_host if worker is not None else "",
             "data_port": worker.data_port if worker is not None else 0,
         }
 
-    def _ticket(self, worker: str, job: str, name: str) -> dict[str, Any]:
-        expires_unix_s, key = self._coordinator.ticket(worker, f"checkpoint/{job}/{name}")
+    def _ticket(self, worker: str, folder: str, name: str) -> dict[str, Any]:
+        expires_unix_s, key = self._coordinator.ticket(worker, f"checkpoint/{folder}/{name}")
         return {"ticket_expires_unix_s": expires_unix_s, "ticket_key": key}

@@ -57,6 +57,7 @@ def job_row(
     return {
         "id": job.id,
         "name": job.name,
+        "identity": job.identity,
         "task": job.spec["job"]["task"],
         "state": job.state.value,
         "submitted_s": submitted_s,

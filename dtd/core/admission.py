@@ -52,10 +52,12 @@ def _fence(books: Books, message: m.Register) -> None:
 
 def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:
     """It still holds a generation of ours: have it freeze, then it is ready with what it holds."""
-    books.highest_seen = max(books.highest_seen, message.generation)
-    if books.job is None or books.job.id != message.job:
-        release(books, worker, "unknown", f"job {message.job} is not running any more")
+    job = books.job
+    if job is None or (job.id, job.identity) != (message.job, message.identity):
+        worker.stray = True
+        release(books, worker, "unknown", _why_unknown(books, message))
         return
+    books.highest_seen = max(books.highest_seen, message.generation)
     _begin_warming(books, worker, now)
     worker.returning = True
     freeze = m.Freeze(
@@ -65,6 +67,13 @@ def _take_back(books: Books, worker: Worker, message: m.Register, now: float) ->
         reason="a new generation will be formed",
     )
     books.send(worker.name, freeze)
+
+
+def _why_unknown(books: Books, message: m.Register) -> str:
+    job = books.job
+    if job is not None and job.id == message.job:
+        return f"its job {message.job} was submitted to another coordinator's store"
+    return f"job {message.job} is not running any more"
 
 
 def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
@@ -77,6 +86,8 @@ def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
         from_step=job.from_step,
         from_mode=job.from_mode,
         package=job.package,
+        identity=job.identity,
+        from_identity=job.from_identity,
     )
     books.send(worker.name, message)
 

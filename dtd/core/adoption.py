@@ -78,6 +78,8 @@ def comes_back(books: Books, message: m.Register, now: float) -> bool:
     known, job = books.workers.get(message.name), books.job
     if known is None or job is None or known.state not in MEMBERS:
         return False
+    if message.identity != job.identity:
+        return False
     same_process = known.incarnation in (message.incarnation, NEVER_HEARD)
     same_generation = (message.generation, message.roster_id) == (books.generation, books.roster_id)
     if not (same_process and same_generation):

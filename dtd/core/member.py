@@ -151,8 +151,8 @@ class Member:
     # --- the coordinator -------------------------------------------------------------------
 
     def _registration(self) -> m.Register:
-        generation = self.assign
-        if generation is None:
+        generation, prepare = self.assign, self._prepare
+        if generation is None or prepare is None:
             return self._register
         return replace(
             self._register,
@@ -160,6 +160,10 @@ class Member:
             generation=generation.generation,
             roster_id=generation.roster_id,
             phase=self.state.value,
+            identity=prepare.identity,
+            roster=generation.roster,
+            held_generation=generation.held_generation,
+            held_step=generation.held_step,
         )
 
     def _on_message(self, message: m.Message) -> list[Effect]:
@@ -193,7 +197,8 @@ class Member:
         return effects
 
     def _on_prepare(self, message: m.Prepare) -> list[Effect]:
-        if self._prepare is not None and self._prepare.job == message.job:
+        known = self._prepare
+        if known is not None and (known.job, known.identity) == (message.job, message.identity):
             return []
         if self._prepare is not None:
             return [Restart(reason=f"job {message.job} begins, this process served another")]

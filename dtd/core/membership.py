@@ -136,6 +136,8 @@ class Membership:
             admission.let_leave(books, worker, message.reason, now)
         elif isinstance(message, m.Probed):
             suspicion.probed(books, worker, message)
+        elif worker.stray:
+            return
         elif isinstance(message, m.Warmed):
             admission.warmed(books, worker, message, now)
         elif books.job is not None and getattr(message, "job", "") == books.job.id:

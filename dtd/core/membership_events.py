@@ -62,6 +62,7 @@ class Worker:
             that commits the last step, steps).
         frozen_in: the generation in which it reported FROZEN or FINISHED last.
         foreign: it runs another release of dtd, and gets no work.
+        stray: it took part in a job that is not ours; nothing that it says of jobs counts.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Worker:
     digest: str = ""
     heartbeat: m.Heartbeat | None = None
     foreign: bool = False
+    stray: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class Job:
         from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
         dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
             most workers report them.
+        identity, from_identity: of this job and of `from_job`, see `dtd.job.identity`.
     """
 
     id: str
@@ -111,6 +114,8 @@ class Job:
     from_step: int = 0
     from_mode: str = ""
     package: str = ""
+    identity: str = ""
+    from_identity: str = ""
     generation: int = 0
     world_size: int = 0
     step: int = 0

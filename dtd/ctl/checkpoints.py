@@ -157,7 +157,7 @@ def _fetch_from_any(holders: Sequence[Checkpoint], target: Path, connect: Connec
 
 def _fetch_from(one: Checkpoint, target: Path, connect: Connect) -> None:
     address = Address(one["data_host"], one["data_port"])
-    resource = f"checkpoint/{one['job']}/{one['name']}"
+    resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
     ticket = Pass(
         secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
     )

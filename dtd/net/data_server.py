@@ -68,7 +68,7 @@ class DataServer:
 
     Args:
         name: this worker's name, said in WELCOME.
-        open_checkpoint: gives the resource of "checkpoint/JOB/NAME", run in a thread; raises
+        open_checkpoint: gives the resource of "checkpoint/DIRECTORY/NAME", run in a thread; raises
             CheckpointError when there is none.
 
     Attributes:

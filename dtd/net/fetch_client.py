@@ -36,7 +36,7 @@ class FetchClient:
 
     Args:
         address: the worker's data port.
-        resource: "checkpoint/JOB/NAME".
+        resource: "checkpoint/DIRECTORY/NAME".
         ticket: lets us have it.
         timeout_s: bound on connecting and on each answer.
         connect: makes the connection.

@@ -39,7 +39,7 @@ class FetchDesk:
     """What can be fetched here, and who is fetching it.
 
     Args:
-        open_checkpoint: gives the resource of "checkpoint/JOB/NAME", run in a thread; raises
+        open_checkpoint: gives the resource of "checkpoint/DIRECTORY/NAME", run in a thread; raises
             CheckpointError when there is none.
     """
 

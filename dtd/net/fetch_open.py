@@ -21,7 +21,7 @@ def open_resource(
 
     Args:
         link: to the holder.
-        resource: "state/GENERATION" or "checkpoint/JOB/NAME".
+        resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME".
         timeout_s: bound on each of the holder's messages.
         silence_s: bound on the time without a single byte.
 

@@ -1,6 +1,6 @@
 """What a checkpoint on disk looks like, and whether one can be trusted.
 
-    <directory>/<job id>/g<generation>-s<step>/
+    <directory>/<job id>.<tag>/g<generation>-s<step>/
         model.safetensors        parameters and buffers
         optimizer.safetensors    optimizer state
         manifest.json            everything else, with size and hash of both files and of itself
@@ -23,8 +23,12 @@ from typing import Any, Final
 import xxhash
 
 from dtd.errors import CheckpointError
+from dtd.job.identity import folder_of
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+READABLE: Final = (1, 2)
+"""What 0.1.0 wrote has format 1 and no identity."""
+
 MANIFEST_FILE: Final = "manifest.json"
 MODEL_FILE: Final = "model.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
@@ -63,6 +67,7 @@ class Manifest:
         files: size and hash of the other files.
         state: the part of the state that is not tensors.
         tensors: names of all tensors, in the digest's order.
+        identity: the job's, which tells it from others of the same id (`dtd.job.identity`).
     """
 
     format: int
@@ -80,6 +85,7 @@ class Manifest:
     files: Mapping[str, FileInfo]
     state: Mapping[str, Any]
     tensors: tuple[str, ...]
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,26 +114,29 @@ def parse_name(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def list_checkpoints(directory: Path, job_id: str) -> list[Path]:
+def list_checkpoints(directory: Path, folder: str) -> list[Path]:
     """Directories of a job's checkpoints, newest first, verified or not."""
     try:
-        entries = [path for path in (directory / job_id).iterdir() if path.is_dir()]
+        entries = [path for path in (directory / folder).iterdir() if path.is_dir()]
     except OSError:
         return []
     named = [(key, path) for path in entries if (key := parse_name(path.name)) is not None]
     return [path for _, path in sorted(named, reverse=True)]
 
 
-def newest_verified(directory: Path, job_id: str, *, step: int | None = None) -> Found:
+def newest_verified(
+    directory: Path, job_id: str, *, identity: str = "", step: int | None = None
+) -> Found:
     """The newest checkpoint of a job that verifies.
 
     Args:
         directory: where all jobs' checkpoints are.
         job_id: whose.
+        identity: the job's; empty for one of dtd 0.1.0.
         step: only those after this many steps.
     """
     passed_over: list[tuple[Path, str]] = []
-    for path in list_checkpoints(directory, job_id):
+    for path in list_checkpoints(directory, folder_of(job_id, identity)):
         key = parse_name(path.name)
         if step is not None and key is not None and key[1] != step:
             continue
@@ -135,6 +144,10 @@ def newest_verified(directory: Path, job_id: str, *, step: int | None = None) ->
             manifest = verify(path)
         except CheckpointError as error:
             passed_over.append((path, error.message))
+            continue
+        if manifest.identity != identity:
+            whose = manifest.identity or "a job without identity, of dtd 0.1.0"
+            passed_over.append((path, f"it belongs to another job: {whose}"))
             continue
         return Found(path=path, manifest=manifest, passed_over=tuple(passed_over))
     return Found(path=None, manifest=None, passed_over=tuple(passed_over))
@@ -179,7 +192,7 @@ def read_manifest(path: Path) -> Manifest:
             raise CheckpointError(f"{file} is larger than {_MAX_MANIFEST_BYTES} bytes")
         content = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
         stated = content.pop("manifest_hash")
-        if content["format"] != FORMAT:
+        if content["format"] not in READABLE:
             raise CheckpointError(f"{file} has format {content['format']}, not {FORMAT}")
         if stated != _hash_of(content):
             raise CheckpointError(f"{file} does not match its hash")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
+from dtd.job.identity import folder_of
 from dtd.train.checkpoint_format import (
     FORMAT,
     MODEL_FILE,
@@ -61,6 +62,7 @@ class Checkpoints:
     Args:
         spec: the job.
         job_id: its id.
+        identity: tells it from others of the same id.
         directory: where all jobs' checkpoints are.
         reporter: hears of published ones and of failures.
         saved: called with what was published.
@@ -71,17 +73,21 @@ class Checkpoints:
         *,
         spec: JobSpec,
         job_id: str,
+        identity: str,
         directory: Path,
         reporter: Reporter,
         saved: Callable[[CheckpointRecord], None],
     ) -> None:
         self._spec = spec
         self._job_id = job_id
+        self._identity = identity
         self._reporter = reporter
         self._tell = saved
         self._warn = Seldom(reporter.warning)
         self._writer = CheckpointWriter(
-            directory / job_id, keep=spec.checkpoint.keep, best_metric=spec.checkpoint.best_metric
+            directory / folder_of(job_id, identity),
+            keep=spec.checkpoint.keep,
+            best_metric=spec.checkpoint.best_metric,
         )
         self.pending: Pending | None = None
         self.parent = ""
@@ -139,6 +145,7 @@ class Checkpoints:
         return {
             "format": FORMAT,
             "job": self._job_id,
+            "identity": self._identity,
             "job_name": self._spec.job.name,
             "task": self._spec.job.task,
             "parent": self.parent,

@@ -129,6 +129,7 @@ def measure(
         session = build_session(
             spec=parsed,
             job_id="measure",
+            identity="",
             task=load_task(parsed.job.task, parsed.task),
             device=torch.device(device),
             checkpoint_directory=Path(directory),

@@ -30,15 +30,23 @@ class Origin:
 
     Args:
         job_id: the job.
+        identity: tells it from others of the same id.
         init_from: another job's checkpoint; None if it begins fresh.
         directory: where all jobs' checkpoints are.
         reporter: hears once of each checkpoint that is passed over.
     """
 
     def __init__(
-        self, *, job_id: str, init_from: InitFrom | None, directory: Path, reporter: Reporter
+        self,
+        *,
+        job_id: str,
+        identity: str,
+        init_from: InitFrom | None,
+        directory: Path,
+        reporter: Reporter,
     ) -> None:
         self._job_id = job_id
+        self._identity = identity
         self._init_from = init_from
         self._directory = directory
         self._reporter = reporter
@@ -95,13 +103,13 @@ class Origin:
 
     def _newest(self) -> tuple[str, Found]:
         """(whose it is, the newest that verifies)."""
-        found = self._search(self._job_id, None)
-        if found.path is not None or self._init_from is None:
+        found, origin = self._search(self._job_id, self._identity, None), self._init_from
+        if found.path is not None or origin is None:
             return self._job_id, found
-        return self._init_from.job_id, self._search(self._init_from.job_id, self._init_from.step)
+        return origin.job_id, self._search(origin.job_id, origin.identity, origin.step)
 
-    def _search(self, job_id: str, step: int | None) -> Found:
-        found = newest_verified(self._directory, job_id, step=step)
+    def _search(self, job_id: str, identity: str, step: int | None) -> Found:
+        found = newest_verified(self._directory, job_id, identity=identity, step=step)
         for path, why in found.passed_over:
             if path not in self._warned:
                 self._warned.add(path)

@@ -183,11 +183,13 @@ class InitFrom:
         job_id: whose.
         step: which; None is the newest.
         mode: "resume" takes everything over, "weights" only parameters and buffers.
+        identity: the job's; empty if its checkpoints have none.
     """
 
     job_id: str
     step: int | None
     mode: Literal["resume", "weights"]
+    identity: str = ""
 
 
 class Flags(NamedTuple):

@@ -51,6 +51,7 @@ class TrainingRun:
     Args:
         spec: the job.
         job_id: its id.
+        identity: tells it from others of the same id, on disk.
         init_from: another job's checkpoint to begin with; None begins fresh.
         device: "cpu" or "cuda:N".
         state_dir: where checkpoints are kept unless the job names a directory.
@@ -70,13 +71,19 @@ class TrainingRun:
         reporter: Reporter,
         requests: Requests,
         threads: int = 0,
+        identity: str = "",
     ) -> None:
         self._spec = spec
         self._job_id = job_id
+        self._identity = identity
         self._device = torch.device(device)
         self._directory = checkpoint_directory(spec, state_dir)
         self._origin = Origin(
-            job_id=job_id, init_from=init_from, directory=self._directory, reporter=reporter
+            job_id=job_id,
+            identity=identity,
+            init_from=init_from,
+            directory=self._directory,
+            reporter=reporter,
         )
         self._reporter = reporter
         self._requests = requests
@@ -99,6 +106,7 @@ class TrainingRun:
         session = self._built = build_session(
             spec=self._spec,
             job_id=self._job_id,
+            identity=self._identity,
             task=task,
             device=self._device,
             checkpoint_directory=self._directory,

@@ -183,6 +183,7 @@ def build_session(
     *,
     spec: JobSpec,
     job_id: str,
+    identity: str,
     task: Task,
     device: torch.device,
     checkpoint_directory: Path,
@@ -229,6 +230,7 @@ def build_session(
         checkpoints=Checkpoints(
             spec=spec,
             job_id=job_id,
+            identity=identity,
             directory=checkpoint_directory,
             reporter=reporter,
             saved=partial(_tell_saved, callbacks, plan),

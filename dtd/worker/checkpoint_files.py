@@ -1,7 +1,7 @@
 """Checkpoints on this worker's disk, as others may fetch them.
 
-A resource name "checkpoint/JOB/NAME" names one published checkpoint; anything that would lead out
-of the checkpoint directories is refused.  Blocking; the data port runs it in a thread.
+A resource name "checkpoint/DIRECTORY/NAME" names one published checkpoint; anything that would lead
+out of the checkpoint directories is refused.  Blocking; the data port runs it in a thread.
 """
 
 from __future__ import annotations

@@ -125,10 +125,12 @@ class Trainer(threading.Thread):
                 job_id=prepare.from_job,
                 step=prepare.from_step or None,
                 mode="weights" if prepare.from_mode == "weights" else "resume",
+                identity=prepare.from_identity,
             )
         run = TrainingRun(
             spec=spec,
             job_id=prepare.job,
+            identity=prepare.identity,
             init_from=parent,
             device=self._device,
             threads=self._threads,

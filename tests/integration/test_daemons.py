@@ -186,8 +186,8 @@ def test_a_cancelled_job_is_gone_on_with_by_another(idle, two_jobs):
 def test_a_job_goes_on_by_itself_after_everything_was_killed(idle, two_jobs):
     gates = idle.hold(15)
     job = idle.submit(TWO, gates=gates)
-    kept = idle.directory / "worker-0" / "checkpoints" / job
-    idle.until(job, lambda: any(kept.glob("g*-s000000010/manifest.json")))
+    kept = idle.directory / "worker-0" / "checkpoints"
+    idle.until(job, lambda: any(kept.glob(f"{job}.*/g*-s000000010/manifest.json")))
     idle.crash()
     gates.open(0)
     idle.start_again()

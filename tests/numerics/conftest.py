@@ -146,6 +146,7 @@ class Arena:
         name: str = "w",
         job_id: str = "job",
         init_from: InitFrom | None = None,
+        identity: str = "",
         ask: Callable[[int], Flags] = lambda step: Flags(),
     ) -> Rank:
         module = types.ModuleType(MODULE)
@@ -156,6 +157,7 @@ class Arena:
             spec=spec,
             job_id=job_id,
             init_from=init_from,
+            identity=identity,
             device="cpu",
             state_dir=self.directory / name,
             reporter=recorder,

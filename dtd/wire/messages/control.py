@@ -44,6 +44,8 @@ class Register:
     """A worker introduces itself, with the generation it still takes part in, if any.
 
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
+    `identity` tells its job from one of the same id of another store; `roster`, `held_generation`
+    and `held_step` are those of its ASSIGN.  `instance` names its state directory.
     """
 
     name: Name
@@ -58,6 +60,11 @@ class Register:
     generation: U32 = 0
     roster_id: U64 = 0
     phase: Name = ""
+    identity: Name = ""
+    roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)] = ()
+    held_generation: U32 = 0
+    held_step: U64 = 0
+    instance: Name = ""
 
 
 @message(0x11)
@@ -127,6 +134,7 @@ class Prepare:
     """Warm up for a job: import, build the model, open the data.
 
     `package` names the code of the task that was shipped with the job; empty: what is installed.
+    `identity` is the job's for good, in whatever store or directory (`dtd.job.identity`).
     """
 
     job: Name
@@ -135,6 +143,8 @@ class Prepare:
     from_step: U64 = 0
     from_mode: Name = ""
     package: Name = ""
+    identity: Name = ""
+    from_identity: Name = ""
 
 
 @message(0x15)

@@ -19,7 +19,7 @@ class BlobInfo:
 
 @message(0x38)
 class FetchOpen:
-    """Ask for the blobs of a resource: "state/GENERATION" or "checkpoint/JOB/NAME"."""
+    """Ask for the blobs of a resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME"."""
 
     resource: Text
 

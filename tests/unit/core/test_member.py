@@ -32,13 +32,16 @@ FAILED = m.Failed(job="j", reason="boom", traceback="")
 PREPARE = m.Prepare(job="j", spec={})
 
 
+ROSTER = (m.Member(name="w", incarnation=7, host="h", port=1, holds=True),)
+
+
 def assign(generation: int = 4) -> m.Assign:
     return m.Assign(
         job="j",
         generation=generation,
         roster_id=11,
         rank=0,
-        roster=(m.Member(name="w", incarnation=7, host="h", port=1, holds=True),),
+        roster=ROSTER,
         held_generation=3,
         held_step=5,
     )
@@ -159,6 +162,7 @@ def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
     (register,) = worker.tells(member.ControlOpened())
     assert isinstance(register, m.Register)
     assert register.phase == state.value
+    assert (register.roster, register.held_generation, register.held_step) == (ROSTER, 3, 5)
     assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
 
 
@@ -190,9 +194,10 @@ def test_preparing_for_the_same_job_again_changes_nothing(worker: Worker) -> Non
     assert worker.core.state is MemberState.READY
 
 
-def test_another_job_needs_a_clean_interpreter(worker: Worker) -> None:
+@pytest.mark.parametrize("other", [{"job": "k"}, {"job": "j", "identity": "another store's"}])
+def test_another_job_needs_a_clean_interpreter(worker: Worker, other: dict[str, str]) -> None:
     worker.become(MemberState.READY)
-    (effect,) = worker.hears(m.Prepare(job="k", spec={}))
+    (effect,) = worker.hears(m.Prepare(spec={}, **other))
     assert isinstance(effect, member.Restart)
 
 

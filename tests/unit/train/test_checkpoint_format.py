@@ -69,8 +69,8 @@ def edit_step(path: Path) -> None:
         (lambda p: (p / MANIFEST_FILE).write_text("[]"), "is torn or is no manifest"),
         (lambda p: (p / MANIFEST_FILE).write_text('{"format": NaN}'), "NaN is no JSON number"),
         (
-            lambda p: (p / MANIFEST_FILE).write_text('{"format": 2, "manifest_hash": ""}'),
-            "has format 2, not 1",
+            lambda p: (p / MANIFEST_FILE).write_text('{"format": 3, "manifest_hash": ""}'),
+            "has format 3, not 2",
         ),
         (lambda p: p.rename(p.with_name(checkpoint_name(1, 30))), "it was renamed"),
     ],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 
@@ -27,6 +27,36 @@ STOP: Final = 0x08
 LEAVE: Final = 0x10
 YIELD: Final = 0x20
 _KNOWN: Final = VOTE | CHECKPOINT | STOP | LEAVE | YIELD
+
+
+Ending = Literal["stopped", "left", "yielded"]
+
+
+class Flags(NamedTuple):
+    """What a rank is asked for while a generation runs, and says in its next control word.
+
+    Attributes:
+        checkpoint: a checkpoint after the step.
+        stop: the job ends after the step.
+        leave: this rank leaves after the step.
+        yield_: the generation ends after the step.
+    """
+
+    checkpoint: bool = False
+    stop: bool = False
+    leave: bool = False
+    yield_: bool = False
+
+    def asked(self, *, stop: bool, leave: bool) -> Flags:
+        """One more FREEZE at a step boundary: what was asked before stays asked.
+
+        Nothing takes back a FREEZE.  A worker that leaves while the job is being cancelled has the
+        coordinator send a second one without `stop`; were that to replace the first, the job would
+        end without its last checkpoint.
+        """
+        return self._replace(
+            stop=self.stop or stop, leave=self.leave or leave, yield_=self.yield_ or not stop
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +80,13 @@ class ControlEntry:
     yield_: bool = False
     digest_step: int = NO_DIGEST_STEP
     digest: bytes = b""
+
+    @classmethod
+    def saying(
+        cls, flags: Flags, *, digest_step: int = NO_DIGEST_STEP, digest: bytes = b""
+    ) -> ControlEntry:
+        """The entry of a rank that is ready to commit."""
+        return cls(**flags._asdict(), digest_step=digest_step, digest=digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +114,17 @@ class ControlWord:
     digest_agreed: bool | None
     dissenters: tuple[int, ...]
     majority: bool
+
+    def ending(self, flags: Flags) -> Ending | None:
+        """How the generation ends after this step, if it does, for the rank that said `flags`.
+
+        A stop comes first: the job is over, whoever wanted to leave it.
+        """
+        if self.stop:
+            return "stopped"
+        if self.leave:
+            return "left" if flags.leave else "yielded"
+        return "yielded" if self.yield_ else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from dtd.core import member
-from dtd.core.control_word import ControlEntry, ControlWord, encode_entry, reduce_entries
+from dtd.core.control_word import (
+    ControlEntry,
+    ControlWord,
+    Flags,
+    encode_entry,
+    reduce_entries,
+)
 from dtd.core.difference import search
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.sim import reports
@@ -16,7 +22,7 @@ from dtd.sim.oracle import require
 from dtd.sim.phases import Phase
 from dtd.sim.replica import State
 from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.session import Flags, Session
+from dtd.sim.session import Session
 from dtd.sim.thread import Busy, Reach, Request, Routine, Wait
 
 
@@ -46,7 +52,8 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         yield from _step(session, ring)
         session.prepare(ring.assign.generation)
         yield Reach(Phase.CONTROL_WORD, state.step + 1)
-        word = yield from _gather(session, ring, session.flags)
+        flags = session.flags
+        word = yield from _gather(session, ring, flags)
         yield Reach(Phase.OPTIMIZER, state.step + 1)
         yield session.busy("optimizer_s")
         state = _commit(session, ring)
@@ -58,10 +65,9 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
             ring.node.open_step(state.step, ())
             yield from _gather(session, ring, Flags())
             yield from _save(session, ring)
-        if word.stop:
-            return "stopped"
-        if word.leave or word.yield_:
-            return "yielded"
+        ending = word.ending(flags)
+        if ending is not None:
+            return ending
 
 
 def _state(session: Session) -> State:
@@ -109,10 +115,8 @@ def _gather(
     """Exchange words; returns only if all ranks vote for it and hold the same state."""
     _check(ring)
     state = _state(session)
-    entry = ControlEntry(
-        stop=flags.stop,
-        leave=flags.leave,
-        yield_=flags.end,
+    entry = ControlEntry.saying(
+        flags,
         digest_step=state.step,
         digest=bytes.fromhex(state.content),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtd.core import member
+from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
 from dtd.sim import reports
 from dtd.sim.data_port import DataPort
@@ -48,15 +49,6 @@ class Shell(Protocol):
     def reached(self, phase: Phase, *, rank: int, step: int) -> bool:
         """The worker comes to a phase; False when that was its end."""
         ...
-
-
-@dataclass(slots=True)
-class Flags:
-    """What the event loop asks for in the next control word."""
-
-    stop: bool = False
-    leave: bool = False
-    end: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

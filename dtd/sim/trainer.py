@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from dtd.core import member
+from dtd.core.control_word import Flags
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.sim import loop, reports
 from dtd.sim.fetch import Fetch
@@ -16,7 +17,7 @@ from dtd.sim.oracle import require
 from dtd.sim.phases import Phase
 from dtd.sim.replica import State, fresh
 from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.session import Flags, Shell, begin
+from dtd.sim.session import Shell, begin
 from dtd.sim.thread import Reach, Request, Routine, Thread, Wait
 from dtd.wire import messages as m
 
@@ -68,7 +69,7 @@ class Trainer:
             self._shell.feed(member.TrainerFailed(failed=failed))
             ring.end(error.message)
             return "failed"
-        if outcome == "yielded":
+        if outcome in ("yielded", "left"):
             self._froze(ring, "", "", "the generation ended at a step boundary")
         else:
             assert self.session.agreed is not None

@@ -233,10 +233,8 @@ class WorkerProcess:
 
     def _end_at_boundary(self, effect: member.EndAtBoundary) -> None:
         assert self.trainer is not None
-        flags = self.trainer.session.flags
-        flags.stop |= effect.stop
-        flags.leave |= effect.leave
-        flags.end |= not effect.stop
+        session = self.trainer.session
+        session.flags = session.flags.asked(stop=effect.stop, leave=effect.leave)
 
     def _probe(self, asked: m.Probe) -> None:
         def answer(probed: m.Probed) -> None:

@@ -17,13 +17,13 @@ from dtd.core.control_word import (
     Comparison,
     ControlEntry,
     ControlWord,
+    Flags,
     compare,
     encode_entry,
     reduce_entries,
 )
 from dtd.errors import DivergenceError, RingBroken
 from dtd.train.difference import first_difference
-from dtd.train.record import Flags
 from dtd.train.session import Session
 from dtd.train.state import state_digest
 from dtd.train.step import Clock
@@ -36,11 +36,8 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
         DivergenceError: the states before this step differ; nothing of it was applied.
     """
     pending = session.checkpoints.pending
-    entry = ControlEntry(
-        checkpoint=flags.checkpoint,
-        stop=flags.stop,
-        leave=flags.leave,
-        yield_=flags.yield_,
+    entry = ControlEntry.saying(
+        flags,
         digest_step=pending.step if pending else NO_DIGEST_STEP,
         digest=pending.digest if pending else b"",
     )

@@ -15,10 +15,9 @@ import time
 from collections.abc import Set as AbstractSet
 
 from dtd.core.collective import Collective, CommTiming
-from dtd.core.control_word import ControlWord
 from dtd.train.agreement import agree, exchange, gather_aside
 from dtd.train.early_stop import judge
-from dtd.train.record import EvalRecord, Flags, Outcome, OutcomeKind, StepRecord
+from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
 
@@ -83,7 +82,7 @@ def train(
             _checkpoint(session, ring, writers, waits=word.checkpoint or ends)
         elif plan.digest_due(replica.step):
             session.checkpoints.compare(replica)
-        kind = _ending(word, flags)
+        kind = word.ending(flags)
         if kind is not None and not session.is_last:
             return _end_early(session, ring, kind, says_why=ends)
 
@@ -178,15 +177,6 @@ def _catch_up(
     if plan.checkpoint_due(key.step) or last:
         _checkpoint(session, ring, writers, waits=last)
         session.checkpoints.settle(key.step, digest)
-
-
-def _ending(word: ControlWord, flags: Flags) -> OutcomeKind | None:
-    """How the generation ends after this step; None if it goes on."""
-    if word.stop:
-        return "stopped"
-    if word.leave:
-        return "left" if flags.leave else "yielded"
-    return "yielded" if word.yield_ else None
 
 
 def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:

@@ -27,11 +27,12 @@ import torch
 
 from dtd import job
 from dtd.core.collective import BucketMemory, CommTiming
+from dtd.core.control_word import Flags
 from dtd.errors import DtdError
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
 from dtd.train.heap import keep_freed_memory
-from dtd.train.record import CheckpointRecord, EvalRecord, Flags, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task

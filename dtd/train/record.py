@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from dtd.core.control_word import Flags
+
 Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
 
@@ -190,15 +192,6 @@ class InitFrom:
     step: int | None
     mode: Literal["resume", "weights"]
     identity: str = ""
-
-
-class Flags(NamedTuple):
-    """What is asked of the training thread, read once a step."""
-
-    checkpoint: bool = False
-    stop: bool = False
-    leave: bool = False
-    yield_: bool = False
 
 
 class Requests(Protocol):

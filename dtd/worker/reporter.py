@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 
 PROGRESS_EVERY_S: Final = 0.1
@@ -56,8 +57,8 @@ class JobReporter:
     # --- requests ----------------------------------------------------------------------------
 
     def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
-        """Raise the flags; called on the event loop."""
-        self._flags = Flags(stop=stop, leave=leave, yield_=not stop)
+        """Raise flags; called on the event loop."""
+        self._flags = self._flags.asked(stop=stop, leave=leave)
 
     def flags(self) -> Flags:
         """(checkpoint, stop, leave, yield), read once a step."""

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dtd.core.control_word import Flags
 from dtd.job import parse_job
 from dtd.net.inprocess import InProcessRing
-from dtd.train.record import FRESH, Flags
+from dtd.train.record import FRESH
 from dtd.train.run import TrainingRun
 from tests.integration.conftest import GATED_JOB
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.core.control_word import Flags
 from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
@@ -22,7 +23,6 @@ from dtd.train.order import batch_rows
 from dtd.train.record import (
     CheckpointRecord,
     EvalRecord,
-    Flags,
     InitFrom,
     Outcome,
     StepRecord,

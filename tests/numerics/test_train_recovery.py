@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.core.control_word import Flags
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.train.checkpoint_format import list_checkpoints
-from dtd.train.record import FRESH, Flags
+from dtd.train.record import FRESH
 
 pytestmark = pytest.mark.numerics
 

@@ -16,6 +16,7 @@ from dtd.core.control_word import (
     Comparison,
     ControlEntry,
     ControlWord,
+    Flags,
     compare,
     decode_entry,
     encode_entry,
@@ -238,3 +239,34 @@ def test_who_has_copied_a_state_helps_it_to_no_majority(
     entries = [encode_entry(with_digest(digest)) for digest in digests]
     word = reduce_entries(entries, voters=voters)
     assert (word.dissenters, word.majority) == (dissenters, majority)
+
+
+def test_what_was_asked_stays_asked() -> None:
+    """A worker leaves while the job is being cancelled: two FREEZEs, the second without stop."""
+    flags = Flags().asked(stop=True, leave=False)
+    assert flags == Flags(stop=True)
+    flags = flags.asked(stop=False, leave=True)
+    assert flags == Flags(stop=True, leave=True, yield_=True)
+    assert flags.asked(stop=False, leave=False) == flags
+
+
+def test_an_entry_says_all_flags() -> None:
+    entry = ControlEntry.saying(Flags(checkpoint=True, stop=True, leave=True, yield_=True))
+    assert (entry.vote, entry.checkpoint, entry.stop, entry.leave, entry.yield_) == (True,) * 5
+    assert entry.digest_step == NO_DIGEST_STEP
+
+
+@pytest.mark.parametrize(
+    ("said", "ending"),
+    [
+        ([Flags(), Flags()], None),
+        ([Flags(), Flags(checkpoint=True)], None),
+        ([Flags(), Flags(yield_=True)], "yielded"),
+        ([Flags(), Flags(leave=True, yield_=True)], "yielded"),
+        ([Flags(leave=True), Flags(yield_=True)], "left"),
+        ([Flags(leave=True), Flags(stop=True)], "stopped"),
+    ],
+)
+def test_how_a_generation_ends_for_the_first_rank(said, ending) -> None:
+    word = reduce_entries([encode_entry(ControlEntry.saying(flags)) for flags in said])
+    assert word.ending(said[0]) == ending

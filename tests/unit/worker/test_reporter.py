@@ -7,8 +7,9 @@ import math
 import pytest
 
 import dtd.worker.reporter as reporter_module
+from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Flags, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
 
@@ -160,7 +161,7 @@ def test_flags_are_those_of_the_generation_at_hand(reporter):
     reporter.end_at_boundary(stop=False, leave=True)
     assert reporter.flags() == Flags(yield_=True, leave=True)
     reporter.end_at_boundary(stop=True, leave=False)
-    assert reporter.flags() == Flags(stop=True)
+    assert reporter.flags() == Flags(stop=True, yield_=True, leave=True)
     reporter.begin_generation(assign(generation=4))
     assert reporter.flags() == Flags()
 

@@ -9,7 +9,14 @@ reader can be cut off below a length that it has checked.  The reader is handed 
     | loan, u64 little-endian | nonce, 16 bytes | zeros up to HEAD_BYTES | what is lent |
 
 The loan is a number.  Its owner raises it (`recall`) before changing anything a reader might not
-expect, and a reader that finds another number after reading has read nothing.
+expect, and a reader that finds another number after reading has read nothing.  That the new
+number is seen before anything that is changed after it is not a matter of course:
+`dtd.memory_barrier` sees to it.  Where there are no such barriers nothing is lent or borrowed.
+
+The number is compared, never computed with, and raising it changes its lowest byte: to a reader
+that catches it half written it is another number than before.  In the other direction messages
+order what they are about: an owner writes before it sends the chunk's frame, and a reader has read
+before it sends TAKEN.
 """
 
 from __future__ import annotations
@@ -21,6 +28,8 @@ import os
 import secrets
 import struct
 from typing import Final
+
+from dtd import memory_barrier
 
 HEAD_BYTES: Final = 4096
 NONCE_BYTES: Final = 16
@@ -41,6 +50,7 @@ class LentMemory:
         nonce: by which a reader knows that it has the right file.
         size_bytes: of the file, with its head.
         loan: the number under which its contents may be read now.
+        lendable: others can be let read it.
 
     Raises:
         OSError: the system has no such memory to give.
@@ -50,6 +60,7 @@ class LentMemory:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.size_bytes = HEAD_BYTES + size_bytes
         self.loan = 1
+        self.lendable = memory_barrier.available()
         self.descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.size_bytes)
@@ -71,6 +82,8 @@ class LentMemory:
         """From now on what is read under the loan so far does not count."""
         self.loan += 1
         _LOAN.pack_into(self._map, 0, self.loan)
+        if self.lendable:
+            memory_barrier.barrier()
 
     def close(self) -> None:
         """Let nobody else find it; the memory itself stays as long as somebody has a view."""
@@ -111,9 +124,13 @@ class BorrowedMemory:
 def borrow(descriptor: int, *, nonce: bytes, size_bytes: int) -> BorrowedMemory | None:
     """Map memory that another process lends; None when the file is not what was named.
 
+    Where this system has no memory barriers, nothing can be borrowed, either.
+
     The descriptor stays the caller's.  Its seals are asked for first: a file that has some is in
     memory, and no other question can keep this process waiting.
     """
+    if not memory_barrier.available():
+        return None
     try:
         is_it = (
             fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS

@@ -44,7 +44,8 @@ class RingMemory:
         view = self._lent.view(offset_bytes, elements * dtype.itemsize)
         flat = torch.frombuffer(view, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
         self.flats.append(flat)
-        self.memories.append(bucket_memory(flat, Home(self._lent, offset_bytes)))
+        home = Home(self._lent, offset_bytes) if self._lent.lendable else None
+        self.memories.append(bucket_memory(flat, home))
 
     def recall(self) -> None:
         """Say, before writing to it, that nobody else's reading counts any more."""

@@ -1,4 +1,4 @@
-"""Rows of different lengths, and what makes a batch of them: which of two letters is more common?
+"""Words of different lengths, batched with words like them: which of two letters is more common?
 
 dtdctl submit docs/examples/collate.toml
 """
@@ -43,6 +43,10 @@ class MajorityLetter:
 
     def eval_dataset(self) -> Words:
         return Words(self.rows // 4, first=self.rows)
+
+    def row_lengths(self) -> list[int]:
+        words = self.train_dataset()
+        return [len(words[row][0]) for row in range(len(words))]
 
     @staticmethod
     def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:

@@ -201,7 +201,7 @@ def disagreement(
     if reference.dataset_rows != other.dataset_rows:
         return f"its dataset has {other.dataset_rows} rows, not {reference.dataset_rows}"
     if reference.dataset_fingerprint != other.dataset_fingerprint:
-        return "sampled rows of its dataset differ from the other workers'"
+        return "sampled rows of its dataset, or their order, differ from the other workers'"
     if reference.plan_digest != other.plan_digest:
         return "its model has other parameters than the other workers'"
     if reference.numerics_fingerprint != other.numerics_fingerprint:

@@ -132,10 +132,10 @@ def check_position(session: Session) -> None:
         )
     expected = session.plan.position(replica.step)
     own = Position(replica.epoch, replica.offset)
-    if replica.ledger.length != len(session.dataset) or expected != own:
+    if replica.ledger.length != session.plan.epoch_rows or expected != own:
         raise CheckpointError(
             f"step {replica.step} of the state is row {own.offset} of epoch {own.epoch} over"
             f" {replica.ledger.length} rows; in this job it is row {expected.offset} of epoch"
-            f" {expected.epoch} over {len(session.dataset)}",
+            f" {expected.epoch} over {session.plan.epoch_rows}",
             remedy="keep the data and job.global_batch_size, or start from its weights only",
         )

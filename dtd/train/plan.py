@@ -1,6 +1,6 @@
 """What every step of a job does, as a function of the step alone: rows, slices, what falls due.
 
-Every worker computes the same plan from the job and the length of its dataset.  It knows rows by
+Every worker computes the same plan from the job and the order of its rows.  It knows rows by
 number only; loading them is `dtd.train.data`.
 """
 
@@ -13,8 +13,9 @@ from dtd.core.ledger import Ledger
 from dtd.core.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.train.order import Rows, ordered_rows
+from dtd.train.order import Rows
 from dtd.train.rows import BatchRequest
+from dtd.train.sampling import Order
 from dtd.train.used_rows import checksum
 
 
@@ -43,7 +44,7 @@ class JobPlan:
 
     Attributes:
         spec: the job.
-        dataset_rows: length of the training dataset.
+        order: which row stands at which place of an epoch.
         smallest_rows: with fewer rows the model cannot compute; a micro-batch has as many at least,
             if need be because other ranks have none.
         begun: an epoch of which another job has used a part, and that job's seed: the rest of it
@@ -51,7 +52,7 @@ class JobPlan:
     """
 
     spec: JobSpec
-    dataset_rows: int
+    order: Order
     smallest_rows: int = 1
     begun: tuple[int, int] | None = None
 
@@ -69,9 +70,14 @@ class JobPlan:
         return self.spec.job.seed
 
     @property
+    def epoch_rows(self) -> int:
+        """Rows that one epoch uses."""
+        return self.order.places
+
+    @property
     def epoch_steps(self) -> int:
         """Steps of one epoch."""
-        return steps_per_epoch(self.dataset_rows, self.spec.job.global_batch_size)
+        return steps_per_epoch(self.epoch_rows, self.spec.job.global_batch_size)
 
     @property
     def steps_total(self) -> int:
@@ -84,12 +90,12 @@ class JobPlan:
         return position_of_step(
             step,
             global_batch_size=self.spec.job.global_batch_size,
-            length=self.dataset_rows,
+            length=self.epoch_rows,
         )
 
     def global_rows(self, step: int) -> int:
         """Rows of a step's global batch."""
-        left = self.dataset_rows - self.position(step).offset
+        left = self.epoch_rows - self.position(step).offset
         return min(self.spec.job.global_batch_size, left)
 
     def share(self, step: int, *, rank: int, world_size: int) -> Share:
@@ -125,7 +131,7 @@ class JobPlan:
         """Rows of a step's global batch."""
         epoch, start = self.position(step).epoch, self.position(step).offset
         stop = start + self.global_rows(step)
-        return ordered_rows(self.order_seed(epoch), epoch, start, stop, self.dataset_rows)
+        return self.order.rows(self.order_seed(epoch), epoch, start, stop)
 
     def _sharing(self, global_rows: int, world_size: int) -> int:
         """How many ranks share a global batch: all, unless slices became too small."""

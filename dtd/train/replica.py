@@ -147,7 +147,7 @@ def _refuse_synchronised(model: nn.Module) -> None:
 
 
 def build_replica(
-    task: Task, spec: JobSpec, device: torch.device, *, dataset_rows: int, sample: Sample
+    task: Task, spec: JobSpec, device: torch.device, *, epoch_rows: int, sample: Sample
 ) -> Replica:
     """A fresh state: step 0; `sample` gives lazy parameters their shapes."""
     model = build_model(task, spec, device, sample)
@@ -161,7 +161,7 @@ def build_replica(
         base_lrs=base_lrs,
         scaler=loss_scaler(spec.train.precision),
         trained=trained,
-        ledger=Ledger(dataset_rows),
+        ledger=Ledger(epoch_rows),
         own=OwnState(task),
     )
 

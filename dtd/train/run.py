@@ -115,7 +115,8 @@ class TrainingRun:
         )
         return WarmupReport(
             dataset_rows=len(session.dataset),
-            dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed),
+            dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed)
+            + session.plan.order.digest.hex(),
             plan_digest=_plan_digest(session),
             numerics_fingerprint=numerics_fingerprint(self._spec.optimizer, self._device),
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),

@@ -27,6 +27,7 @@ from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
 from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateKey
 from dtd.train.replica import Replica, build_replica, reset_replica
+from dtd.train.sampling import order_of
 from dtd.train.seldom import Seldom
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
@@ -198,8 +199,10 @@ def build_session(
     check_precision(spec.train.precision, device)
     dataset, eval_dataset = train_dataset_of(task), eval_dataset_of(task)
     sample = sample_of(dataset, spec, device)
-    replica = build_replica(task, spec, device, dataset_rows=len(dataset), sample=sample)
-    plan = JobPlan(spec=spec, dataset_rows=len(dataset), smallest_rows=smallest_rows(replica.model))
+    job = spec.job
+    order = order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
+    replica = build_replica(task, spec, device, epoch_rows=order.places, sample=sample)
+    plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     bucket_plan = _plan_buckets(spec, replica)

@@ -146,3 +146,52 @@ def test_sparse_gradients_are_those_of_plain_torch(arena, regression, plain_torc
     spec = arena.spec(train={"grad_accumulation": 2}, optimizer={"name": "adam", "lr": 0.01})
     ranks = arena.train(Embedded(), spec, 2)
     close(ranks[0], plain_torch(Dense(), spec, partial(torch.optim.Adam, lr=0.01)))
+
+
+class Drawn:
+    """Rows that tell their number."""
+
+    def __init__(self) -> None:
+        self.x = torch.arange(30, dtype=torch.float64)[:, None] / 10
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(1, 1).double()
+
+    def train_dataset(self):
+        return torch.utils.data.TensorDataset(self.x)
+
+    def loss(self, model, batch):
+        return ((model(batch[0]) - 1) ** 2).mean()
+
+
+class Weighted(Drawn):
+    def row_weights(self):
+        return [0.0] * 10 + [1.0] * 20
+
+
+@pytest.mark.parametrize("worlds", [(1, 3), (2, 2)])
+def test_a_job_with_weights_goes_on_with_any_number_of_workers(arena, worlds) -> None:
+    spec = arena.spec(job={"epochs": 3, "global_batch_size": 7})
+    first, second = worlds
+    ranks = arena.train(Weighted, spec, first, job_id=f"by{first}")
+    others = arena.train(Weighted, spec, second, job_id=f"with{second}")
+    for mine, theirs in zip(ranks[0].parameters(), others[0].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert (others[0].outcome.rows_missing, others[0].outcome.rows_repeated) == (0, 0)
+
+
+def test_an_order_of_the_tasks_own(arena) -> None:
+    seen = []
+
+    class Ordering(Drawn):
+        def row_order(self, epoch, seed):
+            return [(place + epoch) % 15 for place in range(20)]
+
+        def loss(self, model, batch):
+            seen.extend(round(10 * float(x)) for x in batch[0])
+            return super().loss(model, batch)
+
+    (rank,) = arena.train(Ordering, arena.spec(job={"epochs": 2, "global_batch_size": 8}), 1)
+    assert seen == [(place + epoch) % 15 for epoch in range(2) for place in range(20)]
+    assert rank.outcome.step == 6
+    assert (rank.outcome.rows_missing, rank.outcome.rows_repeated) == (0, 0)

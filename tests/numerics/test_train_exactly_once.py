@@ -199,7 +199,7 @@ def test_slices_that_do_not_fit_together_are_counted(arena, regression) -> None:
         def share(self, step: int, *, rank: int, world_size: int) -> Any:
             return super().share(step, rank=rank - (step == 2), world_size=world_size)
 
-    session.plan = Mistaken(spec=session.spec, dataset_rows=50)
+    session.plan = Mistaken(spec=session.spec, order=session.plan.order)
     arena.generation(ranks)
     assert counts(ranks) == {(1, 1)}
 

@@ -9,12 +9,13 @@ import pytest
 from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.plan import JobPlan
+from dtd.train.sampling import Shuffled
 
 
 def plan(rows: int = 10, *, job=None, **tables) -> JobPlan:
     base = {"name": "j", "task": "digits", "global_batch_size": 4, "epochs": 2}
     spec = from_mapping({"job": job or base, **tables}, source="test")
-    return JobPlan(spec=spec, dataset_rows=rows)
+    return JobPlan(spec=spec, order=Shuffled(rows))
 
 
 def test_totals() -> None:

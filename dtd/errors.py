@@ -10,6 +10,7 @@
     ├── CoordinatorUnreachable     nobody answers at the address                   exit 3
     ├── JobFailed                  the job ended without success                   exit 4
     ├── TaskError                  the task, its data or its packages are at fault fails the job
+    ├── LoaderLost                 a loader process has ended                      others load again
     ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
     ├── DivergenceError            replicas that must be equal are not             fails the job
     └── RingBroken                 a generation ended under a running step         step is redone
@@ -135,6 +136,12 @@ class TaskError(DtdError):
     """The user's task, its data or a package it needs is at fault; the job fails with this."""
 
     blame = "task"
+
+
+class LoaderLost(DtdError):
+    """A loader process has ended under a batch; others may load it."""
+
+    blame = "host"
 
 
 class CheckpointError(DtdError):

@@ -82,6 +82,8 @@ INCIDENTS: Final = {
     "epoch_order_kept": "The rest of an epoch keeps the order of the seed that it was begun with.",
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
     "checkpoint_left_out": "A checkpoint was not begun, because an earlier one is still written.",
+    "row_retried": "Rows could not be read at first: the error of the last attempt that failed.",
+    "loader_restarted": "A loader process ended, killed perhaps; its batch is loaded again.",
     "checkpoint_passed_over": "A checkpoint does not verify; an older one is taken.",
 }
 """Kinds of incidents: in `dtdctl events`, and as events of the coordinator's log."""

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from dtd.errors import TaskError
+from dtd.errors import LoaderLost, TaskError
 from dtd.train.rows import BatchRequest, LoadedBatch, kept_random_state, load_rows
 from dtd.train.task import MapDataset
 
@@ -41,11 +41,20 @@ class BatchSource(Protocol):
     """Makes batches for a stream of requests."""
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Go on with these requests, beginning now; nothing else stays under way."""
+        """Go on with these requests, beginning now; nothing else stays under way.
+
+        Raises:
+            LoaderLost: as in `take`.
+        """
         ...
 
     def take(self) -> LoadedBatch:
-        """The next request's batch; TaskError if its rows cannot be loaded."""
+        """The next request's batch.
+
+        Raises:
+            LoaderLost: a loader process has ended; `restart` goes on with others.
+            TaskError: its rows cannot be loaded.
+        """
         ...
 
     def close(self) -> None:
@@ -134,34 +143,26 @@ class ProcessSource:
 
     They are spawned, never forked: this process has threads.  So the dataset must survive being
     sent to another process.  They live until `close`, and end by themselves if this process dies.
+    When one of them dies, all are replaced: torch cannot replace one.
     """
 
     def __init__(self, dataset: MapDataset, *, seed: int, processes: int, pin: bool) -> None:
+        self._rows = _RequestedBatches(dataset, seed)
+        self._processes = processes
+        self._pin = pin
         self._requests = _RequestStream()
-        self._loader: DataLoader[Any] | None = DataLoader(
-            _RequestedBatches(dataset, seed),
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=processes,
-            prefetch_factor=AHEAD,
-            persistent_workers=True,
-            multiprocessing_context="spawn",
-            collate_fn=_unchanged,
-            worker_init_fn=_end_with_parent,
-            pin_memory=pin,
-            # Without one of its own it would draw from the training thread's.
-            generator=torch.Generator(),
-        )
+        self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[Any] = iter(())
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Batches under way are finished and dropped; the processes stay."""
-        assert self._loader is not None, "the source is closed"
+        """Batches under way are finished and dropped; the processes stay, if they live."""
+        if self._loader is None:
+            self._loader = self._open()
         self._requests.current = requests
         try:
             self._batches = iter(self._loader)
         except _PROCESS_ENDED as error:
-            raise _ended_early(error) from error
+            raise self._lost(error) from error
         except Exception as error:
             raise TaskError(
                 f"the dataset cannot be sent to loader processes: {type(error).__name__}: {error}",
@@ -173,7 +174,7 @@ class ProcessSource:
         try:
             made = next(self._batches)
         except _PROCESS_ENDED as error:
-            raise _ended_early(error) from error
+            raise self._lost(error) from error
         if isinstance(made, _Failure):
             failure = TaskError(made.message)
             for note in made.notes:
@@ -186,6 +187,30 @@ class ProcessSource:
         """The iterator ends its processes when the last reference to it goes."""
         self._batches = iter(())
         self._loader = None
+
+    def _open(self) -> DataLoader[Any]:
+        return DataLoader(
+            self._rows,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self._processes,
+            prefetch_factor=AHEAD,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+            collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
+            pin_memory=self._pin,
+            # Without one of its own it would draw from the training thread's.
+            generator=torch.Generator(),
+        )
+
+    def _lost(self, error: Exception) -> LoaderLost:
+        """No process of this pool is used any more."""
+        self.close()
+        return LoaderLost(
+            f"a loader process ended early: {error}",
+            remedy="read what it printed; it may have run out of memory",
+        )
 
 
 class _RequestStream:
@@ -220,13 +245,6 @@ class _RequestedBatches(torch.utils.data.Dataset[Any]):
             )
         except TaskError as error:
             return _Failure(error.message, tuple(error.__notes__))
-
-
-def _ended_early(error: Exception) -> TaskError:
-    return TaskError(
-        f"a loader process ended early: {error}",
-        remedy="read what it printed; it may have run out of memory",
-    )
 
 
 def _unchanged(batch: Any) -> Any:

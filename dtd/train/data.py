@@ -12,16 +12,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import torch
 
+from dtd.errors import LoaderLost, TaskError
 from dtd.train.batch_sources import BatchSource, CallerSource, ProcessSource, ThreadSource
 from dtd.train.rows import BatchRequest, LoadedBatch, draws_randomness
+from dtd.train.seldom import Warn
 from dtd.train.task import MapDataset
 
 Plan = Callable[[int], BatchRequest | None]
 """Number of a request -> the request; None after the last."""
+
+
+MAX_LOSSES: Final = 3
+"""So often in a row loader processes may end before a batch is there."""
+
+
+def warn_nobody(event: str, message: str) -> None:
+    """Where warnings go that nobody asked for."""
+    del event, message
 
 
 class Loader:
@@ -32,12 +43,21 @@ class Loader:
         seed: the job's; with epoch and row it keys augmentation.
         loader_workers: number of loader processes; 0 loads in a thread of this process.
         device: where batches are needed, such as "cpu" or "cuda:0".
+        warn: hears of rows that were tried again and of loader processes that were replaced.
     """
 
     def __init__(
-        self, dataset: MapDataset, *, seed: int, loader_workers: int = 0, device: str = "cpu"
+        self,
+        dataset: MapDataset,
+        *,
+        seed: int,
+        loader_workers: int = 0,
+        device: str = "cpu",
+        warn: Warn = warn_nobody,
     ) -> None:
         self._device = torch.device(device)
+        self._warn = warn
+        self._losses = 0
         self._source = _choose_source(
             dataset, seed=seed, loader_workers=loader_workers, pin=self._device.type == "cuda"
         )
@@ -68,10 +88,12 @@ class Loader:
         if not self._under_way or self._under_way[0] != request:
             self._go_on_from(request)
         try:
-            loaded = self._source.take()
+            loaded = self._take(request)
         except BaseException:
             self._under_way.clear()  # asking again starts over
             raise
+        for what in loaded.retried:
+            self._warn("row_retried", what)
         self._under_way.popleft()
         if self._device.type == "cpu":
             return loaded
@@ -93,9 +115,34 @@ class Loader:
     ) -> None:
         self.close()
 
+    def _take(self, request: BatchRequest) -> LoadedBatch:
+        while True:
+            try:
+                loaded = self._source.take()
+            except LoaderLost as error:
+                self._replace(error)
+                self._go_on_from(request)
+            else:
+                self._losses = 0
+                return loaded
+
     def _go_on_from(self, request: BatchRequest) -> None:
-        self._under_way.clear()
-        self._source.restart(self._requests_from(request))
+        while True:
+            self._under_way.clear()
+            try:
+                self._source.restart(self._requests_from(request))
+            except LoaderLost as error:
+                self._replace(error)
+            else:
+                return
+
+    def _replace(self, error: LoaderLost) -> None:
+        """Loader processes are gone: the source will start others, but not for ever."""
+        self._losses += 1
+        if self._losses >= MAX_LOSSES:
+            self._losses = 0
+            raise TaskError(f"{error.message}, {MAX_LOSSES} times in a row", remedy=error.remedy)
+        self._warn("loader_restarted", f"{error.message}; its batch is loaded again by others")
 
     def _requests_from(self, request: BatchRequest | None) -> Iterator[BatchRequest]:
         """What the source works through; notes what it has taken on."""

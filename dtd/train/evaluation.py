@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from dtd.core.sampler import slice_bounds
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.train.data import Loader
+from dtd.train.data import Loader, warn_nobody
 from dtd.train.precision import autocast
 from dtd.train.rows import BatchRequest
+from dtd.train.seldom import Warn
 from dtd.train.task import MapDataset, Task
 from dtd.wire.messages import MAX_WORD_BYTES
 
@@ -40,16 +41,23 @@ class Evaluator:
         dataset: its evaluation rows.
         spec: the job.
         device: where the model is.
+        warn: hears of rows that were tried again.
     """
 
     def __init__(
-        self, task: Task, dataset: MapDataset, spec: JobSpec, device: torch.device
+        self,
+        task: Task,
+        dataset: MapDataset,
+        spec: JobSpec,
+        device: torch.device,
+        *,
+        warn: Warn = warn_nobody,
     ) -> None:
         self._task = task
         self._spec = spec
         self._device = device
         self.rows = len(dataset)
-        self._loader = Loader(dataset, seed=spec.job.seed, device=str(device))
+        self._loader = Loader(dataset, seed=spec.job.seed, device=str(device), warn=warn)
 
     def evaluate(
         self,

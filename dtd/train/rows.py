@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from torch.utils.data import default_collate
 from dtd.core.sampler import probe_rows, row_key
 from dtd.errors import TaskError
 from dtd.train.task import CollatedRows, MapDataset
+
+RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
+"""A row that cannot be read is tried again after these: disks and networks have hiccups."""
 
 _ROWS_TRIED = 2
 _ROWS_NAMED = 16
@@ -50,11 +55,13 @@ class LoadedBatch:
         batch: None if it has no rows.
         epoch: that keyed augmentation.
         rows: in order.
+        retried: what could not be read at first, and why.
     """
 
     batch: Any
     epoch: int
     rows: tuple[int, ...]
+    retried: tuple[str, ...] = ()
 
     def pin_memory(self) -> LoadedBatch:
         """The same with its tensors in page-locked memory; torch's loader calls this, too."""
@@ -62,8 +69,7 @@ class LoadedBatch:
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> LoadedBatch:
         """The same with every tensor changed."""
-        batch = map_tensors(self.batch, change)
-        return LoadedBatch(batch=batch, epoch=self.epoch, rows=self.rows)
+        return replace(self, batch=map_tensors(self.batch, change))
 
 
 def load_rows(
@@ -78,22 +84,24 @@ def load_rows(
         seed: keys augmentation.
         reseed: key the process's generators for each row of a dataset without `fetch`.
 
+    What raises OSError is tried again for a few seconds.
+
     Raises:
         TaskError: the dataset raised; names the row, and carries the traceback as a note.
     """
+    retried: list[str] = []
     if not rows:
         return LoadedBatch(batch=None, epoch=epoch, rows=())
     fetch = getattr(dataset, "fetch", None)
     if fetch is not None:
         taken = list(rows)
-        batch = _fetched(fetch, taken, epoch=epoch, seed=seed)
-        return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken))
+        batch = _fetched(fetch, taken, retried, epoch=epoch, seed=seed)
+        return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
     samples, taken = [], []
     for row in rows:
+        key = row_key(seed, epoch, row) if reseed else None
         try:
-            if reseed:
-                _seed_everything(row_key(seed, epoch, row))
-            samples.append(dataset[row])
+            samples.append(_read(partial(_row, dataset, row, key), f"row {row}", retried))
             taken.append(row)
         except Exception as error:
             raise _row_error(f"row {row}", error) from error
@@ -105,7 +113,24 @@ def load_rows(
         )
     except Exception as error:
         raise _row_error(f"making a batch of {_span(rows)}", error) from error
-    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken))
+    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
+
+
+def _row(dataset: MapDataset, row: int, key: int | None) -> Any:
+    if key is not None:
+        _seed_everything(key)
+    return dataset[row]
+
+
+def _read(read: Callable[[], Any], what: str, retried: list[str]) -> Any:
+    """What `read` returns; notes every time that it could not."""
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return read()
+        except OSError as error:
+            retried.append(f"{what} could not be read: {type(error).__name__}: {error}")
+            time.sleep(pause_s)
+    return read()
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -145,9 +170,12 @@ def draws_randomness(dataset: MapDataset, seed: int) -> bool:
         return _random_state() != before
 
 
-def _fetched(fetch: Callable[..., Any], rows: Sequence[int], *, epoch: int, seed: int) -> Any:
+def _fetched(
+    fetch: Callable[..., Any], rows: Sequence[int], retried: list[str], *, epoch: int, seed: int
+) -> Any:
+    read = partial(fetch, list(rows), epoch=epoch, seed=seed)
     try:
-        return fetch(list(rows), epoch=epoch, seed=seed)
+        return _read(read, _span(rows), retried)
     except Exception as error:
         for row in rows:  # find out which row it was
             try:

@@ -28,7 +28,7 @@ from dtd.train.precision import check_precision
 from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateKey
 from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.sampling import order_of
-from dtd.train.seldom import Seldom
+from dtd.train.seldom import Seldom, Warn
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.train.used_rows import UsedRows
@@ -207,6 +207,7 @@ def build_session(
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     bucket_plan = _plan_buckets(spec, replica)
     buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
+    warn = Seldom(reporter.warning)
     return Session(
         spec=spec,
         task=task,
@@ -228,8 +229,8 @@ def build_session(
             buffer_elements=buffers.elements,
             buffer_words=buffers.words,
         ),
-        loader=_open_loader(spec, dataset, device),
-        evaluator=Evaluator(task, eval_dataset, spec, device) if eval_dataset else None,
+        loader=_open_loader(spec, dataset, device, warn),
+        evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
         checkpoints=Checkpoints(
             spec=spec,
             job_id=job_id,
@@ -239,7 +240,7 @@ def build_session(
             saved=partial(_tell_saved, callbacks, plan),
         ),
         reporter=reporter,
-        warn=Seldom(reporter.warning),
+        warn=warn,
         requests=requests,
         callbacks=callbacks,
     )
@@ -264,10 +265,11 @@ def _plan_buckets(spec: JobSpec, replica: Replica) -> BucketPlan:
     )
 
 
-def _open_loader(spec: JobSpec, dataset: MapDataset, device: torch.device) -> Loader:
+def _open_loader(spec: JobSpec, dataset: MapDataset, device: torch.device, warn: Warn) -> Loader:
     return Loader(
         dataset,
         seed=spec.job.seed,
         loader_workers=spec.train.loader_workers,
         device=str(device),
+        warn=warn,
     )

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from dtd.core.sampler import Position, slice_bounds
-from dtd.errors import TaskError
+from dtd.errors import LoaderLost, TaskError
 from dtd.train.data import Loader
 from dtd.train.order import batch_rows
-from dtd.train.rows import BatchRequest
+from dtd.train.rows import BatchRequest, LoadedBatch
 
 LENGTH, BATCH = 40, 8
 
@@ -255,23 +255,78 @@ def no_sigchld_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_sigchld_handler")
-def test_a_dead_loader_process_is_reported(pickled_dataset: Any) -> None:
-    plan = plan_for(1, 0)
+def test_a_batch_whose_loader_process_was_killed_is_loaded_by_others(pickled_dataset: Any) -> None:
+    plan, told = plan_for(1, 0), []
+    with Loader(pickled_dataset, seed=0) as here:
+        expected = [here.next(at(plan, step)).batch for step in range(3)]
 
-    def consume() -> str:
-        with Loader(pickled_dataset, seed=0, loader_workers=1) as loader:
-            loader.next(at(plan, 0))
+    def consume() -> None:
+        loader = Loader(
+            pickled_dataset, seed=0, loader_workers=1, warn=lambda *one: told.append(one)
+        )
+        with loader:
+            loader.start(plan, at=0)
             (child,) = active_children()
             child.kill()
-            try:
-                while True:
-                    loader.next(at(plan, 0))
-            except TaskError as error:
-                return error.message
+            for step in range(3):
+                assert torch.equal(loader.next(at(plan, step)).batch, expected[step])
 
     with ThreadPoolExecutor(1) as thread:
-        assert "a loader process ended early" in thread.submit(consume).result()
+        thread.submit(consume).result()
+    assert [event for event, _ in told] == ["loader_restarted"]
+    assert "its batch is loaded again" in told[0][1]
     assert active_children() == []
+
+
+class Dying:
+    """A source whose processes end when a batch is taken, or when it starts over; so often."""
+
+    def __init__(self, takes: int, restarts: int) -> None:
+        self.takes, self.restarts = takes, restarts
+        self._requests: Iterator[BatchRequest] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        if self.restarts:
+            self.restarts -= 1
+            raise LoaderLost("it was killed")
+        self._requests = requests
+
+    def take(self) -> LoadedBatch:
+        wanted = next(self._requests)
+        if self.takes:
+            self.takes -= 1
+            raise LoaderLost("it was killed")
+        return LoadedBatch(batch=wanted.step, epoch=wanted.epoch, rows=wanted.rows)
+
+    def close(self) -> None:
+        pass
+
+
+def loader_of(source: Dying, told: list[str]) -> Loader:
+    loader = Loader(Fetched(), seed=0, warn=lambda event, message: told.append(event))
+    loader._source.close()
+    loader._source = source
+    return loader
+
+
+@pytest.mark.parametrize(("takes", "restarts"), [(2, 0), (0, 2), (1, 1)])
+def test_lost_processes_are_replaced_a_few_times(takes: int, restarts: int) -> None:
+    source, plan, told = Dying(takes, restarts), plan_for(1, 0), []
+    loader = loader_of(source, told)
+    loader.start(plan, at=0)
+    assert [loader.next(at(plan, step)).batch for step in range(2)] == [0, 1]
+    assert told == ["loader_restarted"] * 2
+    source.takes = 2
+    assert loader.next(at(plan, 2)).batch == 2  # they are counted anew after every batch
+
+
+@pytest.mark.parametrize(("takes", "restarts"), [(3, 0), (0, 3), (1, 2)])
+def test_rows_that_kill_every_loader_process_fail(takes: int, restarts: int) -> None:
+    told: list[str] = []
+    loader = loader_of(Dying(takes, restarts), told)
+    with pytest.raises(TaskError, match="it was killed, 3 times in a row"):
+        loader.next(at(plan_for(1, 0), 0))
+    assert told == ["loader_restarted"] * 2
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")

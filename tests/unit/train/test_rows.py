@@ -66,6 +66,59 @@ def test_a_failing_fetch_names_the_row_that_fails_alone() -> None:
         load_rows(Broken(), [0, 1], epoch=0, seed=0, reseed=False)
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are tried again at once."""
+    monkeypatch.setattr("dtd.train.rows.RETRY_PAUSES_S", (0.0,) * 4)
+
+
+class Hiccup:
+    """Cannot be read so many times; draws when it can."""
+
+    def __init__(self, failures: int, error: Exception) -> None:
+        self.failures, self.error, self.reads = failures, error, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> float:
+        self.reads += 1
+        if row == 2 and self.failures:
+            self.failures -= 1
+            raise self.error
+        return random.random()
+
+
+class FetchedHiccup(Hiccup):
+    """The same for a dataset with `fetch`."""
+
+    def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> list[float]:
+        return [self[row] for row in row_ids]
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(("kind", "what"), [(Hiccup, "row 2"), (FetchedHiccup, "rows 0, 2")])
+def test_what_cannot_be_read_is_tried_again(kind: type[Hiccup], what: str) -> None:
+    quiet = load_rows(Hiccup(0, OSError()), [0, 2], epoch=0, seed=0, reseed=True)
+    loaded = load_rows(kind(3, TimeoutError("the server")), [0, 2], epoch=0, seed=0, reseed=True)
+    if kind is Hiccup:
+        assert torch.equal(loaded.batch, quiet.batch)  # drawn as if nothing had been
+    assert quiet.retried == ()
+    assert loaded.retried == (f"{what} could not be read: TimeoutError: the server",) * 3
+    assert loaded.changed(torch.clone).retried == loaded.retried if kind is Hiccup else True
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize(
+    ("error", "reads"), [(OSError("gone"), 5), (ValueError("a bug"), 1)], ids=["OSError", "other"]
+)
+def test_it_is_tried_again_for_a_while_only(error: Exception, reads: int) -> None:
+    broken = Hiccup(1000, error)
+    with pytest.raises(TaskError, match="row 2 of the dataset raised"):
+        load_rows(broken, [2], epoch=0, seed=0, reseed=False)
+    assert broken.reads == reads
+
+
 def test_rows_that_do_not_fit_together_are_named() -> None:
     ragged = [torch.zeros(2), torch.zeros(3)]
     with pytest.raises(TaskError, match=r"making a batch of rows 1, 0 of the dataset raised"):

@@ -25,6 +25,17 @@ def submit(address: Address, spec: dict[str, Any]) -> str:
     return job
 
 
+def unfinished(address: Address, spec: dict[str, Any]) -> str:
+    """Id of a job with exactly these settings that has not ended; empty when there is none."""
+    with ControlClient(address) as client:
+        status = client.request(m.GetStatus())
+        active = [status["job"]["id"]] if status["job"] is not None else []
+        for job in [*active, *status["queue"]]:
+            if client.request(m.ShowJob(job=job))["spec"] == spec:
+                return str(job)
+    return ""
+
+
 def follow(
     address: Address, job: str, *, on_status: Callable[[Answer], None], tend: Callable[[], None]
 ) -> Answer:

@@ -3,19 +3,18 @@
     python -m scripts.launch_local --task digits --num_workers 4 --epochs 5 --batch_size 128
 
 Exit codes: 0 the job is done, 1 the daemons could not run, 2 usage or invalid job, 4 the job
-failed, 128 + signal when interrupted.  Whatever happens, no process of it is left.
+failed, 128 + signal when interrupted.  Whatever happens, no process of it is left; logs and
+checkpoints are, in the directory that it prints, unless --discard is given.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from scripts import job_watch, stop_signals
 from scripts.child import TAIL_LINES
+from scripts.launch_directory import newest_weights, run_directory, step_of
 from scripts.launch_display import Display, open_display
 from scripts.launch_summary import LocalRun, summary_lines, summary_object
 from scripts.local_cluster import LocalCluster
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(json.dumps(summary_object(run)) if options.json else "\n".join(summary_lines(run)))
     if run.state == "done":
         return 0
-    output.say_error(_job_failed(run, options), as_json=options.json)
+    output.say_error(_job_failed(run), as_json=options.json)
     return JobFailed.exit_code
 
 
@@ -78,7 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--job", type=Path, metavar="JOB.toml", help="a job file; the options above override it")
     add("--set", action="append", default=[], metavar="A.B=V", help="override a key of the job")
     add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default: a free port")
-    add("--state-dir", type=Path, metavar="DIR", help="kept; default: temporary and removed")
+    add(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="for logs and checkpoints; default: a new one under ~/.local/state/dtd/runs, printed",
+    )
+    add("--discard", action="store_true", help="remove logs and checkpoints at the end")
     add("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
@@ -109,7 +115,11 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
         DtdError: the daemons could not run.
     """
     listen = read_address(options.listen, source="--listen")
-    with _directory(options.state_dir) as directory, open_display() as display:
+    name = spec["job"]["name"]
+    with (
+        run_directory(options.state_dir, discard=options.discard, name=name) as directory,
+        open_display() as display,
+    ):
         cluster = LocalCluster(
             directory=directory,
             listen=listen,
@@ -117,19 +127,69 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             device=options.device,
             say=display.say,
         )
+        kept = None if options.discard else directory
+        follow = Followed(spec=spec, kept=kept)
         try:
             cluster.start()
             workers = figures.counted(options.num_workers, "worker")
             display.say(f"coordinator at {cluster.address}, {workers}")
-            return _run_job(cluster, spec, display)
+            if kept is not None:
+                display.say(f"logs and checkpoints are kept in {kept}")
+            return _run_job(cluster, follow, display)
+        except SystemExit:
+            cluster.stop()
+            for line in follow.interrupted_lines():
+                display.say(line)
+            raise
         finally:
             stop_signals.ignore()
             cluster.stop()
 
 
-def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> LocalRun:
+@dataclass(slots=True, kw_only=True)
+class Followed:
+    """The job of this run.
+
+    Attributes:
+        spec: what it was submitted with.
+        kept: the directory that stays; None when nothing does.
+        job: its id; empty before it has one.
+        last: the job part of the last status seen.
+    """
+
+    spec: dict[str, Any]
+    kept: Path | None
+    job: str = ""
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def weights(self) -> Path | None:
+        """Of the newest checkpoint that stays."""
+        if self.kept is None or not self.job:
+            return None
+        return newest_weights(self.kept, self.spec, self.job)
+
+    def interrupted_lines(self) -> list[str]:
+        """What is left of a job that was interrupted, and how it goes on."""
+        if self.kept is None:
+            return ["interrupted: the daemons are stopped, and nothing is kept (--discard)"]
+        if not self.job:
+            return [f"interrupted before the job began; logs are in {self.kept}"]
+        weights, step = self.weights(), self.last.get("step", 0)
+        saved = (
+            f"its newest checkpoint, of step {step_of(weights)}: {weights}"
+            if weights is not None
+            else "it has no checkpoint yet"
+        )
+        return [
+            f"interrupted: the daemons are stopped; {self.job} had reached step {step}",
+            f"  {saved}",
+            f"  logs and checkpoints are in {self.kept}",
+            f"  the same command with --state-dir {self.kept} goes on with it",
+        ]
+
+
+def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> LocalRun:
     started_s = time.monotonic()
-    last: dict[str, Any] = {}
     told: set[tuple[str, str]] = set()
 
     def on_status(status: dict[str, Any]) -> None:
@@ -140,9 +200,13 @@ def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> L
                 told.add(what)
                 display.say(f"{worker['name']} is {worker['state']}: {worker['reason']}")
         if status["job"] is not None and status["job"]["id"] == job:
-            last.update(status["job"])
+            followed.last.update(status["job"])
 
-    job = job_watch.submit(cluster.address, spec)
+    job = followed.job = job_watch.unfinished(cluster.address, followed.spec)
+    if job:
+        display.say(f"goes on with {job}, which is not finished in this directory")
+    else:
+        job = followed.job = job_watch.submit(cluster.address, followed.spec)
     answer = job_watch.follow(cluster.address, job, on_status=on_status, tend=cluster.tend)
     took_s = time.monotonic() - started_s
     if answer["state"] == "failed":
@@ -153,35 +217,20 @@ def _run_job(cluster: LocalCluster, spec: dict[str, Any], display: Display) -> L
         state=answer["state"],
         reason=answer["reason"] or "",
         result=answer["result"] or {},
-        last=last,
+        last=followed.last,
         restarts=dict(cluster.restarts),
         took_s=took_s,
+        directory=followed.kept,
+        weights=followed.weights(),
     )
 
 
-def _job_failed(run: LocalRun, options: argparse.Namespace) -> JobFailed:
-    logs = "read the workers' logs in " + str(options.state_dir)
-    keep = "add --state-dir DIR to keep the workers' logs"
+def _job_failed(run: LocalRun) -> JobFailed:
+    logs = f"read the workers' logs in {run.directory}"
     return JobFailed(
         f"job {run.job} is {run.state}: {run.reason or 'no reason was given'}",
-        remedy=logs if options.state_dir else keep,
+        remedy=logs if run.directory else "without --discard the workers' logs are kept",
     )
-
-
-@contextlib.contextmanager
-def _directory(given: Path | None) -> Iterator[Path]:
-    """The given directory, made if missing; or a temporary one that is removed."""
-    if given is None:
-        with tempfile.TemporaryDirectory(prefix="dtd-", ignore_cleanup_errors=True) as temporary:
-            yield Path(temporary)
-        return
-    try:
-        given.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--state-dir: {given} cannot be made: {error.strerror}") from None
-    if not os.access(given, os.W_OK | os.X_OK):
-        raise UsageError(f"--state-dir: {given} is not writable")
-    yield given.resolve()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dtd.ctl import figures
@@ -22,6 +23,8 @@ class LocalRun:
         last: the job part of the last status seen; may be empty.
         restarts: how often each daemon was started again, by name; those that never were may lack.
         took_s: from submission to the end.
+        directory: where logs and checkpoints are kept; None when nothing is.
+        weights: those of the newest checkpoint; None when there is none.
     """
 
     job: str
@@ -31,6 +34,8 @@ class LocalRun:
     last: Mapping[str, Any]
     restarts: Mapping[str, int]
     took_s: float
+    directory: Path | None = None
+    weights: Path | None = None
 
 
 def summary_object(run: LocalRun) -> dict[str, Any]:
@@ -53,6 +58,8 @@ def summary_object(run: LocalRun) -> dict[str, Any]:
         "rows_repeated": result.get("rows_repeated"),
         "restarts": sum(of_workers.values()),
         "restarts_of": dict(run.restarts),
+        "directory": None if run.directory is None else str(run.directory),
+        "weights": None if run.weights is None else str(run.weights),
     }
 
 
@@ -76,7 +83,10 @@ def summary_lines(run: LocalRun) -> list[str]:
             f"{_count(values['rows_missing'])} missing, {_count(values['rows_repeated'])} twice",
         ),
         ("restarts", _restart_words(run.restarts)),
+        ("kept in", str(run.directory or "nowhere (--discard)")),
     ]
+    if run.weights is not None:
+        rows.append(("weights", str(run.weights)))
     return [head, *(f"  {label:<11} {text}" for label, text in rows)]
 
 

@@ -35,13 +35,18 @@ class Launched:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.state = directory / "state"
         self.temporary = directory / "tmp"
-        self.temporary.mkdir()
+        self.temporary.mkdir(exist_ok=True)
+        self.runs = directory / "home" / "dtd" / "runs"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scripts.launch_local", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
+            env={
+                **os.environ,
+                "TMPDIR": str(self.temporary),
+                "XDG_STATE_HOME": str(directory / "home"),
+            },
         )
 
     def end(self) -> tuple[int, str, str]:
@@ -177,3 +182,38 @@ def test_nothing_outlives_it_while_it_trains_or_warms_up(launch, number, step):
         assert (exit_code, out) == (128 + number, "")
         assert "Traceback" not in err
         assert list(launched.temporary.iterdir()) == []
+        (directory,) = launched.runs.iterdir()
+        assert "interrupted" in err
+        assert str(directory) in err
+
+
+def test_what_was_interrupted_goes_on_in_its_directory(launch):
+    """Until it is done; then the summary names the directory and the weights in it."""
+    launched = launch(*SHORT[:-4], "--epochs", "40", "--batch_size", "64")
+    with launched.client() as client:
+        launched.await_step(client, 50)
+    launched.process.send_signal(signal.SIGINT)
+    exit_code, _out, err = launched.end()
+    assert exit_code == 128 + signal.SIGINT
+    (directory,) = launched.runs.iterdir()
+    assert f"the same command with --state-dir {directory} goes on with it" in err
+    again = launch(
+        *SHORT[:-4], "--epochs", "40", "--batch_size", "64", "--json", "--state-dir", str(directory)
+    )
+    exit_code, out, err = again.end()
+    assert exit_code == 0, err
+    assert "goes on with local-1" in err
+    summary = json.loads(out)
+    assert (summary["job"], summary["state"], summary["steps"]) == ("local-1", "done", 40 * 23)
+    assert (summary["rows_missing"], summary["directory"]) == (0, str(directory))
+    assert Path(summary["weights"]).is_file()
+    assert Path(summary["weights"]).is_relative_to(directory)
+
+
+def test_what_is_to_be_discarded_is_gone(launch):
+    launched = launch(*SHORT, "--json", "--discard")
+    exit_code, out, err = launched.end()
+    assert exit_code == 0, err
+    assert (json.loads(out)["directory"], json.loads(out)["weights"]) == (None, None)
+    assert not launched.runs.exists()
+    assert list(launched.temporary.iterdir()) == []

@@ -63,6 +63,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path):
         (["--listen", "nonsense"], "--listen must be HOST:PORT"),
         (["--state-dir", "/dev/null/deep"], "--state-dir: /dev/null/deep cannot be made"),
         (["--num_workers", "-1"], "--num_workers: -1"),
+        (["--state-dir", "/tmp/x", "--discard"], "--discard stands beside --state-dir /tmp/x"),
     ],
 )
 def test_usage_exits_2(arguments, why, capsys, monkeypatch):

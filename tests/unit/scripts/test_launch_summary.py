@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from scripts.launch_summary import LocalRun, summary_lines, summary_object
 
 RESULT = {
@@ -18,21 +20,23 @@ RESULT = {
 KEYS = [
     *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
     *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
-    *("restarts", "restarts_of"),
+    *("restarts", "restarts_of", "directory", "weights"),
 ]
 RESTARTS = {"worker-1": 2, "coordinator": 1}
 
 
 def run(**changes):
     usual = {"job": "digits-1", "state": "done", "reason": "", "result": RESULT, "last": {}}
-    return LocalRun(**{**usual, "restarts": RESTARTS, "took_s": 6.25, **changes})
+    kept = {"directory": Path("/runs/a"), "weights": Path("/runs/a/model.safetensors")}
+    return LocalRun(**{**usual, **kept, "restarts": RESTARTS, "took_s": 6.25, **changes})
 
 
 def test_the_object_has_exactly_the_documented_keys():
     made = summary_object(run())
     assert list(made) == KEYS
     head = {"job": "digits-1", "state": "done"}
-    assert made == {**head, **RESULT, "restarts": 2, "restarts_of": RESTARTS}
+    kept = {"directory": "/runs/a", "weights": "/runs/a/model.safetensors"}
+    assert made == {**head, **RESULT, "restarts": 2, "restarts_of": RESTARTS, **kept}
 
 
 def test_a_failed_job_has_them_too_from_the_last_status():
@@ -55,12 +59,15 @@ def test_the_lines():
         "  steps lost  0",
         "  rows        0 missing, 0 twice",
         "  restarts    coordinator 1 time, worker-1 2 times",
+        "  kept in     /runs/a",
+        "  weights     /runs/a/model.safetensors",
     ]
 
 
 def test_nobody_was_started_again():
-    quiet = run(restarts={})
-    assert summary_lines(quiet)[-1] == "  restarts    none"
+    quiet = run(restarts={}, directory=None, weights=None)
+    lines = summary_lines(quiet)
+    assert lines[-2:] == ["  restarts    none", "  kept in     nowhere (--discard)"]
     assert (summary_object(quiet)["restarts"], summary_object(quiet)["restarts_of"]) == (0, {})
 
 

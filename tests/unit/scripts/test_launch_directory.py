@@ -1,0 +1,95 @@
+"""Where a local run goes, and which weights it has left there."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.errors import UsageError
+from scripts.launch_directory import newest_weights, run_directory, step_of
+from scripts.launch_local import Followed
+
+SPEC = {"checkpoint": {"directory": ""}}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "dtd" / "runs"
+
+
+def checkpoint(home, job, name):
+    directory = home / job / name
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory / "model.safetensors"
+
+
+def test_a_run_is_kept_in_a_directory_of_its_own(runs):
+    with (
+        run_directory(None, discard=False, name="digits") as one,
+        run_directory(None, discard=False, name="digits") as other,
+    ):
+        assert one != other
+        assert one.parent == other.parent == runs
+        assert one.name.startswith("digits-")
+    assert one.is_dir()
+    assert other.is_dir()
+
+
+def test_a_run_that_is_discarded_is_gone(runs):
+    with run_directory(None, discard=True, name="digits") as directory:
+        (directory / "file").touch()
+    assert not directory.exists()
+    assert not runs.exists()
+
+
+def test_a_directory_that_is_given_is_kept(tmp_path):
+    with run_directory(tmp_path / "a" / "b", discard=False, name="x") as directory:
+        assert directory == tmp_path / "a" / "b"
+    assert directory.is_dir()
+    with (
+        pytest.raises(UsageError, match="--discard stands beside --state-dir"),
+        run_directory(tmp_path, discard=True, name="x"),
+    ):
+        pass
+
+
+def test_where_none_can_be_made(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with (
+        pytest.raises(UsageError, match="cannot be made") as caught,
+        run_directory(None, discard=False, name="x"),
+    ):
+        pass
+    assert "--discard" in caught.value.remedy
+
+
+def test_the_newest_weights_of_the_job(tmp_path):
+    assert newest_weights(tmp_path, SPEC, "a-1") is None
+    checkpoint(tmp_path / "worker-0" / "checkpoints", "a-1", "g000001-s000000020")
+    newest = checkpoint(tmp_path / "worker-1" / "checkpoints", "a-1", "g000002-s000000030")
+    checkpoint(tmp_path / "worker-1" / "checkpoints", "a-2", "g000009-s000000090")
+    checkpoint(tmp_path / "worker-1" / "checkpoints", "a-1", ".tmp-g000003-s000000040")
+    assert newest_weights(tmp_path, SPEC, "a-1") == newest
+    assert step_of(newest) == 30
+    elsewhere = checkpoint(tmp_path / "shared", "a-1", "g000001-s000000010")
+    spec = {"checkpoint": {"directory": str(tmp_path / "shared")}}
+    assert newest_weights(tmp_path, spec, "a-1") == elsewhere
+
+
+def test_what_is_said_of_a_run_that_was_interrupted(tmp_path):
+    assert Followed(spec=SPEC, kept=None, job="a-1").interrupted_lines() == [
+        "interrupted: the daemons are stopped, and nothing is kept (--discard)"
+    ]
+    followed = Followed(spec=SPEC, kept=tmp_path)
+    assert followed.interrupted_lines()[0].startswith("interrupted before the job began")
+    followed.job, followed.last = "a-1", {"step": 25}
+    assert followed.interrupted_lines() == [
+        "interrupted: the daemons are stopped; a-1 had reached step 25",
+        "  it has no checkpoint yet",
+        f"  logs and checkpoints are in {tmp_path}",
+        f"  the same command with --state-dir {tmp_path} goes on with it",
+    ]
+    weights = checkpoint(tmp_path / "worker-0" / "checkpoints", "a-1", "g000001-s000000020")
+    assert followed.interrupted_lines()[1] == f"  its newest checkpoint, of step 20: {weights}"

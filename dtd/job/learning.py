@@ -57,7 +57,7 @@ class OptimizerTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleTable:
-    """How the learning rate changes from step to step."""
+    """How the learning rate changes; a task with `build_schedule` overrides this."""
 
     name: ScheduleName = field(
         default="constant",

@@ -9,6 +9,7 @@ Learning rates are set before every update from the schedule.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.job import OptimizerTable
+from dtd.job import JobSpec, OptimizerTable, ScheduleTable
+from dtd.shown import shown
 
 
 def build_optimizer(
@@ -107,6 +109,28 @@ def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
             remedy="use Adam: gradients are made dense before they are summed over the workers",
         )
     return optimizer
+
+
+def ignored_settings(task: Any, spec: JobSpec) -> str:
+    """Which settings of the job file have no effect beside the task's own methods; "" for none."""
+    found = []
+    for method, table, values in (
+        ("build_optimizer", "optimizer", spec.optimizer),
+        ("build_schedule", "schedule", spec.schedule),
+    ):
+        changed = _changed(values) if getattr(task, method, None) is not None else []
+        if changed:
+            found.append(f"[{table}] {', '.join(changed)}: the task's {method}() counts instead")
+    return "; ".join(found)
+
+
+def _changed(values: OptimizerTable | ScheduleTable) -> list[str]:
+    """Settings of a table that are not the defaults."""
+    return [
+        f"{one.name} = {shown(getattr(values, one.name))}"
+        for one in dataclasses.fields(values)
+        if getattr(values, one.name) != one.default
+    ]
 
 
 def _takes_names(build: Callable[..., Any]) -> bool:

@@ -38,6 +38,13 @@ class Share:
     counts: bool
 
 
+def steps_of(spec: JobSpec, epoch_rows: int) -> int:
+    """Steps of a whole job whose epochs use so many rows."""
+    if spec.job.steps is not None:
+        return spec.job.steps
+    return (spec.job.epochs or 0) * steps_per_epoch(epoch_rows, spec.job.global_batch_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
     """Steps of one job over one dataset.
@@ -82,8 +89,7 @@ class JobPlan:
     @property
     def steps_total(self) -> int:
         """Steps of the whole job."""
-        job = self.spec.job
-        return job.steps if job.steps is not None else (job.epochs or 0) * self.epoch_steps
+        return steps_of(self.spec, self.epoch_rows)
 
     def position(self, step: int) -> Position:
         """Where in the data a step begins."""

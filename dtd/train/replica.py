@@ -6,7 +6,6 @@ alike, what peers send one another and what checkpoints save (`dtd.train.state`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +21,11 @@ from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.lazy import Sample, materialise
 from dtd.train.optimizers import optimizer_of
 from dtd.train.own_state import OwnState
+from dtd.train.plan import steps_of
 from dtd.train.precision import LossScaler, autocast, loss_scaler
 from dtd.train.schedules import learning_rate
 from dtd.train.task import Task
+from dtd.train.task_schedule import TaskSchedule, schedule_of
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class Replica:
     Attributes:
         model: on its device.
         optimizer: over its trained parameters.
-        base_lrs: learning rate of each parameter group before the schedule.
+        base_lrs: learning rate of each parameter group before the job's schedule.
         scaler: of the loss.
         trained: names and parameters that are not frozen.
         ledger: which places of an epoch's order were committed.
@@ -46,6 +47,7 @@ class Replica:
         own: what the task keeps itself.
         early_stop: what evaluations have shown.
         ended_of: steps of the job that ended early with the last step; 0 if it goes on.
+        schedule: the task's own; None where the job's [schedule] counts.
     """
 
     model: nn.Module
@@ -62,6 +64,7 @@ class Replica:
     own: OwnState = field(default_factory=OwnState)
     early_stop: EarlyStop = NOTHING_SEEN
     ended_of: int = 0
+    schedule: TaskSchedule | None = None
 
     @property
     def skipped(self) -> int:
@@ -92,11 +95,19 @@ class Replica:
     def set_learning_rates(self, spec: JobSpec, updates_total: int) -> float:
         """Prepare the next update; returns the rate of the first parameter group."""
         groups = self.optimizer.param_groups
-        for group, base_lr in zip(groups, self.base_lrs, strict=True):
-            group["lr"] = learning_rate(
-                spec.schedule, base_lr=base_lr, update=self.updates, updates_total=updates_total
-            )
+        if self.schedule is None:
+            for group, base_lr in zip(groups, self.base_lrs, strict=True):
+                group["lr"] = learning_rate(
+                    spec.schedule, base_lr=base_lr, update=self.updates, updates_total=updates_total
+                )
         return float(groups[0]["lr"])
+
+    def updated(self) -> None:
+        """Count an update; the task's schedule sets what counts for the next one."""
+        self.updates += 1
+        self.skipped_in_row = 0
+        if self.schedule is not None:
+            self.schedule.step()
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -154,24 +165,24 @@ def build_replica(
     if spec.train.activation_checkpointing:
         wrap_blocks(model)
     trained = trained_parameters(model)
-    optimizer, base_lrs = fresh_optimizer(task, spec, trained)
-    return Replica(
+    replica = Replica(
         model=model,
-        optimizer=optimizer,
-        base_lrs=base_lrs,
+        optimizer=optimizer_of(task, spec.optimizer, trained),
+        base_lrs=[],
         scaler=loss_scaler(spec.train.precision),
         trained=trained,
         ledger=Ledger(epoch_rows),
         own=OwnState(task),
     )
+    _add_schedule(replica, task, spec)
+    return replica
 
 
-def fresh_optimizer(
-    task: Task, spec: JobSpec, trained: Sequence[tuple[str, nn.Parameter]]
-) -> tuple[torch.optim.Optimizer, list[float]]:
-    """An optimizer without history, and its groups' learning rates."""
-    optimizer = optimizer_of(task, spec.optimizer, trained)
-    return optimizer, [float(group["lr"]) for group in optimizer.param_groups]
+def _add_schedule(replica: Replica, task: Task, spec: JobSpec) -> None:
+    """What says how the rates of a new optimizer's groups change."""
+    replica.base_lrs = [float(group["lr"]) for group in replica.optimizer.param_groups]
+    total_steps = steps_of(spec, replica.ledger.length)
+    replica.schedule = schedule_of(task, replica.optimizer, total_steps)
 
 
 def reset_replica(
@@ -180,10 +191,11 @@ def reset_replica(
     """Go back to step 0 without giving up the model's memory, which hooks and buckets refer to."""
     fresh = build_model(task, spec, device, sample)
     replica.model.load_state_dict(fresh.state_dict())
-    replica.optimizer, replica.base_lrs = fresh_optimizer(task, spec, replica.trained)
+    replica.optimizer = optimizer_of(task, spec.optimizer, replica.trained)
     replica.scaler = loss_scaler(spec.train.precision)
     replica.ledger = Ledger(replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0
     replica.epoch = replica.offset = replica.ended_of = 0
     replica.early_stop = NOTHING_SEEN
     replica.own.reset()
+    _add_schedule(replica, task, spec)

@@ -23,6 +23,7 @@ from dtd.train.fingerprint import dataset_fingerprint
 from dtd.train.image import IncomingImage, export_image
 from dtd.train.loop import train
 from dtd.train.numerics import numerics_fingerprint
+from dtd.train.optimizers import ignored_settings
 from dtd.train.origin import Origin, check_position, checkpoint_directory
 from dtd.train.record import (
     FRESH,
@@ -90,6 +91,7 @@ class TrainingRun:
         self._threads = threads or spec.train.threads
         self._in_memory = False
         self._pristine = True
+        self._told = False
         self._built: Session | None = None
         self._incoming: IncomingImage | None = None
 
@@ -256,6 +258,7 @@ class TrainingRun:
         self._in_memory, self._pristine = True, False
         if collective.rank == 0:
             _tell_order(session)
+            self._say_what_is_ignored()
         try:
             return train(session, collective, writers, voters)
         except BaseException:
@@ -268,6 +271,13 @@ class TrainingRun:
         if self._built is not None:
             self._built.close()
             self._built = None
+
+    def _say_what_is_ignored(self) -> None:
+        """Once in a process."""
+        ignored = "" if self._told else ignored_settings(self._session.task, self._spec)
+        self._told = True
+        if ignored:
+            self._reporter.warning("settings_ignored", f"the job file's {ignored}")
 
     # --- inside ----------------------------------------------------------------------------
 

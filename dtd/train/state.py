@@ -105,6 +105,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "early_stop": dataclasses.asdict(replica.early_stop),
         "ended_of": replica.ended_of,
         "task": replica.own.parts()[1],
+        "schedule": None if replica.schedule is None else replica.schedule.state(),
     }
 
 
@@ -141,6 +142,7 @@ def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[s
         CheckpointError: the state is not one of this model and optimizer.
     """
     load_weights(replica, tensors)
+    _load_schedule(replica, about.get("schedule"))
     try:
         _load_optimizer(replica, tensors, about)
         replica.scaler.scale = float(about["loss_scale"])
@@ -155,6 +157,17 @@ def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[s
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
     own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}
     replica.own.load(own, about["task"])
+
+
+def _load_schedule(replica: Replica, state: Any) -> None:
+    if (replica.schedule is None) != (state is None):
+        raise CheckpointError(
+            f"the state has {'no' if state is None else 'a'} schedule of the task, and this job's"
+            f" task has {'one' if state is None else 'none'}",
+            remedy="use the task that made it, or start from its weights only",
+        )
+    if replica.schedule is not None:
+        replica.schedule.load(state)
 
 
 def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:

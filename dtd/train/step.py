@@ -137,8 +137,7 @@ def commit(session: Session) -> Committed:
             gradients.scale(factor)
         replica.optimizer.step()
         session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
-        replica.updates += 1
-        replica.skipped_in_row = 0
+        replica.updated()
     else:
         session.buffers.restore()
         replica.skipped_in_row += 1

@@ -255,10 +255,12 @@ def plain_torch() -> Callable[..., nn.Module]:
         optimizer: Callable[[Any], torch.optim.Optimizer],
         *,
         clip_norm: float = 0.0,
+        after: Callable[[torch.optim.Optimizer, nn.Module], Callable[[], None]] | None = None,
     ) -> nn.Module:
         torch.manual_seed(spec.job.seed)
         model = task.build_model()
         update = optimizer(model.parameters())
+        updated = after(update, model) if after is not None else None
         data, position = task.train_dataset(), Position(0, 0)
         for _ in range(spec.job.steps or 0):
             rows = batch_rows(
@@ -275,6 +277,8 @@ def plain_torch() -> Callable[..., nn.Module]:
             if clip_norm:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             update.step()
+            if updated is not None:
+                updated()
             position = advance(position, len(rows), len(data))
         return model
 

@@ -28,6 +28,7 @@ EVENTS: Final = {
     "package_unreadable": "A task's package could not be read from the coordinator's disk.",
     "curves_failed": "Curves for TensorBoard could not be written; points are lost, nothing else.",
     # a worker
+    "last_process_ended": "The last process of this worker ended in disorder: how, and its stack.",
     "worker_started": "The worker's process has started and its data port is open.",
     "worker_stopping": "The worker was told to stop and leaves at the next step boundary.",
     "worker_ends": "The worker's process ends, or replaces itself after a job.",
@@ -56,6 +57,7 @@ EVENTS: Final = {
 
 INCIDENTS: Final = {
     "worker_registered": "A worker has called and is known now.",
+    "worker_crashed": "A worker's new process says how its last one ended: its signal, or why.",
     "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
     "worker_lost": "A worker is gone without having been let go, or was evicted as dead.",
     "worker_away": "The connection to a member is lost; while its ring goes on it is not evicted.",

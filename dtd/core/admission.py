@@ -34,6 +34,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
     if not message.generation and introduction.is_foreign(books, worker):
         return
     introduction.greet(books, worker)
+    introduction.tell_last_end(books, message, known)
     if message.generation:
         _take_back(books, worker, message, now)
     elif books.job is not None and books.job.state is not JobState.STOPPING:

@@ -81,6 +81,7 @@ class Books:
         casualties: workers that died or hung in generations that ran, since the job got beyond
             `deadly_step`.
         bereaved: the current generation has lost such a worker.
+        last_ends: how the processes of casualties have ended, as far as their successors know.
         deadly: generations in a row that ran, lost such a worker and did not get further.
         deadly_step: committed steps of the job when that happened, at most.
         has_run: the current generation has run, or was running when this coordinator started.
@@ -112,6 +113,7 @@ class Books:
     form_at: float | None = None
     fruitless: int = 0
     casualties: list[str] = field(default_factory=list)
+    last_ends: dict[str, str] = field(default_factory=dict)
     bereaved: bool = False
     deadly: int = 0
     deadly_step: int = 0
@@ -188,6 +190,7 @@ class Books:
         """Nothing that went wrong before counts."""
         self.fruitless = self.deadly = self.deadly_step = 0
         self.casualties.clear()
+        self.last_ends.clear()
         self.bereaved = False
 
     def bereave(self, name: str, step: int) -> None:

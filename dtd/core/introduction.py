@@ -33,6 +33,21 @@ def greet(books: Books, worker: Worker) -> None:
     books.incident("worker_registered", f"{worker.name} registered{note}", worker=worker.name)
 
 
+def tell_last_end(books: Books, message: m.Register, known: Worker | None) -> None:
+    """The process before this one did not end in good order, and its successor knows how.
+
+    A signal that an operator has sent needs no word.
+    """
+    same = known is not None and (known.signalled or known.incarnation == message.incarnation)
+    if not message.last_end or same:
+        return
+    if message.name in books.casualties:
+        books.last_ends[message.name] = message.last_end
+    books.incident(
+        "worker_crashed", f"{message.name}'s last process {message.last_end}", worker=message.name
+    )
+
+
 def _registered(books: Books, *, refused: str = "") -> m.Registered:
     return m.Registered(
         heartbeat_interval_s=books.heartbeat_interval_s,

@@ -184,8 +184,9 @@ class Member:
         return []
 
     def _on_registered(self, message: m.Registered) -> list[Effect]:
-        """Say again what an earlier connection may have lost."""
+        """Say again what an earlier connection may have lost, and not what has been heard."""
         self.refused = message.refused
+        self._register = replace(self._register, last_end="")
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))

@@ -278,7 +278,8 @@ class Membership:
         """Why it makes no sense to go on; empty when it does."""
         books = self.books
         if books.deadly >= MAX_DEADLY_GENERATIONS:
-            dead = ", ".join(dict.fromkeys(books.casualties))
+            ends = {name: books.last_ends.get(name, "") for name in books.casualties}
+            dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
             return (
                 f"step {books.deadly_step + 1} kills worker after worker: {dead} died or hung in it"
             )

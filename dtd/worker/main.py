@@ -31,6 +31,7 @@ from dtd.worker.cluster_access import (
 from dtd.worker.daemon import Worker
 from dtd.worker.instance import with_instance
 from dtd.worker.join import COMMAND, run_join
+from dtd.worker.last_end import LastEnd
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
 # the training thread, which holds it only between tensor operations.
@@ -88,10 +89,12 @@ def _load(
     return settled(config, credential), credential
 
 
-async def _serve(config: WorkerConfig, credential: Credential | None) -> member.Restart | int:
+async def _serve(
+    config: WorkerConfig, credential: Credential | None, last_end: str = ""
+) -> member.Restart | int:
     """Serve; what comes then: begin afresh, or end with this exit code."""
     loop = asyncio.get_running_loop()
-    worker = Worker(config, coordinator_targets(config, credential), credential)
+    worker = Worker(config, coordinator_targets(config, credential), credential, last_end=last_end)
     notifier = Notifier.from_environment(os.environ)
     stopping = asyncio.Event()
 
@@ -115,6 +118,22 @@ async def _serve(config: WorkerConfig, credential: Credential | None) -> member.
     return DRILL_EXIT_CODE if worker.drilled else 0
 
 
+def _run(config: WorkerConfig, credential: Credential | None) -> member.Restart | int:
+    """Serve, and leave traces by which the next process can tell how this one has ended."""
+    last_end = LastEnd(config.state_dir)
+    last_end.begin()
+    try:
+        ending = uvloop.run(_serve(config, credential, last_end.told))
+    except DtdError:
+        last_end.end()
+        raise
+    except BaseException as error:
+        last_end.failed(error)
+        raise
+    last_end.end()
+    return ending
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the worker; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -132,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
             warn_of_expiry(credential)
-        ending = uvloop.run(_serve(config, credential))
+        ending = _run(config, credential)
     except DtdError as error:
         stderr.write(f"dtd-worker: {error}\n")
         Notifier.from_environment(os.environ).status(str(error))

@@ -12,12 +12,13 @@ from dtd.config import WorkerConfig
 from dtd.wire import messages as m
 
 
-def registration(config: WorkerConfig, bound: Address) -> m.Register:
+def registration(config: WorkerConfig, bound: Address, *, last_end: str = "") -> m.Register:
     """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
 
     Args:
         config: who it is.
         bound: where its data port listens.
+        last_end: how the process before this one ended; empty: in good order.
     """
     advertised = config.advertised(bound)
     return m.Register(
@@ -29,4 +30,5 @@ def registration(config: WorkerConfig, bound: Address) -> m.Register:
         data_host="" if advertised.is_wildcard else advertised.host,  # then as it is seen
         data_port=advertised.port,
         version=__version__,
+        last_end=last_end,
     )

@@ -5,6 +5,9 @@ Jobs cost most of the time here, so each test looks at those that the others hav
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
 
 import pytest
@@ -196,3 +199,16 @@ def test_a_job_goes_on_by_itself_after_everything_was_killed(idle, two_jobs):
     assert start_steps(idle, job) == [0, 10]
     for key in ("steps", "replica_digests", "metrics", "rows_missing", "rows_repeated"):
         assert answer["result"][key] == two_jobs.answer["result"][key]
+
+
+def test_a_worker_that_crashed_says_how(idle):
+    child = idle.child("worker-1")
+    os.kill(idle.pids()["worker-1"], signal.SIGSEGV)
+    assert child.wait(100.0) == -signal.SIGSEGV
+    idle.start_again()
+    event = idle.await_event("worker_crashed", containing="SIGSEGV")
+    assert event["message"].startswith("worker-1's last process ended by SIGSEGV in ")
+    log = [json.loads(line) for line in child.log_path.read_text().splitlines() if line[:1] == "{"]
+    told = [line for line in log if line["event"] == "last_process_ended"]
+    assert "Fatal Python error: Segmentation fault" in told[-1]["stack"]
+    idle.await_idle()

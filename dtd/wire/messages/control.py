@@ -46,6 +46,7 @@ class Register:
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
     `identity` tells its job from one of the same id of another store; `roster`, `held_generation`
     and `held_step` are those of its ASSIGN.  `instance` names its state directory.
+    `last_end` says how the process before this one ended; empty if in good order.
     """
 
     name: Name
@@ -65,6 +66,7 @@ class Register:
     held_generation: U32 = 0
     held_step: U64 = 0
     instance: Name = ""
+    last_end: Name = ""
 
 
 @message(0x11)

@@ -116,13 +116,13 @@ def test_who_leaves_first_at_the_boundary_breaks_nothing(desk: Any) -> None:
 # --- one step that kills ---------------------------------------------------------------------
 
 
-def die(desk: Any, name: str, *, then: str) -> None:
+def die(desk: Any, name: str, *, then: str, last_end: str = "") -> None:
     """One dies in the step at hand and comes back; another goes on."""
     number = desk.books.generation
     incarnation = desk.books.workers[name].incarnation
     desk.lost(name, incarnation=incarnation)
     desk.froze(then, generation=number, step=desk.books.start_step)
-    desk.register(name, incarnation=incarnation + 1)
+    desk.register(name, incarnation=incarnation + 1, last_end=last_end)
     desk.warmed(name)
     desk.tick(desk.now + 10.0)
     if desk.books.roster == [then]:
@@ -141,6 +141,29 @@ def test_step_that_kills_worker_after_worker_fails_the_job(desk: Any) -> None:
     die(desk, "a", then="b")
     assert job.state is JobState.FAILED
     assert job.reason == "step 1 kills worker after worker: b, a died or hung in it"
+
+
+def test_how_processes_ended_stands_in_the_reason(desk: Any) -> None:
+    job = desk.submit(min_workers=2)
+    desk.run_generation("a", "b")
+    for _ in range(MAX_DEADLY_GENERATIONS - 1):
+        die(desk, "b", then="a", last_end="ended by SIGSEGV in f (x.py:3)")
+    die(desk, "a", then="b")
+    assert "b (ended by SIGSEGV in f (x.py:3)), a died or hung" in job.reason
+    told = desk.told_of("worker_crashed")
+    assert [incident.message for incident in told] == [
+        "b's last process ended by SIGSEGV in f (x.py:3)"
+    ] * (MAX_DEADLY_GENERATIONS - 1)
+
+
+def test_an_end_is_told_of_once_and_not_if_an_operator_asked_for_it(desk: Any) -> None:
+    desk.register("a", last_end="ended by SIGSEGV")
+    desk.register("a", last_end="ended by SIGSEGV")  # the same process calls again
+    assert len(desk.told_of("worker_crashed")) == 1
+    assert desk.books.last_ends == {}  # it has not died in a job's step
+    desk.handle(KillRequested(name="a", signal="KILL"))
+    desk.register("a", incarnation=2, last_end="ended by SIGKILL")
+    assert len(desk.told_of("worker_crashed")) == 1
 
 
 @pytest.mark.parametrize("why", ["drill", "leaving", "progress", "prepared"])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,20 @@ def test_it_registers_with_the_generation_that_it_runs(worker: Worker) -> None:
     assert isinstance(register, m.Register)
     assert (register.job, register.generation, register.roster_id) == ("j", 4, 11)
     assert (register.name, register.incarnation) == ("w", 7)
+
+
+def test_how_the_last_process_ended_is_said_until_it_is_heard() -> None:
+    core = Member(replace(REGISTER, last_end="ended by SIGSEGV"))
+
+    def says() -> m.Register:
+        (effect,) = core.handle(member.ControlOpened(), 0.0)
+        assert isinstance(effect, member.Tell)
+        assert isinstance(effect.message, m.Register)
+        return effect.message
+
+    assert says().last_end == says().last_end == "ended by SIGSEGV"
+    core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
+    assert says().last_end == ""
 
 
 def test_warm_worker_says_so_again(worker: Worker) -> None:

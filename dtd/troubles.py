@@ -156,10 +156,13 @@ def hung_up(where: str, *, has_tls: bool) -> Trouble:
     )
 
 
+REFUSED: Final = "refused"
+
+
 def refused(where: str, why: str, remedy: str) -> Trouble:
     """The coordinator has said no, in words that it knows best."""
     return Trouble(
-        kind="refused",
+        kind=REFUSED,
         where=where,
         message=f"the coordinator at {where} refuses this worker: {why}",
         remedy=remedy or "read the log of the coordinator",

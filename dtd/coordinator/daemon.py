@@ -31,6 +31,7 @@ from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.tensorboard import Curves, point_of
 from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.coordinator.worker_links import WorkerLinks
+from dtd.core import names
 from dtd.core.books import Books, Here
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
@@ -48,6 +49,7 @@ from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.net.driver import Driver
 from dtd.net.link import Link
 from dtd.security.authority import DIRECTORY, open_data_key
+from dtd.troubles import Trouble, name_taken
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
@@ -255,7 +257,7 @@ class Coordinator:
 
     def _on_register(self, link: Link, message: m.Register) -> None:
         host = message.data_host or link.peer_host()
-        clash = self._links.clash(message)
+        clash = self._links.clash(message) or self._name_taken(message)
         if clash is not None:
             self.troubles.name_taken(clash)
             raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
@@ -266,6 +268,15 @@ class Coordinator:
         self.metrics.figures.registered(message, released=released)
         registered = dataclasses.replace(message, data_host=host)
         self._driver.handle(FromWorker(name=message.name, message=registered))
+
+    def _name_taken(self, message: m.Register) -> Trouble | None:
+        """Whether a worker with another state directory lives under this name."""
+        holder = names.holder(self.membership.books, message, self.now)
+        if holder is None:
+            return None
+        place = f"{holder.host} (pid {holder.pid})" if holder.pid else "a host that is away"
+        later = f"{message.host} (pid {message.pid})"
+        return name_taken(message.name, place, later)
 
     def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, m.GetPackage):

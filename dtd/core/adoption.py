@@ -37,8 +37,9 @@ def adopt(books: Books, job: Job, now: float) -> None:
     books.has_run = formed
     books.must_settle = False
     patience_s = ADOPTION_PATIENCE * books.heartbeat_timeout_s
+    instances = dict(zip(job.roster, job.instances, strict=False))
     for name in job.roster:
-        books.workers[name] = _absent(name)
+        books.workers[name] = _absent(name, instances.get(name, ""))
         books.detector.watch(name, now, timeout_s=patience_s)
     books.incident(
         "generation_adopted",
@@ -47,7 +48,7 @@ def adopt(books: Books, job: Job, now: float) -> None:
     )
 
 
-def _absent(name: str) -> Worker:
+def _absent(name: str, instance: str) -> Worker:
     return Worker(
         name=name,
         incarnation=NEVER_HEARD,
@@ -57,6 +58,7 @@ def _absent(name: str) -> Worker:
         data_host="",
         data_port=0,
         version="",
+        instance=instance,
         state=WorkerState.AWAY,
         reason="has not come back since the coordinator started",
     )

@@ -36,6 +36,7 @@ def form(books: Books, job: Job) -> None:
     job.generation, job.world_size, job.step = books.generation, len(members), start[1]
     job.start_generation, job.start_step = start
     job.roster, job.roster_id = tuple(books.roster), books.roster_id
+    job.instances = tuple(worker.instance for worker in members)
     job.announced, job.fenced = True, False
     books.emit(SaveJob(job=job))
     holds = choice.holders(members, start)

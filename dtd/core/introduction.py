@@ -23,6 +23,7 @@ def newcomer(message: m.Register) -> Worker:
         data_host=message.data_host,
         data_port=message.data_port,
         version=message.version,
+        instance=message.instance,
     )
 
 

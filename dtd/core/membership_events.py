@@ -61,6 +61,7 @@ class Worker:
         prepared: the state it would hold after committing what it has prepared, as (generation
             that commits the last step, steps).
         frozen_in: the generation in which it reported FROZEN or FINISHED last.
+        instance: of its state directory; empty when it is not known.
         foreign: it runs another release of dtd, and gets no work.
         stray: it took part in a job that is not ours; nothing that it says of jobs counts.
     """
@@ -85,6 +86,7 @@ class Worker:
     frozen_in: int = 0
     digest: str = ""
     heartbeat: m.Heartbeat | None = None
+    instance: str = ""
     foreign: bool = False
     stray: bool = False
 
@@ -95,6 +97,7 @@ class Job:
 
     Attributes:
         roster, roster_id: members of the newest generation, in rank order.
+        instances: of their state directories.
         announced: that generation was announced and has not ended, as far as we know.
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
@@ -129,6 +132,7 @@ class Job:
     checkpoint_holders: tuple[str, ...] = ()
     roster: tuple[str, ...] = ()
     roster_id: int = 0
+    instances: tuple[str, ...] = ()
     announced: bool = False
     fenced: bool = True
     start_generation: int = 0

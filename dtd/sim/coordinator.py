@@ -10,6 +10,7 @@ import copy
 from collections import deque
 from dataclasses import dataclass, field
 
+from dtd.core import names
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     ENDED,
@@ -101,6 +102,10 @@ class CoordinatorProcess:
     def _on_message(self, port: Port, content: object) -> bool:
         assert isinstance(content, m.Message)
         if isinstance(content, m.Register):
+            now = self.surroundings.scheduler.now
+            if names.holder(self.membership.books, content, now) is not None:
+                port.close("the name is taken")
+                return True
             old = self._ports.get(content.name)
             if old is not None:
                 del self._names[old]

@@ -69,6 +69,7 @@ class WorkerProcess:
                 data_host=name,
                 data_port=7118,
                 version="0",
+                instance=f"disk of {name}",
             )
         )
         surroundings.network.listen(name, self.data_port)

@@ -22,7 +22,7 @@ from dtd.net.link import Link
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault
-from dtd.troubles import Trouble
+from dtd.troubles import REFUSED, Trouble
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
@@ -33,6 +33,8 @@ log = structlog.get_logger()
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 0.5
+LONGEST_REFUSED_PAUSE_S: Final = 5.0
+"""Who is refused calls more seldom; it may come once what stands against it is over."""
 TLS_HANDSHAKE_S: Final = 5.0
 CONNECT_S: Final = 5.0
 SILENT_TIMEOUTS: Final = 2
@@ -113,7 +115,11 @@ class ControlConnection:
                 self._note(trouble)
             if (count + 1) % len(self._targets) == 0:
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, self._longest_pause_s())
+
+    def _longest_pause_s(self) -> float:
+        refused = self.trouble is not None and self.trouble.kind == REFUSED
+        return LONGEST_REFUSED_PAUSE_S if refused else LONGEST_PAUSE_S
 
     def _note(self, trouble: Trouble) -> None:
         """The coordinator cannot be worked with; it is called on, and this is logged once."""

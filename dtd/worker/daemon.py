@@ -59,6 +59,7 @@ class Worker:
         coordinators: where and how the coordinator is called.
         credential: proves to other workers who this one is, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
+        instance: of its state directory.
 
     Attributes:
         drilled: an operator had it send itself a signal, to see it come back.
@@ -71,9 +72,11 @@ class Worker:
         credential: Credential | None = None,
         *,
         last_end: str = "",
+        instance: str = "",
     ) -> None:
         self.drilled = False
         self._last_end = last_end
+        self._instance = instance
         self.config = config
         self._coordinators = coordinators
         self._calls_tls = credential.client_context() if credential is not None else None
@@ -113,7 +116,10 @@ class Worker:
     async def start(self) -> None:
         """Open the data port: from now on others can call."""
         bound = await self._data.listen(self.config.listen, context=self._serves_tls)
-        self._core = member.Member(registration(self.config, bound, last_end=self._last_end))
+        register = registration(
+            self.config, bound, last_end=self._last_end, instance=self._instance
+        )
+        self._core = member.Member(register)
         self._driver = Driver(self._core, self._perform, _never)
         await self._metrics.start()
         log.info("worker_started", worker=self.config.name, data_port=bound.port, pid=os.getpid())

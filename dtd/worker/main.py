@@ -16,7 +16,7 @@ import uvloop
 from dtd import __version__
 from dtd.config import WorkerConfig, load_worker_config
 from dtd.core import member
-from dtd.errors import ConfigError, DtdError
+from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier
 from dtd.platform import require_linux
@@ -32,6 +32,7 @@ from dtd.worker.daemon import Worker
 from dtd.worker.instance import with_instance
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
+from dtd.worker.state_directory import StateDirectory
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
 # the training thread, which holds it only between tensor operations.
@@ -65,16 +66,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _make_state_dir(config: WorkerConfig) -> None:
-    try:
-        config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(
-            f"state directory {config.state_dir} cannot be used: {error.strerror}",
-            remedy="choose another with --state-dir",
-        ) from error
-
-
 def _load(
     given: dict[str, object], environ: Mapping[str, str]
 ) -> tuple[WorkerConfig, Credential | None]:
@@ -90,11 +81,12 @@ def _load(
 
 
 async def _serve(
-    config: WorkerConfig, credential: Credential | None, last_end: str = ""
+    config: WorkerConfig, credential: Credential | None, *, last_end: str = "", instance: str = ""
 ) -> member.Restart | int:
     """Serve; what comes then: begin afresh, or end with this exit code."""
     loop = asyncio.get_running_loop()
-    worker = Worker(config, coordinator_targets(config, credential), credential, last_end=last_end)
+    targets = coordinator_targets(config, credential)
+    worker = Worker(config, targets, credential, last_end=last_end, instance=instance)
     notifier = Notifier.from_environment(os.environ)
     stopping = asyncio.Event()
 
@@ -118,12 +110,14 @@ async def _serve(
     return DRILL_EXIT_CODE if worker.drilled else 0
 
 
-def _run(config: WorkerConfig, credential: Credential | None) -> member.Restart | int:
+def _run(
+    config: WorkerConfig, credential: Credential | None, instance: str
+) -> member.Restart | int:
     """Serve, and leave traces by which the next process can tell how this one has ended."""
     last_end = LastEnd(config.state_dir)
     last_end.begin()
     try:
-        ending = uvloop.run(_serve(config, credential, last_end.told))
+        ending = uvloop.run(_serve(config, credential, last_end=last_end.told, instance=instance))
     except DtdError:
         last_end.end()
         raise
@@ -146,12 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_join(given[1:])
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config, credential = _load(flags, os.environ)
-        _make_state_dir(config)
+        place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)
         if credential is not None:
             warn_of_expiry(credential)
-        ending = _run(config, credential)
+        ending = _run(config, credential, place.instance)
     except DtdError as error:
         stderr.write(f"dtd-worker: {error}\n")
         Notifier.from_environment(os.environ).status(str(error))
@@ -159,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hand_over_stdout(stdout)
     stderr.flush()
     if isinstance(ending, member.Restart):
+        place.hand_over()
         os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *given])  # noqa: S606
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)

@@ -12,13 +12,16 @@ from dtd.config import WorkerConfig
 from dtd.wire import messages as m
 
 
-def registration(config: WorkerConfig, bound: Address, *, last_end: str = "") -> m.Register:
+def registration(
+    config: WorkerConfig, bound: Address, *, last_end: str = "", instance: str = ""
+) -> m.Register:
     """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
 
     Args:
         config: who it is.
         bound: where its data port listens.
         last_end: how the process before this one ended; empty: in good order.
+        instance: of its state directory.
     """
     advertised = config.advertised(bound)
     return m.Register(
@@ -31,4 +34,5 @@ def registration(config: WorkerConfig, bound: Address, *, last_end: str = "") ->
         data_port=advertised.port,
         version=__version__,
         last_end=last_end,
+        instance=instance,
     )

@@ -9,7 +9,8 @@ import pytest
 
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
-from tests.integration.test_restored_coordinator import Cluster
+from scripts.child import Child
+from tests.integration.test_restored_coordinator import LOOK_AGAIN_S, PATIENCE_S, Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -62,3 +63,38 @@ def test_a_coordinator_with_a_new_store_does_not_go_on_with_anothers_job(
     assert train(cluster, "B", directory, "job.seed=5") == ("digits-1", [0])
     assert manifest.read_bytes() == before
     assert len(list(shared.iterdir())) == 2
+
+
+def test_the_later_of_two_workers_of_one_name_is_refused(cluster: Cluster) -> None:
+    cluster.coordinator("A")
+    address = str(cluster.addresses["A"])
+
+    def worker(log: str, directory: str) -> Child:
+        place = str(cluster.directory / directory)
+        arguments = ("--coordinator", address, "--name", "twin", "--state-dir", place)
+        return cluster.daemon(log, "dtd.worker.main", *arguments)
+
+    def pid() -> int:
+        (known,) = cluster.ask("A", m.GetStatus())["workers"]
+        return int(known["pid"])
+
+    first = worker("first", "here")
+    cluster.await_logged("first", "coordinator_connected")
+    while not cluster.ask("A", m.GetStatus())["workers"]:
+        assert first.wait(LOOK_AGAIN_S) is None
+    living = pid()
+    worker("second", "elsewhere")
+    cluster.await_logged("second", "two workers call themselves twin")
+    third = worker("third", "here")
+    assert third.wait(PATIENCE_S) == 78
+    assert "another worker uses the state directory" in " ".join(third.log_tail())
+    assert pid() == living
+    (trouble,) = cluster.ask("A", m.GetStatus())["troubles"]
+    assert trouble["kind"] == "name-taken"
+    assert f"(pid {living})" in trouble["message"].split(", one on")[0]
+
+    cluster.kill("second")
+    cluster.kill("first")
+    worker("again", "here")
+    while pid() == living:
+        assert cluster.children["again"].wait(LOOK_AGAIN_S) is None

@@ -384,7 +384,7 @@ def test_a_name_taken_twice(plain):
     arguments = ["--coordinator", str(plain.address)]
     _one, status = plain.worker("twin", *arguments)
     status.await_words("waits for a job", START_S)
-    plain.worker("twin", *arguments)
+    _later, status = plain.worker("twin", *arguments)
     status.await_words("two workers call themselves twin: one on", START_S)
     trouble = plain.await_trouble("name-taken", "two workers call themselves twin: one on")
     assert trouble["remedy"].startswith("give each worker a name of its own")

@@ -32,7 +32,7 @@ class Restarting:
     number = None
     drilled = False
 
-    def __init__(self, config, coordinators, credential, *, last_end):
+    def __init__(self, config, coordinators, credential, *, last_end, instance):
         self._stopped = asyncio.Event()
 
     def stop(self, reason):

@@ -26,6 +26,8 @@ EVENTS: Final = {
     "name_taken": "Two workers that both live go by one name; the later one is refused.",
     "worker_too_slow": "A worker does not read what it is sent; its connection is cut.",
     "package_unreadable": "A task's package could not be read from the coordinator's disk.",
+    "checkpoint_not_deleted": "A worker could not delete a checkpoint; it tries again when it"
+    " registers next.",
     "curves_failed": "Curves for TensorBoard could not be written; points are lost, nothing else.",
     # a worker
     "last_process_ended": "The last process of this worker ended in disorder: how, and its stack.",
@@ -66,6 +68,8 @@ INCIDENTS: Final = {
     "job_started": "A job begins to warm up.",
     "job_waiting": "A job waits; the message says what for.",
     "job_warming": "A job waits for workers that warm up.",
+    "job_deleted": "The operator has deleted an ended job.",
+    "checkpoint_deleted": "The operator has deleted an ended job's checkpoints of one step.",
     "job_resumed": "The operator lets a job go on without those who are away.",
     "job_done": "A job has trained all its steps.",
     "job_failed": "A job has failed; the message says why.",

@@ -32,7 +32,7 @@ _REPORTERS: Final = frozenset({"reporter", "_reporter"})
 """What they are warned of becomes a NOTICE, and that an incident."""
 _WARNERS: Final = frozenset({"warn", "_warn"})
 """What a `dtd.train.seldom.Seldom` is called where it is kept."""
-_INCIDENT_PARAMETERS: Final = frozenset({"worker", "step"})
+_INCIDENT_PARAMETERS: Final = frozenset({"worker", "step", "job"})
 
 _INTRODUCTION: Final = """\
 # Events

@@ -36,6 +36,12 @@ def unfinished(address: Address, spec: dict[str, Any]) -> str:
     return ""
 
 
+def identity(address: Address, job: str) -> str:
+    """The job's identity."""
+    with ControlClient(address) as client:
+        return str(client.request(m.ShowJob(job=job))["identity"])
+
+
 def follow(
     address: Address, job: str, *, on_status: Callable[[Answer], None], tend: Callable[[], None]
 ) -> Answer:

@@ -74,14 +74,20 @@ def _new(runs: Path, name: str) -> Path:
     raise UsageError(f"{runs} has {_MANY} runs of this second", remedy="use --state-dir DIR")
 
 
-def newest_weights(directory: Path, spec: Mapping[str, Any], job: str) -> Path | None:
-    """The weights in the newest checkpoint of a job that any of the run's workers has written."""
+def newest_weights(directory: Path, spec: Mapping[str, Any], folder: str) -> Path | None:
+    """The weights in the newest checkpoint of a job that any of the run's workers has written.
+
+    Args:
+        directory: the run's.
+        spec: the job file as a map of tables.
+        folder: name of the directory of the job's checkpoints.
+    """
     elsewhere = spec["checkpoint"]["directory"]
     homes = [Path(elsewhere)] if elsewhere else directory.glob("*/checkpoints")
     found = [
         (key, file)
         for home in homes
-        for file in (home / job).glob(f"*/{MODEL_FILE}")
+        for file in (home / folder).glob(f"*/{MODEL_FILE}")
         if (key := parse_name(file.parent.name)) is not None
     ]
     return max(found)[1] if found else None

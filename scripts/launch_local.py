@@ -22,6 +22,7 @@ from dtd.ctl import figures, output
 from dtd.ctl.settings import read_address
 from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
+from dtd.job.identity import folder_of
 from scripts import job_watch, stop_signals
 from scripts.child import TAIL_LINES
 from scripts.launch_directory import newest_weights, run_directory, step_of
@@ -154,19 +155,21 @@ class Followed:
         spec: what it was submitted with.
         kept: the directory that stays; None when nothing does.
         job: its id; empty before it has one.
+        identity: its identity, which names the directory of its checkpoints.
         last: the job part of the last status seen.
     """
 
     spec: dict[str, Any]
     kept: Path | None
     job: str = ""
+    identity: str = ""
     last: dict[str, Any] = field(default_factory=dict)
 
     def weights(self) -> Path | None:
         """Of the newest checkpoint that stays."""
         if self.kept is None or not self.job:
             return None
-        return newest_weights(self.kept, self.spec, self.job)
+        return newest_weights(self.kept, self.spec, folder_of(self.job, self.identity))
 
     def interrupted_lines(self) -> list[str]:
         """What is left of a job that was interrupted, and how it goes on."""
@@ -207,6 +210,7 @@ def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> Loc
         display.say(f"goes on with {job}, which is not finished in this directory")
     else:
         job = followed.job = job_watch.submit(cluster.address, followed.spec)
+    followed.identity = job_watch.identity(cluster.address, job)
     answer = job_watch.follow(cluster.address, job, on_status=on_status, tend=cluster.tend)
     took_s = time.monotonic() - started_s
     if answer["state"] == "failed":

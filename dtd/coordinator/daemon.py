@@ -20,6 +20,7 @@ from dtd.config import CoordinatorConfig
 from dtd.coordinator.access_desk import AccessDesk
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
+from dtd.coordinator.deletions import Deletions
 from dtd.coordinator.effects import Effects
 from dtd.coordinator.examiner import Examiner
 from dtd.coordinator.figures import Figures
@@ -99,6 +100,9 @@ class Coordinator:
             job_numbers=self.job_numbers,
         )
         self.metrics = CoordinatorMetrics(config.metrics)
+        self.deletions = Deletions(
+            self, self._links, self._store_thread, config.state_dir / "tensorboard"
+        )
         self._curves = Curves(config.state_dir / "tensorboard", self._store_thread.later)
         self._driver: Driver[Event, Effect] = Driver(self.membership, self._put, Ticked)
         self.troubles = TroubleDesk(
@@ -263,6 +267,7 @@ class Coordinator:
             raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
         self._links.register(link, message)
         self.troubles.registered(link.peer_host(), message.name)
+        self.deletions.registered(message.name)
         known = self.membership.books.workers.get(message.name)
         released = known is not None and known.state is WorkerState.RELEASED
         self.metrics.figures.registered(message, released=released)
@@ -285,6 +290,9 @@ class Coordinator:
         if isinstance(message, m.JobOutput):
             lines = bytes(payload).decode("utf-8", "replace").split("\n")
             self._store_thread.later(self.store.add_lines, message.job, message.rank, name, lines)
+            return
+        if isinstance(message, m.CheckpointDropped):
+            self.deletions.dropped(name, message)
             return
         if isinstance(message, m.Measured):
             self.examiner.measured(name, message)

@@ -17,7 +17,7 @@ from typing import IO, Final
 
 from dtd.errors import ConfigError
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 FILE_NAME: Final = "coordinator.sqlite3"
 LOCK_NAME: Final = "lock"
 LOG_PAGES: Final = 1000
@@ -50,11 +50,19 @@ _IDENTITY: Final = """
 CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
 INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
 """
+_DELETED: Final = """
+ALTER TABLE jobs ADD COLUMN deleted_s REAL;
+CREATE TABLE doomed (
+    worker TEXT NOT NULL, directory TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL,
+    generation INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (worker, directory)
+);
+"""
 # What leads from the schema of a file to the next one; a new file takes all the steps.
 STEPS: Final = (
     _FIRST_SCHEMA,
     "ALTER TABLE events ADD COLUMN details TEXT NOT NULL DEFAULT '{}';",
     _IDENTITY,
+    _DELETED,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dtd.coordinator.access_desk import AccessDesk
 from dtd.coordinator.examiner import Examiner
@@ -14,6 +14,9 @@ from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.core.membership import Membership
 from dtd.core.membership_events import Event
 from dtd.errors import RequestRefused
+
+if TYPE_CHECKING:  # it asks the coordinator for jobs itself
+    from dtd.coordinator.deletions import Deletions
 
 T = TypeVar("T")
 
@@ -30,6 +33,7 @@ class Operated(Protocol):
     examiner: Examiner
     access: AccessDesk
     troubles: TroubleDesk
+    deletions: Deletions
 
     @property
     def now(self) -> float:

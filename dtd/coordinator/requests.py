@@ -101,5 +101,7 @@ class RequestDesk:
             return await self._coordinator.access.answer(request)
         if isinstance(request, m.Examine):
             return await self._coordinator.examiner.examine(request)
+        if isinstance(request, m.Delete):
+            return await self._coordinator.deletions.delete(request)
         assert isinstance(request, Order)
         return await self._orders.carry_out(request)

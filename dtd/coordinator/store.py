@@ -26,6 +26,9 @@ MAX_EVENTS: Final = 100_000
 MAX_LOG_LINES: Final = 200_000
 MAX_MESSAGE_CHARACTERS: Final = 4000
 PAGE_ROWS: Final = 500
+_ONE_JOB: Final = (
+    "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
+)
 
 
 class Store:
@@ -99,14 +102,14 @@ class Store:
 
     def last_ended(self) -> EndedJob | None:
         """The job that ended last."""
-        query = "SELECT body, ended_s FROM jobs WHERE ended_s NOT NULL ORDER BY ended_s DESC"
-        for body, ended_s in self._database.read(query + " LIMIT 1"):
+        query = "SELECT body, ended_s FROM jobs WHERE ended_s NOT NULL AND deleted_s IS NULL"
+        for body, ended_s in self._database.read(query + " ORDER BY ended_s DESC LIMIT 1"):
             return EndedJob(job=job_from_body(json.loads(body)), ended_s=ended_s)
         return None
 
     def jobs(self) -> list[dict[str, Any]]:
         """The newest jobs, newest first, as `dtdctl jobs` shows them."""
-        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs"
+        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE deleted_s IS NULL"
         rows = self._database.read(query + " ORDER BY number DESC LIMIT ?", PAGE_ROWS)
         found = [(json.loads(body), times) for body, *times in map(tuple, rows)]
         unlike = differing([body["spec"] for body, _ in found])
@@ -117,16 +120,14 @@ class Store:
 
     def job(self, job_id: str) -> dict[str, Any] | None:
         """One job as `dtdctl jobs` shows it, with its spec."""
-        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ?"
-        for text, *times in map(tuple, self._database.read(query, job_id)):
+        for text, *times in map(tuple, self._database.read(_ONE_JOB, job_id)):
             body = json.loads(text)
             return {**job_row(body, *times), "spec": body["spec"]}
         return None
 
     def job_details(self, job_id: str) -> dict[str, Any] | None:
         """Everything that is written down about one job, as `dtdctl show` has it."""
-        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ?"
-        for text, *times in map(tuple, self._database.read(query, job_id)):
+        for text, *times in map(tuple, self._database.read(_ONE_JOB, job_id)):
             body = json.loads(text)
             return {
                 **job_row(body, *times),
@@ -232,6 +233,50 @@ class Store:
         for one in found:
             one["metrics"] = json.loads(one["metrics"])
         return found
+
+    # --- what is deleted -------------------------------------------------------------------------
+
+    def delete_job(self, job_id: str) -> None:
+        """Forget what a job printed and list it no more.
+
+        Its row stays, so that neither its number nor those of its generations are given again.
+        """
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute("UPDATE jobs SET deleted_s = ? WHERE id = ?", (time.time(), job_id))
+            cursor.execute("DELETE FROM logs WHERE job = ?", (job_id,))
+
+    def doom(self, job_id: str, identity: str, step: int) -> list[dict[str, Any]]:
+        """Take a job's checkpoints, with `step` those of that step, from the known to the doomed.
+
+        Returns:
+            All of these that are still on somebody's disk.
+        """
+        those = (job_id, step)
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "INSERT OR REPLACE INTO doomed (worker, directory, job, identity, generation, step)"
+                " SELECT worker, directory, job, ?, generation, step FROM checkpoints"
+                " WHERE job = ? AND ? IN (0, step)",
+                (identity, *those),
+            )
+            cursor.execute(
+                "DELETE FROM checkpoints WHERE job = ? AND ? IN (0, step)",
+                those,
+            )
+        query = "SELECT * FROM doomed WHERE job = ? AND ? IN (0, step) ORDER BY step, worker"
+        return _dicts(self._database.read(query, job_id, step))
+
+    def doomed_on(self, worker: str) -> list[dict[str, Any]]:
+        """Checkpoints that a worker is still to delete, a page of them."""
+        query = "SELECT * FROM doomed WHERE worker = ? LIMIT ?"
+        return _dicts(self._database.read(query, worker, PAGE_ROWS))
+
+    def dropped(self, worker: str, directory: str) -> None:
+        """A doomed checkpoint is gone from a worker's disk."""
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "DELETE FROM doomed WHERE worker = ? AND directory = ?", (worker, directory)
+            )
 
 
 def _dicts(rows: Iterable[sqlite3.Row]) -> list[dict[str, Any]]:

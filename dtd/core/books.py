@@ -214,14 +214,24 @@ class Books:
         self.emit(Send(name=name, message=message))
 
     def incident(
-        self, kind: str, message: str, *, worker: str = "", step: int = 0, **details: Any
+        self,
+        kind: str,
+        message: str,
+        *,
+        worker: str = "",
+        step: int = 0,
+        job: str = "",
+        **details: Any,
     ) -> None:
-        """Add something for an operator to read, with figures."""
+        """Add something for an operator to read, with figures.
+
+        It is about the active job unless another one is named.
+        """
         self.emit(
             Incident(
                 kind=kind,
                 message=message,
-                job=self.job.id if self.job is not None else "",
+                job=job or (self.job.id if self.job is not None else ""),
                 worker=worker,
                 generation=self.generation if self.roster else 0,
                 step=step,

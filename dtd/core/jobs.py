@@ -83,6 +83,30 @@ def resume(books: Books, job_id: str, now: float) -> None:
     books.incident("job_resumed", f"job {job.id} goes on without those who are away")
 
 
+def delete(books: Books, job_id: str, step: int) -> None:
+    """Let an ended job go, or with `step` its checkpoints of that step.
+
+    Raises:
+        RequestRefused: it has not ended, or a job that has not ended may still start from it.
+    """
+    for job in [*([books.job] if books.job is not None else []), *books.queue]:
+        if job.id == job_id:
+            raise RequestRefused(
+                f"job {job_id} has not ended: it is {job.state.value}",
+                remedy=f"cancel it first: dtdctl cancel {job_id}",
+            )
+        if job.from_job == job_id and (not step or job.from_step in (0, step)):
+            raise RequestRefused(
+                f"job {job.id}, which is {job.state.value}, starts from {job_id}",
+                remedy=f"delete it when {job.id} has ended",
+            )
+    if step:
+        what = f"the operator deletes the checkpoints of step {step} of {job_id}"
+        books.incident("checkpoint_deleted", what, job=job_id, step=step)
+    else:
+        books.incident("job_deleted", f"the operator deletes job {job_id}", job=job_id)
+
+
 def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
     """The newest committed step's figures, from rank 0."""
     running.progressed(books, job, message.generation, message.step, now)

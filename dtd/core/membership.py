@@ -20,6 +20,7 @@ from dtd.core.books import GONE, MEMBERS, Books, GenerationState, Here
 from dtd.core.detector import Detector
 from dtd.core.membership_events import (
     CancelRequested,
+    DeleteRequested,
     DrainRequested,
     Effect,
     Event,
@@ -89,6 +90,8 @@ class Membership:
             jobs.cancel(books, event.job)
         elif isinstance(event, ResumeRequested):
             jobs.resume(books, event.job, now)
+        elif isinstance(event, DeleteRequested):
+            jobs.delete(books, event.job, event.step)
         elif isinstance(event, DrainRequested):
             admission.let_leave(books, self._connected(event.name), "drained by the operator", now)
         elif isinstance(event, KillRequested):

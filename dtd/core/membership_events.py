@@ -194,6 +194,14 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRequested:
+    """The operator wants a job gone, or with `step` its checkpoints of that step."""
+
+    job: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
     """The operator wants the worker to leave at a step boundary."""
 
@@ -227,6 +235,7 @@ Event = (
     | Submitted
     | CancelRequested
     | ResumeRequested
+    | DeleteRequested
     | DrainRequested
     | KillRequested
     | Revoked

@@ -256,6 +256,20 @@ def jobs(context: typer.Context) -> None:
     _finish(job_commands.list_jobs(context.obj))
 
 
+@app.command()
+def delete(
+    context: typer.Context,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB[@STEP]", help="An ended job, or a checkpoint of it.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an ended job with its checkpoints on all workers, or its checkpoints of one step."""
+    from dtd.ctl.delete import delete
+
+    _finish(delete(context.obj, job, confirmed=yes))
+
+
 @app.command("show")
 def show_job(context: typer.Context, job: JobId) -> None:
     """Show a job: settings, code, data, results, times, incidents, checkpoints."""

@@ -63,6 +63,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Leave,
         m.Probed,
         m.Measured,
+        m.CheckpointDropped,
         m.GetPackage,
     },
     m.Role.CTL: _ENDS
@@ -75,6 +76,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.DrainWorker,
         m.ListJobs,
         m.ShowJob,
+        m.Delete,
         m.ReadLogs,
         m.ReadEvents,
         m.ListCheckpoints,
@@ -107,6 +109,7 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Signal,
         m.Probe,
         m.Measure,
+        m.DropCheckpoint,
         m.Package,
     },
     m.Role.CTL: _ENDS | {m.Result},

@@ -30,6 +30,7 @@ from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge
 from dtd.worker.checkpoint_files import open_checkpoint
 from dtd.worker.control import ControlConnection
+from dtd.worker.deletions import drop_checkpoint
 from dtd.worker.epochs import FILE_NAME as EPOCHS_FILE
 from dtd.worker.epochs import Epochs
 from dtd.worker.job_lines import JobLines
@@ -165,6 +166,9 @@ class Worker:
         if isinstance(message, m.Package):
             self._packages.received(message, bytes(payload))
             return
+        if isinstance(message, m.DropCheckpoint):
+            self._begin_drop(message)
+            return
         if isinstance(message, m.Measure):
             self._measurements.begin(message, idle=self._core.state is member.MemberState.IDLE)
             return
@@ -176,6 +180,15 @@ class Worker:
             if message.refused:
                 log.warning("coordinator_refused", reason=message.refused)
         self._feed(member.FromCoordinator(message=message))
+
+    def _begin_drop(self, message: m.DropCheckpoint) -> None:
+        """Delete it in a thread, and answer."""
+
+        def answer(done: asyncio.Future[str]) -> None:
+            dropped = m.CheckpointDropped(directory=message.directory, reason=done.result())
+            self._control.send(dropped)
+
+        self._loop.run_in_executor(None, drop_checkpoint, message).add_done_callback(answer)
 
     def _feed(self, event: member.Event) -> None:
         if not self.ending.done():

@@ -37,6 +37,7 @@ from dtd.wire.messages.control import (
 from dtd.wire.messages.ctl import (
     CancelJob,
     CreateToken,
+    Delete,
     DrainWorker,
     Examine,
     GetFigures,
@@ -58,6 +59,8 @@ from dtd.wire.messages.ctl import (
     WaitJob,
 )
 from dtd.wire.messages.errands import (
+    CheckpointDropped,
+    DropCheckpoint,
     GetPackage,
     Measure,
     Measured,
@@ -123,10 +126,13 @@ __all__ = [
     "Borrow",
     "Borrowed",
     "CancelJob",
+    "CheckpointDropped",
     "CheckpointSaved",
     "Chunk",
     "CreateToken",
+    "Delete",
     "DrainWorker",
+    "DropCheckpoint",
     "Enrol",
     "Enrolled",
     "Error",

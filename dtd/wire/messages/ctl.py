@@ -68,6 +68,14 @@ class ShowJob:
     job: Name
 
 
+@message(0x57)
+class Delete:
+    """Delete an ended job with its checkpoints, or with `step` its checkpoints of that step."""
+
+    job: Name
+    step: U64 = 0
+
+
 @message(0x47)
 class ReadLogs:
     """Ask for what a job's own code printed, from a cursor on."""
@@ -175,6 +183,7 @@ CtlMessage = (
     | DrainWorker
     | ListJobs
     | ShowJob
+    | Delete
     | ReadLogs
     | ReadEvents
     | ListCheckpoints

@@ -75,4 +75,25 @@ class Measured:
     remedy: Text = ""
 
 
-ErrandMessage = Probe | Probed | GetPackage | Package | Measure | Measured
+@message(0x2B)
+class DropCheckpoint:
+    """Coordinator to worker: delete this checkpoint of an ended job from your disk."""
+
+    job: Name
+    identity: Name
+    generation: U32
+    step: U64
+    directory: Text
+
+
+@message(0x2C)
+class CheckpointDropped:
+    """The answer to DROP_CHECKPOINT; `reason` says why it is still there."""
+
+    directory: Text
+    reason: Text = ""
+
+
+ErrandMessage = (
+    Probe | Probed | GetPackage | Package | Measure | Measured | DropCheckpoint | CheckpointDropped
+)

@@ -3,7 +3,13 @@ from typing import Any
 import pytest
 
 from dtd.core import jobs
-from dtd.core.membership_events import CancelRequested, Job, JobState, Submitted
+from dtd.core.membership_events import (
+    CancelRequested,
+    DeleteRequested,
+    Job,
+    JobState,
+    Submitted,
+)
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -191,3 +197,39 @@ def test_worker_that_was_leaving_leaves_when_the_job_ends_first(desk: Any) -> No
         desk.finished(name, generation=number)
     assert [one.state for one in desk.told("a", m.Release)] == ["done"]
     assert [one.state for one in desk.told("b", m.Release)] == ["left"]
+
+
+def delete(desk: Any, job: str, step: int = 0) -> None:
+    desk.handle(DeleteRequested(job=job, step=step))
+
+
+def test_an_ended_job_may_be_deleted_and_that_is_told(desk: Any) -> None:
+    desk.submit("j-2")
+    delete(desk, "j-1")
+    delete(desk, "j-1", step=7)
+    told = [(one.kind, one.job, one.step) for one in desk.incidents if "deleted" in one.kind]
+    assert told == [("job_deleted", "j-1", 0), ("checkpoint_deleted", "j-1", 7)]
+
+
+def test_a_job_that_has_not_ended_is_not_deleted(desk: Any) -> None:
+    desk.submit("j-1")
+    desk.submit("j-2")
+    for job in ("j-1", "j-2"):
+        with pytest.raises(RequestRefused, match=f"job {job} has not ended"):
+            delete(desk, job)
+
+
+@pytest.mark.parametrize(
+    ("from_step", "step", "needed"),
+    [(0, 0, True), (0, 5, True), (5, 0, True), (5, 5, True), (5, 6, False)],
+)
+def test_what_a_job_may_still_start_from_is_not_deleted(
+    desk: Any, from_step: int, step: int, needed: bool
+) -> None:
+    job = desk.submit("j-2")
+    job.from_job, job.from_step = "j-1", from_step
+    if needed:
+        with pytest.raises(RequestRefused, match="job j-2, which is waiting, starts from j-1"):
+            delete(desk, "j-1", step)
+    else:
+        delete(desk, "j-1", step)

@@ -105,7 +105,8 @@ class Collective(Protocol):
         """Begin step `step` (0-based); its buckets are known by their index from here on.
 
         Every rank opens the same steps, one after another without a gap, with buckets of the same
-        sizes (or none), and starts all of them before it waits for the first.
+        sizes (or none), and starts all of them before it waits for the first; or every rank waits
+        for the same first ones before it starts the others.
         """
         ...
 

@@ -10,8 +10,10 @@ The machine handles indices, never bytes.  It must not know sockets, tensors or 
 (`dtd.net.ring`) asks it where a payload goes (`place`), tells it what happened (`handle`) and does
 what it answers.  One machine serves one generation.
 
-Rule for callers: start every bucket of a step before waiting for any of them.  Chunks to be added
-to a bucket that has not started here wait in scratch slots, and when these run out the link pauses.
+Rule for callers: start every bucket of a step before waiting for any of them, or all ranks wait for
+the same first ones before they start the others, which costs nothing: on each link the former are
+ahead.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
+these run out the link pauses.
 """
 
 from __future__ import annotations

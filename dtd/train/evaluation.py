@@ -53,6 +53,11 @@ class Evaluator:
         *,
         warn: Warn = warn_nobody,
     ) -> None:
+        if hasattr(task, "build_optimizers") and not hasattr(task, "metrics"):
+            raise TaskError(
+                "the task has several optimizers and an eval_dataset(), and no metrics()",
+                remedy="add metrics(model, batch): which of the losses counts is yours to say",
+            )
         self._task = task
         self._spec = spec
         self._device = device
@@ -110,7 +115,7 @@ class Evaluator:
     def _measure(self, model: nn.Module, batch: Any, rows: int) -> Sums:
         measure = getattr(self._task, "metrics", None)
         sums = _checked(measure(model, batch)) if measure is not None else {}
-        if "loss" not in sums:
+        if "loss" not in sums and not hasattr(self._task, "build_optimizers"):
             loss = self._task.loss(model, batch)
             if isinstance(loss, tuple):
                 sums["loss"] = (float(loss[0]), float(loss[1]))

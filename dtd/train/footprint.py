@@ -35,7 +35,8 @@ def memory_parts(session: Session) -> dict[str, int]:
     return {
         "parameters": parameters,
         "gradients": max((_bytes(parameter) for _, parameter in replica.trained), default=0),
-        "buckets": session.gradients.size_bytes + len(session.tail.memory.view),
+        "buckets": sum(update.gradients.size_bytes for update in session.updates)
+        + len(session.tail.memory.view),
         "optimizer": max(0, state - parameters),
         "snapshot": state,
         "runtime": RUNTIME_BYTES if session.device.type == "cpu" else 0,

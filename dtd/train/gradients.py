@@ -78,6 +78,7 @@ class Gradients:
         self._started = [False] * len(self._flats)
         self._start: HandOver | None = None
         self._norms: list[Tensor] = []
+        self._copies: list[Tensor] = []
         self._check: Callable[[], None] = _nothing
         self.present = [False] * len(self._parameters)
         self._hooks: list[RemovableHandle] = [
@@ -176,17 +177,26 @@ class Gradients:
         for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
             parameter.grad = view if there else None
 
+    def expose_copies(self, present: Sequence[bool]) -> None:
+        """Like `expose`, but others may go on reading the sums: gradients are copies of them."""
+        self._copies = []
+        for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
+            parameter.grad = view.clone() if there else None
+            if parameter.grad is not None:
+                self._copies.append(parameter.grad)
+
     def norm(self) -> float:
         """Global norm of the sums that `wait` brought; not finite if any of them is not."""
         return math.hypot(*torch.stack(self._norms).tolist()) if self._norms else 0.0
 
     def scale(self, factor: float) -> None:
-        """Multiply all sums."""
-        for flat in self._flats:
+        """Multiply all sums, or the copies of them."""
+        for flat in self._copies or self._flats:
             flat.mul_(factor)
 
     def release(self) -> None:
         """Let go of all gradients; the buckets' memory stays."""
+        self._copies = []
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -59,6 +59,8 @@ def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     model.eval()
     try:
         forward(model)
+    except TaskError:
+        raise
     except Exception as error:
         raise TaskError(
             f"parameter {_lazy(model)[0]} is lazy, and a pass over {_ROWS} rows, which would give"

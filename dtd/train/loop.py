@@ -37,7 +37,7 @@ def train(
         voters: ranks that brought the state they begin with; None for all.
     """
     replica, plan = session.replica, session.plan
-    session.gradients.recall()
+    session.recall()
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
     session.loader.start(requests, at=plan.request_number(replica.step))
     session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
@@ -64,14 +64,13 @@ def train(
         share = plan.share(step, rank=ring.rank, world_size=ring.world_size)
         with replica.own.unchanged("loss()"):
             contribute(session, ring, share, clock)
-        session.gradients.wait(ring.wait)
-        ring.wait(len(session.gradients.memories))
+        session.active[-1].wait(ring)
         session.prepared = True
         flags = session.requests.flags()
         word = exchange(session, ring, flags)
         averaged_s = time.perf_counter()
         committed = commit(session)
-        clock.optimizer_s = time.perf_counter() - averaged_s
+        clock.optimizer_s += time.perf_counter() - averaged_s
         timing = ring.close_step()
         _report(session, committed, clock, timing, time.perf_counter() - begun_s)
         _check_rows(session, ring, committed)

@@ -183,7 +183,7 @@ def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
     ring.open_step(step, session.memories)
     begun_s = time.perf_counter()
     contribute(session, ring, share, clock)
-    session.gradients.wait(ring.wait)
+    session.active[-1].wait(ring)
     handed_s = time.perf_counter()
     session.prepared = True
     commit(session)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from dtd.errors import TaskError
 from dtd.job import JobSpec, OptimizerTable, ScheduleTable
 from dtd.shown import shown
+from dtd.train.joined_optimizer import JoinedOptimizer
 
 
 def build_optimizer(
@@ -78,18 +79,63 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """The task's own optimizer if it builds one, else the job's.
 
-    A `build_optimizer` whose first parameter is called `named_parameters` is given pairs of name
-    and parameter, any other one the parameters alone.
+    `build_optimizers` gives several by name, which are seen as one.  A `build_optimizer` whose
+    first parameter is called `named_parameters` is given pairs of name and parameter, any other
+    one the parameters alone.
 
     Raises:
-        TaskError: the task's is no torch optimizer, or one that takes sparse gradients only.
+        TaskError: the task's is no torch optimizer, or one that takes sparse gradients only; or
+            several do not share the parameters out.
     """
+    several = getattr(task, "build_optimizers", None)
+    if several is not None:
+        if hasattr(task, "build_optimizer"):
+            raise TaskError(
+                "the task has build_optimizer() and build_optimizers()",
+                remedy="keep one of the two",
+            )
+        return _join(several(list(named)), named)
     build = getattr(task, "build_optimizer", None)
     parameters = [parameter for _, parameter in named]
     if build is None:
         return build_optimizer(table, parameters)
     optimizer = build(list(named) if _takes_names(build) else parameters)
     return checked_optimizer("build_optimizer()", optimizer)
+
+
+def _join(parts: Any, named: Sequence[tuple[str, nn.Parameter]]) -> JoinedOptimizer:
+    """Several optimizers, of which each trained parameter has one."""
+    if not (isinstance(parts, Mapping) and parts and all(_is_name(name) for name in parts)):
+        raise TaskError(
+            f"build_optimizers() of the task returned {type(parts).__name__}",
+            remedy='return {name: optimizer}, with names such as "generator"',
+        )
+    owner: dict[nn.Parameter, str] = {}
+    names = {parameter: name for name, parameter in named}
+    for part, optimizer in parts.items():
+        checked_optimizer(f"build_optimizers()[{part!r}]", optimizer)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter in owner or parameter not in names:
+                why = (
+                    f"is in {owner[parameter]} as well" if parameter in owner else "is not trained"
+                )
+                raise TaskError(
+                    f"build_optimizers() of the task gave {part} the parameter"
+                    f" {names.get(parameter, 'of no name')}, which {why}",
+                    remedy="give each parameter that requires a gradient to one optimizer",
+                )
+            owner[parameter] = part
+    left = [name for name, parameter in named if parameter not in owner]
+    if left:
+        raise TaskError(
+            f"build_optimizers() of the task gave no optimizer the parameter {left[0]}",
+            remedy="give it to one, or freeze it with requires_grad_(False)",
+        )
+    return JoinedOptimizer(parts)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier()
 
 
 def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
@@ -116,6 +162,7 @@ def ignored_settings(task: Any, spec: JobSpec) -> str:
     found = []
     for method, table, values in (
         ("build_optimizer", "optimizer", spec.optimizer),
+        ("build_optimizers", "optimizer", spec.optimizer),
         ("build_schedule", "schedule", spec.schedule),
     ):
         changed = _changed(values) if getattr(task, method, None) is not None else []

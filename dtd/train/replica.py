@@ -18,6 +18,7 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.activation import wrap_blocks
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
+from dtd.train.joined_optimizer import JoinedOptimizer
 from dtd.train.lazy import Sample, materialise
 from dtd.train.optimizers import optimizer_of
 from dtd.train.own_state import OwnState
@@ -92,6 +93,18 @@ class Replica:
         self.step += 1
         self.epoch, self.offset = after.epoch, after.offset
 
+    def part(self, name: str) -> torch.optim.Optimizer:
+        """One of several optimizers; the only one if the name is empty."""
+        optimizer = self.optimizer
+        return optimizer.parts[name] if isinstance(optimizer, JoinedOptimizer) else optimizer
+
+    def update(self, name: str) -> None:
+        """Let one of several optimizers, or the only one, update its parameters."""
+        if isinstance(self.optimizer, JoinedOptimizer):
+            self.optimizer.step(name)
+        else:
+            self.optimizer.step()
+
     def set_learning_rates(self, spec: JobSpec, updates_total: int) -> float:
         """Prepare the next update; returns the rate of the first parameter group."""
         groups = self.optimizer.param_groups
@@ -141,8 +154,22 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
     _refuse_synchronised(built)
     model = built.to(device).train()
     with autocast(spec.train.precision, device):
-        materialise(model, lambda lazy: task.loss(lazy, sample()))
+        materialise(model, lambda lazy: _losses(task, lazy, sample()))
     return model
+
+
+def _losses(task: Any, model: nn.Module, batch: Any) -> None:
+    """Compute every loss of a task, for the sake of the shapes that come up."""
+    if not hasattr(task, "build_optimizers"):
+        task.loss(model, batch)
+        return
+    if not hasattr(task, "updates"):
+        raise TaskError(
+            "the task has lazy parameters and several optimizers, whose names are not known yet",
+            remedy="add updates(step), which returns their names",
+        )
+    for name in task.updates(0):
+        task.loss(model, batch, name)
 
 
 def _refuse_synchronised(model: nn.Module) -> None:

@@ -40,9 +40,13 @@ from dtd.train.session import Session, build_session
 from dtd.train.state import named_tensors
 from dtd.train.step import commit
 from dtd.train.task import load_task
+from dtd.train.updates import updates_of_step
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20
+_UPDATES_COMPARED = 32
+"""Of so many steps workers compare which updates they make."""
+
 _RANK_0 = frozenset({0})
 
 
@@ -300,7 +304,12 @@ def _tell_order(session: Session) -> None:
 
 def _plan_digest(session: Session) -> str:
     """Hash of what travels in a step, to be compared between workers."""
-    content = hashlib.blake2b(session.bucket_plan.digest().encode(), digest_size=16)
+    content = hashlib.blake2b(digest_size=16)
+    for update in session.updates:
+        content.update(f"{update.name} {update.plan.digest()}\n".encode())
+    for step in range(min(_UPDATES_COMPARED, session.plan.steps_total)):
+        names = [u.name for u in updates_of_step(session.task, session.updates, step)]
+        content.update(f"{' '.join(names)}\n".encode())
     for name in session.buffers.names:
         buffer = session.replica.model.get_buffer(name)
         content.update(f"{name} {buffer.shape} {buffer.dtype}\n".encode())

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from dtd.core.buckets import BucketPlan, plan_buckets
 from dtd.core.collective import BucketMemory, Collective
 from dtd.job import JobSpec
 from dtd.train.buffers import RunningBuffers, smallest_rows
@@ -21,7 +20,6 @@ from dtd.train.checkpoints import Checkpoints
 from dtd.train.data import Loader
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
-from dtd.train.gradients import Gradients, parameter_shapes
 from dtd.train.lazy import Sample, sample_of
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
@@ -31,9 +29,15 @@ from dtd.train.sampling import order_of
 from dtd.train.seldom import Seldom, Warn
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
+from dtd.train.updates import (
+    Applied,
+    Undo,
+    Update,
+    attend_to,
+    build_updates,
+    updates_of_step,
+)
 from dtd.train.used_rows import UsedRows
-
-_MIB = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,8 +52,7 @@ class Session:
         sample: gives a few of them as a batch.
         plan: what each step does.
         replica: the state.
-        bucket_plan: which gradient lies where.
-        gradients: buckets and hooks.
+        updates: one, or one for each optimizer of the task.
         buffers: running buffers.
         tail: the last bucket.
         loader: training batches.
@@ -68,6 +71,8 @@ class Session:
         judged: what early stopping makes of the evaluation before the step at hand; None if
             there is none.
         ended: why the job ended early; empty if it did not, or not in this process.
+        applied: updates of the step at hand that are made, tentatively.
+        undos: what takes them back.
     """
 
     spec: JobSpec
@@ -77,8 +82,7 @@ class Session:
     sample: Sample
     plan: JobPlan
     replica: Replica
-    bucket_plan: BucketPlan
-    gradients: Gradients
+    updates: list[Update]
     buffers: RunningBuffers
     tail: Tail
     loader: Loader
@@ -95,11 +99,30 @@ class Session:
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None
     ended: str = ""
+    applied: list[Applied] = field(default_factory=list)
+    undos: list[Undo] = field(default_factory=list)
+    _active: tuple[int, list[Update]] = (-1, [])
+
+    @property
+    def active(self) -> list[Update]:
+        """The updates of the step that follows the live state."""
+        if self._active[0] != self.replica.step:
+            step = self.replica.step
+            self._active = (step, updates_of_step(self.task, self.updates, step))
+        return self._active[1]
 
     @property
     def memories(self) -> list[BucketMemory]:
-        """A step's buckets: gradients, then the tail."""
-        return [*self.gradients.memories, self.tail.memory]
+        """A step's buckets: for each update its gradients, then a tail; the last one is `tail`."""
+        memories: list[BucketMemory] = []
+        for update in self.active:
+            memories += [*update.memories, update.tail.memory]
+        return [*memories[:-1], self.tail.memory]
+
+    def recall(self) -> None:
+        """A generation begins: whoever is left in an older one reads the buckets in vain."""
+        for update in self.updates:
+            update.gradients.recall()
 
     @property
     def prepared_key(self) -> StateKey | None:
@@ -128,7 +151,8 @@ class Session:
 
     def begin(self, ring: Collective) -> None:
         """A step on this ring begins: remember what it may change before its commit."""
-        self.gradients.begin(ring.check)
+        for update in self.active:
+            update.gradients.begin(ring.check)
         self.buffers.take_snapshot()
         self.begun_in = ring.generation
 
@@ -139,10 +163,16 @@ class Session:
         self.replica.own.keep()
         self._end()
 
+    def take_back(self) -> None:
+        """Undo what the step at hand has changed so far: tentative updates and running buffers."""
+        while self.undos:
+            self.undos.pop().restore()
+        self.buffers.restore()
+
     def discard(self) -> None:
         """Nothing of the step at hand happened, if there is one."""
         if self.begun_in is not None:
-            self.buffers.restore()
+            self.take_back()
             self._end()
         self.replica.own.restore()
 
@@ -169,14 +199,18 @@ class Session:
 
     def _end(self) -> None:
         self.begun_in, self.prepared = None, False
-        self.gradients.release()
+        self.applied, self.undos = [], []
+        attend_to(None, self.updates)
+        for update in self.updates:
+            update.gradients.release()
 
     def close(self) -> None:
         """Leave nothing running."""
         self.loader.close()
         if self.evaluator is not None:
             self.evaluator.close()
-        self.gradients.close()
+        for update in self.updates:
+            update.gradients.close()
         self.checkpoints.close()
 
 
@@ -205,7 +239,6 @@ def build_session(
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
-    bucket_plan = _plan_buckets(spec, replica)
     buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
     warn = Seldom(reporter.warning)
     return Session(
@@ -216,13 +249,7 @@ def build_session(
         sample=sample,
         plan=plan,
         replica=replica,
-        bucket_plan=bucket_plan,
-        gradients=Gradients(
-            [p for _, p in replica.trained],
-            bucket_plan,
-            device,
-            wire_dtype=spec.sync.wire_dtype,
-        ),
+        updates=build_updates(replica, spec, device),
         buffers=buffers,
         tail=Tail(
             parameters=len(replica.trained),
@@ -254,14 +281,6 @@ def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -
         epoch=plan.position(max(0, record.step - 1)).epoch,
         metrics=record.metrics,
         directory=record.directory,
-    )
-
-
-def _plan_buckets(spec: JobSpec, replica: Replica) -> BucketPlan:
-    return plan_buckets(
-        parameter_shapes(replica.trained),
-        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
-        first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
     )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,10 @@ from dtd.core.collective import Collective
 from dtd.errors import TaskError
 from dtd.train.plan import Share
 from dtd.train.precision import autocast
+from dtd.train.rows import BatchRequest
 from dtd.train.session import Session
+from dtd.train.tail import Totals
+from dtd.train.updates import Applied, Undo, Update, attend_to
 from dtd.train.used_rows import UsedRows
 
 _CLIP_EPSILON = 1e-6
@@ -68,96 +72,185 @@ class Committed:
 def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
     """Forward and backward over this rank's rows; every bucket is handed over on return.
 
+    Where several updates follow one another, all but the last are summed and applied, tentatively.
+
     Raises:
         RingBroken: before it computes what would be thrown away.
         TaskError: the task's `loss` does not return one.
     """
-    replica, gradients, buffers = session.replica, session.gradients, session.buffers
     session.begin(ring)
-    loss_sum, weight = 0.0, 0.0
-    used = session.used = UsedRows()
-    for part, request in enumerate(share.requests):
+    session.used = UsedRows()
+    kept: list[Any] = []
+    for number, update in enumerate(session.active):
+        attend_to(update, session.updates)
+        loss_sum, weight = _pass(session, ring, share, clock, number, kept)
+        if update is session.active[-1]:
+            _hand_over_tail(session, share, update, loss_sum, weight)
+            ring.start(update.tail_bucket)
+            return
+        update.tail.write(
+            loss_sum=loss_sum,
+            weight=weight,
+            end=False,
+            used=UsedRows(),
+            present=update.gradients.present,
+        )
+        ring.start(update.tail_bucket)
+        update.wait(ring)
         begun_s = time.perf_counter()
-        loaded = session.loader.next(request)
-        used.add(request, loaded)
-        loaded_s = time.perf_counter()
+        totals = update.tail.totals()
+        session.applied.append(_apply(session, update, totals, totals.present, tentative=True))
+        clock.optimizer_s += time.perf_counter() - begun_s
         session.reporter.progress()
-        ring.check()
-        clock.data_s += loaded_s - begun_s
-        key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part])
+
+
+def _pass(
+    session: Session, ring: Collective, share: Share, clock: Clock, number: int, kept: list[Any]
+) -> tuple[float, float]:
+    """One update's forward and backward; returns (sum of losses, sum of weights).
+
+    The first pass loads the batches, and keeps them if there is another one.
+    """
+    replica, update = session.replica, session.active[number]
+    start = update.start(ring)
+    loss_sum, weight = 0.0, 0.0
+    for part, request in enumerate(share.requests):
+        if number == 0:
+            batch = _load(session, ring, request, clock)
+            if len(session.active) > 1:
+                kept.append(batch)
+        else:
+            batch = kept[part]
+        begun_s = time.perf_counter()
+        key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part], number)
         seed_draws(key, session.device)
+        named = (update.name,) if update.name else ()
         with autocast(session.spec.train.precision, session.device):
-            returned = session.task.loss(replica.model, loaded.batch)
+            returned = session.task.loss(replica.model, batch, *named)
         loss, rows_weight, is_mean = _understand(returned, len(request.rows))
         if request is share.requests[-1]:
-            gradients.hand_over_when_full(ring.start)
+            update.gradients.hand_over_when_full(start)
         ring.check()  # forward may have taken long, and backward takes longer
         part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
         _backward(loss, part_of_batch * replica.scaler.scale)
         loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
         weight += rows_weight
-        clock.compute_s += time.perf_counter() - loaded_s
+        clock.compute_s += time.perf_counter() - begun_s
         session.reporter.progress()
-    gradients.finish(ring.start)
+    update.gradients.finish(start)
+    return loss_sum, weight
+
+
+def _load(session: Session, ring: Collective, request: BatchRequest, clock: Clock) -> Any:
+    begun_s = time.perf_counter()
+    loaded = session.loader.next(request)
+    session.used.add(request, loaded)
+    clock.data_s += time.perf_counter() - begun_s
+    session.reporter.progress()
+    ring.check()
+    return loaded.batch
+
+
+def _hand_over_tail(
+    session: Session, share: Share, update: Update, loss_sum: float, weight: float
+) -> None:
+    """What must be summed besides the last update's gradients."""
+    present = [False] * len(session.replica.trained)
+    for place, there in zip(update.places, update.gradients.present, strict=True):
+        present[place] = there
     session.tail.write(
         loss_sum=loss_sum,
         weight=weight,
         end=bool(session.wants_end),
-        used=used,
-        present=gradients.present,
+        used=session.used,
+        present=present,
     )
-    buffers.write(
+    session.buffers.write(
         session.tail.buffer_elements,
         session.tail.buffer_words,
         share=share.rows / share.global_rows,
         follows=share.counts,
     )
-    ring.start(len(gradients.memories))
 
 
-def commit(session: Session) -> Committed:
-    """Apply the averaged buckets: unscale, clip, update, advance; then tell the task.
+def _apply(
+    session: Session, update: Update, totals: Totals, present: Sequence[bool], *, tentative: bool
+) -> Applied:
+    """Unscale, clip, update: unless gradients are not finite, here or in an update before.
 
-    Gradients that are not finite update nothing.  Averaged ones are the same bytes on every rank,
-    so all ranks skip the step or none does, whichever rank they came from.
+    Averaged gradients are the same bytes on every rank, so all ranks come to the same.
     """
-    replica, plan, gradients = session.replica, session.plan, session.gradients
-    totals = session.tail.totals()
-    position, rows = plan.position(replica.step), plan.global_rows(replica.step)
-    lr = replica.set_learning_rates(session.spec, plan.steps_total)
-    gradients.expose(totals.present)
+    replica, gradients = session.replica, update.gradients
+    rows = session.plan.global_rows(replica.step)
+    replica.set_learning_rates(session.spec, session.plan.steps_total)
+    if tentative:
+        gradients.expose_copies(present)
+    else:
+        gradients.expose(present)
     factor = rows / totals.weight / replica.scaler.scale if totals.weight else math.nan
     norm = gradients.norm() * factor
-    finite = math.isfinite(norm)
-    if finite:
+    applied = Applied(name=update.name, loss=totals.loss, norm=norm)
+    if are_finite([*session.applied, applied]):
         clip_norm = session.spec.train.clip_norm
         if clip_norm:
             factor *= min(1.0, clip_norm / (norm + _CLIP_EPSILON))
         if factor != 1.0:
             gradients.scale(factor)
-        replica.optimizer.step()
+        if tentative:
+            session.undos.append(Undo(replica.part(update.name)))
+        replica.update(update.name)
+    if tentative:
+        gradients.release()
+    return applied
+
+
+def commit(session: Session) -> Committed:
+    """Make the last update and advance; then tell the task.
+
+    If gradients of any update are not finite, the step updates nothing, on all ranks alike.
+    """
+    replica, plan, active = session.replica, session.plan, session.active
+    totals = session.tail.totals()
+    position, rows = plan.position(replica.step), plan.global_rows(replica.step)
+    present = [totals.present[place] for place in active[-1].places]
+    applied = [
+        *session.applied,
+        _apply(session, active[-1], totals, present, tentative=False),
+    ]
+    finite, lr = are_finite(applied), float(replica.optimizer.param_groups[0]["lr"])
+    if finite:
         session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
         replica.updated()
     else:
-        session.buffers.restore()
+        session.take_back()
         replica.skipped_in_row += 1
+    for update in active[:-1]:
+        update.gradients.recall()  # no rank reads them any more: all have prepared the step
     replica.scaler.update(finite=finite)
     missing, repeated = totals.used.against(plan.checksum(replica.step), rows)
     seed = plan.order_seed(position.epoch)
     replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
     _enter_judgement(session, end=totals.end)
     session.committed()
-    session.tell("on_step", {"loss": totals.loss, "lr": lr, "grad_norm": norm})
+    loss = sum(one.loss for one in applied)
+    norm = math.hypot(*(one.norm for one in applied))
+    losses = {f"{one.name}_loss": one.loss for one in applied if one.name}
+    session.tell("on_step", {"loss": loss, **losses, "lr": lr, "grad_norm": norm})
     return Committed(
         epoch=position.epoch,
         rows=rows,
-        loss=totals.loss,
+        loss=loss,
         lr=lr,
         grad_norm=norm,
         skipped=not finite,
         rows_missing=missing,
         rows_repeated=repeated,
     )
+
+
+def are_finite(applied: Sequence[Applied]) -> bool:
+    """Whether the gradients of all these updates are."""
+    return all(math.isfinite(one.norm) for one in applied)
 
 
 def _enter_judgement(session: Session, *, end: bool) -> None:
@@ -187,9 +280,10 @@ def check_skips(session: Session) -> None:
         )
 
 
-def draw_key(seed: int, step: int, first_row: int) -> int:
-    """What keys dropout in one micro-batch: never the rank."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<qqq", seed, step, first_row)) >> 1
+def draw_key(seed: int, step: int, first_row: int, update: int = 0) -> int:
+    """What keys dropout in one micro-batch of one of a step's updates: never the rank."""
+    words = (seed, step, first_row, update) if update else (seed, step, first_row)
+    return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(words)}q", *words)) >> 1
 
 
 def seed_draws(key: int, device: torch.device) -> None:

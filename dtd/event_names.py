@@ -86,6 +86,7 @@ INCIDENTS: Final = {
     "steps_lost": "Committed steps are gone with everybody who held them.",
     "rows_not_as_planned": "Other rows than the plan's went through the model in a step.",
     "epoch_order_kept": "The rest of an epoch keeps the order of the seed that it was begun with.",
+    "buffers_put_back": "An evaluation changed the model's running buffers; they were put back.",
     "settings_ignored": "Settings of the job file have no effect beside the task's own methods.",
     "checkpoint_failed": "A checkpoint could not be written; the next one is tried when it is due.",
     "checkpoint_left_out": "A checkpoint was not begun, because an earlier one is still written.",

@@ -139,6 +139,15 @@ class TrainTable:
         default="min",
         metadata=rule("Whether a smaller or a greater `early_stop_metric` is better."),
     )
+    sanity_batches: int = field(
+        default=2,
+        metadata=rule(
+            "Evaluation batches that are tried on every worker before training, so that a mistake"
+            " in `metrics` or in a metric's name does not come up at the end; 0 = none.",
+            minimum=0,
+            maximum=65536,
+        ),
+    )
     digest_every: int = field(
         default=25,
         metadata=rule(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.train.order import mixed
+from dtd.train.reduce import tensor_bytes
 
 _NOTHING: Final = -0.0
 """Adding it changes no value, not even a zero's sign."""
@@ -73,6 +74,13 @@ class RunningBuffers:
         with torch.no_grad():
             for buffer, saved in zip(self._live(), self._saved, strict=True):
                 buffer.copy_(saved)
+
+    def put_back(self) -> list[str]:
+        """Restore them; returns the names of those that had changed since the snapshot."""
+        pairs = zip(self.names, self._live(), self._saved, strict=True)
+        changed = [name for name, live, saved in pairs if not _same_bytes(live, saved)]
+        self.restore()
+        return changed
 
     def write(self, elements: Tensor, words: Tensor, *, share: float, follows: bool) -> None:
         """This rank's contribution to the sums of `apply`.
@@ -128,6 +136,10 @@ class RunningBuffers:
         with torch.no_grad():
             for index, part in zip(which, torch.split(values, sizes), strict=True):
                 live[index].copy_(part.view(live[index].shape))
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return tensor_bytes(one.cpu().contiguous()) == tensor_bytes(other.cpu().contiguous())
 
 
 def _marks(bits: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A draft is written to a temporary directory at once, while training goes on.  Only when all ranks
 have agreed on its digest is it published: manifest, fsync of everything, rename, fsync of the
-parent, retention.  A draft that is not agreed on is thrown away.  Disk errors end up in
+parent, retention.  A draft that is not agreed on is thrown away.  Metrics are
+added to a published one when its evaluation is over.  Disk errors end up in
 `Failure`s, never in the training thread.
 
 Several writers may share a directory: each drafts under a name of its own, and who finds the same
@@ -32,6 +33,7 @@ from dtd.train.checkpoint_format import (
     Manifest,
     checkpoint_name,
     encode_manifest,
+    read_manifest,
     verify,
 )
 from dtd.train.drafts import Drafts
@@ -98,7 +100,7 @@ class CheckpointWriter:
         self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._draft: tuple[str, Future[Manifest]] | None = None
-        self._publishing: list[tuple[str, Future[Published]]] = []
+        self._publishing: list[tuple[str, Future[Published | None]]] = []
 
     def idle_within(self, timeout_s: float) -> bool:
         """Wait until nothing is being published any more; says whether that is so."""
@@ -116,7 +118,17 @@ class CheckpointWriter:
         if self._draft is None:
             return
         (name, written), self._draft = self._draft, None
-        future = self._thread.submit(self._publish, name, written, dict(metrics))
+        future: Future[Published | None] = self._thread.submit(
+            self._publish, name, written, dict(metrics)
+        )
+        self._publishing.append((name, future))
+
+    def add_metrics(self, name: str, metrics: Mapping[str, float]) -> None:
+        """The state of this name, published before, was evaluated since."""
+        published = None
+        if self._publishing and self._publishing[-1][0] == name:
+            _, published = self._publishing.pop()
+        future = self._thread.submit(self._add_metrics, name, published, dict(metrics))
         self._publishing.append((name, future))
 
     def discard(self) -> None:
@@ -126,12 +138,14 @@ class CheckpointWriter:
             self._thread.submit(self._drafts.remove, name)
 
     def finished(self) -> list[Published | Failure]:
-        """What came of `publish` since the last call; does not wait."""
+        """What came of `publish` and `add_metrics` since the last call; does not wait."""
         results: list[Published | Failure] = []
         while self._publishing and self._publishing[0][1].done():
             name, future = self._publishing.pop(0)
             try:
-                results.append(future.result())
+                published = future.result()
+                if published is not None:
+                    results.append(published)
             except Exception as error:  # noqa: BLE001 - training goes on whatever the disk does
                 results.append(Failure(name=name, reason=f"{type(error).__name__}: {error}"))
         return results
@@ -176,12 +190,33 @@ class CheckpointWriter:
             self._put(name, target, manifest)
         finally:
             self._drafts.remove(name)
+        return self._published(target, manifest, self._writing_s + time.monotonic() - begun_s)
+
+    def _published(self, target: Path, manifest: Manifest, write_s: float) -> Published:
         kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
         size_bytes = sum(file.stat().st_size for file in target.iterdir())
-        write_s = self._writing_s + time.monotonic() - begun_s
         return Published(
             path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept
         )
+
+    def _add_metrics(
+        self, name: str, earlier: Future[Published | None] | None, metrics: Mapping[str, float]
+    ) -> Published | None:
+        """Exchange the manifest for one with metrics; None if it had them and all is told."""
+        published = earlier.result() if earlier is not None else None
+        target = self._directory / name
+        manifest = read_manifest(target)
+        if dict(manifest.metrics) == metrics:
+            return published
+        manifest = replace(manifest, metrics=metrics)
+        draft = self._drafts.make(name)
+        try:
+            _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
+            (draft / MANIFEST_FILE).replace(target / MANIFEST_FILE)
+            _sync_directory(target)
+        finally:
+            self._drafts.remove(name)
+        return self._published(target, manifest, published.write_s if published else 0.0)
 
     def _put(self, name: str, target: Path, manifest: Manifest) -> None:
         """Put the draft in its place, where others may be doing the same; the first one counts."""

@@ -95,9 +95,11 @@ class Checkpoints:
         self._saved = self._draft = _NOTHING_SAVED
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of the state after `step` steps, for its manifest."""
+        """Metrics of the state after `step` steps, for its manifest, written already or not."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._metrics = (step, finite)
+        if self._saved.step == step and finite:
+            self._writer.add_metrics(checkpoint_name(*self._saved), finite)
 
     def compare(self, replica: Replica) -> None:
         """Take the digest of the state, without saving it."""
@@ -161,6 +163,10 @@ class Checkpoints:
             self._saved, self._draft = self._draft, _NOTHING_SAVED
             self.parent = checkpoint_name(*self._saved)
         self.pending = None
+
+    def awaits(self, step: int) -> bool:
+        """Whether the state after `step` steps waits to be agreed on; the same on all ranks."""
+        return self.pending is not None and self.pending.step == step
 
     def settle(self, step: int, digest: bytes) -> None:
         """All ranks hold `digest` after `step` steps; whatever else was pending is dropped."""

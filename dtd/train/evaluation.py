@@ -89,6 +89,17 @@ class Evaluator:
         word = pack_sums(self._sums(model, start, stop, progress))
         return mean_values([unpack_sums(word) for word in gather(word)])
 
+    def evaluate_some(
+        self, model: nn.Module, *, batches: int, progress: Callable[[], None]
+    ) -> dict[str, float]:
+        """Metrics over the first few batches, of this rank alone.
+
+        Raises:
+            TaskError: the task's metrics are malformed.
+        """
+        rows = min(self.rows, batches * self._spec.train.eval_batch_size)
+        return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress)))])
+
     def close(self) -> None:
         """Stop loading."""
         self._loader.close()
@@ -181,9 +192,15 @@ def _checked(values: Any) -> Sums:
                 f"metrics() of the task returned {name!r}: {pair!r}",
                 remedy="return {name: (sum over the batch, what to divide it by)}",
             )
-        sums[name] = (_number(pair[0]), _number(pair[1]))
+        sums[name] = (_number(name, pair[0]), _number(name, pair[1]))
     return sums
 
 
-def _number(value: Tensor | float) -> float:
-    return float(value)
+def _number(name: str, value: Tensor | float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TaskError(
+            f"metrics() of the task returned for {name!r} what is no number: {error}",
+            remedy="return {name: (sum over the batch, what to divide it by)}",
+        ) from error

@@ -3,7 +3,8 @@
     open the step -> batch -> forward, backward (buckets leave) -> wait -> control word -> commit
 
 An evaluation and the agreement on a digest belong to the step that follows the state they are
-about, so every step is opened once, in order, and they are a function of the committed step.  The
+about, so every step is opened once, in order, and they are a function of the committed step.  What
+is to be saved is agreed on and published before it is evaluated: a task's metrics may fail.  The
 only way out besides an outcome is an exception: RingBroken when the generation is over,
 DivergenceError when replicas differ, anything else when the job is over.  How the ring works is
 `dtd.core.ring`, what a step does `dtd.train.step`, what is compared `dtd.train.agreement`.
@@ -11,7 +12,9 @@ DivergenceError when replicas differ, anything else when the job is over.  How t
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 from dtd.core.collective import Collective, CommTiming
@@ -47,15 +50,16 @@ def train(
         last = session.is_last
         session.open()
         ring.open_step(step, [] if last else session.memories)
-        if not met or last:
+        evaluates = session.evaluator is not None and (plan.evaluation_due(step) or last)
+        if not met or last or (evaluates and session.checkpoints.awaits(step)):
             digest = agree(session, ring, clock, voters=None if met else voters)
+            session.checkpoints.settle(step, digest)
+        if not met or last:
+            _catch_up(session, ring, writers, digest, last=last)
         if not met:
             session.tell("on_start", {})
-        if plan.evaluation_due(step) or last:
+        if evaluates:
             _evaluate(session, ring, clock)
-        if not met or last:
-            session.checkpoints.settle(step, digest)
-            _catch_up(session, ring, writers, digest, last=last)
         met = True
         if last:
             return _finish(session, ring, digest)
@@ -87,11 +91,10 @@ def train(
 
 
 def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
-    if session.evaluator is None:
-        return
+    assert session.evaluator is not None
     begun_s = time.perf_counter()
     replica = session.replica
-    with replica.own.unchanged("the evaluation"):
+    with replica.own.unchanged("the evaluation"), _kept_buffers(session):
         session.metrics = session.evaluator.evaluate(
             replica.model,
             rank=ring.rank,
@@ -111,6 +114,22 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
         )
     )
     session.tell("on_evaluation", session.metrics)
+
+
+@contextlib.contextmanager
+def _kept_buffers(session: Session) -> Iterator[None]:
+    """Ranks evaluate different rows: what that changes in buffers is no state."""
+    session.buffers.take_snapshot()
+    try:
+        yield
+    finally:
+        changed = session.buffers.put_back()
+        if changed:
+            session.warn(
+                "buffers_put_back",
+                f"the evaluation changed the model's {', '.join(changed[:3])}, which was put back:"
+                " buffers change in loss() or in the optimizer's step",
+            )
 
 
 def _report(

@@ -36,6 +36,7 @@ from dtd.train.record import (
     StateKey,
     WarmupReport,
 )
+from dtd.train.sanity import try_evaluation
 from dtd.train.session import Session, build_session
 from dtd.train.state import named_tensors
 from dtd.train.step import commit
@@ -119,6 +120,7 @@ class TrainingRun:
             reporter=self._reporter,
             requests=self._requests,
         )
+        try_evaluation(session)
         return WarmupReport(
             dataset_rows=len(session.dataset),
             dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed)

@@ -135,7 +135,8 @@ class Arena:
         if not {"steps", "epochs"} & (job or {}).keys():
             base["steps"] = 9
         sync = {"bucket_mib": 0.0003, "first_bucket_mib": 0.0001, **tables.pop("sync", {})}
-        mapping = {"job": base | (job or {}), "sync": sync, **tables}
+        train = {"sanity_batches": 0, **tables.pop("train", {})}
+        mapping = {"job": base | (job or {}), "sync": sync, "train": train, **tables}
         return from_mapping(mapping, source="test")
 
     def start(

@@ -1,0 +1,59 @@
+"""Try the evaluation before the job trains: what is wrong with it would fail the job at its end.
+
+A few batches go through the task's metrics in warm-up.  Figures are thrown away; random draws,
+running buffers and the task's own state are as if nothing had happened.  The metrics that the job
+file names are looked for among those that came.  The real evaluation is `dtd.train.evaluation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtd.errors import TaskError
+from dtd.rules import did_you_mean
+from dtd.train.early_stop import NOTHING_SEEN, judge
+from dtd.train.rows import kept_random_state
+from dtd.train.session import Session
+
+
+def try_evaluation(session: Session) -> None:
+    """Evaluate `train.sanity_batches` batches, for nothing.
+
+    Raises:
+        TaskError: metrics are malformed, or one that the job names is not among them; whatever
+            else the task raises comes out as it is.
+    """
+    best, batches = session.spec.checkpoint.best_metric, session.spec.train.sanity_batches
+    if session.evaluator is None:
+        if best:
+            raise TaskError(
+                f"checkpoint.best_metric is {best!r}, and the task has no eval_dataset()",
+                remedy="give it one, or leave best_metric out",
+            )
+        return
+    if not batches:
+        return
+    session.buffers.take_snapshot()
+    try:
+        with kept_random_state(), session.replica.own.unchanged("the evaluation"):
+            found = session.evaluator.evaluate_some(
+                session.replica.model, batches=batches, progress=session.reporter.progress
+            )
+    except TaskError as error:
+        raise TaskError(
+            f"{error.message} (found by evaluating {batches} batches before training)",
+            remedy=error.remedy,
+        ) from error
+    finally:
+        session.buffers.restore()
+    _check_best(best, found)
+    judge(session.spec.train, NOTHING_SEEN, found)
+
+
+def _check_best(best: str, found: Iterable[str]) -> None:
+    if best and best not in found:
+        raise TaskError(
+            f"checkpoint.best_metric is {best!r}, and the evaluation has"
+            f" {', '.join(sorted(found))}{did_you_mean(best, found)}",
+            remedy="name one of these, or return it from metrics(model, batch)",
+        )

@@ -5,12 +5,16 @@ Property tests have no deadline per example: a busy machine is not a failure.
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 settings.register_profile("dtd", deadline=None)
 settings.load_profile("dtd")
@@ -25,6 +29,28 @@ def data_directory() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no test data in {directory}; set DTD_TEST_DATA")
     return directory
+
+
+@pytest.fixture(scope="session")
+def check_output() -> Callable[[Sequence[str], str], None]:
+    """Holds what a command line of dtdctl printed as JSON against docs/output.schema.json."""
+    documents = _REPOSITORY / "docs"
+    schemas = {
+        name: json.loads((documents / name).read_text("utf-8"))
+        for name in ("output.schema.json", "status.schema.json")
+    }
+    registry: Registry = Registry().with_resources(
+        [(name, Resource.from_contents(schema)) for name, schema in schemas.items()]
+    )
+
+    def check(arguments: Sequence[str], printed: str) -> None:
+        words = [word for word in arguments if word not in ("-o", "json")]
+        command = " ".join(words[:2]) if words[0] == "token" else words[0]
+        schema = {"$ref": f"output.schema.json#/$defs/{command.replace(' ', '%20')}"}
+        for line in printed.splitlines():
+            Draft202012Validator(schema, registry=registry).validate(json.loads(line))
+
+    return check
 
 
 @pytest.fixture(scope="session")

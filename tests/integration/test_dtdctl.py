@@ -18,6 +18,7 @@ from scripts.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).parents[2]
 LOOK_AGAIN_S = 0.05
 # It asks for more workers than there are, so it waits and never trains.
 WAITING_JOB = """
@@ -111,6 +112,27 @@ def test_a_job_that_waits_from_submission_to_its_end(dtdctl, tmp_path):
     kinds = [json.loads(line)["kind"] for line in dtdctl("events", "-o", "json")[1].splitlines()]
     assert {"job_started", "job_cancelled"} <= set(kinds)
     assert dtdctl("logs", "waits-1") == (0, "", "")
+
+
+def test_all_that_is_printed_as_json_fits_the_schema(dtdctl, check_output, tmp_path):
+    """Of a job that never trains; test_examples looks at those that do."""
+    digits = str(ROOT / "docs/examples/digits.toml")
+    _code, submitted, _err = dtdctl("submit", job_file(tmp_path), "-o", "json")
+    job = json.loads(submitted)["job"]
+    check_output(("submit",), submitted)
+    elsewhere = ("--dry-run", "--prefix", str(tmp_path / "root"))
+    for words in (
+        ("validate", digits),
+        *(("status",), ("jobs",), ("show", job), ("doctor",), ("checkpoints",)),
+        *(("cancel", job), ("wait", job), ("logs", job), ("events",)),
+        *(("install", *elsewhere), ("uninstall", *elsewhere)),
+    ):
+        exit_code, printed, err = dtdctl(*words, "-o", "json")
+        assert printed or words[0] == "logs", (words, exit_code, err)
+        check_output(words, printed)
+    exit_code, printed, err = dtdctl("wait", "nobody", "-o", "json")
+    assert (exit_code, printed) == (1, "")
+    check_output(("error",), err)
 
 
 def test_what_does_not_exist_is_refused_with_a_remedy(dtdctl, tmp_path):

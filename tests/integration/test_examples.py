@@ -54,8 +54,8 @@ def cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def dtdctl(cluster):
-    """Runs a command line that must succeed; what it printed."""
+def dtdctl(cluster, check_output):
+    """Runs a command line that must succeed; what it printed, JSON as the schema says."""
 
     def command(*arguments: str) -> str:
         done = subprocess.run(
@@ -68,6 +68,8 @@ def dtdctl(cluster):
             env={**os.environ, "DTD_COORDINATOR": str(cluster.address)},
         )
         assert done.returncode == 0, done.stderr
+        if "json" in arguments:
+            check_output(arguments, done.stdout)
         return done.stdout
 
     return command
@@ -99,6 +101,7 @@ def test_an_example_trains_and_its_weights_load(name, jobs, dtdctl, tmp_path, mo
     assert ended["state"] == "done", ended
     result: dict[str, Any] = ended["result"]
     assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
+    json.loads(dtdctl("show", job, "-o", "json"))
     lines = json.loads(dtdctl("fetch", job, str(tmp_path), "-o", "json"))["load"]
     monkeypatch.chdir(ROOT)  # where the task is found
     found: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +331,9 @@ def test_a_flood_evicts_no_worker(cluster: Cluster) -> None:
     assert not {one["kind"] for one in found} & {"worker_lost", "worker_away"}
 
 
-def test_dtdctl_and_the_worker_say_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
+def test_dtdctl_and_the_worker_say_what_is_missing(
+    cluster: Cluster, tmp_path: Path, check_output: Callable[..., None]
+) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 
     def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -356,6 +358,14 @@ def test_dtdctl_and_the_worker_say_what_is_missing(cluster: Cluster, tmp_path: P
     seen = run("ctl", "-o", "json", "credentials")
     assert "bob" in {one["name"] for one in json.loads(seen.stdout)["credentials"]}
     assert token.secret not in joined.stderr + joined.stdout + seen.stdout
+    check_output(("credentials",), seen.stdout)
+    made = run("ctl", "-o", "json", "token", "create")
+    check_output(("token", "create"), made.stdout)
+    check_output(("token", "list"), run("ctl", "-o", "json", "token", "list").stdout)
+    taken = run("ctl", "-o", "json", "token", "revoke", json.loads(made.stdout)["id"])
+    check_output(("token", "revoke"), taken.stdout)
+    revoked = run("ctl", "-o", "json", "revoke", "bob").stdout  # itself: the answer still comes
+    check_output(("revoke",), revoked)
 
 
 def test_init_prints_what_hosts_join_with_and_can_be_repeated(tmp_path: Path) -> None:

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from dtd.ctl import output
+from dtd.ctl.app import app
 from dtd.errors import DtdError
 
 
@@ -67,3 +72,17 @@ def test_an_error_is_a_sentence_and_a_remedy(capsys):
     plain, as_json = err.splitlines()[:3], err.splitlines()[3]
     assert plain == ["error: it broke", "try: mend it", "error: it broke"]
     assert json.loads(as_json) == {"error": "it broke", "remedy": "mend it"}
+
+
+def commands(app: Any, prefix: str = "") -> Iterator[str]:
+    for group in app.registered_groups:
+        yield from commands(group.typer_instance, f"{prefix}{group.name} ")
+    for command in app.registered_commands:
+        yield prefix + (command.name or command.callback.__name__.replace("_", "-"))
+
+
+def test_every_command_has_its_schema():
+    schema = json.loads((Path(__file__).parents[3] / "docs/output.schema.json").read_text("utf-8"))
+    printing = set(commands(app)) - {"join"}
+    assert printing <= set(schema["$defs"])
+    Draft202012Validator.check_schema(schema)

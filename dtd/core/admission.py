@@ -15,6 +15,8 @@ from dtd.wire import messages as m
 MAX_KNOWN_WORKERS = 256
 WARMING_SILENCE_S = 30.0
 COMPARED = AVAILABLE | {WorkerState.REFUSED}
+ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
+"""Nobody warms up for a job that is to end."""
 
 
 def register(books: Books, message: m.Register, now: float) -> None:
@@ -37,7 +39,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
     introduction.tell_last_end(books, message, known)
     if message.generation:
         _take_back(books, worker, message, now)
-    elif books.job is not None and books.job.state is not JobState.STOPPING:
+    elif books.job is not None and books.job.state not in ENDING_JOBS:
         prepare(books, worker, books.job, now)
 
 

@@ -23,6 +23,7 @@ from dtd.core.membership_events import (
     Worker,
     WorkerState,
 )
+from dtd.core.save_orders import SaveOrders
 from dtd.core.straggler import StragglerWatch
 from dtd.wire import messages as m
 
@@ -90,6 +91,8 @@ class Books:
         links: pairs of workers that cannot reach each other.
         recovery: what the job is recovering from, until it commits again.
         straggler: who holds the others up.
+        saving: who writes the job's last state, while it is to end.
+        now: the clock of the event at hand.
     """
 
     heartbeat_interval_s: float
@@ -123,6 +126,8 @@ class Books:
     links: Links = field(default_factory=Links)
     recovery: Recovery | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
+    saving: SaveOrders | None = None
+    now: float = 0.0
     effects: list[Effect] = field(default_factory=list)
 
     def members(self) -> list[Worker]:

@@ -38,10 +38,22 @@ def activate(books: Books, job: Job, now: float) -> None:
     if job.announced:
         adoption.adopt(books, job, now)
         return
-    if job.state is not JobState.STOPPING:
-        job.state = JobState.WARMING
+    _take_up(job)
     books.emit(SaveJob(job=job))
     books.incident("job_started", f"job {job.id} begins to warm up")
+    warm_up_idle(books, job, now)
+
+
+def _take_up(job: Job) -> None:
+    """A job that was to end, and was not done, is still to end."""
+    if job.state is JobState.SAVING and job.verdict != JobState.DONE.value:
+        job.state = JobState.STOPPING
+    elif job.state is not JobState.STOPPING:
+        job.state, job.verdict = JobState.WARMING, ""
+
+
+def warm_up_idle(books: Books, job: Job, now: float) -> None:
+    """Have everybody warm up who has nothing to do."""
     for worker in books.workers.values():
         if worker.state is WorkerState.IDLE:
             admission.prepare(books, worker, job, now)
@@ -49,6 +61,8 @@ def activate(books: Books, job: Job, now: float) -> None:
 
 def cancel(books: Books, job_id: str) -> None:
     """Stop the active job at its next step boundary, or drop a queued one.
+
+    One that is being saved ends without that: whoever cancels it has been told why it waits.
 
     Raises:
         RequestRefused: no such job is active or queued.
@@ -61,6 +75,12 @@ def cancel(books: Books, job_id: str) -> None:
     active = books.job
     if active is None or active.id != job_id:
         raise RequestRefused(f"job {job_id} is neither running nor queued", remedy="dtdctl jobs")
+    if active.state is JobState.SAVING:
+        assert books.saving is not None, "a job is saved that is not to end"
+        books.saving.hurried = True
+        return
+    if active.verdict:
+        return
     active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
     books.emit(SaveJob(job=active))
     if books.generation_state is GenerationState.RUNNING:
@@ -76,7 +96,8 @@ def resume(books: Books, job_id: str, now: float) -> None:
     job = books.job
     if job is None or job.id != job_id:
         raise RequestRefused(f"job {job_id} is not the active one", remedy="dtdctl jobs")
-    if books.generation_state is not GenerationState.NONE:
+    waits = books.generation_state is GenerationState.NONE and job.state is not JobState.SAVING
+    if not waits:
         raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
     job.fenced = True
     books.resume_by = now
@@ -125,23 +146,31 @@ def checkpoint_saved(books: Books, job: Job, name: str, message: m.CheckpointSav
     elif newest > known:
         job.checkpoint_generation, job.checkpoint_step = newest
         job.checkpoint_holders = (name,)
+    if books.saving is not None:
+        books.saving.answered(name)
     books.emit(SaveJob(job=job))
 
 
-def finish(books: Books, state: JobState, reason: str, *, traceback: str = "") -> None:
-    """End the active job and let all its workers go."""
+def note_digests(books: Books, job: Job) -> None:
+    """What those who have finished say of the state that they all hold."""
+    finished = [w for w in books.workers.values() if w.state is WorkerState.FINISHED]
+    if finished:
+        job.result["replica_digests"] = {worker.name: worker.digest for worker in finished}
+        job.result["world_size"] = len(books.roster)
+
+
+def finish(books: Books, state: JobState, reason: str) -> None:
+    """End the active job and let all its workers go; `dtd.core.saving` has had its state saved."""
     job = books.job
     assert job is not None
-    finished = [w for w in books.workers.values() if w.state is WorkerState.FINISHED]
+    note_digests(books, job)
     job.result = {
-        **job.result,
-        "replica_digests": {worker.name: worker.digest for worker in finished},
+        "replica_digests": {},
         "world_size": len(books.roster) or job.world_size,
+        **job.result,
         "steps_lost": job.steps_lost,
         "metrics": job.metrics,
     }
-    if traceback:
-        job.result["traceback"] = traceback
     _end(books, job, state, reason)
     for worker in books.workers.values():
         if worker.state not in GONE | {WorkerState.IDLE} and not worker.foreign:
@@ -151,10 +180,26 @@ def finish(books: Books, state: JobState, reason: str, *, traceback: str = "") -
     books.settle_by = books.resume_by = None
 
 
-def fail(books: Books, name: str, message: m.Failed) -> None:
-    """The job's own code, data or numbers failed on a worker."""
-    reason = f"{name}: {message.reason}"
-    finish(books, JobState.FAILED, reason, traceback=message.traceback)
+def fail(books: Books, name: str, message: m.Failed, now: float) -> None:
+    """The job's own code, data or numbers failed on a worker: what the others hold is saved first.
+
+    Only the first failure is told: what follows in other workers may be due to that.
+    """
+    job = books.job
+    assert job is not None
+    if job.verdict:
+        return
+    if message.traceback:
+        job.result["traceback"] = message.traceback
+    give_up(books, job, f"{name}: {message.reason}")
+    if books.generation_state is not GenerationState.NONE:
+        ending.end_now(books, f"{name} has failed: {message.reason}", now, worker=name)
+
+
+def give_up(books: Books, job: Job, reason: str) -> None:
+    """It makes no sense to go on; the job ends when nothing of it trains and its state is saved."""
+    job.state, job.verdict, job.reason = JobState.STOPPING, JobState.FAILED.value, reason
+    books.emit(SaveJob(job=job))
 
 
 def _end(books: Books, job: Job, state: JobState, reason: str) -> None:

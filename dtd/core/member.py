@@ -28,6 +28,7 @@ from dtd.core.member_events import (
     ProbePeer,
     Raise,
     Restart,
+    SaveState,
     StopAsked,
     Tell,
     TrainerDiverged,
@@ -55,6 +56,7 @@ __all__ = [
     "ProbePeer",
     "Raise",
     "Restart",
+    "SaveState",
     "StopAsked",
     "Tell",
     "TrainerDiverged",
@@ -94,7 +96,8 @@ class Member:
         self._register = register
         self._prepare: m.Prepare | None = None
         self._warmed: m.Warmed | None = None
-        self._report: m.Warmed | m.Frozen | m.Finished | m.Failed | None = None
+        self._report: m.Warmed | m.Frozen | m.Finished | None = None
+        self._failed: m.Failed | None = None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; `now` is not looked at."""
@@ -115,7 +118,7 @@ class Member:
             self.state, self._report = MemberState.FINISHED, event.finished
             return [Tell(message=event.finished)]
         if isinstance(event, TrainerFailed):
-            self._report = event.failed
+            self._failed = event.failed
             return [Tell(message=event.failed)]
         if isinstance(event, TrainerDiverged):
             return self._on_trainer_diverged(event)
@@ -175,6 +178,8 @@ class Member:
             return self._on_assign(message)
         if isinstance(message, m.Freeze):
             return self._on_freeze(message)
+        if isinstance(message, m.Save):
+            return self._on_save(message)
         if isinstance(message, m.Release):
             return self._on_release(message)
         if isinstance(message, m.Signal):
@@ -190,8 +195,10 @@ class Member:
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))
+        if self._failed is not None:
+            effects.append(Tell(message=self._failed))
         trains = self.state in (MemberState.FORMING, MemberState.RUNNING)
-        if self._report is not None and (not trains or isinstance(self._report, m.Failed)):
+        if self._report is not None and not trains:
             effects.append(Tell(message=self._report))
         if self.stopping:
             effects.append(Tell(message=m.Leave(reason=self.stopping)))
@@ -225,6 +232,11 @@ class Member:
             leave = message.leave or bool(self.stopping)
             return [EndAtBoundary(stop=message.stop, leave=leave)]
         return [BreakRing(reason=message.reason)]
+
+    def _on_save(self, message: m.Save) -> list[Effect]:
+        holds = self.state in (MemberState.FROZEN, MemberState.FINISHED)
+        ours = self.assign is not None and self.assign.job == message.job
+        return [SaveState(save=message)] if holds and ours else []
 
     def _on_release(self, message: m.Release) -> list[Effect]:
         if self.stopping or message.state == "left":

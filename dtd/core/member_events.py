@@ -145,6 +145,13 @@ class EndAtBoundary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveState:
+    """Let the trainer write what it holds: no generation is under way."""
+
+    save: m.Save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePeer:
     """Try to open a connection to another worker's data port."""
 
@@ -172,4 +179,15 @@ class Exit:
     reason: str
 
 
-Effect = Tell | WarmUp | FormRing | BreakRing | EndAtBoundary | ProbePeer | Raise | Restart | Exit
+Effect = (
+    Tell
+    | WarmUp
+    | FormRing
+    | BreakRing
+    | EndAtBoundary
+    | SaveState
+    | ProbePeer
+    | Raise
+    | Restart
+    | Exit
+)

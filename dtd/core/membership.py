@@ -14,7 +14,17 @@ This file dispatches; what changes the books is in `admission`, `adoption`, `for
 
 from __future__ import annotations
 
-from dtd.core import admission, adoption, ending, forming, jobs, running, suspicion, waiting
+from dtd.core import (
+    admission,
+    adoption,
+    ending,
+    forming,
+    jobs,
+    running,
+    saving,
+    suspicion,
+    waiting,
+)
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState, Here
 from dtd.core.detector import Detector
@@ -78,7 +88,7 @@ class Membership:
             RequestRefused: an operator's request cannot be met; nothing has changed.
         """
         books = self.books
-        books.effects = []
+        books.effects, books.now = [], now
         books.slept(books.detector.awake(now))
         if isinstance(event, FromWorker):
             self._on_message(event.name, event.message, now)
@@ -114,6 +124,7 @@ class Membership:
             books.form_at,
             books.links.next_deadline(),
             running.admission_deadline(books),
+            saving.next_deadline(books, now),
         )
         return min(
             (moment for moment in waits if moment is not None and moment > now), default=None
@@ -166,8 +177,10 @@ class Membership:
             jobs.checkpoint_saved(books, job, worker.name, message)
         elif isinstance(message, m.Failed):
             if not admission.fails_alone(books, worker, message):
-                jobs.fail(books, worker.name, message)
+                jobs.fail(books, worker.name, message, now)
         elif isinstance(message, m.Notice):
+            if message.event == "checkpoint_failed":
+                saving.failed(books, worker.name, message.message, now)
             books.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
         elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
             admission.taken_back(books, worker, message, now)
@@ -231,15 +244,16 @@ class Membership:
 
     def _advance_running(self, job: Job, now: float) -> None:
         if all(member.state is WorkerState.FINISHED for member in self.books.members()):
-            self._finish(job)
+            self._finish(job, now)
         else:
             running.admit_ready(self.books, job, now)
 
-    def _finish(self, job: Job) -> None:
-        if job.state is JobState.STOPPING and job.step < job.total_steps:
-            jobs.finish(self.books, JobState.CANCELLED, job.reason)
-        else:
-            jobs.finish(self.books, JobState.DONE, "")
+    def _finish(self, job: Job, now: float) -> None:
+        early = job.state is JobState.STOPPING and job.step < job.total_steps
+        saving.begin(self.books, job, self._verdict(job) if early else JobState.DONE, now)
+
+    def _verdict(self, job: Job) -> JobState:
+        return JobState(job.verdict) if job.verdict else JobState.CANCELLED
 
     def _advance_ending(self, job: Job, now: float) -> None:
         books = self.books
@@ -250,8 +264,8 @@ class Membership:
                     admission.expel(books, books.workers[name], why, now)
         if any(books.workers[n].state is not WorkerState.FINISHED for n in books.not_frozen()):
             return
-        if ending.is_complete(books, job):
-            self._finish(job)
+        if ending.is_complete(books):
+            self._finish(job, now)
             return
         ending.close(books, job, now)
         admission.release_leavers(books)
@@ -259,8 +273,11 @@ class Membership:
     def _advance_waiting(self, job: Job, now: float) -> None:
         """Form a generation once nothing is worth waiting for any more."""
         books = self.books
+        if job.state is JobState.SAVING:
+            saving.advance(books, job, now)
+            return
         if job.state is JobState.STOPPING:
-            jobs.finish(books, JobState.CANCELLED, job.reason)
+            self._end_waiting(job, now)
             return
         admission.compare(books, job)
         if not waiting.may_form(books, job, now):
@@ -272,10 +289,18 @@ class Membership:
         forming.count_prepared(books, job)
         why = self._hopeless(job)
         if why:
-            jobs.finish(books, JobState.FAILED, why)
+            jobs.give_up(books, job, why)
+            saving.begin(books, job, JobState.FAILED, now)
             return
         books.fruitless += 1
         forming.form(books, job)
+
+    def _end_waiting(self, job: Job, now: float) -> None:
+        """Members that this coordinator has not heard of yet may come back with what they hold."""
+        never_heard = [name for name in job.roster if name not in self.books.workers]
+        patience_s = adoption.ADOPTION_PATIENCE * self.books.heartbeat_timeout_s
+        hopes_s = patience_s if never_heard else 0.0
+        saving.begin(self.books, job, self._verdict(job), now, hopes_s=hopes_s)
 
     def _hopeless(self, job: Job) -> str:
         """Why it makes no sense to go on; empty when it does."""
@@ -297,6 +322,8 @@ class Membership:
         books, job = self.books, self.books.job
         if job is None:
             return "no job: submit one with `dtdctl submit JOB.toml`"
+        if job.state is JobState.SAVING:
+            return saving.explain(books, job)
         if books.generation_state is GenerationState.RUNNING:
             return "stopping at the next step boundary" if job.state is JobState.STOPPING else ""
         if books.generation_state is GenerationState.FORMING:

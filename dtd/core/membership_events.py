@@ -39,6 +39,7 @@ class JobState(enum.StrEnum):
     FORMING = "forming"
     RUNNING = "running"
     STOPPING = "stopping"
+    SAVING = "saving"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -102,6 +103,8 @@ class Job:
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
         divergences: when replicas differed without a majority, see `dtd.core.divergence`.
+        verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty
+            while it is to go on.
         package: sha256 of the task's code that was shipped with it; empty: what is installed.
         from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
         dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
@@ -137,6 +140,7 @@ class Job:
     fenced: bool = True
     start_generation: int = 0
     start_step: int = 0
+    verdict: str = ""
     skipped_steps: int = 0
     dataset_rows: int = 0
     dataset_fingerprint: str = ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import figures, output
-from dtd.ctl.answers import Answer, ask_and_show, show
+from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.origins import Origin, say_origin
 from dtd.ctl.pages import pages
 from dtd.ctl.patience import Patience
@@ -95,7 +95,7 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
         signal.signal(signal.SIGINT, usual)
     if answer is None:
         raise DtdError(
-            f"job {job} has not ended within {timeout_s:g} s",
+            f"job {job} has not ended within {timeout_s:g} s{_held_up(settings, job)}",
             remedy=f"it goes on; look at it with: dtdctl status, or wait again: dtdctl wait {job}",
         )
     show(settings, answer, lambda answer: _say_done(answer, job))
@@ -113,6 +113,19 @@ def _say_it_goes_on(job: str) -> None:
     output.say(f"job {job} goes on without this command")
     output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
     output.say(f"  stop it:    dtdctl cancel {job}")
+
+
+def _held_up(settings: Settings, job: str) -> str:
+    """What keeps the job, as far as the coordinator can be asked; begins with a colon."""
+    try:
+        status = ask(settings, m.GetStatus())
+    except DtdError:
+        return ""
+    active = status["job"]
+    if active is None or active["id"] != job:
+        return ""
+    why = status.get("explain") or ""
+    return f": job {job} is {active['state']}" + (f": {why}" if why else "")
 
 
 def _say_done(answer: Answer, job: str) -> None:

@@ -25,6 +25,7 @@ _STATE_COLOURS: Final[Mapping[str, str]] = {
     "running": GREEN,
     "waiting": YELLOW,
     "stopping": YELLOW,
+    "saving": YELLOW,
     "cancelled": YELLOW,
     "away": YELLOW,
     "suspect": RED,

@@ -25,6 +25,7 @@ REASON_CHARACTERS: Final = 300
 # Training that makes no progress for less than this is nothing to speak of.
 STALLED_S: Final = 1.0
 _TROUBLED: Final = frozenset({"suspect", "lost", "refused", "away", "barred"})
+_HELD_UP: Final = {"waiting": "waits", "saving": "is saving"}
 _INDENT: Final = " " * 13
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -42,12 +43,13 @@ def _print_status(status: Status) -> None:
 def degraded_because(status: Status) -> str:
     """Why the system is not healthy, in words; empty when it is."""
     job = status["job"]
-    if job is not None and job["state"] == "waiting":
-        return f"job {job['id']} waits: {job['reason'] or status.get('explain', '')}"
+    if job is not None and job["state"] in _HELD_UP:
+        verb = _HELD_UP[job["state"]]
+        return f"job {job['id']} {verb}: {status.get('explain', '') or job['reason']}"
     troubled = [worker for worker in status["workers"] if worker["state"] in _TROUBLED]
     if troubled:
         return "; ".join(f"{w['name']} is {w['state']}: {w['reason']}" for w in troubled)
-    return ""
+    return "; ".join(one["message"] for one in status.get("troubles", ()))
 
 
 def status_lines(status: Status, *, colour: bool) -> list[str]:

@@ -40,7 +40,9 @@ PARTS: Final = (
 )
 _STYLES: Final = {
     **dict.fromkeys(("running", "done"), "green"),
-    **dict.fromkeys(("waiting", "stopping", "away", "warming", "forming", "cancelled"), "yellow"),
+    **dict.fromkeys(
+        ("waiting", "stopping", "saving", "away", "warming", "forming", "cancelled"), "yellow"
+    ),
     **dict.fromkeys(("suspect", "barred", "lost", "refused", "failed"), "red"),
 }
 

@@ -21,6 +21,7 @@ from dtd.core.membership_events import (
 from dtd.sim.network import Network
 from dtd.sim.oracle import Oracle
 from dtd.sim.phases import Ambushes
+from dtd.sim.replica import Disk
 from dtd.sim.worker import WorkerProcess
 
 
@@ -52,6 +53,10 @@ class Target(Protocol):
 
     def process(self, name: str) -> WorkerProcess | None:
         """A worker's process, if it runs."""
+        ...
+
+    def disk(self, name: str) -> Disk:
+        """A worker's disk."""
         ...
 
     def ask(self, event: Event) -> None:
@@ -96,6 +101,14 @@ def _corrupt(target: Target, name: str) -> None:
     if process is not None and process.trainer is not None:
         target.oracle.flipped()
         process.trainer.session.corrupt()
+
+
+def _fill(target: Target, name: str) -> None:
+    target.disk(name).full = True
+
+
+def _clear(target: Target, name: str) -> None:
+    target.disk(name).full = False
 
 
 def _leave(target: Target, name: str) -> None:
@@ -160,6 +173,8 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "stick": _stick,
     "unstick": _unstick,
     "corrupt": _corrupt,
+    "fill": _fill,
+    "clear": _clear,
     "leave": _leave,
     "hold": _hold,
     "release": _release,
@@ -173,7 +188,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "kill": _kill,
     "calm": _calm,
 }
-HARMLESS: Final = frozenset({"restart", "unpause", "unstick", "release", "cancel", "calm"})
+HARMLESS: Final = frozenset({"restart", "unpause", "unstick", "clear", "release", "cancel", "calm"})
 """Whoever these touch suffers nothing by them."""
 
 

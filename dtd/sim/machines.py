@@ -65,7 +65,7 @@ class Machines:
                 self.surroundings,
                 name,
                 incarnation=self.incarnations,
-                disk=self._disks.setdefault(name, Disk()),
+                disk=self.disk(name),
                 dataset=self.datasets.get(name, "data"),
                 fails_at_step=self.failing.get(name),
             )
@@ -94,6 +94,10 @@ class Machines:
     def running(self) -> dict[str, WorkerProcess]:
         """All workers' processes that run, by name."""
         return {name: one for name, one in sorted(self._processes.items()) if one.alive}
+
+    def disk(self, name: str) -> Disk:
+        """A worker's disk; it is there before the worker is."""
+        return self._disks.setdefault(name, Disk())
 
     def ask(self, event: Event) -> None:
         """Hand an operator's request to the coordinator, if it can be reached."""

@@ -13,6 +13,7 @@ process could, so it never takes part in a decision.  What no committed step may
 * nobody is evicted or restarted, no ring breaks and no link is called bad without a cause in the
   plan that touches one of those concerned;
 * a job that is done has done all its steps, equally everywhere, and its result is on a disk;
+* a job that was cancelled or has failed leaves on a disk what those remember whom nothing befell;
 * the cores' own invariants hold after every event, and whoever waits says what for.
 """
 
@@ -33,6 +34,7 @@ __all__ = ["Broken", "Oracle", "require"]
 
 Generation = tuple[str, int]
 EXPLAIN_EVERY = 16
+COORDINATOR = "coordinator"
 
 
 class Oracle:
@@ -56,6 +58,7 @@ class Oracle:
         self.lineage = Lineage()
         self._touched: set[str] = set()
         self._flipped = False
+        self._task_failed = False
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}
@@ -71,6 +74,11 @@ class Oracle:
     def flipped(self) -> None:
         """Bits of a state have flipped: from now on anybody may be taken for the one who errs."""
         self._flipped = True
+
+    def task_failed(self, name: str) -> None:
+        """The job's own code has raised on a worker: the job ends, and all its rings do."""
+        self._task_failed = True
+        self.struck([name])
 
     def caused(self, names: Collection[str], what: str, *details: object) -> None:
         """Something happens to these that must not happen to the innocent."""
@@ -134,6 +142,8 @@ class Oracle:
     def froze(self, assign: m.Assign, evidence: str, reason: str) -> None:
         """A ring has broken under a rank."""
         names = {member.name for member in assign.roster}
+        if self._task_failed:
+            return
         self.caused(names, "a ring breaks", f"generation {assign.generation}", evidence, reason)
 
     def committed(self, assign: m.Assign, state: State) -> None:
@@ -227,6 +237,17 @@ class Oracle:
         require(job.steps_lost <= lost, "steps are called lost that are not", job.steps_lost, lost)
         if job.state is JobState.DONE:
             self._done(job)
+        elif COORDINATOR not in self._touched:
+            self._kept(job)
+
+    def _kept(self, job: Job) -> None:
+        saved = self._saved(job.id)
+        for memory in self._remembered(job.id):
+            require(
+                memory.name in self._touched or memory.state.step <= max(saved, 0),
+                "a job ends and discards steps that somebody holds",
+                f"{memory.name} holds step {memory.state.step}, saved is {saved}",
+            )
 
     def _done(self, job: Job) -> None:
         require(self._saved(job.id) == job.step, "no disk has the result", job.id)

@@ -19,7 +19,7 @@ WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32, 64)
 MOST_FAULTS: Final = 9
 NEIGHBOURS: Final = 0.6
 AMBUSHED: Final = ("crash", "crash", "crash", "pause", "stick", "corrupt")
-AFTER_CALM: Final = ("restart", "unpause", "unstick")
+AFTER_CALM: Final = ("restart", "unpause", "unstick", "clear")
 
 
 def draw(seed: int) -> Cluster:
@@ -73,6 +73,8 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str], steps: in
         cluster.partition_oneway(one, other, at_s=at_s, until_s=until_s)
     elif kind == "pause":
         cluster.pause(worker, at_s=at_s, until_s=until_s)
+    elif kind == "fill":
+        cluster.do("fill", worker, at_s=at_s).do("clear", worker, at_s=until_s + 4.0)
     elif kind in ("reset", "sever", "flip"):
         cluster.do(kind, one, other, at_s=at_s)
     elif kind == "join":
@@ -116,6 +118,7 @@ KINDS: Final = (
     *("drain",) * 2,
     *("stick",) * 2,
     *("flip",) * 2,
+    *("fill",) * 2,
     "crash",
     "leave",
     "kill",

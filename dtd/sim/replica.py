@@ -100,9 +100,14 @@ def _hash(before: str, then: str) -> str:
 
 
 class Disk:
-    """A worker's disk: the newest checkpoints that were published; outlives the process."""
+    """A worker's disk: the newest checkpoints that were published; outlives the process.
+
+    Attributes:
+        full: nothing can be written.
+    """
 
     def __init__(self) -> None:
+        self.full = False
         self._published: dict[str, list[State]] = {}
 
     def publish(self, state: State) -> None:

@@ -57,6 +57,12 @@ def saved(state: State) -> m.CheckpointSaved:
     )
 
 
+def not_saved(state: State, why: str) -> m.Notice:
+    """A checkpoint could not be written."""
+    message = f"step {state.step} was not saved: {why}"
+    return m.Notice(job=state.job, event="checkpoint_failed", message=message)
+
+
 def finished(assign: m.Assign, state: State) -> member.TrainerFinished:
     """The trainer has committed its last step, and all digests are equal."""
     return member.TrainerFinished(

@@ -143,9 +143,13 @@ class Session:
         if state not in self.saving:
             return
         self.saving.remove(state)
-        if self.shell.reached(Phase.CHECKPOINT, rank=-1, step=state.step):
-            self.shell.disk.publish(state)
-            self.shell.tell(reports.saved(state))
+        if not self.shell.reached(Phase.CHECKPOINT, rank=-1, step=state.step):
+            return
+        if self.shell.disk.full:
+            self.shell.tell(reports.not_saved(state, "no space left on its disk"))
+            return
+        self.shell.disk.publish(state)
+        self.shell.tell(reports.saved(state))
 
     # --- time ------------------------------------------------------------------------------
 

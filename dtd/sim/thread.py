@@ -62,12 +62,16 @@ class Thread:
         self._got_on = got_on
         self._reached = reached
         self._routine: Routine | None = None
+        self._next: list[Routine] = []
         self._request: Request | None = None
         self._stuck = False
         self._put_off = False
 
     def run(self, routine: Routine) -> None:
-        """Begin a routine; the last one has ended."""
+        """Begin a routine, once the last one has ended."""
+        if self._routine is not None:
+            self._next.append(routine)
+            return
         self._routine = routine
         self._go_on()
 
@@ -118,7 +122,7 @@ class Thread:
         try:
             self._request = routine.throw(broken) if broken is not None else routine.send(None)
         except StopIteration:
-            self._routine = None
+            self._routine = self._next.pop(0) if self._next else None
 
 
 def _broken(ring: RingEndpoint) -> RingBroken:

@@ -46,6 +46,21 @@ class Trainer:
         self._rank = ring.assign.rank
         self.thread.run(self._serve(ring))
 
+    def save(self, save: m.Save) -> None:
+        """Write what is held, between generations."""
+        self.thread.run(self._write(save))
+
+    def _write(self, save: m.Save) -> Routine:
+        session, key = self.session, (save.generation, save.step)
+        if session.prepared is not None and session.prepared.key == key:
+            self._shell.surroundings.oracle.completed(session.commit())
+        state = session.state
+        require(state is not None and state.key == key, "a worker is to save what it has not", save)
+        assert state is not None
+        yield session.busy("checkpoint_s")
+        session.save(state)
+        return "saved"
+
     def _reached(self, here: Reach) -> bool:
         return self._shell.reached(here.phase, rank=self._rank, step=here.step)
 
@@ -65,8 +80,9 @@ class Trainer:
             return "diverged"
         except TaskError as error:
             failed = m.Failed(job=ring.assign.job, reason=error.message, traceback="")
-            self._shell.surroundings.oracle.struck([self._shell.name])
+            self._shell.surroundings.oracle.task_failed(self._shell.name)
             self._shell.feed(member.TrainerFailed(failed=failed))
+            self._froze(ring, "", "", "its training has failed")
             ring.end(error.message)
             return "failed"
         if outcome in ("yielded", "left"):

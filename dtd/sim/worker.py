@@ -186,6 +186,9 @@ class WorkerProcess:
             self._ring.end(effect.reason)
         elif isinstance(effect, member.EndAtBoundary):
             self._end_at_boundary(effect)
+        elif isinstance(effect, member.SaveState):
+            assert self.trainer is not None
+            self.trainer.save(effect.save)
         elif isinstance(effect, member.ProbePeer):
             self._probe(effect.probe)
         elif isinstance(effect, member.Raise):

@@ -189,12 +189,30 @@ class Checkpoints:
         """The live state was read from this job's checkpoint of this key."""
         self._saved, self.parent = key, checkpoint_name(*key)
 
+    def save(self, replica: Replica, *, key: StateKey, world_size: int) -> None:
+        """Write and publish the state, and wait for that; no other rank is there to agree.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.take(replica, key=key, world_size=world_size, writes=True, waits=True)
+        self.agreed()
+        self._idle_within(math.inf)
+        for failure in self._report():
+            raise CheckpointError(f"{failure.name} was not saved: {failure.reason}")
+
     def poll(self) -> None:
         """Report what the writer has finished; does not wait."""
+        for failure in self._report():
+            self._warn("checkpoint_failed", f"{failure.name} was not saved: {failure.reason}")
+
+    def _report(self) -> list[Failure]:
+        """Tell of what was published since the last time; returns what was not."""
+        failures: list[Failure] = []
         for result in self._writer.finished():
             if isinstance(result, Failure):
                 self._saved = _NOTHING_SAVED
-                self._warn("checkpoint_failed", f"{result.name} was not saved: {result.reason}")
+                failures.append(result)
                 continue
             record = CheckpointRecord(
                 job_id=self._job_id,
@@ -209,6 +227,7 @@ class Checkpoints:
             )
             self._reporter.checkpoint_saved(record)
             self._tell(record)
+        return failures
 
     def flush(self) -> None:
         """Wait for what was agreed on, and report it."""

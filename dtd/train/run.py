@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from dtd.core.collective import Collective
+from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint
 from dtd.train.image import IncomingImage, export_image
@@ -97,6 +98,7 @@ class TrainingRun:
         self._in_memory = False
         self._pristine = True
         self._told = False
+        self._world_size = 1
         self._built: Session | None = None
         self._incoming: IncomingImage | None = None
 
@@ -146,11 +148,13 @@ class TrainingRun:
     @property
     def prepared_key(self) -> StateKey | None:
         """Key of the state that `adopt_local` can make by committing the prepared step."""
-        return self._session.prepared_key
+        return self._session.prepared_key if self._remembers else None
 
     def held(self) -> HeldState:
         """The best state that this worker holds for the job; costs nothing if it is in memory."""
-        if not self._in_memory:
+        if not self._remembers:
+            if self._in_memory:  # what was agreed on before the update that failed counts
+                self._session.checkpoints.flush()
             return self._origin.held()
         generation, step = self._session.key
         return HeldState(
@@ -196,6 +200,24 @@ class TrainingRun:
         session.checkpoints.drop()
         session.checkpoints.flush()
         self._in_memory = False
+
+    def save(self, generation: int, step: int) -> None:
+        """Write a state that memory holds as a checkpoint; returns when it is durable.
+
+        For the end of a job that no generation is left of: nobody is asked for his digest.
+
+        Args:
+            generation: the one that committed its last step.
+            step: its committed steps.  The key of the prepared step commits that.
+
+        Raises:
+            CheckpointError: memory does not hold it, or it cannot be written.
+        """
+        session, key = self._session, StateKey(generation, step)
+        if not self._remembers or key not in (session.key, session.prepared_key):
+            raise CheckpointError(f"step {step} is not in this worker's memory any more")
+        self.adopt_local(generation, step)
+        session.checkpoints.save(session.replica, key=key, world_size=self._world_size)
 
     def export_state(self) -> StateImage:
         """The live state for another worker; valid until the next step begins."""
@@ -265,10 +287,11 @@ class TrainingRun:
         if collective.rank == 0:
             _tell_order(session)
             self._say_what_is_ignored()
+        self._world_size = collective.world_size
         try:
             return train(session, collective, writers, voters)
         except BaseException:
-            if not session.prepared:
+            if not session.prepared and not session.applying:
                 session.discard()
             raise
 
@@ -286,6 +309,11 @@ class TrainingRun:
             self._reporter.warning("settings_ignored", f"the job file's {ignored}")
 
     # --- inside ----------------------------------------------------------------------------
+
+    @property
+    def _remembers(self) -> bool:
+        """A whole state is in memory, not one whose update was interrupted by an error."""
+        return self._in_memory and not self._session.applying
 
     @property
     def _session(self) -> Session:

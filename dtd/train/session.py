@@ -66,6 +66,7 @@ class Session:
         begun_in: generation of the step at hand, which is begun and neither committed nor
             discarded; None if there is none.
         prepared: every bucket of the step at hand is averaged, and it is not committed.
+        applying: an update has begun and not ended: until then the state is nobody's.
         metrics: of the last evaluation.
         used: rows that went through the model here in the last step.
         judged: what early stopping makes of the evaluation before the step at hand; None if
@@ -95,6 +96,7 @@ class Session:
     key: StateKey = FRESH
     begun_in: int | None = None
     prepared: bool = False
+    applying: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None
@@ -161,6 +163,7 @@ class Session:
         assert self.begun_in is not None, "a step is committed that never began"
         self.key = StateKey(self.begun_in, self.replica.step)
         self.replica.own.keep()
+        self.applying = False
         self._end()
 
     def take_back(self) -> None:

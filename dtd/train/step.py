@@ -198,6 +198,8 @@ def _apply(
             gradients.scale(factor)
         if tentative:
             session.undos.append(Undo(replica.part(update.name)))
+        else:
+            session.applying = True
         replica.update(update.name)
     if tentative:
         gradients.release()

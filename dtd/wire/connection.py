@@ -105,6 +105,7 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Prepare,
         m.Assign,
         m.Freeze,
+        m.Save,
         m.Release,
         m.Signal,
         m.Probe,

@@ -211,6 +211,9 @@ class Worker:
         elif isinstance(effect, member.EndAtBoundary):
             assert self._training is not None
             self._training.end_at_boundary(stop=effect.stop, leave=effect.leave)
+        elif isinstance(effect, member.SaveState):
+            assert self._training is not None
+            self._training.save(effect.save)
         elif isinstance(effect, member.ProbePeer):
             self._probes.begin(effect.probe, timeout_s=self._silence_s)
         elif isinstance(effect, member.Raise):

@@ -91,25 +91,54 @@ class Trainer(threading.Thread):
         self._post = post
         self._offer = offer
         self._fetch_package = fetch_package
-        self._rings: queue.SimpleQueue[RingCollective] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
 
     def assign(self, ring: RingCollective) -> None:
         """Give the thread its next generation; called on the event loop."""
-        self._rings.put(ring)
+        self._orders.put(ring)
+
+    def save(self, save: m.Save) -> None:
+        """Have the thread write what it holds, between generations; called on the event loop."""
+        self._orders.put(save)
 
     def run(self) -> None:
         """Train until the process is replaced; every failure becomes a report."""
+        run: TrainingRun | None = None
         ring: RingCollective | None = None
         try:
             run = self._warm_up()
             while True:
-                ring = self._rings.get()
+                order = self._orders.get()
+                if isinstance(order, m.Save):
+                    self._save(run, order)
+                    continue
+                ring = order
                 self._serve(run, ring)
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
             self._fail(error)
-            if ring is not None:
-                # After the report, so that the neighbours' word of a lost link comes second to it.
-                ring.give_up("the training thread has failed")
+        if run is not None and ring is not None:
+            self._outlive_failure(run, ring)
+
+    def _outlive_failure(self, run: TrainingRun, ring: RingCollective) -> None:
+        """The state of the last committed step is whole: hold it until it is saved.
+
+        The neighbours are let go after both reports: their word of a lost link shall come second.
+        """
+        try:
+            self._froze(run, ring.assign, "", "", "its training has failed")
+        finally:
+            ring.give_up("the training thread has failed")
+        while True:
+            order = self._orders.get()
+            if isinstance(order, m.Save):
+                self._save(run, order)
+
+    def _save(self, run: TrainingRun, save: m.Save) -> None:
+        """Write what is held; each order is answered, by the report of a checkpoint or by this."""
+        try:
+            run.save(save.generation, save.step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator asks another one
+            self._reporter.warning("checkpoint_failed", str(error))
 
     def _warm_up(self) -> TrainingRun:
         from dtd.train.record import InitFrom

@@ -149,6 +149,10 @@ class Training:
         assert self.ring is not None
         self.ring.end(reason)
 
+    def save(self, save: m.Save) -> None:
+        """Have the state written that is held."""
+        self._trainer.save(save)
+
     def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
         """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)

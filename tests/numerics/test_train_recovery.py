@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dtd.core.control_word import Flags
-from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.train.checkpoint_format import list_checkpoints
 from dtd.train.record import FRESH
 
@@ -372,3 +372,78 @@ def test_what_was_loaded_is_not_saved_again(arena, regression) -> None:
     rank.run.adopt_local(1, 4)
     arena.generation([rank], generation=2)
     assert [record.step for record in rank.recorder.checkpoints] == [4, 8, 9]
+
+
+# --- what is held is saved when the job is to end ------------------------------------------------
+
+
+def broken_after(arena, regression, steps: int, **checkpoint):
+    """A rank whose ring broke in the step after so many."""
+    spec = arena.spec(job={"steps": 20}, checkpoint={"every_steps": 100, **checkpoint})
+    rank = arena.start(Stateful.of(regression), spec)
+    rank.run.adopt_local(0, 0)
+    arena.generation([rank], wrap=lambda _, ring: Cut(ring, method="gather", step=steps))
+    assert isinstance(rank.error, RingBroken)
+    return rank
+
+
+def test_what_is_held_is_saved_between_generations(arena, regression) -> None:
+    rank = broken_after(arena, regression, 5)
+    assert key(rank) == (1, 5)
+    rank.run.save(1, 5)
+    rank.run.save(1, 5)  # the answer was lost: the checkpoint that is there is told again
+    assert [(one.generation, one.step) for one in rank.recorder.checkpoints] == [(1, 5)] * 2
+    (saved,) = list_checkpoints(arena.directory / "w/checkpoints", "job")
+    assert saved.name == "g000001-s000000005"
+    assert rank.recorder.checkpoints[0].digest == rank.digest
+
+
+def test_a_prepared_step_is_committed_when_it_is_to_be_saved(arena, regression) -> None:
+    rank = broken_after(arena, regression, 5)
+    assert rank.run.prepared_key == (1, 6)
+    rank.run.save(1, 6)
+    assert (rank.recorder.checkpoints[-1].step, rank.recorder.checkpoints[-1].digest) == (
+        6,
+        rank.digest,
+    )
+
+
+def test_what_is_not_held_is_refused(arena, regression) -> None:
+    rank = broken_after(arena, regression, 5)
+    with pytest.raises(CheckpointError, match="step 7 is not in this worker's memory"):
+        rank.run.save(1, 7)
+
+
+def test_a_disk_that_does_not_take_it_is_told_each_time(arena, regression, tmp_path) -> None:
+    place = tmp_path / "no directory"
+    place.write_text("")
+    rank = broken_after(arena, regression, 5, directory=str(place))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"g000001-s000000005 was not saved: .*directory"):
+            rank.run.save(1, 5)
+    place.unlink()
+    rank.run.save(1, 5)
+    assert rank.recorder.checkpoints[-1].step == 5
+
+
+def test_half_an_update_is_never_saved(arena, regression) -> None:
+    """The optimizer has raised: nobody can say what the parameters are."""
+    spec = arena.spec(job={"steps": 20}, optimizer=SGD, checkpoint={"every_steps": 2})
+    rank = arena.start(Stateful.of(regression), spec)
+    rank.run.adopt_local(0, 0)
+    step = rank.replica.optimizer.step
+    updates = iter(range(5))
+
+    def fail_at_last() -> None:
+        if next(updates) == 4:
+            raise ValueError("no memory for the update")
+        step()
+
+    rank.replica.optimizer.step = fail_at_last
+    arena.generation([rank])
+    assert isinstance(rank.error, ValueError)
+    held = rank.run.held()
+    assert (held.where, held.step) == ("checkpoint", 4)
+    assert rank.run.prepared_key is None
+    with pytest.raises(CheckpointError, match="not in this worker's memory"):
+        rank.run.save(1, 4)

@@ -31,6 +31,7 @@ from dtd.wire.messages.control import (
     Registered,
     Release,
     Running,
+    Save,
     Signal,
     Warmed,
 )
@@ -188,6 +189,7 @@ __all__ = [
     "RevokeToken",
     "Role",
     "Running",
+    "Save",
     "ShowJob",
     "Signal",
     "SubmitJob",

@@ -252,6 +252,18 @@ class Failed:
     traceback: Text
 
 
+@message(0x2A)
+class Save:
+    """Write the state of this key, which the worker holds, or can commit, as a checkpoint.
+
+    Answered by CHECKPOINT_SAVED, or by NOTICE `checkpoint_failed`.
+    """
+
+    job: Name
+    generation: U32
+    step: U64
+
+
 @message(0x1C)
 class Release:
     """The job is over for this worker; it starts afresh and registers again."""
@@ -285,6 +297,7 @@ ControlMessage = (
     | Assign
     | Running
     | Freeze
+    | Save
     | Frozen
     | Finished
     | Failed

@@ -72,6 +72,7 @@ class PlayedWorker:
 
     def __init__(self, daemon: Daemon, name: str, *, pid: int) -> None:
         self.name = name
+        self._kept: list[str] = []
         self._link = BlockingLink(
             daemon.address, role=m.Role.WORKER, name=name, timeout_s=PATIENCE_S
         )
@@ -144,10 +145,12 @@ class PlayedWorker:
             "metrics": {"accuracy": 0.5},
             "kept": {"names": [*kept, name]},
         }
+        self._kept = [*kept, name]
         self.say(m.CheckpointSaved(**(values | changed)))
 
     def finish(self, assign: m.Assign, step: int = 20, **changed: Any) -> None:
-        """Report the end of the job."""
+        """Report the end of the job, whose last state is saved."""
+        self.save(assign, step, *self._kept)
         values: dict[str, Any] = {
             "job": assign.job,
             "generation": assign.generation,

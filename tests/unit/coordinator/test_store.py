@@ -79,7 +79,7 @@ def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
     ended = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
     unfinished = [found.state for _, found in store.unfinished_jobs()]
     assert unfinished == [state for state in JobState if state not in ended]
-    assert [row["id"] for row in store.jobs()][:2] == ["digits-9", "digits-8"]
+    assert [row["id"] for row in store.jobs()][:2] == ["digits-10", "digits-9"]
     assert len(store.jobs()) == len(JobState)
 
 

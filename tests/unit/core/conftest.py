@@ -163,7 +163,13 @@ class Desk:
         )
         self.say(name, message)
 
-    def finished(self, name: str, *, generation: int, step: int = 10, **more: Any) -> None:
+    def finished(
+        self, name: str, *, generation: int, step: int = 10, saved: bool = True, **more: Any
+    ) -> None:
+        """It has done its last step, and written it down before it says so."""
+        if saved:
+            by = more.get("held_generation", generation)
+            self.saved_checkpoint(name, generation=by, step=step)
         values = {
             "held_generation": generation,
             "digest": "x",

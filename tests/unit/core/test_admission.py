@@ -368,6 +368,8 @@ def test_a_member_that_fails_fails_the_job(desk):
     desk.submit()
     desk.run_generation("a", "b")
     desk.say("a", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    for name in "ab":
+        desk.froze(name, generation=1, step=0)
     assert [job.state.value for job in desk.ended] == ["failed"]
 
 

@@ -175,6 +175,9 @@ def test_failure_of_the_task_ends_the_job_with_its_traceback(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a", "b")
     desk.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    desk.say("a", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
+    for name in "ab":
+        desk.froze(name, generation=1, step=0)
     assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
     assert job.result["traceback"] == "line 1"
     assert desk.state("a") == "released"

@@ -366,3 +366,30 @@ def test_who_is_refused_says_so_while_it_is_idle() -> None:
     assert core.explain() == "is refused: too old"
     core.handle(member.FromCoordinator(message=REGISTERED), 0.0)
     assert core.explain() == "waits for a job"
+
+
+@pytest.mark.parametrize("end", [froze(), member.TrainerFinished(finished=FINISHED)])
+def test_what_it_holds_is_saved_between_generations(worker: Worker, end: member.Event) -> None:
+    save = m.Save(job="j", generation=4, step=6)
+    worker.become(MemberState.RUNNING).does(end)
+    assert worker.hears(save) == [member.SaveState(save=save)]
+
+
+@pytest.mark.parametrize("state", list(MemberState)[:5])
+def test_nothing_is_saved_beside_training(worker: Worker, state: MemberState) -> None:
+    worker.become(state)
+    assert worker.hears(m.Save(job="j", generation=4, step=6)) == []
+
+
+def test_another_jobs_state_is_not_saved(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING).does(froze())
+    assert worker.hears(m.Save(job="other", generation=4, step=6)) == []
+
+
+def test_failure_and_what_is_held_then_are_both_said_again(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    failed = m.Failed(job="j", reason="boom", traceback="")
+    worker.does(member.TrainerFailed(failed=failed))
+    (frozen,) = worker.tells(froze(evidence=""))
+    told = worker.hears(m.Registered(heartbeat_interval_s=0.25, heartbeat_timeout_s=1.5))
+    assert [effect.message for effect in told][-2:] == [failed, frozen]

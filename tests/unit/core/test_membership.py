@@ -126,4 +126,5 @@ def test_cancel_of_a_job_whose_generation_ends_takes_effect_when_it_has_ended(de
     desk.handle(CancelRequested(job="j-1"))
     assert desk.ended == []
     desk.froze("a", generation=number, step=5)
+    desk.saved_checkpoint("a", generation=number, step=5)
     assert (job.state, job.step) == (JobState.CANCELLED, 5)

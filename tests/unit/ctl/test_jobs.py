@@ -85,8 +85,27 @@ def test_wait_exits_4_when_the_job_failed(dtdctl, server, result):
     assert (exit_code, json.loads(out)) == (4, FAILED)
 
 
-def test_wait_gives_up_in_time(dtdctl, server):
-    server.script = lambda _message: b""
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"job": None, "explain": "no job"}, ""),
+        ({"job": {"id": "other-2", "state": "running"}}, ""),
+        ({"job": {"id": "digits-1", "state": "running"}, "explain": ""}, "digits-1 is running"),
+        (
+            {"job": {"id": "digits-1", "state": "saving"}, "explain": "worker-1 cannot write"},
+            "digits-1 is saving: worker-1 cannot write",
+        ),
+    ],
+)
+def test_wait_gives_up_in_time_and_says_what_keeps_the_job(dtdctl, server, result, status, why):
+    server.script = lambda message: b"" if isinstance(message, m.WaitJob) else result(status)
+    exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.05")
+    assert exit_code == 1
+    assert f"has not ended within 0.05 s{': job ' if why else ' '}{why}" in err.replace("\n", " ")
+
+
+def test_wait_gives_up_also_when_the_coordinator_is_gone_meanwhile(dtdctl, server):
+    server.script = lambda message: b"" if isinstance(message, m.WaitJob) else None
     exit_code, _out, err = dtdctl("wait", "digits-1", "--timeout", "0.05")
     assert exit_code == 1
     assert "has not ended within 0.05 s" in err

@@ -205,6 +205,32 @@ def test_workers_that_take_no_proper_part(status, state):
     assert command.degraded_because(status) == f"worker-1 is {state}: its link"
 
 
+def test_a_job_that_is_saving_and_why(dtdctl, server, result, status):
+    why = "step 120 is not saved: worker-1 cannot write: No space left on device"
+    status["job"]["state"] = "saving"
+    made = {**status, "explain": why}
+    assert faults(SCHEMA, made) == []
+    server.script = lambda _message: result(made)
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code == 4
+    assert why in out
+    assert command.degraded_because(made) == f"job {status['job']['id']} is saving: {why}"
+
+
+def test_troubles_are_not_healthy(dtdctl, server, result, status):
+    trouble = {
+        "since_s": 3.0,
+        "where": "worker-1",
+        "kind": "disk",
+        "message": "worker-1 cannot write: it is full",
+        "remedy": "make room",
+    }
+    made = {**status, "troubles": [trouble]}
+    server.script = lambda _message: result(made)
+    assert dtdctl("status")[0] == 4
+    assert command.degraded_because(made) == "worker-1 cannot write: it is full"
+
+
 def test_what_a_waiting_job_waits_for(dtdctl, server, result, status):
     why = "waiting for worker-1: nobody here holds the state of step 120"
     status["job"]["state"] = "waiting"

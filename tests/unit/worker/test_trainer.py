@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.core import member
-from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
 from dtd.worker.trainer import Trainer
+
+END_STEP = 99
 
 
 class FakeRing:
@@ -60,13 +62,20 @@ class FakeRun:
     def run(self, ring, generation, *, writers, voters):
         raise self._ends.pop(0)
 
+    def save(self, generation, step):
+        """The key says what becomes of it; the last one ends the thread."""
+        if step == END_STEP:
+            raise SystemExit
+        if generation:
+            raise CheckpointError(f"step {step} was not saved: no space left on device")
+
 
 @pytest.fixture
 def journal():
     return []
 
 
-def train(journal, *ends):
+def train(journal, *ends, saves=()):
     """Let one generation after another end so, on this thread; the last end is the trainer's."""
 
     def post(event):
@@ -88,7 +97,10 @@ def train(journal, *ends):
         threads=1,
         state_dir=Path("unused"),
         silence_s=1.0,
-        reporter=SimpleNamespace(begin_generation=lambda assign: None),
+        reporter=SimpleNamespace(
+            begin_generation=lambda assign: None,
+            warning=lambda event, message: journal.append((event, message)),
+        ),
         watch=SimpleNamespace(begin=lambda now: None, end=lambda: None),
         post=post,
         offer=lambda name, resource: None,
@@ -96,7 +108,10 @@ def train(journal, *ends):
     )
     for generation in range(1, len(ends) + 1):
         trainer.assign(FakeRing(generation, journal))
-    trainer.run()
+    for generation, step in (*saves, (0, END_STEP)):
+        trainer.save(m.Save(job="job-1", generation=generation, step=step))
+    with pytest.raises(SystemExit):
+        trainer.run()
 
 
 FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
@@ -105,12 +120,18 @@ FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
 @pytest.mark.parametrize("error", [ValueError("the task's"), TaskError("ours"), SystemExit(1)])
 def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error):
     train(journal, error)
-    assert journal == [(FAILED, None), ("given up", 1)]
+    assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
 
 
 def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):
     train(journal, RingBroken("a neighbour has died"), TaskError("the task's"))
-    assert journal == [(FROZE, 1), (FAILED, None), ("given up", 2)]
+    assert journal == [(FROZE, 1), (FAILED, None), (FROZE, 2), ("given up", 2)]
+
+
+def test_a_state_that_cannot_be_saved_is_told_each_time_also_after_a_failure(journal):
+    train(journal, TaskError("the task's"), saves=[(1, 5), (0, 5), (1, 5)])
+    why = "step 5 was not saved: no space left on device"
+    assert journal[3:] == [("checkpoint_failed", why)] * 2
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])

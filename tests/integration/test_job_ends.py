@@ -1,0 +1,117 @@
+"""Jobs that end on disks that take nothing, while they wait, and by a failure: what is kept.
+
+A disk that takes nothing is a file where the checkpoint directory is to be; room is made by taking
+it away.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.ctl.main import run as run_dtdctl
+from dtd.wire import messages as m
+from tests.integration.conftest import Daemons
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def daemons(start_daemons: Callable[[int], Daemons]) -> Daemons:
+    """A coordinator and two workers."""
+    return start_daemons(2)
+
+
+@pytest.fixture
+def ctl(daemons: Daemons, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs dtdctl in this process: (exit code, everything that it printed)."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = run_dtdctl([*arguments, "--coordinator", str(daemons.cluster.address)])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def kept_steps(daemons: Daemons, job: str) -> set[int]:
+    found = daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]
+    return {one["step"] for one in found}
+
+
+def blocked(directory: Path) -> Path:
+    """A checkpoint directory on which nothing can be written."""
+    place = directory / "disk"
+    place.write_text("")
+    return place
+
+
+def test_a_job_is_done_when_its_last_state_is_saved(
+    daemons: Daemons, ctl: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    disk = blocked(tmp_path)
+    job = daemons.submit(f'checkpoint.directory="{disk}"')
+    daemons.await_event("job_saving")
+
+    status = daemons.ask(m.GetStatus())
+    assert (status["job"]["id"], status["job"]["state"]) == (job, "saving")
+    assert status["job"]["step"] == status["job"]["total_steps"]
+    daemons.await_event("checkpoint_failed", "worker-1")
+    code, text = ctl("status")
+    assert code == 4
+    assert "saving" in text
+    assert "cannot write" in text
+    code, text = ctl("wait", job, "--timeout", "0.2")
+    assert code == 1
+    assert f"job {job} is saving" in text
+    assert kept_steps(daemons, job) == set()
+
+    disk.unlink()
+    assert daemons.wait(job)["state"] == "done"
+    assert kept_steps(daemons, job) == {status["job"]["total_steps"]}
+
+
+def test_a_job_that_cannot_be_saved_can_be_cancelled(
+    daemons: Daemons, ctl: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    job = daemons.submit(f'checkpoint.directory="{blocked(tmp_path)}"')
+    daemons.await_event("job_saving")
+    assert ctl("cancel", job)[0] == 0
+    assert daemons.wait(job)["state"] == "cancelled"
+    assert daemons.events("state_discarded", job)
+
+
+def test_a_failure_keeps_the_last_committed_step(daemons: Daemons) -> None:
+    daemons.await_idle()
+    job = daemons.submit("task.fails_at=14", "checkpoint.every_steps=1000")
+    ended = daemons.wait(job)
+    assert ended["state"] == "failed"
+    assert "row 17 is odd" in ended["reason"]
+    assert kept_steps(daemons, job) == {13}
+
+
+def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) -> None:
+    daemons.await_idle()
+    gates = daemons.hold(12)
+    job = daemons.submit("elastic.min_workers=2", "checkpoint.every_steps=1000", gates=gates)
+    daemons.await_event("generation_running")
+    daemons.until(job, lambda: _step(daemons) >= 11)
+    victim = daemons.child("worker-1")
+    victim.signal_group(signal.SIGKILL)
+    victim.wait(30.0)
+    daemons.await_event("worker_lost", "worker-1")
+    gates.open(0)
+    daemons.await_event("job_waiting", "1 of at least 2")
+    daemons.ask(m.CancelJob(job=job))
+    assert daemons.wait(job)["state"] == "cancelled"
+    (step,) = kept_steps(daemons, job)
+    assert step >= 11
+
+
+def _step(daemons: Daemons) -> int:
+    job: dict[str, Any] | None = daemons.ask(m.GetStatus())["job"]
+    return int(job["step"]) if job is not None else 0

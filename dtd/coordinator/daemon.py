@@ -106,7 +106,7 @@ class Coordinator:
         self._curves = Curves(config.state_dir / "tensorboard", self._store_thread.later)
         self._driver: Driver[Event, Effect] = Driver(self.membership, self._put, Ticked)
         self.troubles = TroubleDesk(
-            self.membership.books, time.monotonic, lambda: self._store_thread.failure
+            self.membership.books, time.monotonic, self._store_thread.complaint
         )
         self.port = ControlPort(config, self._new_link, time.monotonic, self.troubles.turned_away)
         self._join_desk = JoinDesk(self.port, self.in_store)

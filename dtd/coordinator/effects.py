@@ -1,7 +1,7 @@
 """What the membership core has decided is done here, in the order in which it was decided.
 
-What must be durable is written before what follows it is sent.  Incidents go to the log, and to the
-store without being waited for.
+What must be durable is written before what follows it is sent; what need not be does not wait for
+the disk (`dtd.core.outbox`).  Incidents go to the log, and to the store without being waited for.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ from dtd.core.membership_events import (
     SaveJob,
     Send,
 )
+from dtd.core.outbox import Item, Outbox
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
 
 log = structlog.get_logger()
+
+Settled = asyncio.Future[None]
+"""Whoever asked when all that was decided before is written down."""
 
 # Incidents that are as it should be; all others are logged as warnings.
 QUIET_INCIDENTS: Final = frozenset(
@@ -69,7 +73,9 @@ class Effects:
         self._secrets = secrets
         self._desk = desk
         self._job_numbers = job_numbers
-        self._queue: asyncio.Queue[tuple[Effect | asyncio.Future[None], Any]] = asyncio.Queue()
+        self._outbox: Outbox[Settled, Any] = Outbox()
+        self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
+        self._to_write: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def put(self, effect: Effect) -> None:
         """Keep the order of effects, with what they mean now.
@@ -82,32 +88,46 @@ class Effects:
             about = job_body(effect.job)
         elif isinstance(effect, Send | Disconnect):
             about = self._links.link_to(effect.name)
-        self._queue.put_nowait((effect, about))
+        self._put(Item(effect, about))
 
     async def run(self) -> None:
         """Perform effects until cancelled."""
-        while True:
-            await self._perform(*await self._queue.get())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._write())
+            while True:
+                self._perform(await self._ready.get())
 
     async def settled(self) -> None:
         """Return when every effect so far is done: what was decided is written down."""
-        done = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((done, None))
+        done: Settled = asyncio.get_running_loop().create_future()
+        self._put(Item(done, None))
         await done
 
-    async def _perform(self, effect: Effect | asyncio.Future[None], about: Any) -> None:
+    def _put(self, item: Item[Settled, Any]) -> None:
+        for ready in self._outbox.put(item):
+            self._ready.put_nowait(ready)
+
+    def _perform(self, item: Item[Settled, Any]) -> None:
+        effect, about = item.effect, item.about
         if isinstance(effect, Send):
             self._send(effect, about)
         elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
             effect.set_result(None)
         elif isinstance(effect, SaveJob):
-            await self._save_job(about)
+            self._to_write.put_nowait(about)
         elif isinstance(effect, Incident):
             self._on_incident(effect)
         elif isinstance(effect, Disconnect) and about is not None:
             about.fail(ProtocolError(ErrorCode.REFUSED, effect.reason))
         elif isinstance(effect, JobEnded):
             self._desk.job_ended(effect.job)
+
+    async def _write(self) -> None:
+        """Write one job after the other."""
+        while True:
+            await self._save_job(await self._to_write.get())
+            for ready in self._outbox.written():
+                self._ready.put_nowait(ready)
 
     async def _save_job(self, body: dict[str, Any]) -> None:
         """A full disk must not end the training that the job is about."""

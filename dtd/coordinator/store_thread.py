@@ -11,6 +11,7 @@ import itertools
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ import structlog
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+SLOW_S: Final = 2.0
+"""Training goes on while one call lasts; what is decided meanwhile, new generations, waits."""
 
 _URGENT: Final = 0
 _ORDINARY: Final = 1
@@ -50,6 +54,7 @@ class StoreThread:
         self._closed = False
         self.failures = 0
         self.failure = ""
+        self._begun_s: float | None = None
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
@@ -61,6 +66,12 @@ class StoreThread:
         """Have a function run without waiting for it; failures are logged."""
         future = self._submit(_ORDINARY, function, arguments)
         future.add_done_callback(_log_failure)
+
+    def complaint(self) -> str:
+        """Why the disk is not to be relied on; empty when it is."""
+        begun_s = self._begun_s
+        lasts_s = 0.0 if begun_s is None else time.monotonic() - begun_s
+        return self.failure or (f"one write lasts over {SLOW_S:g} s" if lasts_s > SLOW_S else "")
 
     async def close(self, last: Callable[[], object]) -> None:
         """Run what was asked for, then `last`, then end."""
@@ -82,15 +93,18 @@ class StoreThread:
         while True:
             call = self._calls.get()
             if call.future.set_running_or_notify_cancel():
+                self._begun_s = time.monotonic()
                 try:
-                    call.future.set_result(call.function(*call.arguments))
+                    result = call.function(*call.arguments)
                     self.failure = ""
+                    call.future.set_result(result)
                 except (OSError, sqlite3.Error) as error:
                     self.failures += 1
                     self.failure = str(error)
                     call.future.set_exception(error)
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
                     call.future.set_exception(error)
+                self._begun_s = None
             if call.rank == _LAST:
                 return
 

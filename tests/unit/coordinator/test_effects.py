@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -18,6 +19,10 @@ from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}
 ACK = m.HeartbeatAck()
+ASSIGN = m.Assign(
+    job="digits-1", generation=1, roster_id=1, rank=0, roster=(), held_generation=0, held_step=3
+)
+FREEZE = m.Freeze(generation=1, at_boundary=False, stop=False, reason="why")
 
 
 class PlayedLink:
@@ -98,27 +103,47 @@ async def desk():
     await thread.close(lambda: None)
 
 
+def assigned(desk, link):
+    """The assignments that a connection was told of; each carries a secret of its own."""
+    return [message.held_step for message in link.told if isinstance(message, m.Assign)]
+
+
 async def test_what_follows_a_job_waits_until_it_is_written_as_it_was(desk):
     job = Job(id="digits-1", spec=SPEC, step=3)
     desk.effects.put(SaveJob(job=job))
-    desk.effects.put(Send(name="worker-0", message=ACK))
+    desk.effects.put(Send(name="worker-0", message=ASSIGN))
+    desk.effects.put(Send(name="worker-0", message=FREEZE))
     job.step = 4
     await asyncio.sleep(0)
     assert desk.link.told == []
     desk.store.may_write.set()
     await desk.effects.settled()
-    assert (desk.store.written, desk.link.told) == ([(7, 3)], [ACK])
+    assert desk.store.written == [(7, 3)]
+    assert assigned(desk, desk.link) == [3]
+    assert desk.link.told[-1] == FREEZE
+
+
+async def test_acknowledgements_do_not_wait_for_the_disk(desk):
+    """Else every worker would take a coordinator with a slow disk for dead."""
+    other = PlayedLink()
+    desk.links.register(other, dataclasses.replace(registering(5), name="worker-1"))
+    desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
+    desk.effects.put(Send(name="worker-0", message=ASSIGN))
+    desk.effects.put(Send(name="worker-0", message=ACK))
+    desk.effects.put(Send(name="worker-1", message=FREEZE))
+    await asyncio.sleep(0)
+    assert (desk.link.told, other.told, desk.store.written) == ([ACK], [FREEZE], [])
 
 
 async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
-    desk.effects.put(Send(name="worker-0", message=ACK))
+    desk.effects.put(Send(name="worker-0", message=ASSIGN))
     newer = PlayedLink()
     desk.links.register(newer, registering(2))
     desk.store.may_write.set()
     await desk.effects.settled()
     assert newer.told == []
-    assert desk.link.told[-1] == ACK
+    assert assigned(desk, desk.link) == [3]
 
 
 async def test_a_job_overtakes_the_incidents_before_it(desk):
@@ -129,6 +154,7 @@ async def test_a_job_overtakes_the_incidents_before_it(desk):
     desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC, step=1)))
     desk.effects.put(JobEnded(job=Job(id="digits-1", spec=SPEC)))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)  # now the job is handed to the thread
     assert desk.told == ["news"]
     desk.store.may_write.set()
     go_on.set()

@@ -9,6 +9,7 @@ import threading
 import pytest
 import structlog
 
+import dtd.coordinator.store_thread as module
 from dtd.coordinator.store_thread import StoreThread
 
 
@@ -80,3 +81,18 @@ async def test_failures_of_the_disk_are_counted():
             await thread.run(fail, error)
     assert thread.failures == 2
     await thread.close(lambda: None)
+
+
+async def test_a_disk_that_takes_its_time_is_complained_of_while_it_does(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    thread, begun, go_on = StoreThread(), threading.Event(), threading.Event()
+    thread.later(lambda: (begun.set(), go_on.wait(30)))
+    assert begun.wait(30)
+    assert thread.complaint() == ""
+    now_s += module.SLOW_S + 1
+    assert thread.complaint() == "one write lasts over 2 s"
+    go_on.set()
+    await thread.run(int)
+    await thread.close(lambda: None)
+    assert thread.complaint() == ""

@@ -86,6 +86,8 @@ INCIDENTS: Final = {
     "link_bad": "Two workers cannot reach each other; rings are ordered around the pair.",
     "link_good": "Two workers reach each other again.",
     "replicas_diverged": "A worker's state differs from that of the others.",
+    "training_stalled": "A worker's training stands still; why it is not restarted is told.",
+    "training_goes_on": "A worker whose training stood still gets on again.",
     "steps_lost": "Committed steps are gone with everybody who held them.",
     "rows_not_as_planned": "Other rows than the plan's went through the model in a step.",
     "epoch_order_kept": "The rest of an epoch keeps the order of the seed that it was begun with.",

@@ -279,6 +279,18 @@ def cannot_listen(where: str, why: str) -> Trouble:
     )
 
 
+def stands_still(name: str, host: str, why: str, kept: str) -> Trouble:
+    """A worker's training thread is stuck, and the worker is needed all the same."""
+    return Trouble(
+        kind="stands-still",
+        where=name,
+        message=f"{name} on {host} stands still and is kept, since {kept}: {why}",
+        remedy=f"look what it waits for; `dtdctl kill-worker {name}` gives its memory up,"
+        " `dtdctl cancel` ends the job; where such pauses are normal, raise"
+        " elastic.stall_timeout_s",
+    )
+
+
 def disk(where: str, why: str) -> Trouble:
     """A disk does not take what has to be written."""
     return Trouble(

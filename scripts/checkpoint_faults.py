@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -45,6 +45,9 @@ class Recorder:
     warnings: list[str] = field(default_factory=list)
 
     def progress(self) -> None:
+        """Not of interest."""
+
+    def begins(self, kind: Hashable) -> None:
         """Not of interest."""
 
     def step_committed(self, record: StepRecord) -> None:

@@ -45,6 +45,13 @@ def samples() -> list[Trouble]:
         troubles.no_way("NAME", _AT, "NAME2", "HOST2:PORT"),
         troubles.data_port_closed("NAME", _AT, "WHY"),
         troubles.cannot_listen(_AT, "is in use"),
+        troubles.stands_still(
+            "NAME",
+            "HOST",
+            "its training thread has been stuck in task.py:12 in loss for 9.0 s (nothing has moved"
+            " for 9.0 s; elastic.stall_timeout_s allows 5 s)",
+            "nobody else that gets on remembers step 40",
+        ),
         troubles.disk("NAME", "WHY"),
     ]
 

@@ -23,7 +23,7 @@ from dtd.wire import messages as m
 from dtd.wire.tags import TAG_BYTES
 
 if TYPE_CHECKING:
-    from dtd.train.record import StepRecord
+    from dtd.train.record import GotOn, StepRecord
     from dtd.train.replica import Replica
     from dtd.worker.reporter import JobReporter
 
@@ -91,11 +91,13 @@ def patch_frames(mode: _Mode) -> None:
 def patch_worker(mode: _Mode) -> None:
     """No digests, heartbeats, beats and control words in bare blocks."""
     from dtd.train import state
+    from dtd.train.record import nobody
 
     real_digest = state.state_digest
 
-    def state_digest(replica: Replica) -> bytes:
-        return bytes(16) if is_bare(replica.step, mode.block_steps) else real_digest(replica)
+    def state_digest(replica: Replica, got_on: GotOn = nobody) -> bytes:
+        bare = is_bare(replica.step, mode.block_steps)
+        return bytes(16) if bare else real_digest(replica, got_on)
 
     state.state_digest = state_digest  # before anybody imports it by name
 

@@ -127,7 +127,7 @@ def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now
     if books.distrusted == message.generation and choice.in_memory(worker):
         expel(books, worker, "states differ, and none has a majority", now)
         return
-    worker.returning = False
+    worker.returning, worker.stuck_since, worker.kept = False, None, ""
     _end_warming(books, worker, now)
 
 
@@ -181,13 +181,13 @@ def fails_alone(books: Books, worker: Worker, message: m.Failed) -> bool:
 
 
 def give_up_warming(books: Books, job: Job, now: float) -> None:
-    """Drop workers that warm up, or freeze after they have come back, for too long."""
+    """Drop workers that have warmed up for too long; reading a large checkpoint is progress."""
     limit_s = float(job.spec["elastic"]["warmup_timeout_s"])
     for name, since in list(books.warming_since.items()):
         worker = books.workers[name]
-        if worker.returning and now - since > ending.freeze_patience_s(worker):
-            expel(books, worker, "came back and did not freeze: its training hangs", now)
-        elif now - since > limit_s:
+        beat = worker.heartbeat
+        gets_on = beat is not None and 0 < beat.stalled_s <= limit_s
+        if now - since > limit_s and not (worker.returning or gets_on):
             why = f"did not warm up within {limit_s:g} s (elastic.warmup_timeout_s)"
             expel(books, worker, why, now)
 
@@ -272,6 +272,7 @@ def _forget(books: Books, worker: Worker) -> None:
     worker.held = worker.warmed = worker.heartbeat = None
     worker.prepared, worker.frozen_in = (0, 0), 0
     worker.returning = False
+    worker.stuck_since, worker.kept = None, ""
     books.detector.forget(worker.name)
     books.warming_since.pop(worker.name, None)
 

@@ -9,7 +9,7 @@ to be added, and *ending* until every living member has frozen.  Pure: events an
 effects out.  The coordinator never sees a gradient or a parameter.
 
 This file dispatches; what changes the books is in `admission`, `adoption`, `forming`, `running`,
-`ending`, `suspicion` and `jobs`.
+`ending`, `suspicion`, `standstill` and `jobs`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dtd.core import (
     jobs,
     running,
     saving,
+    standstill,
     suspicion,
     waiting,
 )
@@ -163,7 +164,7 @@ class Membership:
         job = self.books.job
         if job is not None and message.job == job.id and worker.state in MEMBERS:
             running.progressed(self.books, job, message.generation, message.step, now)
-            suspicion.expel_stuck(self.books, worker, message, now)
+            standstill.judge(self.books, job, worker, now)
             if self.books.straggler.is_due(now):
                 self.books.straggler.look(self.books.running_beats(), now)
 
@@ -192,6 +193,7 @@ class Membership:
             forming.member_running(self.books, job, worker, message, now)
         elif isinstance(message, m.Frozen):
             if message.generation == self.books.generation:
+                standstill.forgive(self.books, worker)
                 running.reported(self.books, job, message, now)
                 ending.member_frozen(self.books, job, worker, message, now)
                 suspicion.accused(self.books, message, now)
@@ -232,6 +234,7 @@ class Membership:
             jobs.activate(books, books.queue.popleft(), now)
         admission.release_leavers(books)
         if books.job is not None:
+            standstill.give_up_returning(books, books.job, now)
             admission.give_up_warming(books, books.job, now)
         if books.job is not None and books.generation_state is GenerationState.RUNNING:
             self._advance_running(books.job, now)
@@ -258,10 +261,7 @@ class Membership:
     def _advance_ending(self, job: Job, now: float) -> None:
         books = self.books
         if books.freeze_by is not None and now >= books.freeze_by:
-            for name in books.not_frozen():
-                if books.workers[name].state is not WorkerState.FINISHED:
-                    why = "did not freeze in time: its training thread does not answer"
-                    admission.expel(books, books.workers[name], why, now)
+            standstill.give_up_late(books, job, now)
         if any(books.workers[n].state is not WorkerState.FINISHED for n in books.not_frozen()):
             return
         if ending.is_complete(books):
@@ -325,7 +325,11 @@ class Membership:
         if job.state is JobState.SAVING:
             return saving.explain(books, job)
         if books.generation_state is GenerationState.RUNNING:
-            return "stopping at the next step boundary" if job.state is JobState.STOPPING else ""
+            stopping = job.state is JobState.STOPPING
+            return standstill.explain(books) or "stopping at the next step boundary" * stopping
+        kept = standstill.explain(books)
+        if kept:
+            return kept
         if books.generation_state is GenerationState.FORMING:
             late = [w.name for w in books.members() if w.state in TRAINING]
             return f"forming generation {books.generation}: waiting for {', '.join(late)}"

@@ -65,6 +65,8 @@ class Worker:
         instance: of its state directory; empty when it is not known.
         foreign: it runs another release of dtd, and gets no work.
         stray: it took part in a job that is not ours; nothing that it says of jobs counts.
+        stuck_since: when its training was first found to stand still, without having got on since.
+        kept: why it is not put out for that; empty when there is nothing to put it out for.
     """
 
     name: str
@@ -90,6 +92,8 @@ class Worker:
     instance: str = ""
     foreign: bool = False
     stray: bool = False
+    stuck_since: float | None = None
+    kept: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -117,4 +117,6 @@ def _worker(books: Books, worker: Worker, now: float) -> dict[str, Any]:
         "stalled_s": beat.stalled_s,
         "patience_s": beat.patience_s,
         "where": beat.where,
+        "still_s": beat.still_s,
+        "evidence": beat.evidence,
     }

@@ -1,8 +1,9 @@
 """Who is to blame when a generation does not advance: evidence, fastest first.
 
 A reset connection is known at once and needs no judge.  Here is the rest: silence towards the
-coordinator, a neighbour's word that a link died, a training thread that is stuck, and the probes
-that clear a link of suspicion.  Part of the membership machine; changes the books, adds effects.
+coordinator, a neighbour's word that a link died, and the probes that clear a link of suspicion; of
+threads that are stuck see `dtd.core.standstill`.  Part of the membership machine; changes the
+books, adds effects.
 """
 
 from __future__ import annotations
@@ -95,18 +96,6 @@ def accused(books: Books, message: m.Frozen, now: float) -> None:
     if message.evidence in DEAD and silent_s > MISSED_BEATS * books.heartbeat_interval_s:
         why = f"silent towards its neighbour, and no heartbeat for {silent_s:.1f} s"
         admission.evict(books, suspect, why, now)
-
-
-def expel_stuck(books: Books, worker: Worker, beat: m.Heartbeat, now: float) -> None:
-    """Expel a member whose training thread makes no progress although it waits for nobody."""
-    if beat.generation != books.generation or not 0 < beat.patience_s < beat.stalled_s:
-        return
-    where = f" in {beat.where}" if beat.where else ""
-    why = (
-        f"its training thread has been stuck{where} for {beat.stalled_s:.1f} s"
-        f" (limit {beat.patience_s:.1f} s)"
-    )
-    admission.expel(books, worker, why, now)
 
 
 def probe(books: Books, now: float) -> None:

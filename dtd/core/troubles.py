@@ -15,6 +15,7 @@ from typing import Any, Final
 from dtd import troubles
 from dtd.core.books import Books
 from dtd.core.membership_events import Worker, WorkerState
+from dtd.core.standstill import why_late
 from dtd.troubles import Trouble
 
 MAX_TROUBLES: Final = 32
@@ -87,6 +88,8 @@ def standing(books: Books) -> list[Trouble]:
     """What is wrong now as far as the books tell."""
     refused = [w for w in books.workers.values() if w.state is WorkerState.REFUSED]
     found = [_refused(books, worker) for worker in refused]
+    kept = [worker for worker in books.workers.values() if worker.kept]
+    found += [troubles.stands_still(w.name, w.host, why_late(w), w.kept) for w in kept]
     for one, other in sorted(books.links.bad):
         ends = books.workers.get(one), books.workers.get(other)
         if ends[0] is not None and ends[1] is not None:

@@ -166,5 +166,7 @@ def _stalled(worker: Status) -> str:
         return ""
     where = f" in {worker['where']}" if worker.get("where") else ""
     patience_s = worker.get("patience_s", 0.0)
-    limit = f" (limit {figures.duration(patience_s)})" if patience_s else ""
-    return f"no progress for {figures.duration(stalled_s)}{where}{limit}"
+    limit = f"limit {figures.duration(patience_s)}" if patience_s else ""
+    known = worker.get("evidence") or limit
+    about = f" ({known})" if known else ""
+    return f"no progress for {figures.duration(stalled_s)}{where}{about}"

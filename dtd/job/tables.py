@@ -126,8 +126,9 @@ class ElasticTable:
     warmup_timeout_s: float = field(
         default=120.0,
         metadata=rule(
-            "How long a worker may take to import the task and build model and data, and then to"
-            " its first step.",
+            "How long a worker may take to import the task and build model and data, and how long"
+            " nothing may move in whatever it then does for the first time: its first step, its"
+            " first evaluation, a batch of another shape.",
             above=0,
             maximum=86400,
         ),
@@ -135,10 +136,21 @@ class ElasticTable:
     stall_timeout_s: float = field(
         default=5.0,
         metadata=rule(
-            "How long training may stand still in the job's own code; ten times the longest pause"
-            " so far, if that is longer. Then the worker starts afresh.",
+            "How long nothing may move in the job's own code (no processor time, nothing read,"
+            " nothing compiled); ten times the longest such silence so far, if that is longer."
+            " Then the worker starts afresh. Whatever is done for the first time has"
+            " `warmup_timeout_s`.",
             above=0,
             maximum=86400,
+        ),
+    )
+    busy_timeout_s: float = field(
+        default=1800.0,
+        metadata=rule(
+            "How long a pause in training may be while something moves in it: longer than the"
+            " longest step of a worker. A loop that never ends is found by this.",
+            above=0,
+            maximum=604800,
         ),
     )
 

@@ -99,6 +99,7 @@ class Cluster:
         drifts_at: int = 0,
         copies: int = 1,
         settle_s: float = 1.0,
+        busy_s: float = 1800.0,
         at_s: float = 0.0,
     ) -> Self:
         """Submit a job; jobs are called job-1, job-2, ...
@@ -114,6 +115,7 @@ class Cluster:
                 "max_workers": max_workers,
                 "settle_s": settle_s,
                 "stall_timeout_s": 5.0,
+                "busy_timeout_s": busy_s,
                 "warmup_timeout_s": 30.0,
             },
             "checkpoint": {"copies": copies},
@@ -242,7 +244,8 @@ class Cluster:
         """Like an operator who looks whether his job has arrived, and tries again."""
         if job.id not in self.machines.store.jobs:
             self.machines.ask(Submitted(job=copy.deepcopy(job)))
-            self._scheduler.after(SUBMIT_AGAIN_S, lambda: self._submit(job))
+            again_s = max(SUBMIT_AGAIN_S, 3 * self.machines.surroundings.pace.store_s[1])
+            self._scheduler.after(again_s, lambda: self._submit(job))
 
     # --- looking ---------------------------------------------------------------------------
 

@@ -1,13 +1,12 @@
 """The simulated coordinator process: membership core, control connections and a durable store.
 
-The counterpart of `dtd.coordinator.daemon`: effects are performed in order, and what follows a
-write to the store waits for it.  The store outlives the process.
+The counterpart of `dtd.coordinator.daemon`: effects are performed in the order of
+`dtd.core.outbox`, in which some wait for the store.  The store outlives the process.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import deque
 from dataclasses import dataclass, field
 
 from dtd.core import names
@@ -27,12 +26,11 @@ from dtd.core.membership_events import (
     Ticked,
     WorkerLost,
 )
+from dtd.core.outbox import Item, Outbox
 from dtd.sim.network import Port
 from dtd.sim.scheduler import Timer
 from dtd.sim.surroundings import COORDINATOR, Surroundings
 from dtd.wire import messages as m
-
-STORE_S = (0.001, 0.02)
 
 
 @dataclass(slots=True)
@@ -69,8 +67,7 @@ class CoordinatorProcess:
         )
         self._ports: dict[str, Port] = {}
         self._names: dict[Port, tuple[str, int]] = {}
-        self._effects: deque[tuple[Effect, Port | None]] = deque()
-        self._storing = False
+        self._outbox: Outbox[None, Port | None] = Outbox()
         self._timer: Timer | None = None
         for job in store.jobs.values():
             if job.state in ENDED and job.id not in surroundings.oracle.ended_jobs:
@@ -133,9 +130,10 @@ class CoordinatorProcess:
             RequestRefused: the core says no.
         """
         now = self.surroundings.scheduler.now
+        decided: list[Item[None, Port | None]] = []
         for effect in self.membership.handle(event, now):
             port = self._port_of(effect)
-            self._effects.append((copy.deepcopy(effect), port))
+            decided.append(Item(copy.deepcopy(effect), port))
             if isinstance(effect, Send) and port is not None:
                 self._tell_oracle(effect, port)
         self.surroundings.oracle.membership(self.membership, now)
@@ -144,7 +142,8 @@ class CoordinatorProcess:
         deadline = self.membership.next_deadline(now)
         if deadline is not None:
             self._timer = self.surroundings.scheduler.at(deadline, self._on_deadline)
-        self._perform()
+        for item in decided:
+            self._do(self._outbox.put(item))
 
     def _tell_oracle(self, effect: Send, port: Port) -> None:
         if isinstance(effect.message, m.Release) and effect.message.state == "evicted":
@@ -158,32 +157,33 @@ class CoordinatorProcess:
         """The connection that an effect is meant for; a later one must not get it."""
         return self._ports.get(effect.name) if isinstance(effect, Send | Disconnect) else None
 
-    def _perform(self) -> None:
-        while self._effects and not self._storing and self.alive:
-            effect, port = self._effects.popleft()
-            if isinstance(effect, SaveJob):
-                self._save(effect.job)
-            elif isinstance(effect, Incident):
-                self.surroundings.tell(effect.message)
-                self.surroundings.oracle.incident(effect)
-            elif isinstance(effect, JobEnded):
-                self.surroundings.oracle.ended(effect.job)
-            elif port is not None and isinstance(effect, Send):
-                port.send(effect.message)
-            elif port is not None:
-                assert isinstance(effect, Disconnect)
-                self._disconnect(port, effect.reason)
+    def _do(self, items: list[Item[None, Port | None]]) -> None:
+        for item in items:
+            if self.alive:
+                self._perform(item.effect, item.about)
+
+    def _perform(self, effect: Effect | None, port: Port | None) -> None:
+        if isinstance(effect, SaveJob):
+            self._save(effect.job)
+        elif isinstance(effect, Incident):
+            self.surroundings.tell(effect.message)
+            self.surroundings.oracle.incident(effect)
+        elif isinstance(effect, JobEnded):
+            self.surroundings.oracle.ended(effect.job)
+        elif port is not None and isinstance(effect, Send):
+            port.send(effect.message)
+        elif port is not None:
+            assert isinstance(effect, Disconnect)
+            self._disconnect(port, effect.reason)
 
     def _save(self, job: Job) -> None:
-        self._storing = True
-        delay_s = self.surroundings.draw(STORE_S)
+        delay_s = self.surroundings.draw(self.surroundings.pace.store_s)
         self.surroundings.scheduler.after(delay_s, lambda: self._on_saved(job))
 
     def _on_saved(self, job: Job) -> None:
         if self.alive:
             self.store.jobs[job.id] = job
-            self._storing = False
-            self._perform()
+            self._do(self._outbox.written())
 
     def _disconnect(self, port: Port, reason: str) -> None:
         name = self._names.pop(port, ("", 0))[0]

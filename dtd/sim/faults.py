@@ -96,6 +96,19 @@ def _unstick(target: Target, name: str) -> None:
         process.trainer.thread.unstick()
 
 
+def _block(target: Target, name: str) -> None:
+    """Let a training thread wait in the kernel for a file server that does not answer."""
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        process.trainer.thread.stick("a disk or a file server")
+
+
+def _loop(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        process.trainer.thread.loop()
+
+
 def _corrupt(target: Target, name: str) -> None:
     process = target.process(name)
     if process is not None and process.trainer is not None:
@@ -172,6 +185,8 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "unpause": _unpause,
     "stick": _stick,
     "unstick": _unstick,
+    "block": _block,
+    "loop": _loop,
     "corrupt": _corrupt,
     "fill": _fill,
     "clear": _clear,

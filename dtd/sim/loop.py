@@ -40,6 +40,7 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         last = state.step == session.steps
         ring.node.open_step(state.step, () if last else session.buckets)
         if not met or last:
+            yield from _digest(session, ring)
             yield from _gather(session, ring, Flags(), first=not met)
         if not met:
             _joined(session, ring)
@@ -58,7 +59,7 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         yield session.busy("optimizer_s")
         state = _commit(session, ring)
         yield Reach(Phase.COMMITTED, state.step)
-        _report(session, ring, state)
+        yield from _report(session, ring, state)
         if state.step == session.steps:
             continue
         if word.stop or word.leave:
@@ -86,6 +87,7 @@ def _joined(session: Session, ring: RingEndpoint) -> None:
 
 def _evaluate(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
     yield Reach(Phase.EVALUATE, _state(session).step)
+    session.watch.begins("evaluation")
     yield session.busy("evaluate_s")
     yield from _gather(session, ring, Flags())
 
@@ -95,6 +97,7 @@ def _step(session: Session, ring: RingEndpoint) -> Generator[Request, None, None
     step = _state(session).step
     session.prepared = None
     yield Reach(Phase.FORWARD, step + 1)
+    session.watch.begins("batch")
     if step == session.shell.fails_at_step:
         raise TaskError(f"the task raised in step {step}")
     order = list(range(len(session.buckets)))
@@ -188,9 +191,18 @@ def _commit(session: Session, ring: RingEndpoint) -> State:
     return state
 
 
-def _report(session: Session, ring: RingEndpoint, state: State) -> None:
+def _digest(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """A generation that has ended needs none."""
+    for piece in session.digest():
+        yield piece
+        _check(ring)
+
+
+def _report(session: Session, ring: RingEndpoint, state: State) -> Generator[Request, None, None]:
     assign, every = ring.assign, session.checkpoint_every
     if assign.rank == 0:
         session.shell.tell(reports.progress(state, rows=len(assign.roster)))
+    if every and state.step % every == 0:
+        yield from session.digest()
     if assign.rank < session.copies and every and state.step % every == 0:
         session.pending = state if state.step < session.steps else None

@@ -5,7 +5,7 @@ The counterpart of `dtd.train.session`.  `Shell` is what the trainer uses of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ from dtd.wire import messages as m
 
 DRIFTING = 7
 """Entry of the state that a task of its own changes, otherwise on every rank."""
+PIECE_S = 0.5
+"""How long the piece of a digest takes that is done between two marks of progress."""
 
 
 class Shell(Protocol):
@@ -158,6 +160,14 @@ class Session:
         surroundings = self.shell.surroundings
         return surroundings.draw(getattr(surroundings.pace, what))
 
+    def digest(self) -> Iterator[Busy]:
+        """Hash or copy the state, a piece at a time."""
+        if self.shell.surroundings.pace.digest_s[1]:
+            left_s = self.draw("digest_s")
+            while left_s > 0:
+                yield Busy(min(left_s, PIECE_S))
+                left_s -= PIECE_S
+
     def busy(self, what: str) -> Busy:
         """Do something for a while."""
         return Busy(self.draw(what))
@@ -178,5 +188,6 @@ def begin(shell: Shell, job: str, spec: Mapping[str, Any]) -> Session:
         watch=ProgressWatch(
             first_patience_s=float(spec["elastic"]["warmup_timeout_s"]),
             least_patience_s=float(spec["elastic"]["stall_timeout_s"]),
+            busy_patience_s=float(spec["elastic"]["busy_timeout_s"]),
         ),
     )

@@ -1,7 +1,7 @@
 """Stories: a script of what befalls a cluster, and below a line what then happened.
 
     # Why the story is worth telling.
-    cluster seed=7 workers=3
+    cluster seed=7 workers=3 evaluate_s=600 store_s=3,6
     submit steps=12 buckets=40,7 min_workers=2
     misfit worker-3
     failing worker-2 step=5
@@ -23,8 +23,11 @@ from dtd.errors import UsageError
 from dtd.sim.cluster import Cluster
 from dtd.sim.faults import VERBS
 from dtd.sim.phases import Phase
+from dtd.sim.surroundings import Pace
 
 RULE: Final = "-" * 8
+PATIENCE_S: Final = 10_000.0
+"""Of the story's own time: some things take long."""
 
 
 def tell(text: str) -> str:
@@ -34,7 +37,7 @@ def tell(text: str) -> str:
         UsageError: a line of the script is not understood.
     """
     script = text.partition(f"{RULE}\n")[0]
-    cluster = _cluster(script).run()
+    cluster = _cluster(script).run(patience_s=PATIENCE_S)
     return "\n".join([script + RULE, *cluster.story, _ending(cluster), ""])
 
 
@@ -64,8 +67,12 @@ def _cluster(script: str) -> Cluster:
 
 
 def _begin(words: list[str]) -> Cluster:
-    values = _values(words[1:])
-    return Cluster(values["seed"], workers=values["workers"])
+    """How long a thing takes is one figure, or the least and the most."""
+    values = dict(word.split("=") for word in words[1:])
+    seed, workers = int(values.pop("seed")), int(values.pop("workers"))
+    limits = {what: [float(value) for value in one.split(",")] for what, one in values.items()}
+    pace = Pace(**{what: (some[0], some[-1]) for what, some in limits.items()})
+    return Cluster(seed, workers=workers, pace=pace)
 
 
 def _plan(cluster: Cluster, words: list[str]) -> None:

@@ -30,6 +30,8 @@ class Pace:
     optimizer_s: Range = (0.001, 0.01)
     evaluate_s: Range = (0.02, 0.1)
     checkpoint_s: Range = (0.05, 0.4)
+    store_s: Range = (0.001, 0.02)
+    digest_s: Range = (0.0, 0.0)
 
 
 @dataclass(slots=True, kw_only=True)

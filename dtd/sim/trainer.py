@@ -34,6 +34,7 @@ class Trainer:
         self.session = begin(shell, prepare.job, prepare.spec)
         self.thread = Thread(
             shell.after,
+            clock=lambda: shell.surroundings.scheduler.now,
             got_on=lambda: self.session.watch.mark(shell.surroundings.scheduler.now),
             reached=self._reached,
         )
@@ -67,10 +68,12 @@ class Trainer:
     # --- one generation --------------------------------------------------------------------
 
     def _serve(self, ring: RingEndpoint) -> Routine:
+        self.session.watch.begin(self._shell.surroundings.scheduler.now)
+        self.session.watch.begins("take over")
         try:
             yield from self._take_over(ring)
             yield Wait(ring.is_up, ring)
-            outcome = yield from self._train(ring)
+            outcome = yield from loop.train(self.session, ring)
         except RingBroken as error:
             self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
@@ -85,19 +88,14 @@ class Trainer:
             self._froze(ring, "", "", "its training has failed")
             ring.end(error.message)
             return "failed"
+        finally:
+            self.session.watch.end()
         if outcome in ("yielded", "left"):
             self._froze(ring, "", "", "the generation ended at a step boundary")
         else:
             assert self.session.agreed is not None
             self._shell.feed(reports.finished(ring.assign, self.session.agreed))
         return outcome
-
-    def _train(self, ring: RingEndpoint) -> Routine:
-        self.session.watch.begin(self._shell.surroundings.scheduler.now)
-        try:
-            return (yield from loop.train(self.session, ring))
-        finally:
-            self.session.watch.end()
 
     def _froze(
         self,
@@ -152,6 +150,7 @@ class Trainer:
             self._adopt_own(assign)
         else:
             yield from self._fetch(ring)
+            yield from session.digest()
         assert session.state is not None
         session.prepared = None
         self._shell.surroundings.oracle.adopted(assign, session.state)

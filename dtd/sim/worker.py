@@ -7,8 +7,10 @@ disk outlives it.  Paused like by SIGSTOP it does nothing, and later does everyt
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from dtd.core import member
+from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
 from dtd.sim import reports
 from dtd.sim.control import Control
 from dtd.sim.data_port import DataPort
@@ -144,23 +146,24 @@ class WorkerProcess:
     def _heartbeat(self) -> m.Heartbeat:
         trainer, ring = self.trainer, self._ring
         state = trainer.session.state if trainer is not None else None
-        stalled_s, patience_s = (0.0, 0.0) if trainer is None else self._stall(trainer)
+        verdict = Verdict() if trainer is None else self._verdict(trainer)
         return m.Heartbeat(
             state=self.core.state.value,
             job=ring.assign.job if ring is not None else "",
             generation=ring.assign.generation if ring is not None else 0,
             step=state.step if state is not None else 0,
             step_s=0.1,
-            stalled_s=stalled_s,
-            patience_s=patience_s,
-            where="task.py:12 in loss" if stalled_s > 1.0 else "",
+            **asdict(verdict),
+            where="task.py:12 in loss" if verdict.stalled_s > TELL_AFTER_S else "",
         )
 
-    def _stall(self, trainer: Trainer) -> tuple[float, float]:
+    def _verdict(self, trainer: Trainer) -> Verdict:
         now, tick_s = self.surroundings.scheduler.now, self.surroundings.heartbeat_interval_s
         watch = trainer.session.watch
         stalled_s = watch.look(now, tick_s=tick_s, waits=trainer.thread.waits())
-        return stalled_s, watch.patience_s()
+        if stalled_s >= LOOK_AFTER_S:
+            watch.saw(trainer.thread.seen(now))
+        return watch.verdict(now, stalled_s)
 
     # --- member ----------------------------------------------------------------------------
 

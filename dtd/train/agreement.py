@@ -70,12 +70,21 @@ def agree(
     """
     pending = session.checkpoints.pending
     known = pending is not None and pending.step == session.replica.step
-    digest = pending.digest if pending is not None and known else state_digest(session.replica)
+    if pending is not None and known:
+        digest = pending.digest
+    else:
+        digest = state_digest(session.replica, lambda: got_on(session, ring))
     digests = gather_aside(ring, clock, digest)
     compared = compare([(session.replica.step, one) for one in digests], voters=voters)
     if compared.dissenters:
         raise _diverged(session, ring, compared)
     return digest
+
+
+def got_on(session: Session, ring: Collective) -> None:
+    """A generation that has ended needs no digest, however long that would still take."""
+    session.reporter.progress()
+    ring.check()
 
 
 def gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:

@@ -24,6 +24,7 @@ import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
+from dtd.train.record import GotOn, nobody
 
 FORMAT: Final = 2
 READABLE: Final = (1, 2)
@@ -125,7 +126,12 @@ def list_checkpoints(directory: Path, folder: str) -> list[Path]:
 
 
 def newest_verified(
-    directory: Path, job_id: str, *, identity: str = "", step: int | None = None
+    directory: Path,
+    job_id: str,
+    *,
+    identity: str = "",
+    step: int | None = None,
+    got_on: GotOn = nobody,
 ) -> Found:
     """The newest checkpoint of a job that verifies.
 
@@ -134,6 +140,7 @@ def newest_verified(
         job_id: whose.
         identity: the job's; empty for one of dtd 0.1.0.
         step: only those after this many steps.
+        got_on: called while files are read.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in list_checkpoints(directory, folder_of(job_id, identity)):
@@ -141,7 +148,7 @@ def newest_verified(
         if step is not None and key is not None and key[1] != step:
             continue
         try:
-            manifest = verify(path)
+            manifest = verify(path, got_on)
         except CheckpointError as error:
             passed_over.append((path, error.message))
             continue
@@ -153,7 +160,7 @@ def newest_verified(
     return Found(path=None, manifest=None, passed_over=tuple(passed_over))
 
 
-def verify(path: Path) -> Manifest:
+def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
     """Read every byte of a checkpoint and compare it with its manifest.
 
     Raises:
@@ -165,7 +172,7 @@ def verify(path: Path) -> Manifest:
     if manifest.files.keys() != {MODEL_FILE, OPTIMIZER_FILE}:
         raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
     for name, info in manifest.files.items():
-        _verify_file(path / name, info)
+        _verify_file(path / name, info, got_on)
     return manifest
 
 
@@ -214,7 +221,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _verify_file(file: Path, info: FileInfo) -> None:
+def _verify_file(file: Path, info: FileInfo, got_on: GotOn) -> None:
     content = xxhash.xxh3_128()
     try:
         size_bytes = file.stat().st_size
@@ -223,6 +230,7 @@ def _verify_file(file: Path, info: FileInfo) -> None:
         with file.open("rb") as stream:
             while block := stream.read(_READ_BYTES):
                 content.update(block)
+                got_on()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     if content.hexdigest() != info.hash:

@@ -23,6 +23,7 @@ from torch import Tensor
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
+from dtd.train.bulk import copied_to_host
 from dtd.train.checkpoint_format import (
     FORMAT,
     MODEL_FILE,
@@ -32,7 +33,7 @@ from dtd.train.checkpoint_format import (
     verify,
 )
 from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTensor
-from dtd.train.record import CheckpointRecord, Reporter, StateKey
+from dtd.train.record import CheckpointRecord, GotOn, Reporter, StateKey, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.seldom import Seldom
@@ -103,7 +104,10 @@ class Checkpoints:
 
     def compare(self, replica: Replica) -> None:
         """Take the digest of the state, without saving it."""
-        self.pending = Pending(step=replica.step, digest=state_digest(replica))
+        self.pending = Pending(step=replica.step, digest=self._digest(replica))
+
+    def _digest(self, replica: Replica) -> bytes:
+        return state_digest(replica, self._reporter.progress)
 
     def take(
         self, replica: Replica, *, key: StateKey, world_size: int, writes: bool, waits: bool
@@ -121,9 +125,11 @@ class Checkpoints:
         if not writes:
             self.compare(replica)
             return
-        tensors = {name: _copy(tensor) for name, tensor in named_tensors(replica).items()}
+        got_on = self._reporter.progress
+        live = named_tensors(replica)
+        tensors = {name: copied_to_host(tensor, got_on) for name, tensor in live.items()}
         about = metadata(replica)
-        digest = digest_of(tensors, about)
+        digest = digest_of(tensors, about, got_on)
         self.pending = Pending(step=replica.step, digest=digest)
         if not self._idle_within(math.inf if waits else _PATIENCE_S):
             name = checkpoint_name(*key)
@@ -259,20 +265,20 @@ def _unheard(record: CheckpointRecord) -> None:
     """Nobody listens."""
 
 
-def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
+def read_checkpoint(path: Path, got_on: GotOn = nobody) -> tuple[Manifest, dict[str, Tensor]]:
     """A checkpoint's manifest and tensors, verified down to the state's digest.
 
     Raises:
         CheckpointError: it is torn or damaged.
     """
-    manifest = verify(path)
+    manifest = verify(path, got_on)
     try:
         stored = {MODEL + name: tensor for name, tensor in _load(path / MODEL_FILE).items()}
         stored |= _load(path / OPTIMIZER_FILE)
         tensors = {name: stored[name] for name in manifest.tensors}
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}") from error
-    if digest_of(tensors, manifest.state).hex() != manifest.digest:
+    if digest_of(tensors, manifest.state, got_on).hex() != manifest.digest:
         raise CheckpointError(f"{path} does not match its digest")
     return manifest, tensors
 
@@ -284,10 +290,6 @@ def _load(file: Path) -> dict[str, Tensor]:
     the process would die with the file.
     """
     return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(file).items()}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, list[RawTensor]]:

@@ -8,7 +8,7 @@ the number of ranks.  When to evaluate is decided by the step (`dtd.train.plan`)
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.data import Loader, warn_nobody
 from dtd.train.precision import autocast
-from dtd.train.rows import BatchRequest
+from dtd.train.rows import BatchRequest, shape_of
 from dtd.train.seldom import Warn
 from dtd.train.task import MapDataset, Task
 from dtd.wire.messages import MAX_WORD_BYTES
@@ -72,6 +72,7 @@ class Evaluator:
         world_size: int,
         gather: Gather,
         progress: Callable[[], None],
+        begins: Callable[[Hashable], None],
     ) -> dict[str, float]:
         """Metrics over all rows; every rank calls this at the same step.
 
@@ -80,13 +81,15 @@ class Evaluator:
             rank: which slice of the rows is this rank's.
             world_size: number of slices.
             gather: exchanges a word with all ranks.
-            progress: called after every batch.
+            progress: called after every batch; may raise to give up.
+            begins: called with the kind of what comes next.
 
         Raises:
             TaskError: the task's metrics are malformed.
         """
         start, stop = slice_bounds(self.rows, world_size, rank)
-        word = pack_sums(self._sums(model, start, stop, progress))
+        begins("evaluation")
+        word = pack_sums(self._sums(model, start, stop, progress, begins))
         return mean_values([unpack_sums(word) for word in gather(word)])
 
     def evaluate_some(
@@ -98,13 +101,20 @@ class Evaluator:
             TaskError: the task's metrics are malformed.
         """
         rows = min(self.rows, batches * self._spec.train.eval_batch_size)
-        return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress)))])
+        return mean_values([unpack_sums(pack_sums(self._sums(model, 0, rows, progress, _unheard)))])
 
     def close(self) -> None:
         """Stop loading."""
         self._loader.close()
 
-    def _sums(self, model: nn.Module, start: int, stop: int, progress: Callable[[], None]) -> Sums:
+    def _sums(
+        self,
+        model: nn.Module,
+        start: int,
+        stop: int,
+        progress: Callable[[], None],
+        begins: Callable[[Hashable], None],
+    ) -> Sums:
         size = self._spec.train.eval_batch_size
         requests = [
             BatchRequest(step=index, epoch=0, rows=tuple(range(begin, min(begin + size, stop))))
@@ -117,6 +127,8 @@ class Evaluator:
             with torch.no_grad(), autocast(self._spec.train.precision, self._device):
                 for request in requests:
                     batch = self._loader.next(request).batch
+                    progress()
+                    begins(("evaluation", shape_of(batch)))
                     _add(sums, self._measure(model, batch, len(request.rows)))
                     progress()
         finally:
@@ -133,6 +145,10 @@ class Evaluator:
             else:
                 sums["loss"] = (float(loss) * rows, float(rows))
         return sums
+
+
+def _unheard(kind: Hashable) -> None:
+    """A warm-up has one limit, whatever is done in it."""
 
 
 def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import CheckpointError
-from dtd.train.record import StateImage, StateKey
+from dtd.train.record import GotOn, StateImage, StateKey, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (
@@ -30,7 +30,7 @@ from dtd.train.state import (
 )
 
 
-def export_image(replica: Replica, *, key: StateKey) -> StateImage:
+def export_image(replica: Replica, *, key: StateKey, got_on: GotOn = nobody) -> StateImage:
     """The live state; valid until the next step begins."""
     tensors = {name: on_host(tensor) for name, tensor in named_tensors(replica).items()}
     about = metadata(replica)
@@ -39,7 +39,7 @@ def export_image(replica: Replica, *, key: StateKey) -> StateImage:
         "generation": key.generation,
         "state": about,
         "tensors": listing,
-        "digest": digest_of(tensors, about).hex(),
+        "digest": digest_of(tensors, about, got_on).hex(),
     }
     blobs = [tensor_bytes(tensor) for tensor in tensors.values()]
     return StateImage(manifest=canonical_json(manifest), blobs=blobs)
@@ -83,20 +83,20 @@ class IncomingImage:
         """Memory to receive into, in the manifest's order."""
         return [tensor_bytes(tensor) for tensor in self._tensors.values()]
 
-    def check(self) -> None:
+    def check(self, got_on: GotOn = nobody) -> None:
         """Compare what was received with its digest.
 
         Raises:
             CheckpointError: bytes were damaged on the way.
         """
-        digest = digest_of(self._tensors, self._manifest["state"])
+        digest = digest_of(self._tensors, self._manifest["state"], got_on)
         if digest.hex() != self._manifest["digest"]:
             raise CheckpointError("a received state does not match its digest")
 
-    def apply(self, replica: Replica) -> None:
+    def apply(self, replica: Replica, got_on: GotOn = nobody) -> None:
         """Take the state over.
 
         Raises:
             CheckpointError: it is another model's.
         """
-        load_state(replica, self._tensors, self._manifest["state"])
+        load_state(replica, self._tensors, self._manifest["state"], got_on)

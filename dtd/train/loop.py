@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 from dtd.core.collective import Collective, CommTiming
-from dtd.train.agreement import agree, exchange, gather_aside
+from dtd.train.agreement import agree, exchange, gather_aside, got_on
 from dtd.train.early_stop import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
@@ -100,7 +100,8 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
             rank=ring.rank,
             world_size=ring.world_size,
             gather=lambda word: gather_aside(ring, clock, word),
-            progress=session.reporter.progress,
+            progress=lambda: got_on(session, ring),
+            begins=session.reporter.begins,
         )
     session.judged = judge(session.spec.train, replica.early_stop, session.metrics)
     session.checkpoints.evaluated(replica.step, session.metrics)

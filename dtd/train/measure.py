@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -83,6 +83,9 @@ class _Silent:
     """Reporter and requests of a job that is not run."""
 
     def progress(self) -> None:
+        """Nobody waits."""
+
+    def begins(self, kind: Hashable) -> None:
         """Nobody waits."""
 
     def step_committed(self, record: StepRecord) -> None:

@@ -84,12 +84,13 @@ class Origin:
                 f"step {step} of generation {generation} was asked for; the newest sound"
                 f" checkpoint here is {found.path}"
             )
-        manifest, tensors = read_checkpoint(found.path)
+        got_on = self._reporter.progress
+        manifest, tensors = read_checkpoint(found.path, got_on)
         if weights_only:
             session.reset()
-            load_weights(session.replica, tensors)
+            load_weights(session.replica, tensors, got_on)
             return
-        load_state(session.replica, tensors, manifest.state)
+        load_state(session.replica, tensors, manifest.state, got_on)
         if job_id == self._job_id:
             session.checkpoints.loaded(StateKey(generation, step))
         else:
@@ -109,7 +110,13 @@ class Origin:
         return origin.job_id, self._search(origin.job_id, origin.identity, origin.step)
 
     def _search(self, job_id: str, identity: str, step: int | None) -> Found:
-        found = newest_verified(self._directory, job_id, identity=identity, step=step)
+        found = newest_verified(
+            self._directory,
+            job_id,
+            identity=identity,
+            step=step,
+            got_on=self._reporter.progress,
+        )
         for path, why in found.passed_over:
             if path not in self._warned:
                 self._warned.add(path)

@@ -6,11 +6,14 @@ use them in processes that never import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from dtd.core.control_word import Flags
+
+GotOn = Callable[[], None]
+"""Called after each piece of something long, by whoever does it; may raise to give up."""
 
 Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
@@ -29,6 +32,10 @@ class StateKey(NamedTuple):
 
 
 FRESH = StateKey(0, 0)
+
+
+def nobody() -> None:
+    """A `GotOn` where nobody watches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +215,12 @@ class Reporter(Protocol):
     def progress(self) -> None:
         """The thread got on: a micro-batch, an evaluation batch, an update, a file's next part.
 
-        Called often.  A thread that neither waits for the ring nor calls this is stuck.
+        Called often.  A thread that neither waits for the ring nor calls this is watched closely.
         """
+        ...
+
+    def begins(self, kind: Hashable) -> None:
+        """Work of a kind begins, such as a batch of some shape: the first time may take longer."""
         ...
 
     def step_committed(self, record: StepRecord) -> None:

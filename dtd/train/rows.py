@@ -146,6 +146,18 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return batch
 
 
+def shape_of(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the tensors in a batch, by which a compiler tells batches apart."""
+    shapes: list[tuple[int, ...]] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    map_tensors(batch, note)
+    return tuple(shapes)
+
+
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
     """Whatever is drawn inside, outside nothing has happened."""

@@ -221,7 +221,8 @@ class TrainingRun:
 
     def export_state(self) -> StateImage:
         """The live state for another worker; valid until the next step begins."""
-        return export_image(self._session.replica, key=self._session.key)
+        session = self._session
+        return export_image(session.replica, key=session.key, got_on=self._reporter.progress)
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
         """Memory to receive another worker's state into, blob by blob.
@@ -248,10 +249,10 @@ class TrainingRun:
         assert self._incoming is not None, "finish_import() without import_state()"
         incoming, self._incoming = self._incoming, None
         session = self._session
-        incoming.check()
+        incoming.check(self._reporter.progress)
         session.discard()
         self._in_memory = self._pristine = False
-        incoming.apply(session.replica)
+        incoming.apply(session.replica, self._reporter.progress)
         check_position(session)
         session.replaced(incoming.key)
         self._in_memory = True

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from dtd.core.ledger import Ledger
 from dtd.errors import CheckpointError, TaskError
+from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
-from dtd.train.reduce import tensor_bytes
+from dtd.train.record import GotOn, nobody
 from dtd.train.replica import Replica
 from dtd.train.weights import model_tensors, plain_name
 
@@ -115,19 +116,21 @@ def canonical_json(value: Any) -> bytes:
     return text.encode()
 
 
-def digest_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+def digest_of(
+    tensors: Mapping[str, Tensor], about: Mapping[str, Any], got_on: GotOn = nobody
+) -> bytes:
     """16 bytes over names, types, shapes, contents and metadata."""
     content = xxhash.xxh3_128()
     shapes = [[name, dtype_name(name, t.dtype), list(t.shape)] for name, t in tensors.items()]
     content.update(canonical_json([shapes, about]))
     for tensor in tensors.values():
-        content.update(tensor_bytes(on_host(tensor)))
+        add_to_hash(content, tensor, got_on)
     return bytes(content.digest())
 
 
-def state_digest(replica: Replica) -> bytes:
+def state_digest(replica: Replica, got_on: GotOn = nobody) -> bytes:
     """Digest of a live state; equal on all replicas or something is broken."""
-    return digest_of(named_tensors(replica), metadata(replica))
+    return digest_of(named_tensors(replica), metadata(replica), got_on)
 
 
 def on_host(tensor: Tensor) -> Tensor:
@@ -135,13 +138,18 @@ def on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def load_state(replica: Replica, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def load_state(
+    replica: Replica,
+    tensors: Mapping[str, Tensor],
+    about: Mapping[str, Any],
+    got_on: GotOn = nobody,
+) -> None:
     """Make a replica hold this state; the optimizer may keep the tensors that are given.
 
     Raises:
         CheckpointError: the state is not one of this model and optimizer.
     """
-    load_weights(replica, tensors)
+    load_weights(replica, tensors, got_on)
     _load_schedule(replica, about.get("schedule"))
     try:
         _load_optimizer(replica, tensors, about)
@@ -170,7 +178,7 @@ def _load_schedule(replica: Replica, state: Any) -> None:
         replica.schedule.load(state)
 
 
-def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
+def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn = nobody) -> None:
     """Take over parameters and buffers only.
 
     Raises:
@@ -194,7 +202,7 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
                 remedy="use the same [task] table",
             )
     for name, tensor in live.items():
-        tensor.copy_(given[name])
+        copy_into(tensor, given[name], got_on)
 
 
 def _load_optimizer(

@@ -24,7 +24,7 @@ from dtd.core.collective import Collective
 from dtd.errors import TaskError
 from dtd.train.plan import Share
 from dtd.train.precision import autocast
-from dtd.train.rows import BatchRequest
+from dtd.train.rows import BatchRequest, shape_of
 from dtd.train.session import Session
 from dtd.train.tail import Totals
 from dtd.train.updates import Applied, Undo, Update, attend_to
@@ -147,6 +147,7 @@ def _load(session: Session, ring: Collective, request: BatchRequest, clock: Cloc
     session.used.add(request, loaded)
     clock.data_s += time.perf_counter() - begun_s
     session.reporter.progress()
+    session.reporter.begins(("batch", shape_of(loaded.batch)))
     ring.check()
     return loaded.batch
 

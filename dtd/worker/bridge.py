@@ -9,11 +9,12 @@ is `dtd.net.ring_endpoint`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError, RingBroken
@@ -185,6 +186,15 @@ class RingCollective:
             busy_s=node.busy_s(), exposed_s=self._exposed_s, sent_bytes=node.sent_bytes
         )
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile the training thread waits for others, and is not to blame if that is long."""
+        self.waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_since = None
+
     def check(self) -> None:
         """Raise if the ring is broken; see `Collective.check`."""
         if self.why_broken:
@@ -196,10 +206,8 @@ class RingCollective:
 
     def _wait_for(self, here: Callable[[], bool]) -> None:
         begun_s = time.monotonic()
-        with self._changed:
-            self.waiting_since = begun_s
+        with self.waiting(), self._changed:
             self._changed.wait_for(lambda: here() or bool(self.why_broken))
-            self.waiting_since = None
             arrived = here()
         self._exposed_s += time.monotonic() - begun_s
         if not arrived:

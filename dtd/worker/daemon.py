@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -273,15 +273,18 @@ class Worker:
             await asyncio.sleep(self._interval_s)
 
     def _heartbeat(self) -> m.Heartbeat:
-        training = self._training
+        training, measured = self._training, self._metrics.heartbeat_fields()
+        figures: dict[str, Any] = {}
+        if training is not None:
+            figures = training.heartbeat_fields(self._interval_s, gpu_use=measured["gpu_use"])
         return m.Heartbeat(
             state=self._core.state.value,
             job=training.job if training is not None else "",
             memory_bytes=resident_bytes(),
             waiting=self._core.explain(),
-            **self._metrics.heartbeat_fields(),
+            **measured,
             **self._traffic.heartbeat_fields(training.ring if training is not None else None),
-            **(training.heartbeat_fields(self._interval_s) if training is not None else {}),
+            **figures,
         )
 
     async def _keep_output(self) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -66,6 +67,10 @@ class Breakable(Protocol):
         """The error that says how the ring has ended."""
         ...
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Meanwhile the training thread waits for others."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFigures:
@@ -114,7 +119,7 @@ def fetch_state(
     )
     ring.on_broken(fetch.stripes.stop)
     try:
-        size = fetch.into(run)
+        size = fetch.into(run, ring)
     except DtdError as error:
         ring.give_up(str(error))
         raise RingBroken(f"the state could not be taken over: {error}") from error
@@ -162,17 +167,19 @@ class _Fetch:
         self._silence_s = silence_s
         self._failures: deque[RingBroken] = deque()
 
-    def into(self, run: StateImporter) -> int | None:
+    def into(self, run: StateImporter, ring: Breakable) -> int | None:
         """Fill the run's memory; the bytes received, or None when that did not succeed."""
         for number in range(self._count):
             threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
         try:
-            manifest = self.stripes.manifest()
+            with ring.waiting():
+                manifest = self.stripes.manifest()
             if manifest is None:
                 return None
             views = run.import_state(manifest)
-            if not self.stripes.receive_into(views):
-                return None
+            with ring.waiting():
+                if not self.stripes.receive_into(views):
+                    return None
         finally:
             self.stripes.cut()
         run.finish_import()

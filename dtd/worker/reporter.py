@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import structlog
@@ -79,6 +79,10 @@ class JobReporter:
     def progress(self) -> None:
         """The training thread got on."""
         self._watch.mark(time.monotonic())
+
+    def begins(self, kind: Hashable) -> None:
+        """Work of a kind begins: what was never done before may take its time."""
+        self._watch.begins(kind)
 
     def step_committed(self, record: StepRecord) -> None:
         """A step was committed."""

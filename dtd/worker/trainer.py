@@ -106,7 +106,9 @@ class Trainer(threading.Thread):
         run: TrainingRun | None = None
         ring: RingCollective | None = None
         try:
+            self._watch.begin(time.monotonic())
             run = self._warm_up()
+            self._watch.end()
             while True:
                 order = self._orders.get()
                 if isinstance(order, m.Save):
@@ -168,6 +170,7 @@ class Trainer(threading.Thread):
             requests=self._reporter,
         )
         report = run.prepare()
+        self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
         warmed = m.Warmed(
             job=prepare.job,
             dataset_rows=report.dataset_rows,
@@ -196,10 +199,15 @@ class Trainer(threading.Thread):
         """One generation, from taking over the state to how it ended."""
         assign = ring.assign
         self._reporter.begin_generation(assign)
+        self._watch.begin(time.monotonic())
+        self._watch.begins("take over")
         try:
             self._take_over(run, ring)
             ring.wait_up()
-            outcome = self._train(run, ring)
+            roster = assign.roster
+            writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
+            voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
+            outcome = run.run(ring, assign.generation, writers=writers, voters=voters)
         except RingBroken as error:
             self._froze(run, assign, error.suspect, error.evidence, error.message)
         except DivergenceError as error:
@@ -209,14 +217,6 @@ class Trainer(threading.Thread):
                 self._finished(run, assign, outcome)
             else:
                 self._froze(run, assign, "", "", "the generation ended at a step boundary")
-
-    def _train(self, run: TrainingRun, ring: RingCollective) -> Outcome:
-        roster = ring.assign.roster
-        writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
-        voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
-        self._watch.begin(time.monotonic())
-        try:
-            return run.run(ring, ring.assign.generation, writers=writers, voters=voters)
         finally:
             self._watch.end()
 

@@ -6,8 +6,8 @@ to the event loop.
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ import structlog
 
 from dtd.config import WorkerConfig
 from dtd.core import member
-from dtd.core.progress import ProgressWatch
+from dtd.core.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
+from dtd.worker.evidence import EvidenceDesk
 from dtd.worker.reporter import JobReporter
 from dtd.worker.trainer import Trainer
 from dtd.worker.whereabouts import where_stalled
@@ -76,6 +77,7 @@ class Training:
         self._watch = ProgressWatch(
             first_patience_s=float(elastic["warmup_timeout_s"]),
             least_patience_s=float(elastic["stall_timeout_s"]),
+            busy_patience_s=float(elastic["busy_timeout_s"]),
         )
         self._reporter = JobReporter(prepare.job, bridge.posting(tell), self._watch)
         self._trainer = Trainer(
@@ -90,6 +92,7 @@ class Training:
             offer=bridge.posting(data.offer),
             fetch_package=fetch_package,
         )
+        self._evidence = EvidenceDesk(self._trainer)
         self._trainer.start()
 
     @property
@@ -157,22 +160,28 @@ class Training:
         """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
-    def heartbeat_fields(self, interval_s: float) -> dict[str, Any]:
+    def heartbeat_fields(self, interval_s: float, *, gpu_use: float) -> dict[str, Any]:
         """Figures, and whether the thread gets on; a wait for the ring is no stall of its own.
 
         Args:
             interval_s: when the next heartbeat follows.
+            gpu_use: share of time in which this worker's GPU works; negative: unknown.
         """
         figures = self._reporter.heartbeat_fields()
-        if self.ring is None:
+        if not self._watch.training:
             return figures
-        waits = self.ring.waiting_since is not None
-        stalled_s = self._watch.look(time.monotonic(), tick_s=interval_s, waits=waits)
-        return figures | {
-            "stalled_s": stalled_s,
-            "patience_s": self._watch.patience_s(),
-            "where": where_stalled(self._trainer.ident, stalled_s),
-        }
+        waits = self.ring is not None and self.ring.waiting_since is not None
+        glance = self._evidence.glance()
+        stalled_s = self._watch.look(glance.at_s, tick_s=interval_s, waits=waits)
+        if stalled_s >= LOOK_AFTER_S:
+            enough = self._watch.is_enough(glance)
+            self._watch.saw(glance if enough else self._evidence.closely(glance, gpu_use=gpu_use))
+        verdict = self._watch.verdict(glance.at_s, stalled_s)
+        return (
+            figures
+            | dataclasses.asdict(verdict)
+            | {"where": where_stalled(self._trainer.ident, stalled_s)}
+        )
 
     def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:
         """Nobody needs to fetch the state any more."""

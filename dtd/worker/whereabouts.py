@@ -1,4 +1,7 @@
-"""Where the training thread is, for whoever asks why it does not get on (`dtd.core.progress`)."""
+"""Where the training thread is, and whether something compiles: read off the stacks of Python.
+
+For whoever asks why a thread does not get on (`dtd.core.progress`); decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,13 @@ _LIBRARIES: Final = ("site-packages", "dist-packages", "torch")
 _DTD: Final = Path(dtd.__file__).parent
 _TASKS: Final = _DTD / "tasks"  # count as the user's own
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
+
+_COMPILERS: Final = (
+    ("_dynamo/convert_frame.py", ""),
+    ("_inductor/compile_fx.py", "compile"),  # has wrappers too, which stay while its code runs
+    ("triton/compiler/compiler.py", ""),
+)
+"""Files that are on a stack while a compiler works, and what the function's name holds."""
 
 
 def where_stalled(thread_ident: int | None, stalled_s: float) -> str:
@@ -41,6 +51,28 @@ def where_is(thread_ident: int | None) -> str:
     while frame is not None and _is_library(frame):
         frame = frame.f_back
     return _in_words(frame or innermost)[:MAX_WHERE_CHARACTERS]
+
+
+def is_compiling(but: int) -> bool:
+    """Whether a compiler is on the stack of a thread of Python's.
+
+    A backward pass on a GPU is compiled in a thread of its own.
+
+    Args:
+        but: ident of a thread that does not count.
+    """
+    stacks = sys._current_frames().items()  # noqa: SLF001 - its documented name
+    return any(_compiles(frame) for ident, frame in stacks if ident != but)
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    while frame is not None:
+        code = frame.f_code
+        for file, name in _COMPILERS:
+            if code.co_filename.endswith(file) and name in code.co_name:
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _is_library(frame: FrameType) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,13 @@ class Recorder:
     warnings: list[tuple[str, str]] = field(default_factory=list)
     ask: Callable[[int], Flags] = lambda step: Flags()
     marks: int = 0
+    kinds: list[Hashable] = field(default_factory=list)
 
     def progress(self) -> None:
         self.marks += 1
+
+    def begins(self, kind: Hashable) -> None:
+        self.kinds.append(kind)
 
     def step_committed(self, record: StepRecord) -> None:
         self.steps.append(record)

@@ -91,7 +91,8 @@ class Heartbeat:
 
     `own_s`: mean seconds of a step that this worker works rather than waits for others.
     `stalled_s`: since its training thread last made progress, 0 while that waits for the ring;
-    beyond `patience_s` it counts as stuck, and `where` names the line that it is in.
+    beyond `patience_s` it counts as stuck, and `where` names the line that it is in.  `still_s` is
+    the part of it in which nothing moved there, and `evidence` says what did.
     `rtt_s` and `link_bytes_per_s` are of the link to its next neighbour; bytes count from the start
     of the process; a negative `gpu_use` is unknown.
     """
@@ -124,6 +125,8 @@ class Heartbeat:
     link_bytes_per_s: F64 = 0.0
     gpu_use: F64 = -1.0
     gpu_memory_bytes: U64 = 0
+    still_s: F64 = 0.0
+    evidence: Text = ""
 
 
 @message(0x13)

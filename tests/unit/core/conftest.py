@@ -59,7 +59,7 @@ class Desk:
         while self.now < now:
             self.now = min(now, self.now + TICK_S)
             for name in list(self.books.detector._heard):
-                self.say(name, m.Heartbeat(state=""))
+                self.say(name, m.Heartbeat(state="", generation=self.books.generation))
             self.handle(Ticked())
 
     def silence(self, now: float, *but: str, **figures: Any) -> None:
@@ -67,7 +67,8 @@ class Desk:
         while self.now < now:
             self.now = min(now, self.now + TICK_S)
             for name in but:
-                self.say(name, m.Heartbeat(state="", **figures))
+                values = {"generation": self.books.generation, **figures}
+                self.say(name, m.Heartbeat(state="", **values))
             self.handle(Ticked())
 
     def submit(self, job_id: str = "j-1", **elastic: Any) -> Job:

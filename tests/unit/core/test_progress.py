@@ -1,105 +1,276 @@
-"""When a training thread counts as stuck."""
+"""When a training thread counts as stuck: by its marks, and by what moves between them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from dtd.core.motion import Closely, Evidence
 from dtd.core.own_clock import LATE_TICKS
-from dtd.core.progress import ProgressWatch
+from dtd.core.progress import LOOK_AFTER_S, MOST_KINDS, ProgressWatch, Verdict
 
-LEAST_PATIENCE_S = 5.0
-INTERVAL_S = 1.0
+LEAST_S, FIRST_S, BUSY_S = 5.0, 120.0, 1800.0
+INTERVAL_S = 0.25
+
+
+class Thread:
+    """A training thread, its clock, and the heartbeats of its process."""
+
+    def __init__(self) -> None:
+        self.watch = ProgressWatch(
+            first_patience_s=FIRST_S, least_patience_s=LEAST_S, busy_patience_s=BUSY_S
+        )
+        self.now = 100.0
+        self.cpu_s = 0.0
+        self.watch.begin(self.now)
+
+    def usual(self) -> Thread:
+        """It has committed a step, and goes on with what it has done before."""
+        for _ in range(3):
+            self.watch.begins("batch")
+            self.watch.committed()
+        return self
+
+    def beat(self, *, waits: bool = False, **seen: Any) -> Verdict:
+        """As `dtd.worker.training` does it."""
+        watch = self.watch
+        stalled_s = watch.look(self.now, tick_s=INTERVAL_S, waits=waits)
+        if stalled_s >= LOOK_AFTER_S:
+            glance = Evidence(at_s=self.now, cpu_s=self.cpu_s)
+            closely = Evidence(at_s=self.now, cpu_s=self.cpu_s, closely=Closely(**seen))
+            watch.saw(glance if watch.is_enough(glance) else closely)
+        return watch.verdict(self.now, stalled_s)
+
+    def passes(self, seconds: float, *, cpu: float = 0.0, **seen: Any) -> Verdict:
+        """Time passes without a mark; `cpu`: of one processor."""
+        verdict = self.beat(**seen)
+        for _ in range(round(seconds / INTERVAL_S)):
+            self.now += INTERVAL_S
+            self.cpu_s += cpu * INTERVAL_S
+            verdict = self.beat(**seen)
+        return verdict
+
+    def mark(self) -> None:
+        self.watch.mark(self.now)
 
 
 @pytest.fixture
-def watch() -> ProgressWatch:
-    made = ProgressWatch(first_patience_s=120.0, least_patience_s=5.0)
-    made.begin(100.0)
-    return made
+def thread() -> Thread:
+    return Thread().usual()
 
 
-def beat(watch: ProgressWatch, now: float, *, waits: bool = False) -> float:
-    return watch.look(now, tick_s=INTERVAL_S, waits=waits)
+def is_stuck(verdict: Verdict) -> bool:
+    return verdict.stalled_s > verdict.patience_s
 
 
-def test_a_thread_without_a_generation_is_not_stalled() -> None:
-    watch = ProgressWatch(first_patience_s=120.0, least_patience_s=5.0)
-    assert beat(watch, 1000.0) == 0.0
-    watch.begin(1000.0)
-    watch.committed()
-    watch.end()
-    assert beat(watch, 2000.0) == 0.0
+# --- marks -------------------------------------------------------------------------------------
 
 
-def test_what_lies_between_two_generations_is_no_gap(watch: ProgressWatch) -> None:
-    watch.committed()
-    watch.end()
-    watch.mark(700.0)  # takes over a state
-    watch.begin(710.0)
-    watch.mark(710.1)
-    assert watch.patience_s() == LEAST_PATIENCE_S
+def test_a_thread_without_a_generation_is_not_stalled(thread: Thread) -> None:
+    thread.watch.end()
+    assert thread.passes(1000.0) == Verdict(patience_s=LEAST_S)
 
 
-def test_a_stall_counts_from_the_last_mark(watch: ProgressWatch) -> None:
-    assert beat(watch, 103.0) == 3.0
-    watch.mark(103.0)
-    assert beat(watch, 104.5) == 1.5
+def test_what_lies_between_two_generations_is_no_silence(thread: Thread) -> None:
+    thread.watch.end()
+    thread.passes(600.0)
+    thread.mark()
+    thread.watch.begin(thread.now)
+    assert thread.beat().patience_s == LEAST_S
 
 
-def test_waiting_for_the_ring_is_no_stall_and_no_gap(watch: ProgressWatch) -> None:
-    watch.committed()
-    assert beat(watch, 150.0, waits=True) == 0.0
-    watch.mark(150.1)
-    assert watch.patience_s() == LEAST_PATIENCE_S
+def test_a_stall_counts_from_the_last_mark(thread: Thread) -> None:
+    assert thread.passes(3.0).stalled_s == 3.0
+    thread.mark()
+    assert thread.passes(1.5).stalled_s == 1.5
 
 
-def test_before_the_first_step_the_warm_up_is_the_limit(watch: ProgressWatch) -> None:
-    watch.mark(130.0)
-    assert watch.patience_s() == 120.0
+def test_waiting_for_the_ring_is_no_stall_and_no_silence(thread: Thread) -> None:
+    for _ in range(400):
+        thread.now += INTERVAL_S
+        assert thread.beat(waits=True) == Verdict(patience_s=LEAST_S)
+    thread.mark()
+    assert thread.beat().patience_s == LEAST_S
 
 
-def test_patience_is_learned_from_the_longest_gap_after_the_first_step(
-    watch: ProgressWatch,
-) -> None:
-    watch.mark(140.0)  # compiling: not how long things take from now on
-    watch.committed()
-    assert watch.patience_s() == LEAST_PATIENCE_S
-    watch.mark(142.0)
-    watch.committed()
-    watch.mark(142.5)
-    assert watch.patience_s() == pytest.approx(20.0)
+# --- nothing moves -----------------------------------------------------------------------------
+
+
+def test_a_thread_in_which_nothing_moves_is_stuck_after_five_seconds(thread: Thread) -> None:
+    verdict = thread.passes(5.0)
+    assert not is_stuck(verdict)
+    assert (verdict.still_s, verdict.patience_s) == (5.0, 5.0)
+    verdict = thread.passes(0.25)
+    assert is_stuck(verdict)
+    assert verdict.evidence == ("nothing has moved for 5.2 s; elastic.stall_timeout_s allows 5 s")
+
+
+def test_a_thread_that_computes_and_then_hangs_is_found_as_soon(thread: Thread) -> None:
+    thread.passes(60.0, cpu=1.0)
+    assert not is_stuck(thread.passes(5.0))
+    verdict = thread.passes(0.5)
+    assert is_stuck(verdict)
+    assert (verdict.stalled_s, verdict.still_s) == (65.5, 5.5)
+
+
+def test_a_short_pause_is_not_worth_a_word(thread: Thread) -> None:
+    assert thread.passes(0.75).evidence == ""
+    assert thread.passes(0.5).evidence.startswith("nothing has moved for 1.2 s")
+    thread.mark()
+    assert thread.passes(0.25).evidence == ""
+
+
+def test_silence_that_turned_out_well_is_learned_from(thread: Thread) -> None:
+    thread.passes(2.0)
+    thread.mark()
+    assert thread.beat().patience_s == pytest.approx(10 * (2.0 - LOOK_AFTER_S))
+    thread.passes(0.75, cpu=1.0)
+    thread.passes(3.0)
+    thread.passes(1.0, cpu=1.0)
+    thread.mark()
+    assert thread.beat().patience_s == pytest.approx(10 * 3.0)
+
+
+def test_the_longest_silence_is_not_forgotten_at_the_first_step() -> None:
+    """A micro-batch that sleeps for seven seconds does so in every step."""
+    thread = Thread()
+    thread.watch.begins("batch")
+    thread.passes(7.0)
+    thread.mark()
+    thread.usual()
+    assert not is_stuck(thread.passes(60.0))
+    assert is_stuck(thread.passes(10.0))
+
+
+def test_what_is_learned_is_at_most_what_a_warm_up_may_take(thread: Thread) -> None:
+    thread.passes(30.0)
+    thread.mark()
+    assert thread.beat().patience_s == FIRST_S
+    thread.passes(100.0)
+    thread.mark()
+    assert thread.beat().patience_s == pytest.approx(2 * (100.0 - LOOK_AFTER_S))
+
+
+# --- something moves ---------------------------------------------------------------------------
+
+
+def test_a_thread_that_computes_is_not_stuck_but_for_a_long_time(thread: Thread) -> None:
+    verdict = thread.passes(180.0, cpu=0.9)
+    assert not is_stuck(verdict)
+    assert verdict.still_s == 0.0
+    assert verdict.evidence == (
+        "it computes (90% of a processor); elastic.busy_timeout_s allows 1800 s"
+    )
+    assert not is_stuck(thread.passes(BUSY_S - 180.0, cpu=0.9))
+    assert is_stuck(thread.passes(0.25, cpu=0.9))
+
+
+@pytest.mark.parametrize(
+    "seen", [{"compiles": True}, {"waits_for": "a disk"}, {"gpu_use": 1.0}, {"runnable": True}]
+)
+def test_a_thread_that_compiles_or_reads_is_not_stuck(thread: Thread, seen: Any) -> None:
+    verdict = thread.passes(60.0, **seen)
+    assert not is_stuck(verdict)
+    assert verdict.still_s == 0.0
+
+
+def test_long_steps_that_compute_teach_no_patience(thread: Thread) -> None:
+    """It would be ten times as long with what hangs."""
+    for _ in range(3):
+        thread.passes(100.0, cpu=1.0)
+        thread.mark()
+        thread.watch.committed()
+    assert thread.beat().patience_s == LEAST_S
+
+
+def test_what_was_seen_in_one_pause_says_nothing_of_the_next(thread: Thread) -> None:
+    thread.passes(2.0, cpu=1.0)
+    thread.mark()
+    thread.cpu_s += 50.0  # between two pauses
+    verdict = thread.passes(1.0)
+    assert verdict.still_s == 1.0
+    assert is_stuck(thread.passes(4.25))
+
+
+def test_a_busy_limit_below_the_others_does_not_count() -> None:
+    thread = Thread().usual()
+    thread.watch.busy_patience_s = 1.0
+    assert not is_stuck(thread.passes(5.0, cpu=1.0))
+    assert is_stuck(thread.passes(0.25, cpu=1.0))
+
+
+# --- the first time ----------------------------------------------------------------------------
+
+
+def test_the_first_step_has_the_limit_of_a_warm_up() -> None:
+    thread = Thread()
+    verdict = thread.passes(120.0)
+    assert not is_stuck(verdict)
+    assert verdict.evidence.endswith("elastic.warmup_timeout_s allows 120 s")
+    assert is_stuck(thread.passes(0.25))
+
+
+def test_a_limit_above_that_of_the_warm_up_holds_for_the_first_step_too() -> None:
+    thread = Thread()
+    thread.watch.least_patience_s = 300.0
+    assert not is_stuck(thread.passes(300.0))
+
+
+def test_whatever_is_done_for_the_first_time_has_the_limit_of_a_warm_up(thread: Thread) -> None:
+    for kind in ("evaluation", "batch", "smaller batch", "batch"):
+        thread.watch.begins(kind)
+        assert thread.beat().patience_s == FIRST_S, kind
+        thread.watch.begins(kind)
+        thread.watch.begins(kind)
+        assert thread.beat().patience_s == LEAST_S, kind
+    for kind in ("evaluation", "batch", "smaller batch", "batch"):
+        thread.watch.begins(kind)
+        assert thread.beat().patience_s == LEAST_S, kind
+
+
+def test_where_every_batch_has_another_shape_a_new_one_is_nothing_special(thread: Thread) -> None:
+    for length in range(MOST_KINDS):
+        thread.watch.begins(length)
+    assert thread.beat().patience_s == LEAST_S
+
+
+# --- a process that stands still -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("thread_first", [True, False])
-def test_a_process_that_was_stopped_has_no_longer_gaps(
-    watch: ProgressWatch, thread_first: bool
-) -> None:
-    watch.committed()
-    beat(watch, 100.25)
-    watch.mark(100.5)
+def test_a_process_that_was_stopped_was_not_silent(thread: Thread, thread_first: bool) -> None:
+    thread.passes(1.0)
+    thread.now += 3600.0
     if not thread_first:  # who goes on first after a pause of an hour is not ours to say
-        assert beat(watch, 3700.0) == pytest.approx(LATE_TICKS * INTERVAL_S - 0.25)
-    watch.mark(3700.0)
-    assert watch.patience_s() == pytest.approx(10 * (LATE_TICKS * INTERVAL_S - 0.25))
-    beat(watch, 3701.0)
-    watch.mark(3701.5)
-    beat(watch, 3702.0)
-    beat(watch, 3703.0)
-    watch.mark(3703.5)  # heartbeats came all the time: it was the thread that took so long
-    assert watch.patience_s() == pytest.approx(20.0)
+        thread.beat()
+    thread.mark()
+    most_s = 1.0 - LOOK_AFTER_S + LATE_TICKS * INTERVAL_S
+    assert thread.beat().patience_s <= max(LEAST_S, 10 * most_s)
 
 
-def test_a_stall_goes_on_after_the_process_was_stopped(watch: ProgressWatch) -> None:
-    watch.committed()
-    for now, stalled_s in ((101.0, 1.0), (102.0, 2.0), (3702.0, 4.0), (3703.0, 5.0)):
-        assert beat(watch, now) == pytest.approx(stalled_s)
+def test_a_stall_goes_on_after_the_process_was_stopped(thread: Thread) -> None:
+    assert thread.passes(2.0).stalled_s == 2.0
+    thread.now += 3600.0
+    verdict = thread.beat()
+    assert verdict.stalled_s == pytest.approx(2.0 + LATE_TICKS * INTERVAL_S)
+    assert verdict.still_s == verdict.stalled_s
 
 
-def test_a_thread_that_got_on_in_a_late_heartbeat_is_not_ahead_of_time(
-    watch: ProgressWatch,
+def test_who_computed_before_the_process_was_stopped_has_not_stood_still_since(
+    thread: Thread,
 ) -> None:
-    watch.committed()
-    beat(watch, 101.0)
-    watch.mark(109.5)
-    assert beat(watch, 110.0) == 0.0
-    assert beat(watch, 111.0) == pytest.approx(1.0)
+    thread.passes(30.0, cpu=1.0)
+    thread.now += 3600.0
+    verdict = thread.beat()
+    assert verdict.still_s == pytest.approx(LATE_TICKS * INTERVAL_S)
+    assert not is_stuck(verdict)
+
+
+def test_a_thread_that_got_on_in_a_late_heartbeat_is_not_ahead_of_time(thread: Thread) -> None:
+    thread.passes(1.0)
+    thread.now += 9.0
+    thread.mark()
+    thread.now += 0.5
+    assert thread.beat().stalled_s == 0.0
+    assert thread.passes(1.0).stalled_s == pytest.approx(1.0)

@@ -126,48 +126,6 @@ def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect
     assert desk.state("c") == "ready"
 
 
-# --- a training thread that is stuck ------------------------------------------------------------
-
-
-def test_member_that_is_stuck_is_told_to_start_afresh(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.beat("b", stalled_s=5.0, patience_s=5.0)
-    assert desk.disconnected == []
-    desk.beat("b", stalled_s=5.25, patience_s=5.0, where="task.py:12 in loss")
-    why = "its training thread has been stuck in task.py:12 in loss for 5.2 s (limit 5.0 s)"
-    assert [one.reason for one in desk.disconnected] == [why]
-    assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
-    desk.froze("a", generation=number, step=0)
-    assert desk.books.roster == ["a"]
-
-
-def test_where_it_is_stuck_may_be_unknown(desk: Any) -> None:
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.beat("b", stalled_s=6.0, patience_s=5.0)
-    assert "has been stuck for 6.0 s" in desk.disconnected[0].reason
-
-
-@pytest.mark.parametrize("state", ["forming", "ending"])
-def test_member_may_be_stuck_in_any_phase(desk: Any, state: str) -> None:
-    desk.submit()
-    desk.warm_up("a", "b", "c")
-    if state == "ending":
-        desk.all_run("a", "b", "c")
-        desk.lost("c")
-    desk.beat("b", stalled_s=6.0, patience_s=5.0)
-    assert desk.state("b") == "lost"
-
-
-def test_who_was_stuck_in_another_generation_is_not_to_blame(desk: Any) -> None:
-    desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.beat("b", generation=number + 1, stalled_s=6.0, patience_s=5.0)
-    desk.beat("b", stalled_s=6.0, patience_s=0.0)
-    assert desk.disconnected == []
-
-
 # --- replicas that differ ------------------------------------------------------------------------
 
 

@@ -127,3 +127,14 @@ def test_a_dead_link_is_named_with_both_data_ports(books: Books) -> None:
         kept = books.workers.pop(name)
         assert standing(books) == []
         books.workers[name] = kept
+
+
+def test_who_is_kept_although_it_stands_still_is_named_with_the_way_out(books: Books) -> None:
+    books.workers["w-1"].kept = "nobody else that gets on remembers step 7"
+    [found] = standing(books)
+    assert found.message == (
+        "w-1 on host-of-w-1 stands still and is kept, since nobody else that gets on remembers"
+        " step 7: its training thread does not answer"
+    )
+    assert "`dtdctl kill-worker w-1` gives its memory up" in found.remedy
+    assert "elastic.stall_timeout_s" in found.remedy

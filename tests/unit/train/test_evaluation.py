@@ -51,7 +51,8 @@ class Counting:
         return self._metrics(batch)
 
 
-def evaluate(task, world_size: int = 1):
+def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None):
+    kinds = [] if kinds is None else kinds
     spec = from_mapping(
         {
             "job": {"name": "j", "task": "digits", "global_batch_size": 4, "epochs": 2},
@@ -69,7 +70,12 @@ def evaluate(task, world_size: int = 1):
 
     for rank in range(world_size):
         evaluator.evaluate(
-            model, rank=rank, world_size=world_size, gather=collect, progress=lambda: None
+            model,
+            rank=rank,
+            world_size=world_size,
+            gather=collect,
+            progress=progress,
+            begins=kinds.append,
         )
     evaluator.close()
     assert model.training
@@ -85,6 +91,22 @@ def test_every_row_counts_once(world_size) -> None:
 def test_a_task_that_names_its_own_loss() -> None:
     task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
     assert evaluate(task) == {"loss": 1.0}
+
+
+def test_whoever_watches_hears_of_every_batch_and_its_shape() -> None:
+    kinds, marks = [], []
+    task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
+    evaluate(task, progress=lambda: marks.append(1), kinds=kinds)
+    assert kinds[0] == "evaluation"
+    assert set(kinds[1:]) == {("evaluation", ((3,),)), ("evaluation", ((1,),))}
+    assert len(marks) == 2 * len(kinds[1:])
+
+
+def test_an_evaluation_can_be_given_up_between_batches() -> None:
+    """It may take long; a ring that has broken needs none."""
+    task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
+    with pytest.raises(ZeroDivisionError):
+        evaluate(task, progress=lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("wrong", [3.0, {"a": 3.0}, {"a": (1.0, 2.0, 3.0)}, {4: (1.0, 2.0)}])

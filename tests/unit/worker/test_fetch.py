@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -64,6 +65,10 @@ class Ring:
 
     def give_up(self, reason):
         self.given_up = reason
+
+    @contextlib.contextmanager
+    def waiting(self):
+        yield
 
     def broken(self):
         return RingBroken(self.why_broken, suspect="worker-7", evidence="silent")

@@ -71,7 +71,7 @@ def told():
 
 @pytest.fixture
 def watch():
-    return ProgressWatch(first_patience_s=120.0, least_patience_s=5.0)
+    return ProgressWatch(first_patience_s=120.0, least_patience_s=5.0, busy_patience_s=1800.0)
 
 
 @pytest.fixture
@@ -226,6 +226,8 @@ def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
     assert not watch.stepped
     reporter.step_committed(record(1))
     assert watch.stepped
+    reporter.begins("batch")
+    assert watch.is_new
 
 
 def test_a_heartbeat_says_how_long_the_worker_itself_takes(reporter):

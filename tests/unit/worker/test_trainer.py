@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtd.core import member
+from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
 from dtd.worker.trainer import Trainer
@@ -101,7 +102,7 @@ def train(journal, *ends, saves=()):
             begin_generation=lambda assign: None,
             warning=lambda event, message: journal.append((event, message)),
         ),
-        watch=SimpleNamespace(begin=lambda now: None, end=lambda: None),
+        watch=ProgressWatch(first_patience_s=120, least_patience_s=5, busy_patience_s=1800),
         post=post,
         offer=lambda name, resource: None,
         fetch_package=Path,

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dtd.worker.whereabouts import where_is, where_stalled
+from dtd.worker.whereabouts import is_compiling, where_is, where_stalled
 
 USERS_CODE = """
 def hang(inside, release):
@@ -45,3 +45,27 @@ def test_a_thread_that_is_over_is_nowhere() -> None:
     thread.start()
     thread.join()
     assert where_is(thread.ident) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "compiles"),
+    [
+        ("/usr/lib/torch/_dynamo/convert_frame.py", "anything", True),
+        ("/usr/lib/torch/_inductor/compile_fx.py", "compile_fx_backward", True),
+        ("/usr/lib/torch/_inductor/compile_fx.py", "run", False),  # of what it has compiled
+        ("/usr/lib/torch/_dynamo/eval_frame.py", "compile_wrapper", False),
+    ],
+)
+def test_a_compiler_on_the_stack_of_any_thread_but_one(
+    file: str, name: str, compiles: bool
+) -> None:
+    module = ModuleType("compiler")
+    exec(compile(USERS_CODE.replace("hang", name), file, "exec"), module.__dict__)
+    inside, release = threading.Event(), threading.Event()
+    thread = threading.Thread(target=getattr(module, name), args=(inside, release))
+    thread.start()
+    inside.wait()
+    assert is_compiling(threading.get_ident()) is compiles
+    assert not is_compiling(thread.ident or 0)
+    release.set()
+    thread.join()

@@ -1,0 +1,173 @@
+"""What moves in this process besides its event loop: the shell around `dtd.core.motion`.
+
+A glance reads clocks only, which costs microseconds and never gives up the interpreter's lock: a
+thread that compiles in Python would not give it back for long.  A close look reads /proc, and is
+taken only when a glance shows nothing.  What cannot be read counts as nothing: then a thread is
+judged by what can.  Linux only, as all of dtd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dtd.core.motion import Closely, Evidence
+from dtd.worker.whereabouts import is_compiling
+
+MOST_TASKS: Final = 256
+"""Threads and processes that a close look visits at most: it is to take a few milliseconds."""
+
+MOST_PATH: Final = 200
+
+_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+_FILE_CALLS: Final = {
+    # read, write, pread64, pwrite64, readv, writev, fsync, fdatasync, getdents64, preadv, preadv2
+    "x86_64": frozenset({0, 1, 17, 18, 19, 20, 74, 75, 217, 295, 327}),
+    "aarch64": frozenset({63, 64, 67, 68, 65, 66, 82, 83, 61, 69, 286}),
+}
+"""Numbers of system calls whose first argument is the file that is read or written."""
+
+_CALLS: Final = _FILE_CALLS.get(platform.machine(), frozenset())
+
+
+class EvidenceDesk:
+    """Looks at this process; made and used on its event loop.
+
+    Args:
+        trainer: the training thread.
+    """
+
+    def __init__(self, trainer: threading.Thread) -> None:
+        self._trainer = trainer
+        self._loop_thread = threading.get_ident()
+        self._loop_task = threading.get_native_id()
+
+    def glance(self) -> Evidence:
+        """Clocks only."""
+        now_s = time.monotonic()
+        return Evidence(at_s=now_s, cpu_s=time.process_time() - time.thread_time())
+
+    def closely(self, glance: Evidence, *, gpu_use: float) -> Evidence:
+        """A glance, and what /proc and the stack show besides.
+
+        Args:
+            glance: what was seen a moment ago.
+            gpu_use: share of time in which this worker's GPU works; negative: unknown.
+        """
+        own = _stat("/proc/self/stat")
+        trainer = _stat(f"/proc/self/task/{self._trainer.native_id}/stat")
+        children = [_stat(f"/proc/{pid}/stat") for pid in _descendants()]
+        here = [_io("/proc/self/io"), *(_io(f"/proc/{child.pid}/io") for child in children)]
+        seen = Closely(
+            children_cpu_s=own.waited_for_s + sum(one.cpu_s + one.waited_for_s for one in children),
+            read_bytes=sum(here) - _io(f"/proc/self/task/{self._loop_task}/io"),
+            page_faults=trainer.page_faults,
+            runnable=trainer.state == "R",
+            waits_for=self._waits_for() or next(filter(None, map(_wait_of, children)), ""),
+            compiles=is_compiling(self._loop_thread),
+            gpu_use=gpu_use,
+        )
+        return Evidence(at_s=glance.at_s, cpu_s=glance.cpu_s, closely=seen)
+
+    def _waits_for(self) -> str:
+        """What a thread of Python's waits for in the kernel, other than another thread."""
+        tasks = [one.native_id for one in threading.enumerate()][:MOST_TASKS]
+        for task in tasks:
+            if task is not None and task != self._loop_task:
+                path = f"/proc/self/task/{task}"
+                waits = _disk(_stat(f"{path}/stat").state) or _file_of(path)
+                if waits:
+                    return waits
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    """Of /proc/PID/stat what is needed here."""
+
+    pid: int = 0
+    state: str = ""
+    page_faults: int = 0
+    cpu_s: float = 0.0
+    waited_for_s: float = 0.0
+
+
+def _stat(path: str) -> _Stat:
+    content = _read(path)
+    pid = content.split(" ", 1)[0]
+    fields = content.rpartition(")")[2].split()  # a name may hold spaces and brackets
+    if len(fields) < 15:
+        return _Stat()
+    return _Stat(
+        pid=int(pid),
+        state=fields[0],
+        page_faults=int(fields[9]),
+        cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
+        waited_for_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
+    )
+
+
+def _io(path: str) -> int:
+    """Bytes that were asked of files and pipes, or came from disks for mapped files."""
+    figures = dict(line.split(": ", 1) for line in _read(path).splitlines() if ": " in line)
+    return int(figures.get("rchar", 0)) + int(figures.get("read_bytes", 0))
+
+
+def _descendants() -> Iterator[int]:
+    """Child processes, and theirs, whichever thread has started them."""
+    with contextlib.suppress(OSError):
+        tasks = [str(task) for task in Path("/proc/self/task").iterdir()]
+        wanted = deque(tasks[:MOST_TASKS])
+        found = 0
+        while wanted and found < MOST_TASKS:
+            for pid in _read(f"{wanted.popleft()}/children").split():
+                found += 1
+                wanted.append(f"/proc/{pid}/task/{pid}")
+                yield int(pid)
+
+
+def _wait_of(process: _Stat) -> str:
+    path = f"/proc/{process.pid}/task/{process.pid}"
+    waits = _disk(process.state) or (_file_of(path, f"/proc/{process.pid}") if process.pid else "")
+    return f"{waits} (process {process.pid})" if waits else ""
+
+
+def _disk(state: str) -> str:
+    """Uninterruptible sleep: a disk, or a file server."""
+    return "a disk or a file server" if state == "D" else ""
+
+
+def _file_of(task: str, process: str = "/proc/self") -> str:
+    """The file in whose reading or writing a thread sleeps; pipes and sockets are none."""
+    call = _read(f"{task}/syscall").split()
+    if len(call) < 2 or not call[0].isdigit() or int(call[0]) not in _CALLS:
+        return ""
+    try:
+        link = str(Path(f"{process}/fd/{int(call[1], 16)}").readlink())
+    except OSError:
+        return ""
+    # Nothing else is asked of the file: its server may not answer us either.
+    is_file = link.startswith("/") and not link.startswith("/dev/")
+    return link[:MOST_PATH] if is_file and "pipe" not in _read(f"{task}/wchan") else ""
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty when it is gone or not for us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, 16384).decode("ascii", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)

@@ -51,7 +51,7 @@ def test_every_fault_does_something(trials, fault) -> None:
 
 
 def test_a_reader_that_does_not_look_is_found_out(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(checkpoint_format, "_verify_file", lambda file, info: None)
+    monkeypatch.setattr(checkpoint_format, "_verify_file", lambda file, info, got_on: None)
     _, wrong = run_trials(6, 1, tmp_path)
     assert wrong
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dtd.core.sampler import probe_rows
 from dtd.errors import TaskError
-from dtd.train.rows import kept_random_state, load_rows
+from dtd.train.rows import kept_random_state, load_rows, probed_rows
 from dtd.train.task import MapDataset
 
 _DIGEST_BYTES = 16
@@ -30,7 +29,7 @@ def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     _feed(digest, len(dataset), "len(dataset)")
     with kept_random_state():
-        for row in probe_rows(seed, len(dataset)):
+        for row in probed_rows(dataset, seed):
             batch = load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch
             _feed(digest, batch, f"row {row}")
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Lazy parameters get their shapes from a sample batch, the same on every worker.
 
-One pass of the task's loss over the first rows of the job, in evaluation mode, so that running
+One pass of the task's loss over a few rows, in evaluation mode, so that running
 buffers stay as they are initialised.  Initial values are drawn from the generator that the job's
 seed has set, hence equal everywhere.  A model without lazy parameters is left alone.
 """
@@ -14,11 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dtd.core.sampler import Position
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.train.order import batch_rows
-from dtd.train.rows import kept_random_state, load_rows, map_tensors
+from dtd.train.rows import kept_random_state, load_rows, map_tensors, probed_rows
 from dtd.train.task import MapDataset
 
 _ROWS = 4
@@ -28,15 +26,10 @@ Sample = Callable[[], Any]
 
 
 def sample_of(dataset: MapDataset, spec: JobSpec, device: torch.device) -> Sample:
-    """The first rows of the job, read when asked for."""
+    """A few of the rows by which workers compare their data, read when asked for."""
 
     def sample() -> Any:
-        rows = batch_rows(
-            seed=spec.job.seed,
-            position=Position(0, 0),
-            global_batch_size=_ROWS,
-            length=len(dataset),
-        )
+        rows = probed_rows(dataset, spec.job.seed)[:_ROWS]
         with kept_random_state():
             batch = load_rows(dataset, rows, epoch=0, seed=spec.job.seed, reseed=True).batch
         return map_tensors(batch, lambda tensor: tensor.to(device))

@@ -48,6 +48,7 @@ class Replica:
         own: what the task keeps itself.
         early_stop: what evaluations have shown.
         ended_of: steps of the job that ended early with the last step; 0 if it goes on.
+        stream: position of the next row, where rows come from a stream; None at its beginning.
         schedule: the task's own; None where the job's [schedule] counts.
     """
 
@@ -65,6 +66,7 @@ class Replica:
     own: OwnState = field(default_factory=OwnState)
     early_stop: EarlyStop = NOTHING_SEEN
     ended_of: int = 0
+    stream: Any = None
     schedule: TaskSchedule | None = None
 
     @property
@@ -223,6 +225,6 @@ def reset_replica(
     replica.ledger = Ledger(replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0
     replica.epoch = replica.offset = replica.ended_of = 0
-    replica.early_stop = NOTHING_SEEN
+    replica.early_stop, replica.stream = NOTHING_SEEN, None
     replica.own.reset()
     _add_schedule(replica, task, spec)

@@ -172,14 +172,20 @@ def kept_random_state() -> Iterator[None]:
         random.setstate(python_state)
 
 
+def probed_rows(dataset: MapDataset, seed: int) -> list[int]:
+    """Rows by which workers compare their data: the first ones of a stream."""
+    first = getattr(dataset, "first_rows", None)
+    return list(range(first)) if first is not None else probe_rows(seed, len(dataset))
+
+
 def draws_randomness(dataset: MapDataset, seed: int) -> bool:
     """Whether reading a few rows moves one of the process's generators."""
     with kept_random_state():
-        before = _random_state()
+        before = random_state()
         with contextlib.suppress(TaskError):  # it will come up when the row is asked for
-            for row in probe_rows(seed, len(dataset), _ROWS_TRIED):
+            for row in probed_rows(dataset, seed)[:_ROWS_TRIED]:
                 load_rows(dataset, [row], epoch=0, seed=seed, reseed=False)
-        return _random_state() != before
+        return random_state() != before
 
 
 def _fetched(
@@ -216,7 +222,8 @@ def _seed_everything(key: int) -> None:
     random.seed(key)
 
 
-def _random_state() -> tuple[bytes, bytes, int, object]:
+def random_state() -> tuple[bytes, bytes, int, object]:
+    """Differs once one of the process's generators has moved."""
     numpy_state: Any = np.random.get_state()
     torch_state = torch.default_generator.get_state().numpy().tobytes()
     return torch_state, numpy_state[1].tobytes(), numpy_state[2], random.getstate()

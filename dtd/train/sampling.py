@@ -23,6 +23,9 @@ from dtd.train.order import Rows, mixed, ordered_rows
 POOL_BATCHES: Final = 64
 """Rows of so many batches are sorted by length at a time."""
 
+HOOKS: Final = ("row_weights", "row_lengths", "row_order")
+"""Methods of a task that order its rows."""
+
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _DRAW, _BATCHES, _WITHIN = (1 << 62) + 1, (1 << 62) + 2, (1 << 62) + 3
 """Key draws of different kinds; no dataset has such rows."""
@@ -191,7 +194,7 @@ def order_of(task: Any, length: int, *, batch_rows: int, seed: int) -> Order:
     Raises:
         TaskError: it has two of them, or one does not give what it should.
     """
-    names = [n for n in ("row_weights", "row_lengths", "row_order") if hasattr(task, n)]
+    names = [name for name in HOOKS if hasattr(task, name)]
     if len(names) > 1:
         raise TaskError(
             f"the task has {' and '.join(names)}, and each of them orders the rows",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateK
 from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.sampling import order_of
 from dtd.train.seldom import Seldom, Warn
+from dtd.train.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
 from dtd.train.updates import (
@@ -49,6 +51,7 @@ class Session:
         task: gives loss and metrics.
         device: where the model is.
         dataset: the training rows.
+        stream: the same, if they come from one.
         sample: gives a few of them as a batch.
         plan: what each step does.
         replica: the state.
@@ -74,12 +77,14 @@ class Session:
         ended: why the job ended early; empty if it did not, or not in this process.
         applied: updates of the step at hand that are made, tentatively.
         undos: what takes them back.
+        stream_position: where the stream stands after the step at hand.
     """
 
     spec: JobSpec
     task: Task
     device: torch.device
     dataset: MapDataset
+    stream: StreamRows | None
     sample: Sample
     plan: JobPlan
     replica: Replica
@@ -103,6 +108,7 @@ class Session:
     ended: str = ""
     applied: list[Applied] = field(default_factory=list)
     undos: list[Undo] = field(default_factory=list)
+    stream_position: Any = None
     _active: tuple[int, list[Update]] = (-1, [])
 
     @property
@@ -192,10 +198,17 @@ class Session:
     def reset(self) -> None:
         """Make the live state the fresh one."""
         reset_replica(self.replica, self.task, self.spec, self.device, self.sample)
+        self._rewind()
+
+    def _rewind(self) -> None:
+        if self.stream is not None:
+            first = self.replica.step * self.spec.job.global_batch_size
+            self.stream.go_to(first, self.replica.stream)
 
     def replaced(self, key: StateKey) -> None:
         """The live state is another one now: what was found out about the old one is void."""
         self.key = key
+        self._rewind()
         self.plan = self.plan.following(self.replica.ledger)
         self.metrics, self.ended, self.callbacks.reason = {}, "", ""
         self.checkpoints.drop()
@@ -234,10 +247,15 @@ def build_session(
         TaskError: the task, its data or the job's choices do not work here.
     """
     check_precision(spec.train.precision, device)
-    dataset, eval_dataset = train_dataset_of(task), eval_dataset_of(task)
+    dataset = train_dataset_of(task, partial(stream_rows, task, spec))
+    eval_dataset, stream = eval_dataset_of(task), stream_in(dataset)
     sample = sample_of(dataset, spec, device)
     job = spec.job
-    order = order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
+    order = (
+        InSequence(job.global_batch_size)
+        if stream is not None
+        else order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
+    )
     replica = build_replica(task, spec, device, epoch_rows=order.places, sample=sample)
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
@@ -249,6 +267,7 @@ def build_session(
         task=task,
         device=device,
         dataset=dataset,
+        stream=stream,
         sample=sample,
         plan=plan,
         replica=replica,

@@ -105,6 +105,7 @@ def metadata(replica: Replica) -> dict[str, Any]:
         "optimizer_groups": groups,
         "early_stop": dataclasses.asdict(replica.early_stop),
         "ended_of": replica.ended_of,
+        "stream": replica.stream,
         "task": replica.own.parts()[1],
         "schedule": None if replica.schedule is None else replica.schedule.state(),
     }
@@ -161,6 +162,7 @@ def load_state(
         replica.ledger = Ledger.from_mapping(about["ledger"])
         replica.early_stop = EarlyStop(**about["early_stop"])
         replica.ended_of = int(about["ended_of"])
+        replica.stream = about["stream"]
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
     own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}

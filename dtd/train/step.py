@@ -85,6 +85,7 @@ def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -
         attend_to(update, session.updates)
         loss_sum, weight = _pass(session, ring, share, clock, number, kept)
         if update is session.active[-1]:
+            _note_position(session, clock)
             _hand_over_tail(session, share, update, loss_sum, weight)
             ring.start(update.tail_bucket)
             return
@@ -150,6 +151,16 @@ def _load(session: Session, ring: Collective, request: BatchRequest, clock: Cloc
     session.reporter.begins(("batch", shape_of(loaded.batch)))
     ring.check()
     return loaded.batch
+
+
+def _note_position(session: Session, clock: Clock) -> None:
+    """Read on to where this step ends, so that the step can be committed without the stream."""
+    if session.stream is not None:
+        begun_s = time.perf_counter()
+        next_step = session.replica.step + 1
+        after = next_step * session.spec.job.global_batch_size
+        session.stream_position = session.stream.position_at(after)
+        clock.data_s += time.perf_counter() - begun_s
 
 
 def _hand_over_tail(
@@ -233,6 +244,9 @@ def commit(session: Session) -> Committed:
     missing, repeated = totals.used.against(plan.checksum(replica.step), rows)
     seed = plan.order_seed(position.epoch)
     replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
+    if session.stream is not None:
+        replica.stream = session.stream_position
+        session.stream.committed(replica.step * session.spec.job.global_batch_size)
     _enter_judgement(session, end=totals.end)
     session.committed()
     loss = sum(one.loss for one in applied)

@@ -92,6 +92,7 @@ class CollatedRows:
 
     def __init__(self, dataset: MapDataset, collate: Collate) -> None:
         self.dataset, self.collate = dataset, collate
+        self.first_rows = getattr(dataset, "first_rows", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -100,13 +101,23 @@ class CollatedRows:
         return self.dataset[row]
 
 
-def train_dataset_of(task: Task) -> MapDataset:
+def train_dataset_of(
+    task: Task, numbered: Callable[[Any], MapDataset | None] | None = None
+) -> MapDataset:
     """The task's training rows, at least one.
+
+    Args:
+        task: gives them.
+        numbered: makes rows by number of a stream; None of anything else.
 
     Raises:
         TaskError: it is not a dataset of numbered rows, or it is empty.
     """
-    return _collated(task, "train_dataset", _checked("train_dataset", task.train_dataset()))
+    dataset: Any = task.train_dataset()
+    rows = numbered(dataset) if numbered is not None else None
+    if rows is None:
+        rows = _checked("train_dataset", dataset)
+    return _collated(task, "train_dataset", rows)
 
 
 def eval_dataset_of(task: Task) -> MapDataset | None:

@@ -33,6 +33,7 @@ SMALLER = {
     "digits": ["job.epochs=2"],
     "own_task": ["job.epochs=2"],
     "synthetic": ["job.steps=4", "task.parameters=10000", "task.compute_ms=0.0"],
+    "vit": ["job.epochs=2", "task.width=16", "task.depth=1"],
 }
 
 

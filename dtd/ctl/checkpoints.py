@@ -24,6 +24,7 @@ from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
 WEIGHTS_FILE: Final = "model.safetensors"
+AVERAGES_FILE: Final = "ema.safetensors"
 _HEADINGS: Final = (
     *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
     "DIRECTORY",
@@ -62,13 +63,18 @@ def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric:
     answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
     holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
     target = (directory or Path(job)) / WEIGHTS_FILE
-    _fetch_from_any(holders, target, _connect_for(settings, job, answer["spec"]))
-    lines = loading_lines(answer["spec"], target)
+    files = _fetch_from_any(holders, target.parent, _connect_for(settings, job, answer["spec"]))
+    lines = loading_lines(answer["spec"], *files)
     if settings.as_json:
         found = {key: holders[0][key] for key in ("job", "generation", "step", "digest", "metrics")}
-        output.print_json({**found, "path": str(target), "load": lines})
+        averages = str(files[1]) if files[1:] else ""
+        output.print_json({**found, "path": str(target), "averages": averages, "load": lines})
     else:
-        output.say(f"{target}: weights of {job} after step {holders[0]['step']}; load them with")
+        and_averages = f", and their averages in {files[1]}" if files[1:] else ""
+        output.say(
+            f"{target}: weights of {job} after step {holders[0]['step']}{and_averages}; load"
+            f" {'the averages' if files[1:] else 'them'} with"
+        )
         print("\n".join(lines))
     return 0
 
@@ -136,36 +142,41 @@ def _connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Conne
     return tls_connect(context, WORKER)
 
 
-def _fetch_from_any(holders: Sequence[Checkpoint], target: Path, connect: Connect) -> None:
+def _fetch_from_any(holders: Sequence[Checkpoint], directory: Path, connect: Connect) -> list[Path]:
+    """The weights, and their averages if the job takes any."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{target.parent} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{directory} cannot be made: {error.strerror}") from None
     failure: CheckpointError | None = None
     for one in holders:
         try:
-            _fetch_from(one, target, connect)
-            return
+            return _fetch_from(one, directory, connect)
         except CheckpointError as error:
             output.say(f"{one['worker']}: {error.message}")
             failure = error
         except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+            raise UsageError(f"{directory} cannot be written to: {error.strerror}") from None
     assert failure is not None
     raise failure
 
 
-def _fetch_from(one: Checkpoint, target: Path, connect: Connect) -> None:
+def _fetch_from(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
     address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
     ticket = Pass(
         secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
     )
     with FetchClient(address, resource, ticket, connect=connect) as client:
-        if not target.exists():
-            client.fetch(WEIGHTS_FILE, target)
-        elif file_digest(target) != client.digest_of(WEIGHTS_FILE):
-            raise UsageError(
-                f"{target} exists and holds other weights",
-                remedy="name another directory: dtdctl fetch JOB DIR",
-            )
+        targets = [directory / WEIGHTS_FILE]
+        if AVERAGES_FILE in client.manifest.get("files", {}):
+            targets.append(directory / AVERAGES_FILE)
+        for target in targets:
+            if not target.exists():
+                client.fetch(target.name, target)
+            elif file_digest(target) != client.digest_of(target.name):
+                raise UsageError(
+                    f"{target} exists and holds other weights",
+                    remedy="name another directory: dtdctl fetch JOB DIR",
+                )
+    return targets

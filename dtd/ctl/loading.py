@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 
-def loading_lines(spec: Mapping[str, Any], weights: Path) -> list[str]:
-    """Python that builds the task's model and gives it the weights."""
+def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
+    """Python that builds the task's model and gives it the weights; a later file counts."""
     return [
         "from dtd.train.task import load_task; from dtd.train.weights import load_weights",
         f"model = load_task({spec['job']['task']!r}, {spec['task']!r}).build_model()",
-        f"load_weights(model, {str(weights)!r})",
+        f"load_weights(model, {', '.join(repr(str(file)) for file in weights)})",
     ]

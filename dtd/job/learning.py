@@ -110,6 +110,15 @@ class TrainTable:
         default=0.0,
         metadata=rule("Largest norm of the averaged gradient; 0 = no clipping.", minimum=0),
     )
+    ema_decay: float = field(
+        default=0.0,
+        metadata=rule(
+            "What stays of each weight's moving average in an update, such as 0.999; the averages"
+            " are evaluated, and saved beside the weights. 0 = no averages.",
+            minimum=0,
+            below=1,
+        ),
+    )
     eval_every: int = field(
         default=0,
         metadata=rule("Steps between evaluations; 0 = at the end of every epoch.", minimum=0),

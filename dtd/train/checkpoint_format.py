@@ -2,6 +2,7 @@
 
     <directory>/<job id>.<tag>/g<generation>-s<step>/
         model.safetensors        parameters and buffers
+        ema.safetensors          averages of the trained parameters, where a job takes them
         optimizer.safetensors    optimizer state
         manifest.json            everything else, with size and hash of both files and of itself
 
@@ -32,6 +33,7 @@ READABLE: Final = (1, 2)
 
 MANIFEST_FILE: Final = "manifest.json"
 MODEL_FILE: Final = "model.safetensors"
+AVERAGES_FILE: Final = "ema.safetensors"
 OPTIMIZER_FILE: Final = "optimizer.safetensors"
 TEMPORARY: Final = ".tmp-"
 
@@ -169,7 +171,7 @@ def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
     manifest = read_manifest(path)
     if path.name != checkpoint_name(manifest.generation, manifest.step):
         raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
-    if manifest.files.keys() != {MODEL_FILE, OPTIMIZER_FILE}:
+    if manifest.files.keys() - {AVERAGES_FILE} != {MODEL_FILE, OPTIMIZER_FILE}:
         raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
     for name, info in manifest.files.items():
         _verify_file(path / name, info, got_on)

@@ -25,6 +25,7 @@ from dtd.job import JobSpec
 from dtd.job.identity import folder_of
 from dtd.train.bulk import copied_to_host
 from dtd.train.checkpoint_format import (
+    AVERAGES_FILE,
     FORMAT,
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -37,7 +38,15 @@ from dtd.train.record import CheckpointRecord, GotOn, Reporter, StateKey, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.seldom import Seldom
-from dtd.train.state import MODEL, digest_of, dtype_name, metadata, named_tensors, state_digest
+from dtd.train.state import (
+    AVERAGE,
+    MODEL,
+    digest_of,
+    dtype_name,
+    metadata,
+    named_tensors,
+    state_digest,
+)
 
 _PATIENCE_S = 1.0
 """How long a checkpoint that is merely due waits for an earlier one to be written."""
@@ -275,6 +284,9 @@ def read_checkpoint(path: Path, got_on: GotOn = nobody) -> tuple[Manifest, dict[
     try:
         stored = {MODEL + name: tensor for name, tensor in _load(path / MODEL_FILE).items()}
         stored |= _load(path / OPTIMIZER_FILE)
+        if AVERAGES_FILE in manifest.files:
+            averages = _load(path / AVERAGES_FILE)
+            stored |= {AVERAGE + name: tensor for name, tensor in averages.items()}
         tensors = {name: stored[name] for name in manifest.tensors}
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be loaded: {error}") from error
@@ -295,11 +307,16 @@ def _load(file: Path) -> dict[str, Tensor]:
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, list[RawTensor]]:
     files: dict[str, list[RawTensor]] = {MODEL_FILE: [], OPTIMIZER_FILE: []}
     for name, tensor in tensors.items():
+        file, prefix = OPTIMIZER_FILE, ""
+        if name.startswith(MODEL):
+            file, prefix = MODEL_FILE, MODEL
+        elif name.startswith(AVERAGE):
+            file, prefix = AVERAGES_FILE, AVERAGE
         raw = RawTensor(
-            name=name.removeprefix(MODEL),  # as the model's own state_dict() calls it
+            name=name.removeprefix(prefix),  # as the model's own state_dict() calls it
             dtype=dtype_name(name, tensor.dtype),
             shape=tuple(tensor.shape),
             content=tensor_bytes(tensor),
         )
-        files[MODEL_FILE if name.startswith(MODEL) else OPTIMIZER_FILE].append(raw)
+        files.setdefault(file, []).append(raw)
     return files

@@ -94,7 +94,8 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
     assert session.evaluator is not None
     begun_s = time.perf_counter()
     replica = session.replica
-    with replica.own.unchanged("the evaluation"), _kept_buffers(session):
+    unchanged = replica.own.unchanged("the evaluation")
+    with unchanged, _kept_buffers(session), replica.evaluated_weights():
         session.metrics = session.evaluator.evaluate(
             replica.model,
             rank=ring.rank,

@@ -6,6 +6,8 @@ alike, what peers send one another and what checkpoints save (`dtd.train.state`)
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ from dtd.core.sampler import Position, advance
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.activation import wrap_blocks
+from dtd.train.averages import Averages
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.joined_optimizer import JoinedOptimizer
 from dtd.train.lazy import Sample, materialise
@@ -50,6 +53,7 @@ class Replica:
         ended_of: steps of the job that ended early with the last step; 0 if it goes on.
         stream: position of the next row, where rows come from a stream; None at its beginning.
         schedule: the task's own; None where the job's [schedule] counts.
+        averages: of the weights; None without `train.ema_decay`.
     """
 
     model: nn.Module
@@ -68,6 +72,7 @@ class Replica:
     ended_of: int = 0
     stream: Any = None
     schedule: TaskSchedule | None = None
+    averages: Averages | None = None
 
     @property
     def skipped(self) -> int:
@@ -119,10 +124,16 @@ class Replica:
 
     def updated(self) -> None:
         """Count an update; the task's schedule sets what counts for the next one."""
+        if self.averages is not None:
+            self.averages.update(first=self.updates == 0)
         self.updates += 1
         self.skipped_in_row = 0
         if self.schedule is not None:
             self.schedule.step()
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that are evaluated: the averages, if there are any."""
+        return contextlib.nullcontext() if self.averages is None else self.averages.in_place()
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -204,6 +215,9 @@ def build_replica(
         own=OwnState(task),
     )
     _add_schedule(replica, task, spec)
+    if spec.train.ema_decay:
+        parameters = [parameter for _, parameter in trained]
+        replica.averages = Averages(model, parameters, decay=spec.train.ema_decay)
     return replica
 
 
@@ -228,3 +242,5 @@ def reset_replica(
     replica.early_stop, replica.stream = NOTHING_SEEN, None
     replica.own.reset()
     _add_schedule(replica, task, spec)
+    if replica.averages is not None:
+        replica.averages.begin()

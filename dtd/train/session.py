@@ -22,6 +22,7 @@ from dtd.train.data import Loader
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.lazy import Sample, sample_of
+from dtd.train.parameter_watch import ParameterWatch
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
 from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateKey
@@ -57,6 +58,7 @@ class Session:
         replica: the state.
         updates: one, or one for each optimizer of the task.
         buffers: running buffers.
+        watch: sees that the task leaves parameters to the optimizer.
         tail: the last bucket.
         loader: training batches.
         evaluator: None if the task has no evaluation rows.
@@ -90,6 +92,7 @@ class Session:
     replica: Replica
     updates: list[Update]
     buffers: RunningBuffers
+    watch: ParameterWatch
     tail: Tail
     loader: Loader
     evaluator: Evaluator | None
@@ -273,6 +276,7 @@ def build_session(
         replica=replica,
         updates=build_updates(replica, spec, device),
         buffers=buffers,
+        watch=ParameterWatch(replica.model, reporter.progress),
         tail=Tail(
             parameters=len(replica.trained),
             buffer_elements=buffers.elements,

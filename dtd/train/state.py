@@ -1,6 +1,7 @@
 """A replica's whole state as named tensors plus JSON, and the hash over all of it.
 
     model.<name>                parameters and persistent buffers (`dtd.train.weights`)
+    ema.<name>                  averages of the trained parameters (`dtd.train.averages`)
     optimizer.<index>.<key>     optimizer state of the index-th trained parameter
     task.<name>                 tensors that the task keeps itself
 
@@ -30,6 +31,7 @@ from dtd.train.replica import Replica
 from dtd.train.weights import model_tensors, plain_name
 
 MODEL = "model."
+AVERAGE = "ema."
 OPTIMIZER = "optimizer."
 TASK = "task."
 
@@ -71,6 +73,8 @@ def named_tensors(replica: Replica) -> dict[str, Tensor]:
         TaskError: the model's state holds something that is no tensor.
     """
     tensors = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
+    if replica.averages is not None:
+        tensors |= {AVERAGE + name: value for name, value in replica.averages.named.items()}
     for index, values in sorted(replica.optimizer.state_dict()["state"].items()):
         for key, value in sorted(values.items()):
             if isinstance(value, Tensor):
@@ -151,6 +155,11 @@ def load_state(
         CheckpointError: the state is not one of this model and optimizer.
     """
     load_weights(replica, tensors, got_on)
+    if replica.averages is not None:
+        replica.averages.load(
+            {n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)},
+            got_on,
+        )
     _load_schedule(replica, about.get("schedule"))
     try:
         _load_optimizer(replica, tensors, about)
@@ -205,6 +214,8 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn 
             )
     for name, tensor in live.items():
         copy_into(tensor, given[name], got_on)
+    if replica.averages is not None:
+        replica.averages.begin()
 
 
 def _load_optimizer(

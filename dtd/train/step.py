@@ -113,6 +113,7 @@ def _pass(
     The first pass loads the batches, and keeps them if there is another one.
     """
     replica, update = session.replica, session.active[number]
+    precision = session.spec.train.precision
     start = update.start(ring)
     loss_sum, weight = 0.0, 0.0
     for part, request in enumerate(share.requests):
@@ -126,7 +127,7 @@ def _pass(
         key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part], number)
         seed_draws(key, session.device)
         named = (update.name,) if update.name else ()
-        with autocast(session.spec.train.precision, session.device):
+        with session.watch.unchanged("loss()"), autocast(precision, session.device):
             returned = session.task.loss(replica.model, batch, *named)
         loss, rows_weight, is_mean = _understand(returned, len(request.rows))
         if request is share.requests[-1]:
@@ -210,8 +211,9 @@ def _apply(
             gradients.scale(factor)
         if tentative:
             session.undos.append(Undo(replica.part(update.name)))
-        else:
+        else:  # before the update, as forward does in plain torch: its hooks may change them too
             session.applying = True
+            session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
         replica.update(update.name)
     if tentative:
         gradients.release()
@@ -233,7 +235,6 @@ def commit(session: Session) -> Committed:
     ]
     finite, lr = are_finite(applied), float(replica.optimizer.param_groups[0]["lr"])
     if finite:
-        session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
         replica.updated()
     else:
         session.take_back()

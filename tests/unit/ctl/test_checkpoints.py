@@ -107,24 +107,32 @@ def spec():
 
 
 @pytest.fixture
-def cluster(server, result, free_address, spec):
+def files():
+    """What the checkpoint consists of."""
+    return {"model.safetensors": WEIGHTS}
+
+
+@pytest.fixture
+def cluster(server, result, free_address, spec, files):
     """The newest checkpoint is held by a worker that is away and by one that serves it."""
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     known = [checkpoint(**away), checkpoint(worker="worker-1", **there)]
-    manifest = {
-        "files": {"model.safetensors": {"hash": xxhash.xxh3_128(WEIGHTS).hexdigest()}},
-    }
+
+    def manifest():
+        hashes = {name: xxhash.xxh3_128(content).hexdigest() for name, content in files.items()}
+        return json.dumps({"files": {name: {"hash": one} for name, one in hashes.items()}}).encode()
 
     def script(message):
         if isinstance(message, m.ListCheckpoints):
             return result({"checkpoints": known, "spec": spec})
         if isinstance(message, m.FetchOpen):
             assert message.resource == "checkpoint/digits-1/step-20"
-            blob = m.BlobInfo(name="model.safetensors", size_bytes=len(WEIGHTS))
-            return m.message_bytes(m.FetchInfo(blobs=(blob,)), json.dumps(manifest).encode())
-        data = WEIGHTS[message.offset : message.offset + message.length]
+            blobs = tuple(m.BlobInfo(name=n, size_bytes=len(c)) for n, c in files.items())
+            return m.message_bytes(m.FetchInfo(blobs=blobs), manifest())
+        content = list(files.values())[message.blob]
+        data = content[message.offset : message.offset + message.length]
         return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), data)
 
     server.script = script
@@ -142,6 +150,22 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     ]
     assert "worker-0: checkpoint/digits-1/step-20" in err
     assert "weights of digits-1 after step 20" in err
+
+
+def test_averages_come_along_and_are_what_is_loaded(dtdctl, cluster, files, tmp_path):
+    files["ema.safetensors"] = b"averages"
+    exit_code, out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 0
+    averages = tmp_path / "ema.safetensors"
+    assert averages.read_bytes() == b"averages"
+    loads = f"load_weights(model, '{tmp_path / 'model.safetensors'}', '{averages}')"
+    assert out.splitlines()[-1] == loads
+    assert f"their averages in {averages}; load the averages with" in err
+    shown = json.loads(dtdctl("fetch", "digits-1", str(tmp_path), "-o", "json")[1])
+    assert shown["averages"] == str(averages)
+    assert shown["load"][-1] == loads
+    averages.write_bytes(b"others")
+    assert dtdctl("fetch", "digits-1", str(tmp_path))[0] == 2
 
 
 def test_what_workers_encrypt_is_fetched_encrypted(

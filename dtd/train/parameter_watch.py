@@ -1,0 +1,74 @@
+"""Finds out that a task changes parameters where dtd does not look: in its `loss`.
+
+What is trained changes in the optimizer's step, from sums that are the same on every worker.  A
+change in `loss`, by its own rows, makes replicas differ, and a step that is redone makes it twice.
+torch counts changes in place; the first passes also compare contents, for what goes past that
+count through `.data`.  Nothing is repaired here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import xxhash
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.train.bulk import add_to_hash
+from dtd.train.record import GotOn, nobody
+from dtd.train.weights import plain_name
+
+PASSES_READ: Final = 2
+_NAMED: Final = 3
+
+
+class ParameterWatch:
+    """Watches one model, frozen parameters included.
+
+    Args:
+        model: its parameters must exist now.
+        got_on: called while contents are read.
+    """
+
+    def __init__(self, model: nn.Module, got_on: GotOn = nobody) -> None:
+        self._got_on = got_on
+        self._parameters = [(plain_name(name), p) for name, p in model.named_parameters()]
+        self._passes = 0
+
+    @contextlib.contextmanager
+    def unchanged(self, by: str) -> Iterator[None]:
+        """See that parameters stay as they are.
+
+        Raises:
+            TaskError: they do not.
+        """
+        reads = self._passes < PASSES_READ
+        self._passes += 1
+        before = self._marks(reads=reads)
+        yield
+        after = self._marks(reads=reads)
+        changed = [name for name, mark in before.items() if after[name] != mark]
+        if changed:
+            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+            raise TaskError(
+                f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
+                remedy="leave that to the optimizer (or to several of them); clip or renormalise"
+                " weights in a hook of its step (register_step_post_hook), which runs alike on"
+                " all workers; nn.Embedding(max_norm) cannot be used",
+            )
+
+    def _marks(self, *, reads: bool) -> dict[str, Any]:
+        return {
+            name: (
+                parameter._version,  # noqa: SLF001 - torch has no other name for it
+                self._hash(parameter) if reads else 0,
+            )
+            for name, parameter in self._parameters
+        }
+
+    def _hash(self, parameter: nn.Parameter) -> int:
+        content = xxhash.xxh3_64()
+        add_to_hash(content, parameter, self._got_on)
+        return content.intdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +97,7 @@ def _disagreements(
     now, status = show(host, fault.unit), cluster.status()
     restarts = before.restarts + fault.restarts if fault.restarts else 0
     kinds = {event["kind"] for event in told}
+    crashes = [event["message"] for event in told if event["kind"] == "worker_crashed"]
     pid = _pid_by_dtdctl(cluster, fault, host, status)
     started = [e.pid for e in written if e.event in ("worker_started", "coordinator_listening")]
     statements = {
@@ -110,6 +112,8 @@ def _disagreements(
         and pid in (None, now.pid),
         f"dtdctl events tells {sorted(kinds)}, but no {fault.incident}": fault.incident in kinds,
         f"dtdctl events tells of {fault.no_incident}": fault.no_incident not in kinds,
+        f"nobody says that the process {fault.last_end}, but {crashes}": not fault.last_end
+        or any(re.search(fault.last_end, text) for text in crashes),
         "steps were begun again": not fault.in_band or _total(told, "steps_redone") == 0,
         f"systemctl status says {now.status!r}, not {cluster.job}": cluster.job in now.status,
         "steps are lost": status["job"]["steps_lost"] == 0,

@@ -24,6 +24,8 @@ class Fault:
         systemd_says: pattern of a line in the unit's journal.
         incident: what `dtdctl events` must tell of the worker, or of nobody.
         no_incident: what it must not tell.
+        last_end: pattern of how the next process says that the last one ended; empty: in good
+            order, or nobody knows.
         in_band: it happens between two steps, so none is begun again.
     """
 
@@ -34,6 +36,7 @@ class Fault:
     systemd_says: str
     incident: str
     no_incident: str = ""
+    last_end: str = ""
     in_band: bool = False
 
 
@@ -115,6 +118,7 @@ FAULTS: Final = {
         restarts=1,
         systemd_says=_KILLED,
         incident="worker_lost",
+        last_end=r"ended by SIGKILL \(systemd: signal\)",
     ),
     "freeze": Fault(
         words="worker stands still (SIGSTOP)",
@@ -122,6 +126,7 @@ FAULTS: Final = {
         restarts=1,
         systemd_says=_HUNG,
         incident="worker_lost",
+        last_end=r"was ended by systemd's watchdog",
     ),
     "stop": Fault(
         words="systemctl stop of a worker",

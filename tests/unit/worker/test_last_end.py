@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,36 @@ def test_a_process_that_ended_is_told_of_once(tmp_path, told, deed, words):
 def test_a_trace_that_is_not_whole_is_no_trace(tmp_path, told, record):
     (tmp_path / last_end.RUNNING_FILE).write_text(record)
     assert told() == ""
+
+
+@pytest.fixture
+def small_group(tmp_path):
+    """A control group of 60 MB, where this user may make one."""
+    for root, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", root, f"dtd-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text("60000000")
+            yield group
+            return
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+    pytest.skip("no control group with a memory limit can be made here")
+
+
+def test_the_kernels_killing_for_lack_of_memory_is_told(tmp_path, told, small_group):
+    live_and_die(
+        tmp_path,
+        f"Path({str(small_group / 'cgroup.procs')!r}).write_text(str(os.getpid()))\n"
+        "kept = [bytearray(10_000_000) for _ in range(50)]\n"
+        "for one in kept: one[::4096] = b'x' * len(one[::4096])",
+    )
+    assert "for lack of memory" in told()
 
 
 def test_what_is_told_is_bounded_and_printable(tmp_path, told):

@@ -106,6 +106,7 @@ class Worker:
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
         self._training: Training | None = None
+        self._prepared = asyncio.Event()
         self._lines = JobLines(self._control.send)
         self._probes = Probes(config.name, self._on_probed)
         self._peers = PeerTroubles()
@@ -229,6 +230,7 @@ class Worker:
 
     def _warm_up(self, prepare: m.Prepare) -> None:
         log.info("job_prepared", job=prepare.job)
+        self._prepared.set()
         capture_output(self._bridge.posting(self._lines.take))
         self._training = Training(
             prepare,
@@ -288,6 +290,8 @@ class Worker:
         )
 
     async def _keep_output(self) -> None:
+        """From the first job on; a process that waits for one has nothing to send, and sleeps."""
+        await self._prepared.wait()
         while True:
             await asyncio.sleep(OUTPUT_EVERY_S)
             self._send_output()

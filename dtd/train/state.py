@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from dtd.core.ledger import Ledger
 from dtd.errors import CheckpointError, TaskError
 from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
+from dtd.train.optimizer_fit import check_entries, check_groups
 from dtd.train.record import GotOn, nobody
 from dtd.train.replica import Replica
 from dtd.train.weights import model_tensors, plain_name
@@ -51,6 +52,8 @@ DTYPES: dict[str, torch.dtype] = {
 
 _NOT_STATE = ("params", "foreach", "fused")
 """Of an optimizer's groups: which kernels update them is the choice of whoever holds the state."""
+
+_MOST_NAMED = 4
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -169,13 +172,17 @@ def load_state(
         replica.skipped_in_row = int(about["skipped_in_row"])
         replica.epoch, replica.offset = int(about["epoch"]), int(about["offset"])
         replica.ledger = Ledger.from_mapping(about["ledger"])
-        replica.early_stop = EarlyStop(**about["early_stop"])
-        replica.ended_of = int(about["ended_of"])
-        replica.stream = about["stream"]
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+        replica.early_stop = EarlyStop(**about.get("early_stop", {}))  # dtd 0.1.0 had none
+        replica.ended_of = int(about.get("ended_of", 0))
+        replica.stream = about.get("stream")
+    except KeyError as error:
+        raise CheckpointError(
+            f"the state has no {error.args[0]!r}", remedy="another dtd wrote it: use that one"
+        ) from error
+    except (ValueError, TypeError, IndexError) as error:
         raise CheckpointError(f"the state does not fit this job's optimizer: {error}") from error
     own = {n.removeprefix(TASK): t for n, t in tensors.items() if n.startswith(TASK)}
-    replica.own.load(own, about["task"])
+    replica.own.load(own, about.get("task", {}))
 
 
 def _load_schedule(replica: Replica, state: Any) -> None:
@@ -199,23 +206,36 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn 
     given = {
         n if n in live else plain_name(n): t for n, t in tensors.items() if n.startswith(MODEL)
     }
-    differing = sorted(live.keys() ^ given.keys())
-    if differing:
+    unfit = _unfit(live, given)
+    if unfit:
         raise CheckpointError(
-            f"the state is of another model: {differing[0]} is in only one of the two",
-            remedy="use the same [task] table",
+            f"the state is of another model: {'; '.join(unfit[:_MOST_NAMED])}"
+            + (f"; and {len(unfit) - _MOST_NAMED} more" if len(unfit) > _MOST_NAMED else ""),
+            remedy="use the same task with the same [task] table",
         )
-    for name, tensor in live.items():
-        if given[name].shape != tensor.shape or given[name].dtype != tensor.dtype:
-            raise CheckpointError(
-                f"the state is of another model: {name} is {tuple(given[name].shape)}"
-                f" {given[name].dtype}, the model's {tuple(tensor.shape)} {tensor.dtype}",
-                remedy="use the same [task] table",
-            )
     for name, tensor in live.items():
         copy_into(tensor, given[name], got_on)
     if replica.averages is not None:
         replica.averages.begin()
+
+
+def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """What is in one of the two models only, or has another shape or type there."""
+    found = [f"{_bare(name)} is only in the state" for name in given if name not in live]
+    for name, tensor in live.items():
+        if name not in given:
+            found.append(f"{_bare(name)} is only in the model")
+        elif given[name].shape != tensor.shape or given[name].dtype != tensor.dtype:
+            found.append(
+                f"{_bare(name)} is {tuple(given[name].shape)} {given[name].dtype}, the model's"
+                f" {tuple(tensor.shape)} {tensor.dtype}"
+            )
+    return found
+
+
+def _bare(name: str) -> str:
+    """As the model calls it."""
+    return name.removeprefix(MODEL)
 
 
 def _load_optimizer(
@@ -229,32 +249,27 @@ def _load_optimizer(
     for name, value in about["optimizer_scalars"].items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    groups = []
+    mine = replica.optimizer.state_dict()["param_groups"]
     saved = about["optimizer_groups"]
-    for own, group in zip(replica.optimizer.state_dict()["param_groups"], saved, strict=True):
-        if own.get("fused"):
-            _check_shapes(replica, own["params"], state)
+    check_groups(mine, saved, ours=_NOT_STATE)
+    fused = {number for group in mine if group.get("fused") for number in group["params"]}
+    check_entries(_in_order(replica), state, exact=fused)
+    groups = []
+    for own, group in zip(mine, saved, strict=True):
         restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _check_shapes(
-    replica: Replica, indices: Sequence[int], state: Mapping[int, Mapping[str, Any]]
-) -> None:
-    """A fused kernel takes state to be as long as its parameter, and writes beyond it if it is not.
-
-    Raises:
-        ValueError: some of it is not.
-    """
-    parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
-    for index in indices:
-        for key, value in state.get(index, {}).items():
-            shape = torch.Size() if key == "step" else parameters[index].shape
-            if isinstance(value, Tensor) and value.shape != shape:
-                raise ValueError(
-                    f"{key} of parameter {index} is {tuple(value.shape)}, not {tuple(shape)}"
-                )
+def _in_order(replica: Replica) -> list[tuple[str, Tensor]]:
+    """Trained parameters with their names, in the order in which the optimizer numbers them."""
+    names = {id(parameter): name for name, parameter in replica.trained}
+    groups = replica.optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return [
+        (names.get(id(parameter), f"parameter {number}"), parameter)
+        for number, parameter in enumerate(parameters)
+    ]
 
 
 def _plain(what: str, value: Any) -> Any:

@@ -112,18 +112,18 @@ def test_optimizer_state_of_another_shape_is_refused(
     updated(own)
     tensors = read_back(named_tensors(own))
     tensors[f"optimizer.0.{key}"] = torch.zeros(shape)
-    problem = re.escape(f"{key} of parameter 0 is {shape}, not {expected}")
+    problem = re.escape(f"{key} of weight as {shape}, not {expected}")
     with pytest.raises(CheckpointError, match=problem):
         load_state(same, tensors, metadata(own))
 
 
 def test_another_models_state_is_refused(make_replica) -> None:
     other = make_replica(width=4)
-    with pytest.raises(CheckpointError, match=r"model\.embed\.weight is \(4, 4\)"):
+    with pytest.raises(CheckpointError, match=r"model: embed\.weight is \(4, 4\)"):
         load_state(make_replica(), named_tensors(other), metadata(other))
     fewer = dict(named_tensors(make_replica()))
     fewer.pop("model.norm.weight")
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is in only one of the two"):
+    with pytest.raises(CheckpointError, match=r"norm\.weight is only in the model"):
         load_state(make_replica(), fewer, metadata(make_replica()))
     with pytest.raises(CheckpointError, match="optimizer"):
         load_state(make_replica(), named_tensors(make_replica()), {"step": 1})

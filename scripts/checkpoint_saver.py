@@ -26,6 +26,7 @@ import safetensors.numpy
 from dtd.train.checkpoint_format import MODEL_FILE, OPTIMIZER_FILE, read_manifest
 from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.train.drafts import Drafts
+from dtd.train.retention import Rules
 
 NOT_SAVED: Final = 3
 NOBODY: Final = 65534
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_limit, hard))
     if options.die_at is not None:
         die_at(options.die_at)
-    writer = CheckpointWriter(options.directory, keep=100, best_metric="")
+    writer = CheckpointWriter(options.directory, Rules(keep=100))
     writer.write(draft)
     writer.publish({})
     writer.close()

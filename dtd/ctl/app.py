@@ -70,6 +70,13 @@ class SignalName(enum.StrEnum):
     STOP = "STOP"
 
 
+class BetterMode(enum.StrEnum):
+    """Which values of a metric are better."""
+
+    MAX = "max"
+    MIN = "min"
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"dtd {__version__}")
@@ -294,9 +301,17 @@ def fetch(
     best: Annotated[
         str, typer.Option("--best", metavar="METRIC", help="The best by this metric, not the last.")
     ] = "",
+    mode: Annotated[
+        BetterMode | None,
+        typer.Option("--mode", help="Which is better; default: as the job says."),
+    ] = None,
 ) -> None:
     """Fetch a job's weights as safetensors, and show how to load them."""
-    _finish(checkpoint_commands.fetch(context.obj, job, directory, best_metric=best))
+    _finish(
+        checkpoint_commands.fetch(
+            context.obj, job, directory, best_metric=best, mode=mode.value if mode else ""
+        )
+    )
 
 
 @app.command()

@@ -17,6 +17,7 @@ from dtd.ctl.loading import loading_lines
 from dtd.ctl.origins import parse_job_at_step
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
+from dtd.job.better import lower_is_better
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.net.handshake import Pass
@@ -57,11 +58,19 @@ def _print_checkpoints(answer: Answer) -> None:
     output.print_table(_HEADINGS, rows)
 
 
-def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric: str) -> int:
-    """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them."""
+def fetch(
+    settings: Settings, text: str, directory: Path | None, *, best_metric: str, mode: str = ""
+) -> int:
+    """Fetch the weights of a job's newest, named or best checkpoint, and show how to load them.
+
+    Without `mode` the job's own `best_mode` counts where it is about this metric.
+    """
     job, step = parse_job_at_step(text, source="JOB")
     answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
-    holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric)
+    table = answer["spec"].get("checkpoint", {})
+    if not mode and table.get("best_metric") == best_metric:
+        mode = table.get("best_mode", "")
+    holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric, mode=mode)
     target = (directory or Path(job)) / WEIGHTS_FILE
     files = _fetch_from_any(holders, target.parent, _connect_for(settings, job, answer["spec"]))
     lines = loading_lines(answer["spec"], *files)
@@ -80,7 +89,7 @@ def fetch(settings: Settings, text: str, directory: Path | None, *, best_metric:
 
 
 def choose(
-    known: Sequence[Checkpoint], *, job: str, step: int, best_metric: str
+    known: Sequence[Checkpoint], *, job: str, step: int, best_metric: str, mode: str = ""
 ) -> list[Checkpoint]:
     """Those who hold the checkpoint that is wanted, the reachable ones only.
 
@@ -88,7 +97,9 @@ def choose(
         known: what the coordinator lists.
         job: for messages.
         step: this step's; 0 for any.
-        best_metric: the best by this metric (low when its name says loss) instead of the newest.
+        best_metric: the best by this metric instead of the newest.
+        mode: whether a greater ("max") or a smaller ("min") value is better; empty: as the job
+            file's reference says of an empty `best_mode`.
 
     Raises:
         RequestRefused: there is none, or nobody who holds it is there.
@@ -103,7 +114,7 @@ def choose(
             f"no verified checkpoint {what}of job {job} is known",
             remedy=f"see what there is with: dtdctl checkpoints {job}",
         )
-    first = max(wanted, key=lambda one: _rating(one, best_metric))
+    first = max(wanted, key=lambda one: _rating(one, best_metric, mode))
     holders = [one for one in wanted if _identity(one) == _identity(first)]
     there = [one for one in holders if one["alive"]]
     if not there:
@@ -119,12 +130,12 @@ def _identity(one: Checkpoint) -> tuple[Any, ...]:
     return one["generation"], one["step"], one["digest"]
 
 
-def _rating(one: Checkpoint, best_metric: str) -> tuple[Any, ...]:
+def _rating(one: Checkpoint, best_metric: str, mode: str) -> tuple[Any, ...]:
     age = (one["generation"], one["step"])
     if not best_metric:
         return age
     value = one["metrics"][best_metric]
-    return (-value if "loss" in best_metric else value, *age)
+    return (-value if lower_is_better(best_metric, mode) else value, *age)
 
 
 def _connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Connect:

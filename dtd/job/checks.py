@@ -31,6 +31,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Everything in which the fields of a job contradict one another."""
     yield from _length(spec)
     yield from _numbers(spec)
+    yield from _best(spec)
     yield from _without_effect("optimizer", spec.optimizer)
     yield from _without_effect("schedule", spec.schedule)
 
@@ -78,6 +79,14 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("elastic", "min_workers"), ("elastic", "max_workers")),
             text=f"must be at most max_workers = {spec.elastic.max_workers},"
             f" not {spec.elastic.min_workers}",
+        )
+
+
+def _best(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.checkpoint.best_mode and not spec.checkpoint.best_metric:
+        yield Conflict(
+            fields=(("checkpoint", "best_mode"), ("checkpoint", "best_metric")),
+            text="has no effect without best_metric",
         )
 
 

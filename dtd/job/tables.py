@@ -191,10 +191,34 @@ class CheckpointTable:
     best_metric: str = field(
         default="",
         metadata=rule(
-            "Metric of the evaluation by which the best checkpoint is kept as well; lower is"
-            ' better if its name contains "loss", else higher; empty = none.',
+            "Metric of the evaluation by which the best checkpoint is kept as well; empty = none.",
             pattern=rf"|{_NAME}",
             wording='the name of a metric, such as "accuracy" or "loss", or empty',
+        ),
+    )
+    best_mode: Literal["", "max", "min"] = field(
+        default="",
+        metadata=rule(
+            "Whether a greater or a smaller `best_metric` is better; empty = smaller if its name"
+            ' contains "loss", else greater.'
+        ),
+    )
+    keep_days: float = field(
+        default=0.0,
+        metadata=rule(
+            "Checkpoints older than this are removed whatever `keep` says, but for the newest and"
+            " the best; 0 = no limit.",
+            minimum=0,
+            maximum=36500,
+        ),
+    )
+    keep_gib: float = field(
+        default=0.0,
+        metadata=rule(
+            "The oldest are removed while this job's checkpoints take more room than this on a"
+            " worker, but for the newest and the best; 0 = no limit.",
+            minimum=0,
+            maximum=2**20,
         ),
     )
 

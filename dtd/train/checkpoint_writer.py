@@ -37,7 +37,7 @@ from dtd.train.checkpoint_format import (
     verify,
 )
 from dtd.train.drafts import Drafts
-from dtd.train.retention import retain
+from dtd.train.retention import Rules, retain
 
 _HEADER_ALIGNMENT = 8
 
@@ -87,14 +87,12 @@ class CheckpointWriter:
 
     Args:
         directory: the job's directory; made when it is needed.
-        keep: how many of the newest stay.
-        best_metric: the best by this metric stays too; empty for none.
+        rules: which of them stay.
     """
 
-    def __init__(self, directory: Path, *, keep: int, best_metric: str) -> None:
+    def __init__(self, directory: Path, rules: Rules) -> None:
         self._directory = directory
-        self._keep = keep
-        self._best_metric = best_metric
+        self._rules = rules
         self._drafts = Drafts(directory)
         self.written_bytes = 0
         self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
@@ -193,7 +191,7 @@ class CheckpointWriter:
         return self._published(target, manifest, self._writing_s + time.monotonic() - begun_s)
 
     def _published(self, target: Path, manifest: Manifest, write_s: float) -> Published:
-        kept = retain(self._directory, keep=self._keep, best_metric=self._best_metric)
+        kept = retain(self._directory, self._rules, now_unix_s=time.time())
         size_bytes = sum(file.stat().st_size for file in target.iterdir())
         return Published(
             path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept

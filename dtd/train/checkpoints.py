@@ -37,6 +37,7 @@ from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTen
 from dtd.train.record import CheckpointRecord, GotOn, Reporter, StateKey, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
+from dtd.train.retention import rules_of
 from dtd.train.seldom import Seldom
 from dtd.train.state import (
     AVERAGE,
@@ -94,11 +95,7 @@ class Checkpoints:
         self._reporter = reporter
         self._tell = saved
         self._warn = Seldom(reporter.warning)
-        self._writer = CheckpointWriter(
-            directory / folder_of(job_id, identity),
-            keep=spec.checkpoint.keep,
-            best_metric=spec.checkpoint.best_metric,
-        )
+        self._writer = CheckpointWriter(directory / folder_of(job_id, identity), rules_of(spec))
         self.pending: Pending | None = None
         self.parent = ""
         self._metrics: tuple[int, Mapping[str, float]] = (-1, {})

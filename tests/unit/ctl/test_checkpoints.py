@@ -54,6 +54,8 @@ KNOWN = [
         ({"step": 10}, 10, ["worker-0"]),
         ({"best_metric": "accuracy"}, 10, ["worker-0"]),
         ({"best_metric": "loss"}, 20, ["worker-0", "worker-1"]),
+        ({"best_metric": "loss", "mode": "min"}, 20, ["worker-0", "worker-1"]),
+        ({"best_metric": "accuracy", "mode": "max"}, 10, ["worker-0"]),
     ],
 )
 def test_who_holds_what_is_wanted(wanted, step, workers):

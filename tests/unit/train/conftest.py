@@ -17,6 +17,7 @@ from dtd.train.checkpoint_writer import CheckpointWriter, Draft, RawTensor
 from dtd.train.optimizers import build_optimizer
 from dtd.train.precision import loss_scaler
 from dtd.train.replica import Replica, trained_parameters
+from dtd.train.retention import Rules
 
 
 class Tied(nn.Module):
@@ -100,7 +101,7 @@ def make_draft():
 
 
 def save(directory: Path, *steps: int, metrics=None, keep: int = 100, best: str = "") -> list:
-    writer = CheckpointWriter(directory, keep=keep, best_metric=best)
+    writer = CheckpointWriter(directory, Rules(keep=keep, best_metric=best))
     for step in steps:
         writer.write(draft(step))
         writer.publish((metrics or {}).get(step, {}))

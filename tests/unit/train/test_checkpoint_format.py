@@ -24,6 +24,7 @@ from dtd.train.checkpoint_format import (
     verify,
 )
 from dtd.train.checkpoint_writer import CheckpointWriter
+from dtd.train.retention import Rules
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_the_newest_that_verifies_is_found_and_others_are_explained(
 
 def test_generation_comes_before_step(directory, save_checkpoints, make_draft) -> None:
     save_checkpoints(directory, 50)
-    writer = CheckpointWriter(directory, keep=9, best_metric="")
+    writer = CheckpointWriter(directory, Rules(keep=9))
     writer.write(make_draft(40, generation=2))
     writer.publish({})
     writer.close()

@@ -16,6 +16,7 @@ from dtd.train.checkpoint_writer import (
     RawTensor,
     write_safetensors,
 )
+from dtd.train.retention import Rules
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_a_published_checkpoint_verifies_and_is_plain_safetensors(
 
 
 def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> None:
-    writer = CheckpointWriter(directory, keep=3, best_metric="")
+    writer = CheckpointWriter(directory, Rules(keep=3))
     writer.write(make_draft(1))
     writer.flush()
     assert list_checkpoints(directory.parent, "job") == []
@@ -58,7 +59,7 @@ def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> Non
 
 
 def test_a_new_draft_replaces_one_that_was_not_agreed_on(directory, make_draft) -> None:
-    writer = CheckpointWriter(directory, keep=3, best_metric="")
+    writer = CheckpointWriter(directory, Rules(keep=3))
     writer.write(make_draft(1))
     writer.write(make_draft(2))
     writer.publish({})
@@ -69,7 +70,7 @@ def test_a_new_draft_replaces_one_that_was_not_agreed_on(directory, make_draft) 
 def test_leftovers_of_earlier_generations_are_removed(directory, make_draft) -> None:
     for name in (".tmp-g000001-s000000003-77", ".tmp-g000002-s000000003-78", "notes"):
         (directory / name).mkdir(parents=True)
-    writer = CheckpointWriter(directory, keep=3, best_metric="")
+    writer = CheckpointWriter(directory, Rules(keep=3))
     writer.write(make_draft(9, generation=2))
     writer.publish({})
     writer.close()
@@ -112,7 +113,7 @@ def test_an_empty_tensor_and_a_scalar(tmp_path) -> None:
 
 
 def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
-    writers = [CheckpointWriter(directory, keep=3, best_metric="") for _ in range(3)]
+    writers = [CheckpointWriter(directory, Rules(keep=3)) for _ in range(3)]
     for writer in writers:
         writer.write(make_draft(5))
     for writer in writers:
@@ -136,7 +137,7 @@ def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_check
 
 def test_a_writer_that_failed_can_be_closed_before_it_is_asked(tmp_path, make_draft) -> None:
     (tmp_path / "job").write_text("a file where the directory should be")
-    writer = CheckpointWriter(tmp_path / "job", keep=3, best_metric="")
+    writer = CheckpointWriter(tmp_path / "job", Rules(keep=3))
     writer.write(make_draft(1))
     writer.publish({})
     writer.close()

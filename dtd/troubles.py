@@ -255,6 +255,31 @@ def no_way(one: str, one_at: str, other: str, other_at: str) -> Trouble:
     )
 
 
+_NARROW_REMEDY: Final = (
+    "the path has a smaller MTU than the hosts' interfaces: find it with `ping -M do -s 1472 HOST`"
+    " and smaller sizes, set it on both (`ip link set dev DEV mtu N`), and let ICMP"
+    ' "fragmentation needed" through'
+)
+
+
+def narrow_way(one: str, one_at: str, other: str, other_at: str) -> Trouble:
+    """What is small passes between two workers, and what is large does not.
+
+    Args:
+        one: a worker's name.
+        one_at: HOST:PORT that the other one calls.
+        other: the other worker's name.
+        other_at: HOST:PORT that the first one calls.
+    """
+    return Trouble(
+        kind="narrow-way",
+        where=f"{one} - {other}",
+        message=f"small packets pass between {one} (data port {one_at}) and {other} (data port"
+        f" {other_at}), large ones are lost",
+        remedy=_NARROW_REMEDY,
+    )
+
+
 def data_port_closed(name: str, where: str, why: str) -> Trouble:
     """Another worker's data port cannot be reached from here."""
     return Trouble(
@@ -263,6 +288,16 @@ def data_port_closed(name: str, where: str, why: str) -> Trouble:
         message=f"the data port {where} of {name} cannot be reached from here: {why}",
         remedy=f"let the port through the firewall of {name}'s host, and name there with"
         " --advertise an address that other workers reach",
+    )
+
+
+def data_port_narrow(name: str, where: str, why: str) -> Trouble:
+    """Another worker's data port answers, and what is large does not come from it."""
+    return Trouble(
+        kind="narrow-way",
+        where=where,
+        message=f"large packets from the data port {where} of {name} are lost: {why}",
+        remedy=_NARROW_REMEDY,
     )
 
 

@@ -43,7 +43,9 @@ def samples() -> list[Trouble]:
         troubles.unfit("NAME", "HOST", "its dataset has 10 rows, not 12"),
         troubles.name_taken("NAME", "HOST (pid 1)", "HOST2 (pid 2)"),
         troubles.no_way("NAME", _AT, "NAME2", "HOST2:PORT"),
+        troubles.narrow_way("NAME", _AT, "NAME2", "HOST2:PORT"),
         troubles.data_port_closed("NAME", _AT, "WHY"),
+        troubles.data_port_narrow("NAME", _AT, "WHY"),
         troubles.cannot_listen(_AT, "is in use"),
         troubles.stands_still(
             "NAME",

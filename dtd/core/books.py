@@ -31,6 +31,8 @@ MEMBERS = frozenset(
     {WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY, WorkerState.FINISHED}
 )
 AVAILABLE = frozenset({WorkerState.READY, WorkerState.FROZEN, WorkerState.BARRED})
+FRUITFUL_STEPS = 3
+"""A generation that has committed so many has not come to nothing."""
 GONE = frozenset({WorkerState.RELEASED, WorkerState.LOST})
 
 
@@ -79,6 +81,7 @@ class Books:
         freeze_by: when members that have not reported FROZEN are given up.
         form_at: no generation is formed before, after several that came to nothing.
         fruitless: generations in a row that committed no step.
+        brief: generations in a row that broke after hardly a step.
         casualties: workers that died or hung in generations that ran, since the job got beyond
             `deadly_step`.
         bereaved: the current generation has lost such a worker.
@@ -115,6 +118,7 @@ class Books:
     freeze_by: float | None = None
     form_at: float | None = None
     fruitless: int = 0
+    brief: int = 0
     casualties: list[str] = field(default_factory=list)
     last_ends: dict[str, str] = field(default_factory=dict)
     bereaved: bool = False
@@ -189,14 +193,25 @@ class Books:
         self.fruitless = 0
         self.bereaved = False
         if step > self.deadly_step:
-            self.start_afresh()
+            self.deadly = self.deadly_step = 0
+            self.casualties.clear()
 
     def start_afresh(self) -> None:
         """Nothing that went wrong before counts."""
-        self.fruitless = self.deadly = self.deadly_step = 0
+        self.fruitless = self.brief = self.deadly = self.deadly_step = 0
         self.casualties.clear()
         self.last_ends.clear()
         self.bereaved = False
+
+    def note_brevity(self, job: Job) -> None:
+        """A generation is over; one that ended at a step boundary as it should says nothing.
+
+        What commits a step or two between two breaks is no progress worth the forming of rings.
+        """
+        if job.step - self.start_step >= FRUITFUL_STEPS:
+            self.brief = 0
+        elif self.recovery is not None and not self.recovery.at_boundary:
+            self.brief += 1
 
     def bereave(self, name: str, step: int) -> None:
         """A worker died or hung while the step after `step` was computed."""

@@ -164,12 +164,16 @@ def close(books: Books, job: Job, now: float) -> None:
             member.state = WorkerState.READY
     for pair, evidence in books.links.judge(books.living(), now):
         one, other = pair
+        every_s = books.links.probed_every_s(pair)
         books.incident(
             "link_bad",
-            f"{one} and {other} live and cannot reach each other ({evidence}); probed from now on",
+            f"{one} and {other} live and cannot reach each other ({evidence}); probed every"
+            f" {every_s:g} s",
             evidence=evidence,
+            probed_every_s=every_s,
         )
     books.deadly += books.bereaved
+    books.note_brevity(job)
     job.announced = False
     reset(books)
 

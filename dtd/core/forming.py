@@ -11,6 +11,7 @@ from __future__ import annotations
 from dtd.core import ending
 from dtd.core import roster as choice
 from dtd.core.books import Books, GenerationState, most_workers
+from dtd.core.links import pair_of
 from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
 from dtd.wire import messages as m
 
@@ -70,13 +71,18 @@ def choose(books: Books, job: Job) -> choice.Choice:
 def bar(books: Books, barred: list[Worker]) -> None:
     """Keep these out of rosters until their links are good again."""
     for worker in barred:
-        others = ", ".join(books.links.unreachable_from(worker.name))
-        worker.reason = f"no working link to {others}; probed every few seconds"
+        worker.reason = _why_barred(books, worker)
         if worker.state is not WorkerState.BARRED:
             books.incident(
                 "worker_barred", f"{worker.name} stays out: {worker.reason}", worker=worker.name
             )
         worker.state = WorkerState.BARRED
+
+
+def _why_barred(books: Books, worker: Worker) -> str:
+    others = books.links.unreachable_from(worker.name)
+    every_s = min(books.links.probed_every_s(pair_of(worker.name, other)) for other in others)
+    return f"no working link to {', '.join(others)}; probed every {every_s:g} s"
 
 
 def _assign(books: Books, job: Job, members: list[Worker], holds: list[bool]) -> None:

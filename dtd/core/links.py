@@ -2,8 +2,9 @@
 
 A ring tells only that a link is broken, not whose fault it is.  A link that was reset may be
 tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
-are not made neighbours (`dtd.core.roster`) until probes in both directions have passed.  Pure;
-times are seconds of the caller's clock.
+are not made neighbours (`dtd.core.roster`) until probes in both directions have passed.  A link may
+pass every probe and fail in training, so one that goes bad again is given longer each time before
+it is probed.  Pure; times are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PROBE_EVERY_S: Final = 2.0
+MOST_PROBE_EVERY_S: Final = 128.0
+GOOD_FOR_S: Final = 600.0
+"""A link that has been good for so long is like one that was never bad."""
 AGAIN_WITHIN_S: Final = 60.0
 MAX_LINKS: Final = 4096
 DEAD: Final = frozenset({"silent", "unreachable"})
@@ -31,10 +35,27 @@ def pair_of(one: str, other: str) -> Pair:
 
 @dataclass(slots=True)
 class _Probing:
-    """A bad link: when to probe next, and the directions in which it works by now."""
+    """A bad link.
+
+    Attributes:
+        at: when to probe next.
+        every_s: and from then on.
+        passed: the directions in which it works by now.
+        narrow: small frames pass and large ones do not, as far as probes have told.
+    """
 
     at: float
+    every_s: float = PROBE_EVERY_S
     passed: set[Pair] = field(default_factory=set)
+    narrow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Healed:
+    """A link that was bad and works again: since when, and how often it was probed."""
+
+    at: float
+    every_s: float
 
 
 class Links:
@@ -44,6 +65,7 @@ class Links:
         self._accused: dict[Pair, str] = {}
         self._accidents: dict[Pair, float] = {}
         self._bad: dict[Pair, _Probing] = {}
+        self._healed: dict[Pair, _Healed] = {}
 
     # --- evidence --------------------------------------------------------------------------
 
@@ -71,8 +93,17 @@ class Links:
             if dead or self._happened_before(pair, now):
                 bad[pair] = (dead or both)[0]
         for pair in list(bad)[: max(0, MAX_LINKS - len(self._bad))]:
-            self._bad[pair] = _Probing(at=now)
+            self._bad[pair] = self._probing(pair, now)
         return list(bad.items())
+
+    def _probing(self, pair: Pair, now: float) -> _Probing:
+        """At once, unless the last probes have passed and proved nothing."""
+        self._healed = {p: past for p, past in self._healed.items() if now - past.at < GOOD_FOR_S}
+        past = self._healed.pop(pair, None)
+        if past is None:
+            return _Probing(at=now)
+        every_s = min(2 * past.every_s, MOST_PROBE_EVERY_S)
+        return _Probing(at=now + every_s, every_s=every_s)
 
     def _happened_before(self, pair: Pair, now: float) -> bool:
         before = self._accidents.get(pair)
@@ -85,6 +116,7 @@ class Links:
         self._accused = {pair: why for pair, why in self._accused.items() if name not in pair}
         self._accidents = {pair: at for pair, at in self._accidents.items() if name not in pair}
         self._bad = {pair: probing for pair, probing in self._bad.items() if name not in pair}
+        self._healed = {pair: past for pair, past in self._healed.items() if name not in pair}
 
     # --- what follows from it ----------------------------------------------------------------
 
@@ -97,6 +129,14 @@ class Links:
         """To whom this worker has no working link."""
         return sorted(a if b == name else b for a, b in self._bad if name in (a, b))
 
+    def is_narrow(self, pair: Pair) -> bool:
+        """Small frames pass this bad link, and large ones do not."""
+        return self._bad[pair].narrow
+
+    def probed_every_s(self, pair: Pair) -> float:
+        """How often this bad link is probed."""
+        return self._bad[pair].every_s
+
     # --- probing -----------------------------------------------------------------------------
 
     def due(self, alive: Collection[str], now: float) -> list[Pair]:
@@ -104,21 +144,35 @@ class Links:
         probes: list[Pair] = []
         for (one, other), probing in self._bad.items():
             if now >= probing.at:
-                probing.at, probing.passed = now + PROBE_EVERY_S, set()
+                probing.at, probing.passed = now + probing.every_s, set()
                 if one in alive and other in alive:
                     probes += [(one, other), (other, one)]
         return probes
 
-    def answered(self, by: str, suspect: str, *, reachable: bool) -> bool:
-        """A probe has come back; True when the link is good again in both directions."""
+    def answered(
+        self, by: str, suspect: str, now: float, *, reachable: bool, greeted: bool = False
+    ) -> bool:
+        """A probe has come back; True when the link is good again in both directions.
+
+        Args:
+            by: who probed.
+            suspect: whom.
+            now: clock.
+            reachable: all that was asked for came.
+            greeted: what is small came.
+        """
         pair = pair_of(by, suspect)
         probing = self._bad.get(pair)
-        if probing is None or not reachable:
+        if probing is None:
+            return False
+        if not reachable:
+            probing.narrow = greeted
             return False
         probing.passed.add((by, suspect))
         if len(probing.passed) < 2:
             return False
         del self._bad[pair]
+        self._healed[pair] = _Healed(now, probing.every_s)
         return True
 
     def next_deadline(self) -> float | None:

@@ -150,7 +150,7 @@ class Membership:
         elif isinstance(message, m.Leave):
             admission.let_leave(books, worker, message.reason, now)
         elif isinstance(message, m.Probed):
-            suspicion.probed(books, worker, message)
+            suspicion.probed(books, worker, message, now)
         elif worker.stray:
             return
         elif isinstance(message, m.Warmed):

@@ -106,9 +106,12 @@ def probe(books: Books, now: float) -> None:
         books.send(by, message)
 
 
-def probed(books: Books, worker: Worker, message: m.Probed) -> None:
+def probed(books: Books, worker: Worker, message: m.Probed, now: float) -> None:
     """A probe has come back; a link that works both ways may be used again."""
-    if not books.links.answered(worker.name, message.name, reachable=message.reachable):
+    good = books.links.answered(
+        worker.name, message.name, now, reachable=message.reachable, greeted=message.greeted
+    )
+    if not good:
         return
     books.incident("link_good", f"{worker.name} and {message.name} reach each other again")
     for one in books.workers.values():

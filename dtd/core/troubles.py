@@ -93,7 +93,9 @@ def standing(books: Books) -> list[Trouble]:
     for one, other in sorted(books.links.bad):
         ends = books.workers.get(one), books.workers.get(other)
         if ends[0] is not None and ends[1] is not None:
-            found.append(troubles.no_way(one, _at(ends[0]), other, _at(ends[1])))
+            narrow = books.links.is_narrow((one, other))
+            tell = troubles.narrow_way if narrow else troubles.no_way
+            found.append(tell(one, _at(ends[0]), other, _at(ends[1])))
     return found
 
 

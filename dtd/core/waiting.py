@@ -44,10 +44,11 @@ def _lacks_links(books: Books, job: Job) -> bool:
 
 def _has_paused(books: Books, now: float) -> bool:
     """Generations that come to nothing follow each other ever more slowly."""
-    if books.fruitless <= QUICK_GENERATIONS:
+    in_row = max(books.fruitless, books.brief)
+    if in_row <= QUICK_GENERATIONS:
         return True
     if books.form_at is None:
-        doublings = min(books.fruitless - QUICK_GENERATIONS, MAX_DOUBLINGS)
+        doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
         books.form_at = now + FIRST_PAUSE_S * 2**doublings
     return now >= books.form_at
 
@@ -118,6 +119,8 @@ def explain(books: Books, job: Job) -> str:
         dead = "; ".join(f"{one} and {other}" for one, other in sorted(books.links.bad))
         return f"waiting for a working link between {dead}"
     if books.form_at is not None:
+        if books.brief > books.fruitless:
+            return f"pausing after {books.brief} generations that broke after hardly a step"
         return f"pausing after {books.fruitless} generations that committed no step"
     if books.resume_by is not None and not _is_newest_here(books, job):
         step = max(job.step, job.checkpoint_step)

@@ -15,6 +15,8 @@ from dtd.sim.replica import STATE_BYTES, State
 
 PIECES: Final = 8
 WELCOME: Final = "welcome"
+PAYLOAD: Final = "payload"
+PROBE_BYTES: Final = 256 * 1024
 RingKey = tuple[int, int, int]
 
 
@@ -41,7 +43,7 @@ class FetchHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHello:
-    """Somebody only wants to know whether he gets through."""
+    """Somebody only wants to know whether frames get through, small and large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,7 @@ class DataPort:
             port.receive = lambda index: self._on_asked(greeting.generation, index, port)
             return True
         if isinstance(greeting, ProbeHello):
+            port.receive = lambda _asked: self._on_probed(port)
             port.send(WELCOME)
             return True
         if isinstance(greeting, LifelineHello):
@@ -111,6 +114,10 @@ class DataPort:
             return True
         self._early[greeting.key] = port
         port.receive = _later
+        return True
+
+    def _on_probed(self, port: Port) -> bool:
+        port.send(PAYLOAD, PROBE_BYTES)
         return True
 
     def _accept_lifeline(self, port: Port, key: RingKey) -> None:

@@ -144,6 +144,17 @@ def _partition_oneway(target: Target, source: str, to: str) -> None:
     target.network.stall(source, to)
 
 
+def _narrow(target: Target, one: str, other: str) -> None:
+    """Small packets pass between them and large ones do not, as with a wrong MTU."""
+    target.network.narrow(one, other)
+    target.network.narrow(other, one)
+
+
+def _widen(target: Target, one: str, other: str) -> None:
+    target.network.widen(one, other)
+    target.network.widen(other, one)
+
+
 def _reset(target: Target, one: str, other: str) -> None:
     target.network.reset(one, other)
 
@@ -194,6 +205,8 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "hold": _hold,
     "release": _release,
     "partition_oneway": _partition_oneway,
+    "narrow": _narrow,
+    "widen": _widen,
     "reset": _reset,
     "sever": _sever,
     "flip": _flip,
@@ -203,7 +216,9 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "kill": _kill,
     "calm": _calm,
 }
-HARMLESS: Final = frozenset({"restart", "unpause", "unstick", "clear", "release", "cancel", "calm"})
+HARMLESS: Final = frozenset(
+    {"restart", "unpause", "unstick", "clear", "release", "widen", "cancel", "calm"}
+)
 """Whoever these touch suffers nothing by them."""
 
 

@@ -2,8 +2,9 @@
 
 A connection behaves like TCP: bytes arrive in order or not at all, a dying process is noticed by
 its peers as an end of stream after everything it had sent, as soon as the kernel has closed it, a
-stalled link delivers everything later, a reset one forgets what was under way.  What is damaged on
-its way is noticed, as by a checksum, and ends the connection.  Knows nothing of what it carries.
+stalled link delivers everything later, a reset one forgets what was under way.  On a narrow one a
+connection gets stuck with the first thing that is large, and others go on.  What is damaged on its
+way is noticed, as by a checksum, and ends the connection.  Knows nothing of what it carries.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Protocol
 from dtd.sim.scheduler import Scheduler
 
 SMALL_BYTES = 64
+LARGE_BYTES = 160
+"""What a narrow path loses, again and again."""
 DAMAGED = "a frame was damaged on its way"
 Link = tuple[str, str]
 
@@ -53,6 +56,7 @@ class Port:
         remote: name of the process at the other end.
         is_open: this end may send, and hears what arrives.
         is_lifeline: closed before the others when its process dies.
+        clogged: what is stuck on its way here, behind something that does not get through.
         receive: called with what arrives; False holds it, and all that follows, until `resume`.
         closed: called once when the other end is gone.
     """
@@ -68,6 +72,7 @@ class Port:
         self.free_at = 0.0
         self.arrives_at = 0.0
         self.misses_rest = False
+        self.clogged: deque[object] | None = None
         self._network = network
         self._inbox: deque[object] = deque()
         self._held = False
@@ -172,6 +177,7 @@ class Network:
         self._stalled: dict[Link, list[tuple[Port, object]]] = {}
         self._paused: dict[str, list[tuple[Port, object]]] = {}
         self._flips: set[Link] = set()
+        self._narrow: set[Link] = set()
         self._remains: dict[str, list[list[Port]]] = {}
 
     # --- processes -------------------------------------------------------------------------
@@ -247,10 +253,15 @@ class Network:
         rng = self._lifeline_rng if port.is_lifeline else self._rng
         latency = rng.uniform(*self._latency_s)
         port.arrives_at = max(port.arrives_at, port.free_at + latency)
-        self._scheduler.at(port.arrives_at, partial(self._arrive, port.peer, content))
+        arrive = partial(self._arrive, port.peer, content, large=size_bytes > LARGE_BYTES)
+        self._scheduler.at(port.arrives_at, arrive)
 
-    def _arrive(self, port: Port, content: object) -> None:
+    def _arrive(self, port: Port, content: object, *, large: bool = False) -> None:
         link = (port.remote, port.local)
+        if link in self._narrow and (large or port.clogged is not None):
+            port.clogged = port.clogged if port.clogged is not None else deque()
+            port.clogged.append(content)
+            return
         if link in self._flips and not isinstance(content, _End | _Greeting):
             self._flips.remove(link)
             content = _Damaged()
@@ -275,8 +286,22 @@ class Network:
     def heal(self) -> None:
         """All links work again."""
         self._flips.clear()
+        for narrow in list(self._narrow):
+            self.widen(*narrow)
         for link in list(self._stalled):
             self.release(*link)
+
+    def narrow(self, source: str, target: str) -> None:
+        """Lose whatever is large from one process to another, however often it is sent again."""
+        self._narrow.add((source, target))
+
+    def widen(self, source: str, target: str) -> None:
+        """Deliver everything again, also what was stuck."""
+        self._narrow.discard((source, target))
+        for port in [p for p in self._ports if (p.remote, p.local) == (source, target)]:
+            stuck, port.clogged = port.clogged, None
+            for content in stuck or ():
+                self._arrive(port, content)
 
     def pause(self, name: str) -> None:
         """A process reads nothing until `unpause`."""

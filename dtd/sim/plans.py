@@ -67,8 +67,8 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str], steps: in
         cluster.bounce(worker, at_s=at_s, down_s=until_s - at_s)
     elif kind == "bounce coordinator":
         cluster.bounce(COORDINATOR, at_s=at_s, down_s=until_s - at_s)
-    elif kind == "hold":
-        cluster.hold(one, other, at_s=at_s, until_s=until_s)
+    elif kind in PASSING:
+        cluster.do(kind, one, other, at_s=at_s).do(PASSING[kind], one, other, at_s=until_s)
     elif kind == "partition_oneway":
         cluster.partition_oneway(one, other, at_s=at_s, until_s=until_s)
     elif kind == "pause":
@@ -105,12 +105,15 @@ def _pair(rng: random.Random, names: list[str]) -> tuple[str, str]:
     return pair[0], pair[1]
 
 
+PASSING: Final = {"hold": "release", "narrow": "widen"}
+"""What befalls a link, and how it ends."""
 KINDS: Final = (
     *("ambush",) * 10,
     *("bounce",) * 4,
     *("bounce coordinator",) * 4,
     *("hold",) * 5,
     *("partition_oneway",) * 4,
+    *("narrow",) * 3,
     *("pause",) * 4,
     *("reset",) * 4,
     *("sever",) * 2,

@@ -1,10 +1,10 @@
-"""Can one simulated worker open a connection to another?  The counterpart of `dtd.worker.probe`."""
+"""Can one simulated worker fetch from another?  The counterpart of `dtd.worker.probe`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtd.sim.data_port import ProbeHello
+from dtd.sim.data_port import WELCOME, ProbeHello
 from dtd.sim.surroundings import Surroundings
 from dtd.wire import messages as m
 
@@ -26,20 +26,25 @@ def probe(
         after: does something later, unless the process has died by then.
         answer: called with the answer.
     """
-    answered = False
+    answered = greeted = False
 
     def come_back(reason: str) -> None:
         nonlocal answered
         if not answered:
             answered = True
             port.close("probed")
-            answer(m.Probed(name=asked.name, reachable=not reason, reason=reason))
+            answer(m.Probed(name=asked.name, reachable=not reason, reason=reason, greeted=greeted))
 
-    def on_welcome(_content: object) -> bool:
-        come_back("")
+    def on_frame(content: object) -> bool:
+        nonlocal greeted
+        if content == WELCOME:
+            greeted = True
+            port.send("more")
+        else:
+            come_back("")
         return True
 
     port = surroundings.network.connect(
-        by, asked.host, ProbeHello(), receive=on_welcome, closed=come_back
+        by, asked.host, ProbeHello(), receive=on_frame, closed=come_back
     )
     after(surroundings.heartbeat_timeout_s, lambda: come_back("no answer"))

@@ -29,7 +29,8 @@ class PeerTroubles:
         if answer.reachable:
             return
         where = str(Address(probe.host, probe.port))
-        trouble = troubles.data_port_closed(probe.name, where, answer.reason)
+        tell = troubles.data_port_narrow if answer.greeted else troubles.data_port_closed
+        trouble = tell(probe.name, where, answer.reason)
         self._unreached[probe.name] = trouble
         while len(self._unreached) > m.MAX_WORLD:
             del self._unreached[next(iter(self._unreached))]

@@ -1,7 +1,9 @@
 """Answer PROBEs: whether another worker's data port can be reached from here.
 
 Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant, and
-closes it.  What a broken link is worth is decided by the coordinator.
+fetches as many zeros as a chunk of a bucket may have: there are paths that pass small packets and
+lose large ones, and a WELCOME would come through those.  Both ends of a link probe, so both
+directions carry a payload.  What a broken link is worth is decided by the coordinator.
 """
 
 from __future__ import annotations
@@ -19,6 +21,11 @@ from dtd.wire.connection import Connection
 from dtd.wire.frames import Hold
 
 MAX_PROBES: Final = 16
+PROBE_BYTES: Final = 256 * 1024
+"""More than any path carries in one packet, whatever a network card puts together."""
+
+MOST_S: Final = 30.0
+"""A link that is slower than PROBE_BYTES in this time is no link for training."""
 
 
 class Probes:
@@ -47,34 +54,61 @@ class Probes:
 
 
 async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
-    """Call the worker that `message` names.
+    """Call the worker that `message` names, and fetch something from it.
 
     Args:
         message: whom.
         by: this worker's name.
-        timeout_s: bound on connecting and on its WELCOME together.
+        timeout_s: bound on connecting and on its WELCOME together, and then on every pause.
     """
     call = _Call(by, message)
     loop = asyncio.get_running_loop()
+    greeted = False
     try:
         async with asyncio.timeout(timeout_s):
             await loop.create_connection(lambda: call.link, message.host, message.port)
-            answered = await call.answer
+            answered = await call.welcomed
+        greeted = answered == message.name
+        reason = "" if greeted else f"{answered} answers there"
+        if greeted:
+            await _come(call, timeout_s)
     except TimeoutError:
         reason = f"no answer within {timeout_s:g} s"
+        if greeted:
+            reason = f"it answers, but {PROBE_BYTES >> 10} KiB do not come through: {reason}"
     except OSError as error:
         reason = error.strerror or str(error)
     except DtdError as error:
         reason = str(error)
-    else:
-        reason = "" if answered == message.name else f"{answered} answers there"
     finally:
         call.hang_up()
-    return m.Probed(name=message.name, reachable=not reason, reason=reason)
+    return m.Probed(name=message.name, reachable=not reason, reason=reason, greeted=greeted)
+
+
+async def _come(call: _Call, timeout_s: float) -> None:
+    """Wait for the payload as long as more of it comes.
+
+    Raises:
+        TimeoutError: nothing comes any more, or too slowly.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + MOST_S
+    seen_bytes = -1
+    while not call.fetched.done():
+        if call.link.received_bytes == seen_bytes or loop.time() > until_s:
+            raise TimeoutError
+        seen_bytes = call.link.received_bytes
+        await asyncio.wait([call.fetched], timeout=timeout_s)
+    call.fetched.result()
 
 
 class _Call:
-    """One connection, until it is answered."""
+    """One connection, until what was asked for has come.
+
+    Attributes:
+        welcomed: the name of who answers.
+        fetched: the payload is here.
+    """
 
     def __init__(self, by: str, message: m.Probe) -> None:
         ticket = Pass(
@@ -89,33 +123,50 @@ class _Call:
             hello=ticket.hello(role, by),
             secret=ticket.secret,
         )
-        self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.welcomed: asyncio.Future[str] = loop.create_future()
+        self.fetched: asyncio.Future[None] = loop.create_future()
+        self._payload = bytearray()
 
     def hang_up(self) -> None:
         """End the call, in good order where it was answered."""
-        if self.answer.done() and not self.answer.cancelled() and not self.answer.exception():
+        done = self.fetched
+        if done.done() and not done.cancelled() and not done.exception():
             self.link.send(m.Goodbye())
             self.link.close()
         else:
             self.link.abort()
+        for future in (self.welcomed, self.fetched):
+            if future.done() and not future.cancelled():
+                future.exception()  # told by the other one, or not waited for any more
 
     # --- LinkHandler -------------------------------------------------------------------------
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """Somebody answered."""
-        if not self.answer.done():
-            self.answer.set_result(message.name)
+        link.send(m.FetchOpen(resource=PROBE_SCOPE))
+        if not self.welcomed.done():
+            self.welcomed.set_result(message.name)
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Nothing was asked for."""
-        return None
+        """Room for what was asked for."""
+        if not isinstance(message, m.FetchData) or payload_bytes != PROBE_BYTES:
+            return None
+        self._payload = bytearray(payload_bytes)
+        return memoryview(self._payload)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """Nothing was asked for."""
+        """The resource is open, or what was asked of it is here."""
+        if isinstance(message, m.FetchInfo) and not message.more:
+            link.send(m.FetchRange(blob=0, offset=0, length=PROBE_BYTES))
+        elif isinstance(message, m.FetchData) and not self.fetched.done():
+            self.fetched.set_result(None)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """It hung up first."""
-        if not self.answer.done():
-            self.answer.set_exception(error or DtdError("it hung up without a word"))
+        why = error or DtdError("it hung up without a word")
+        for future in (self.welcomed, self.fetched):
+            if not future.done():
+                future.set_exception(why)

@@ -10,7 +10,7 @@ from dtd.wire.messages.registry import message
 
 @message(0x23)
 class Probe:
-    """Coordinator to worker: can you open a connection to that worker's data port?"""
+    """Coordinator to worker: can you fetch something from that worker's data port?"""
 
     name: Name
     host: Name
@@ -21,11 +21,12 @@ class Probe:
 
 @message(0x24)
 class Probed:
-    """The answer to PROBE."""
+    """The answer to PROBE; `greeted` without `reachable`: only what is small comes through."""
 
     name: Name
     reachable: Flag
     reason: Text = ""
+    greeted: Flag = False
 
 
 @message(0x25)

@@ -166,7 +166,7 @@ def test_who_has_no_place_in_the_ring_stays_out_until_its_link_works(desk: Any) 
     break_link(desk, number, *"abc")
     assert desk.books.roster == ["a", "c"]
     assert desk.state("b") == "barred"
-    assert desk.books.workers["b"].reason == "no working link to a; probed every few seconds"
+    assert desk.books.workers["b"].reason == "no working link to a; probed every 2 s"
     assert [one.worker for one in desk.told_of("worker_barred")] == ["b"]
     number = desk.all_run("a", "c")
     for name in "ac":

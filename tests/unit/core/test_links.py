@@ -1,7 +1,15 @@
 import pytest
 
 from dtd.core import links
-from dtd.core.links import AGAIN_WITHIN_S, MAX_LINKS, PROBE_EVERY_S, Links, pair_of
+from dtd.core.links import (
+    AGAIN_WITHIN_S,
+    GOOD_FOR_S,
+    MAX_LINKS,
+    MOST_PROBE_EVERY_S,
+    PROBE_EVERY_S,
+    Links,
+    pair_of,
+)
 
 ALIVE = {"a", "b", "c"}
 PAIR = ("a", "b")
@@ -116,22 +124,74 @@ def test_without_bad_links_nothing_is_due() -> None:
 
 def test_link_is_good_again_when_it_works_both_ways() -> None:
     known = bad_link()
-    assert not known.answered("a", "b", reachable=True)
-    assert not known.answered("a", "b", reachable=True)
-    assert not known.answered("b", "a", reachable=False)
+    assert not known.answered("a", "b", 0.0, reachable=True)
+    assert not known.answered("a", "b", 0.0, reachable=True)
+    assert not known.answered("b", "a", 0.0, reachable=False)
     assert known.bad == {PAIR}
-    assert known.answered("b", "a", reachable=True)
+    assert known.answered("b", "a", 0.0, reachable=True)
     assert known.bad == frozenset()
 
 
 def test_both_ways_means_at_the_same_time() -> None:
     known = bad_link()
     known.due(ALIVE, 0.0)
-    assert not known.answered("a", "b", reachable=True)
+    assert not known.answered("a", "b", 0.0, reachable=True)
     known.due(ALIVE, PROBE_EVERY_S)
-    assert not known.answered("b", "a", reachable=True)
-    assert known.answered("a", "b", reachable=True)
+    assert not known.answered("b", "a", 0.0, reachable=True)
+    assert known.answered("a", "b", 0.0, reachable=True)
 
 
 def test_answer_that_comes_too_late_is_no_news() -> None:
-    assert not Links().answered("a", "b", reachable=True)
+    assert not Links().answered("a", "b", 0.0, reachable=True)
+
+
+# --- again and again ---------------------------------------------------------------------------
+
+
+def passes(known: Links, now: float) -> bool:
+    known.answered("a", "b", now, reachable=True, greeted=True)
+    return known.answered("b", "a", now, reachable=True, greeted=True)
+
+
+def falls_silent(known: Links, now: float) -> None:
+    known.accuse("a", "b", "silent")
+    assert known.judge(ALIVE, now) == [(PAIR, "silent")]
+
+
+def test_a_link_that_passes_probes_and_fails_in_training_is_tried_ever_more_seldom() -> None:
+    known, now, waits = bad_link(), 0.0, []
+    for _ in range(9):
+        assert passes(known, now)
+        falls_silent(known, now + 1.0)
+        assert known.due(ALIVE, now + 1.0) == []
+        deadline = known.next_deadline()
+        assert deadline is not None
+        waits.append(deadline - now - 1.0)
+        assert waits[-1] == known.probed_every_s(PAIR)
+        now = deadline
+        assert known.due(ALIVE, now) == [("a", "b"), ("b", "a")]
+        assert known.next_deadline() == now + waits[-1]
+    assert waits == [4.0, 8.0, 16.0, 32.0, 64.0, *[MOST_PROBE_EVERY_S] * 4]
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_what_was_long_ago_or_of_another_process_does_not_count(afresh: bool) -> None:
+    known = bad_link()
+    assert passes(known, 5.0)
+    now = 6.0 if afresh else 5.0 + GOOD_FOR_S
+    if afresh:
+        known.forget("b")
+    falls_silent(known, now)
+    assert known.due(ALIVE, now) == [("a", "b"), ("b", "a")]
+    assert known.probed_every_s(PAIR) == PROBE_EVERY_S
+
+
+def test_a_link_that_lets_only_small_frames_through_is_narrow() -> None:
+    known = bad_link()
+    assert not known.is_narrow(PAIR)
+    known.answered("b", "a", 0.0, reachable=False, greeted=True)
+    assert known.is_narrow(PAIR)
+    known.answered("a", "b", 0.0, reachable=True, greeted=True)
+    assert known.is_narrow(PAIR)
+    known.answered("b", "a", 2.0, reachable=False)
+    assert not known.is_narrow(PAIR)

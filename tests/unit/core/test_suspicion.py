@@ -4,6 +4,7 @@ import pytest
 
 from dtd.core import suspicion
 from dtd.core.membership_events import Ticked
+from dtd.core.troubles import standing
 from dtd.wire import messages as m
 
 # --- silence ---------------------------------------------------------------------------------
@@ -234,6 +235,18 @@ def test_ends_of_a_bad_link_are_asked_to_try_again(desk: Any) -> None:
     assert desk.told("b", m.Probe) == [m.Probe(name="a", host="h", port=1)]
     desk.tick(2.0)
     assert len(desk.told("a", m.Probe)) == 2
+
+
+def test_a_link_that_loses_large_packets_is_told_as_such(desk: Any) -> None:
+    bad_link(desk)
+    desk.handle(Ticked())
+    assert [one.kind for one in standing(desk.books)] == ["no-way"]
+    failed = m.Probed(name="a", reachable=False, reason="no answer", greeted=True)
+    desk.say("b", failed)
+    [trouble] = standing(desk.books)
+    assert (trouble.kind, trouble.where) == ("narrow-way", "a - b")
+    assert "large ones are lost" in trouble.message
+    assert "mtu" in trouble.remedy
 
 
 def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core import waiting
+from dtd.core.books import FRUITFUL_STEPS
 from dtd.core.membership_events import JobState, ResumeRequested
 from dtd.core.waiting import RESUME_WAIT_S
 from dtd.errors import RequestRefused
@@ -258,9 +259,49 @@ def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(des
         pauses_s.append(desk.now - before)
         number = desk.all_run("a")
     assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25, 6.5, 6.5, 6.5, 6.5]
-    desk.beat("a", step=1)
-    desk.froze("a", generation=number, step=1)
+    desk.beat("a", step=waiting.QUICK_GENERATIONS)
+    desk.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
     assert desk.books.roster == ["a"]
+
+
+def test_a_step_in_each_generation_is_no_progress(desk: Any) -> None:
+    """A ring that breaks after its first step, again and again, is not formed at once each time."""
+    desk.submit()
+    number = desk.run_generation("a")
+    pauses_s = []
+    for step in range(1, 9):
+        before = desk.now
+        desk.beat("a", step=step)
+        desk.froze("a", generation=number, step=step)
+        if desk.books.roster == []:
+            assert desk.core.explain() == (
+                f"pausing after {step} generations that broke after hardly a step"
+            )
+        while desk.books.roster == []:
+            desk.tick(desk.now + 0.25)
+        pauses_s.append(desk.now - before)
+        number = desk.all_run("a")
+    assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25]
+    assert desk.books.fruitless == 1
+    desk.froze("a", generation=number, step=8 + FRUITFUL_STEPS)
+    assert desk.books.roster == ["a"]
+
+
+def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    for step in range(1, 9):
+        other = f"b-{step}"
+        desk.warm_up(other)
+        desk.froze("a", generation=number, step=step)
+        assert desk.books.roster == ["a", other]
+        number = desk.all_run("a", other)
+        desk.say(other, m.Leave(reason="bye"))
+        for name in ("a", other):
+            desk.froze(name, generation=number, step=step)
+        assert desk.books.roster == ["a"]
+        number = desk.all_run("a")
+    assert desk.books.brief == 0
 
 
 def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None:

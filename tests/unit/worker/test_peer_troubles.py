@@ -21,7 +21,11 @@ def test_a_peer_is_named_once_in_the_log_and_until_it_is_reached() -> None:
     assert peers.first.message == (
         "the data port 10.0.0.2:7000 of w-1 cannot be reached from here: Connection refused"
     )
-    peers.probed(probe, m.Probed(name="w-1", reachable=True))
+    narrow = m.Probed(name="w-1", reachable=False, reason="it answers, but", greeted=True)
+    peers.probed(probe, narrow)
+    assert peers.first is not None
+    assert (peers.first.kind, "mtu" in peers.first.remedy) == ("narrow-way", True)
+    peers.probed(probe, m.Probed(name="w-1", reachable=True, greeted=True))
     assert peers.first is None
     peers.probed(probe, failed)
     peers.forget()

@@ -12,7 +12,7 @@ from dtd.errors import CheckpointError
 from dtd.net.data_server import PROBE_SCOPE, DataServer
 from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
-from dtd.worker.probe import MAX_PROBES, Probes, probe
+from dtd.worker.probe import MAX_PROBES, PROBE_BYTES, Probes, probe
 
 PATIENCE_S = 10.0
 NEVER_UNIX_S = 1 << 40
@@ -46,12 +46,64 @@ async def probed(address, *, name="worker-1", timeout_s=PATIENCE_S):
 
 async def test_a_worker_that_answers_is_reachable(data_port):
     server, address = data_port
-    assert await probed(address) == m.Probed(name="worker-1", reachable=True)
+    assert await probed(address) == m.Probed(name="worker-1", reachable=True, greeted=True)
     [link] = server._server.links()
     async with asyncio.timeout(PATIENCE_S):
         while not link.closing:
             assert (await probed(address)).reachable
     assert link._error is None
+
+
+class NarrowPath:
+    """Carries so many bytes from the worker to whoever calls it, and then no more, for ever."""
+
+    def __init__(self, target: Address, most_bytes: int) -> None:
+        self._target = target
+        self._most_bytes = most_bytes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Address:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        return Address(*self._server.sockets[0].getsockname())
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        far, there = await asyncio.open_connection(self._target.host, self._target.port)
+        self._writers += [back, there]
+        for source, sink, most in ((near, there, 1 << 40), (far, back, self._most_bytes)):
+            task = asyncio.create_task(self._copy(source, sink, most))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _copy(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, most_bytes: int
+    ) -> None:
+        while most_bytes > 0 and (data := await source.read(min(4096, most_bytes))):
+            sink.write(data)
+            most_bytes -= len(data)
+
+
+async def test_a_path_that_loses_what_is_large_is_no_path(data_port):
+    _, address = data_port
+    async with NarrowPath(address, PROBE_BYTES) as narrow:
+        answer = await probed(narrow, timeout_s=0.2)
+    assert (answer.reachable, answer.greeted) == (False, True)
+    assert "it answers, but 256 KiB do not come through: no answer within 0.2 s" in answer.reason
+    async with NarrowPath(address, 2 * PROBE_BYTES) as wide:
+        assert (await probed(wide)).reachable
+
+
+async def test_a_path_that_is_too_slow_is_no_path(data_port, monkeypatch):
+    _, address = data_port
+    monkeypatch.setattr("dtd.worker.probe.MOST_S", -1.0)
+    assert not (await probed(address)).reachable
 
 
 async def test_another_worker_on_that_port_is_not_the_one(data_port):

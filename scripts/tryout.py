@@ -41,7 +41,7 @@ class Row:
         tried: what somebody did.
         first: what the first release made of it.
         now: what happens now.
-        tests: node ids of pytest, without parameters.
+        tests: node ids of pytest; without a parameter, all of a test's parameters count.
     """
 
     tried: str
@@ -65,6 +65,20 @@ class Outcome:
     skipped: int = 0
     took_s: float = 0.0
     seen: list[str] = field(default_factory=list)
+
+    def add(self, case: ET.Element) -> None:
+        """One more `testcase` of a JUnit report."""
+        self.took_s += float(case.get("time") or 0)
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            self.failed += 1
+        elif "skipped" in kinds:
+            self.skipped += 1
+        else:
+            self.passed += 1
+        self.seen += [
+            str(one.get("value")) for one in case.iter("property") if one.get("name") == "seen"
+        ]
 
 
 def read_rows(path: Path = ROWS) -> list[Row]:
@@ -102,23 +116,16 @@ def run_tests(tests: Sequence[str]) -> dict[str, Outcome]:
 
 
 def read_report(text: str) -> dict[str, Outcome]:
-    """Outcomes by node id of a JUnit report that pytest has written just now."""
+    """Outcomes of a JUnit report that pytest has just written, by node id.
+
+    A test with parameters stands there with each of them, and without for all of them together.
+    """
     outcomes: dict[str, Outcome] = {}
     for case in ET.fromstring(text).iter("testcase"):  # noqa: S314
         path = (case.get("classname") or "").replace(".", "/") + ".py"
-        name = (case.get("name") or "").partition("[")[0]
-        outcome = outcomes.setdefault(f"{path}::{name}", Outcome())
-        outcome.took_s += float(case.get("time") or 0)
-        kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            outcome.failed += 1
-        elif "skipped" in kinds:
-            outcome.skipped += 1
-        else:
-            outcome.passed += 1
-        outcome.seen += [
-            str(one.get("value")) for one in case.iter("property") if one.get("name") == "seen"
-        ]
+        name = case.get("name") or ""
+        for node in {f"{path}::{name}", f"{path}::{name.partition('[')[0]}"}:
+            outcomes.setdefault(node, Outcome()).add(case)
     return outcomes
 
 

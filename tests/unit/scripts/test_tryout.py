@@ -28,7 +28,7 @@ REPORT = """<?xml version="1.0" encoding="utf-8"?>
 def test_the_tests_of_a_row_exist(row):
     assert row.tests
     for test in row.tests:
-        path, _, name = test.partition("::")
+        path, _, name = test.partition("[")[0].partition("::")
         assert re.search(
             rf"^(async )?def {name}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE
         ), test
@@ -42,6 +42,7 @@ def test_a_table_is_made_of_a_report():
     outcomes = tryout.read_report(REPORT)
     one, two, three = (f"tests/unit/test_a.py::test_{n}" for n in ("one", "two", "three"))
     assert outcomes[one] == Outcome(passed=2, took_s=0.75, seen=["3.1 s"])
+    assert outcomes[f"{one}[y]"] == Outcome(passed=1, took_s=0.25)
     made = tryout.table([row(one), row(one, two), row(three), row(one, three)], outcomes)
     assert [line.split(" | ")[3] for line in made.splitlines()[2:]] == [
         "holds (2 tests); 3.1 s",

@@ -70,6 +70,7 @@ INCIDENTS: Final = {
     "job_warming": "A job waits for workers that warm up.",
     "job_deleted": "The operator has deleted an ended job.",
     "checkpoint_deleted": "The operator has deleted an ended job's checkpoints of one step.",
+    "branch_left": "A job goes on from an older state; newer checkpoints are kept.",
     "job_saving": "A job is to end; it does when what its workers hold is saved.",
     "state_discarded": "A job ended without its last steps: nobody could save them in time.",
     "copies_missing": "A job's last state is on fewer disks than its job file asks for.",

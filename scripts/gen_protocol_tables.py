@@ -45,7 +45,7 @@ def main() -> None:
     """Rewrite the document in place."""
     text = DOCUMENT.read_text()
     text = _replace_table(text, "| number | name |", _frames_table())
-    for record in (*TYPES.values(), m.Member, m.Held, m.BlobInfo, m.Lot):
+    for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.Lot):
         text = _replace_fields(text, record)
     DOCUMENT.write_text(_EXAMPLE.sub(_example, text))
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from dtd.coordinator.database import Database
 from dtd.coordinator.records import completed, job_details, job_from_body, job_row
+from dtd.core.branches import is_left, remembered
 from dtd.core.membership_events import ENDED, Incident, Job, JobState
 from dtd.core.status import EndedJob
 from dtd.job.differences import differing
@@ -224,14 +225,17 @@ class Store:
                     cursor.execute("DELETE FROM checkpoints WHERE rowid = ?", (rowid,))
 
     def checkpoints(self, job: str) -> list[dict[str, Any]]:
-        """Known checkpoints of one job, or of all, newest first."""
+        """Known checkpoints of one job, or of all, newest first; has the job left them behind?"""
         query = (
-            "SELECT * FROM checkpoints WHERE ? IN ('', job)"
+            "SELECT checkpoints.*, json_extract(body, '$.branches') AS branches"
+            " FROM checkpoints LEFT JOIN jobs ON id = job WHERE ? IN ('', job)"
             " ORDER BY job, generation DESC, step DESC LIMIT ?"
         )
         found = _dicts(self._database.read(query, job, PAGE_ROWS))
         for one in found:
             one["metrics"] = json.loads(one["metrics"])
+            branches = remembered(json.loads(one.pop("branches") or "[]"))
+            one["left_behind"] = is_left((one["generation"], one["step"]), branches)
         return found
 
     # --- what is deleted -------------------------------------------------------------------------

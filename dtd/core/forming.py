@@ -8,7 +8,7 @@ single member that has stopped stops the ring, so two generations never commit s
 
 from __future__ import annotations
 
-from dtd.core import ending
+from dtd.core import branches, ending
 from dtd.core import roster as choice
 from dtd.core.books import Books, GenerationState, most_workers
 from dtd.core.links import pair_of
@@ -31,6 +31,7 @@ def form(books: Books, job: Job) -> None:
     books.has_run = False
     books.advanced_at = None
     books.start_step = start[1]
+    _leave_behind(books, job, start)
     _count_lost(books, job)
     _count_redone(books, job, start)
     job.state = JobState.FORMING
@@ -103,8 +104,24 @@ def _assign(books: Books, job: Job, members: list[Worker], holds: list[bool]) ->
             roster=roster,
             held_generation=job.start_generation,
             held_step=job.start_step,
+            branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
         )
         books.send(worker.name, assign)
+
+
+def _leave_behind(books: Books, job: Job, start: choice.Key) -> None:
+    """What was saved after the state that the job goes back to stays where it is."""
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    if saved <= start and job.step <= start[1]:
+        return
+    job.branches = branches.left(branches.remembered(job.branches), start, books.generation)
+    if branches.is_left(saved, job.branches[-1:]):
+        books.incident(
+            "branch_left",
+            f"the checkpoint of step {job.checkpoint_step} stays with"
+            f" {', '.join(job.checkpoint_holders)}; the job goes on from step {start[1]}",
+            step=start[1],
+        )
 
 
 def _count_lost(books: Books, job: Job) -> None:

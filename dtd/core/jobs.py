@@ -12,6 +12,8 @@ from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 MAX_QUEUED_JOBS = 64
+RECENT = 0.1
+"""Weight of the newest step in means."""
 
 
 def submit(books: Books, job: Job) -> None:
@@ -133,6 +135,7 @@ def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
     running.progressed(books, job, message.generation, message.step, now)
     if message.generation == books.generation:
         job.epoch, job.loss = message.epoch, message.loss
+        job.step_s += (message.step_s - job.step_s) * (RECENT if job.step_s else 1.0)
         job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
         job.skipped_steps = max(job.skipped_steps, message.skipped_steps)
 

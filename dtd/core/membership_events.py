@@ -107,6 +107,8 @@ class Job:
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
         divergences: when replicas differed without a majority, see `dtd.core.divergence`.
+        branches: states that it has left behind, see `dtd.core.branches`.
+        step_s: how long a step takes, a recent mean; 0 when that is not known.
         verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty
             while it is to go on.
         package: sha256 of the task's code that was shipped with it; empty: what is installed.
@@ -144,6 +146,8 @@ class Job:
     fenced: bool = True
     start_generation: int = 0
     start_step: int = 0
+    branches: tuple[Any, ...] = ()
+    step_s: float = 0.0
     verdict: str = ""
     skipped_steps: int = 0
     dataset_rows: int = 0

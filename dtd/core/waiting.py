@@ -7,12 +7,14 @@ ones at the very beginning, and whoever may hold a newer state than those who ar
 
 from __future__ import annotations
 
-from dtd.core import forming
+from dtd.core import branches, forming
 from dtd.core import roster as choice
 from dtd.core.books import Books, least_workers
 from dtd.core.membership_events import Job, WorkerState
 
 RESUME_WAIT_S = 60.0
+MOST_RESUME_WAIT_S = 3600.0
+"""Who holds newer steps is waited for as long as they would take again, within these limits."""
 QUICK_GENERATIONS = 3
 FIRST_PAUSE_S = 0.1
 MAX_DOUBLINGS = 6
@@ -78,8 +80,15 @@ def _has_newest(books: Books, job: Job, now: float) -> bool:
     if _is_newest_here(books, job):
         return True
     if books.resume_by is None:
-        books.resume_by = now + RESUME_WAIT_S
+        books.resume_by = now + resume_wait_s(books, job)
     return now >= books.resume_by
+
+
+def resume_wait_s(books: Books, job: Job) -> float:
+    """How long steps are waited for rather than done again: as long as that would take."""
+    here = choice.start_key(job, books.available())[1]
+    cost_s = (max(job.step, job.checkpoint_step) - here) * job.step_s
+    return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
 
 
 def _is_newest_here(books: Books, job: Job) -> bool:
@@ -91,7 +100,8 @@ def _absent_holders(books: Books, job: Job) -> list[str]:
     """Who may hold a newer state than those who are here, and may come back with it."""
     absent = set(books.missing(job))
     newest = max((choice.held_key(worker) for worker in books.available()), default=(0, 0))
-    if newest < (job.checkpoint_generation, job.checkpoint_step):
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    if newest < saved and not branches.is_left(saved, branches.remembered(job.branches)):
         absent |= set(job.checkpoint_holders) - {worker.name for worker in books.available()}
     return sorted(absent, key=choice.natural_key)
 
@@ -127,6 +137,12 @@ def explain(books: Books, job: Job) -> str:
         holders = ", ".join(_absent_holders(books, job))
         return (
             f"waiting for {holders}: nobody here holds the state of step {step};"
-            f" `dtdctl resume {job.id}` goes on without it"
+            f" `dtdctl resume {job.id}` goes on without it,"
+            f" as the job does in {_in_words(books.resume_by - books.now)}"
         )
     return "settling: giving late workers a moment to join"
+
+
+def _in_words(left_s: float) -> str:
+    """A wait that is left, as precise as it matters."""
+    return f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"

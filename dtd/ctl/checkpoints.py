@@ -28,7 +28,7 @@ WEIGHTS_FILE: Final = "model.safetensors"
 AVERAGES_FILE: Final = "ema.safetensors"
 _HEADINGS: Final = (
     *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
-    "DIRECTORY",
+    *("BRANCH", "DIRECTORY"),
 )
 
 Checkpoint = Mapping[str, Any]
@@ -51,11 +51,26 @@ def _print_checkpoints(answer: Answer) -> None:
             "yes" if one["alive"] else "no",
             "yes" if one["verified"] else "no",
             figures.metrics(one["metrics"]),
+            "left" if one.get("left_behind") else "-",
             one["directory"],
         )
         for one in answer["checkpoints"]
     ]
     output.print_table(_HEADINGS, rows)
+    _say_how_to_go_back([one for one in answer["checkpoints"] if one.get("left_behind")])
+
+
+def _say_how_to_go_back(left: Sequence[Checkpoint]) -> None:
+    """A job that fell back to an older state does not go on to these."""
+    newest: dict[str, int] = {}
+    for one in left:
+        newest[one["job"]] = max(newest.get(one["job"], 0), one["step"])
+    for job, step in newest.items():
+        output.say(
+            f"job {job} has gone on from an older state than those on the branch that it left; they"
+            f" are kept. To go on from them: dtdctl cancel {job}, then"
+            f" dtdctl submit JOB.toml --resume-from {job}@{step}"
+        )
 
 
 def fetch(

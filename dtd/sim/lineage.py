@@ -7,7 +7,8 @@ Once any rank has committed a step, or the coordinator has decided that it is co
   or holds it prepared: of the last generation's members all are gone, or have forgotten because no
   majority could say who is right;
 * whoever took part in the generation that committed it never copies it from another;
-* steps that the coordinator counts as lost were lost.
+* steps that the coordinator counts as lost were lost;
+* checkpoints of steps that are lost are not deleted by retention.
 """
 
 from __future__ import annotations
@@ -151,6 +152,15 @@ class Lineage:
             state,
         )
         self._in_line(state, "starts from")
+
+    def removed(self, states: Iterable[State]) -> None:
+        """Retention has removed these checkpoints."""
+        for state in states:
+            require(
+                state.lineage not in self._given_up,
+                "a checkpoint is deleted of a branch that the job has left",
+                state.key,
+            )
 
     def is_given_up(self, state: State) -> bool:
         """A worker that nobody waited for finishes what it had begun, of steps that are lost."""

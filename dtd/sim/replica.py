@@ -8,9 +8,11 @@ oracle can tell a state that skipped, repeated or mixed steps from an honest one
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from dtd.core.branches import Branch, is_left
 from dtd.wire import messages as m
 
 STATE_BYTES = 400_000
@@ -110,13 +112,18 @@ class Disk:
         self.full = False
         self._published: dict[str, list[State]] = {}
 
-    def publish(self, state: State) -> None:
-        """Keep a checkpoint; the newest few of each job stay."""
+    def publish(self, state: State, branches: Sequence[Branch]) -> list[State]:
+        """Keep a checkpoint; returns what goes for it.
+
+        The newest few of each job stay, and all that it has left behind.
+        """
         known = self._published.setdefault(state.job, [])
         if all(one.key != state.key for one in known):
             known.append(state)
         known.sort(key=lambda one: one.key)
-        del known[:-KEPT]
+        gone = [one for one in known if not is_left(one.key, branches)][:-KEPT]
+        self._published[state.job] = [one for one in known if one not in gone]
+        return gone
 
     def newest(self, job: str) -> State | None:
         """The newest checkpoint of a job."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtd.core import member
+from dtd.core.branches import Branch
 from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
 from dtd.sim import reports
@@ -63,6 +64,7 @@ class Session:
         agreed: the newest state whose digest all ranks have.
         pending: a state that is saved once a control word has agreed on its digest.
         saving: states on their way to the disk.
+        branches: what the job has left behind.
         flags: what is asked of this rank.
         watch: does the thread get on?
         drifts_at: from this step on every rank's state goes its own way; 0 for never.
@@ -82,6 +84,7 @@ class Session:
     agreed: State | None = None
     pending: State | None = None
     saving: list[State] = field(default_factory=list)
+    branches: tuple[Branch, ...] = ()
     flags: Flags = field(default_factory=Flags)
 
     # --- the state -------------------------------------------------------------------------
@@ -150,7 +153,8 @@ class Session:
         if self.shell.disk.full:
             self.shell.tell(reports.not_saved(state, "no space left on its disk"))
             return
-        self.shell.disk.publish(state)
+        gone = self.shell.disk.publish(state, self.branches)
+        self.shell.surroundings.oracle.lineage.removed(gone)
         self.shell.tell(reports.saved(state))
 
     # --- time ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from dtd.core import member
+from dtd.core.branches import told_by
 from dtd.core.control_word import Flags
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.sim import loop, reports
@@ -45,6 +46,7 @@ class Trainer:
         """Take part in a generation."""
         self.session.flags = Flags()
         self._rank = ring.assign.rank
+        self.session.branches = told_by(ring.assign)
         self.thread.run(self._serve(ring))
 
     def save(self, save: m.Save) -> None:

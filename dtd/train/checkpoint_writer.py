@@ -26,6 +26,7 @@ from typing import Final
 
 import xxhash
 
+from dtd.core.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint_format import (
     MANIFEST_FILE,
@@ -88,12 +89,16 @@ class CheckpointWriter:
     Args:
         directory: the job's directory; made when it is needed.
         rules: which of them stay.
+
+    Attributes:
+        branches: what the job has left behind, which stays in any case.
     """
 
     def __init__(self, directory: Path, rules: Rules) -> None:
         self._directory = directory
         self._rules = rules
         self._drafts = Drafts(directory)
+        self.branches: tuple[Branch, ...] = ()
         self.written_bytes = 0
         self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -191,7 +196,7 @@ class CheckpointWriter:
         return self._published(target, manifest, self._writing_s + time.monotonic() - begun_s)
 
     def _published(self, target: Path, manifest: Manifest, write_s: float) -> Published:
-        kept = retain(self._directory, self._rules, now_unix_s=time.time())
+        kept = retain(self._directory, self._rules, now_unix_s=time.time(), branches=self.branches)
         size_bytes = sum(file.stat().st_size for file in target.iterdir())
         return Published(
             path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept

@@ -20,6 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dtd.core.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
@@ -107,6 +108,10 @@ class Checkpoints:
         self._metrics = (step, finite)
         if self._saved.step == step and finite:
             self._writer.add_metrics(checkpoint_name(*self._saved), finite)
+
+    def leave_behind(self, branches: tuple[Branch, ...]) -> None:
+        """Checkpoints of these stay, whatever is written from here on."""
+        self._writer.branches = branches
 
     def compare(self, replica: Replica) -> None:
         """Take the digest of the state, without saving it."""

@@ -1,5 +1,9 @@
 """Which checkpoints stay: the newest few, by number, age and room, and the best by a metric.
 
+A job that falls back to an older state begins a branch.  Newer checkpoints of before are on no way
+to anything that is trained now, and nobody can make them again: they stay, for an operator to
+delete, and count for none of the rules.
+
 Only published checkpoints are looked at, by name and manifest; whether their bytes are sound is
 `dtd.train.checkpoint_format`.  A directory is renamed before it is removed, so what is half
 removed does not look like a damaged checkpoint.
@@ -14,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtd.core.branches import Branch, is_left
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.better import lower_is_better
@@ -21,6 +26,7 @@ from dtd.train.checkpoint_format import (
     MANIFEST_FILE,
     TEMPORARY,
     list_checkpoints,
+    parse_name,
     read_manifest,
 )
 
@@ -59,15 +65,20 @@ def rules_of(spec: JobSpec) -> Rules:
     )
 
 
-def retain(directory: Path, rules: Rules, *, now_unix_s: float) -> tuple[str, ...]:
+def retain(
+    directory: Path, rules: Rules, *, now_unix_s: float, branches: Sequence[Branch] = ()
+) -> tuple[str, ...]:
     """Remove a job's superfluous checkpoints; returns the names of those that stay, newest first.
 
     Args:
         directory: the job's directory.
         rules: what stays.
         now_unix_s: from which ages count.
+        branches: what the job has left behind.
     """
-    paths = list_checkpoints(directory.parent, directory.name)
+    known = list_checkpoints(directory.parent, directory.name)
+    left = {path for path in known if is_left(parse_name(path.name) or (0, 0), branches)}
+    paths = [path for path in known if path not in left]
     best = best_checkpoint(paths, rules.best_metric, rules.best_mode)
     always = [*paths[:1], *([best] if best is not None else [])]
     staying = {*always, *_young(paths[: max(1, rules.keep)], rules, now_unix_s)}
@@ -78,7 +89,7 @@ def retain(directory: Path, rules: Rules, *, now_unix_s: float) -> tuple[str, ..
             with contextlib.suppress(OSError):  # it stays another time
                 path.rename(doomed)
                 shutil.rmtree(doomed)
-    return tuple(path.name for path in paths if path in staying)
+    return tuple(path.name for path in known if path in staying | left)
 
 
 def _young(paths: Sequence[Path], rules: Rules, now_unix_s: float) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from dtd.core.branches import Branch
 from dtd.core.collective import Collective
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
@@ -192,6 +193,10 @@ class TrainingRun:
             self._pristine = True
         session.replaced(key)
         self._in_memory = True
+
+    def leave_behind(self, branches: tuple[Branch, ...]) -> None:
+        """The job goes on without these states: their checkpoints on this disk are not deleted."""
+        self._session.checkpoints.leave_behind(branches)
 
     def forget(self) -> None:
         """Hold only what is on disk: nobody can say whose memory is right."""

@@ -21,6 +21,7 @@ import structlog
 
 from dtd import job
 from dtd.core import member
+from dtd.core.branches import told_by
 from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.core.progress import ProgressWatch
 from dtd.errors import DivergenceError, DtdError, RingBroken
@@ -201,6 +202,7 @@ class Trainer(threading.Thread):
         self._reporter.begin_generation(assign)
         self._watch.begin(time.monotonic())
         self._watch.begins("take over")
+        run.leave_behind(told_by(assign))
         try:
             self._take_over(run, ring)
             ring.wait_up()

@@ -140,6 +140,10 @@ class Daemons:
         for child in children:
             child.wait(PATIENCE_S)
 
+    def start_worker(self, name: str) -> None:
+        """One that has died is started again, and no other."""
+        self.cluster._start(self.child(name))
+
     def start_again(self) -> None:
         """Whatever has died is started again, with the same state."""
         self.cluster.tend()  # plans

@@ -115,3 +115,37 @@ def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) ->
 def _step(daemons: Daemons) -> int:
     job: dict[str, Any] | None = daemons.ask(m.GetStatus())["job"]
     return int(job["step"]) if job is not None else 0
+
+
+def test_what_a_fall_back_leaves_behind_is_kept_and_listed(
+    daemons: Daemons, ctl: Callable[..., tuple[int, str]]
+) -> None:
+    """The only holder returns when the job has begun again without it, and writes for it."""
+    daemons.start_again()
+    daemons.await_idle()
+    holds = range(12, 20)
+    gates = daemons.hold(*holds)
+    job = daemons.submit("checkpoint.every_steps=10", "checkpoint.keep=1", gates=gates)
+    for index, loss in enumerate(holds):
+        daemons.until(job, lambda before=loss - 1: _step(daemons) >= before)
+        if kept_steps(daemons, job):
+            break
+        gates.open(index)
+    assert kept_steps(daemons, job) == {10}
+
+    for name in ("worker-0", "worker-1"):
+        daemons.child(name).signal_group(signal.SIGKILL)
+        daemons.child(name).wait(30.0)
+    daemons.start_worker("worker-1")
+    daemons.await_event("job_waiting", "waiting for worker-0")
+    assert ctl("resume", job)[0] == 0
+    daemons.await_event("branch_left", "step 10 stays with worker-0")
+    daemons.start_worker("worker-0")
+    daemons.await_event("generation_ending", "worker-0 joins")
+    for index in range(len(holds)):
+        gates.open(index)
+    assert daemons.wait(job)["state"] == "done"
+    listed = daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]
+    mine = {one["step"]: one["left_behind"] for one in listed if one["worker"] == "worker-0"}
+    assert mine == {10: True, 32: False}
+    assert f"--resume-from {job}@10" in ctl("checkpoints", job)[1]

@@ -29,7 +29,7 @@ from scripts.gen_protocol_tables import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}
-RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.BlobInfo)}
+RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.Branch, m.BlobInfo)}
 PARTIES = {
     m.Role.WORKER: ("worker", "coordinator"),
     m.Role.CTL: ("dtdctl", "coordinator"),

@@ -15,8 +15,10 @@ from dtd.wire.messages.codec import (
     message_bytes,
 )
 from dtd.wire.messages.control import (
+    MAX_BRANCHES,
     MAX_WORLD,
     Assign,
+    Branch,
     Failed,
     Finished,
     Freeze,
@@ -116,6 +118,7 @@ from dtd.wire.messages.ring import (
 )
 
 __all__ = [
+    "MAX_BRANCHES",
     "MAX_LENT",
     "MAX_WORD_BYTES",
     "MAX_WORLD",
@@ -126,6 +129,7 @@ __all__ = [
     "BlobInfo",
     "Borrow",
     "Borrowed",
+    "Branch",
     "CancelJob",
     "CheckpointDropped",
     "CheckpointSaved",

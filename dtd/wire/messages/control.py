@@ -9,6 +9,7 @@ from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Octets, Text, l
 from dtd.wire.messages.registry import message
 
 MAX_WORLD: Final = 64
+MAX_BRANCHES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,15 @@ class Held:
     step: U64
     digest: Name
     where: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """States that a job has left: after (`generation`, `step`), of generations < `before`."""
+
+    generation: U32
+    step: U64
+    before: U32
 
 
 @message(0x10)
@@ -184,6 +194,7 @@ class Assign:
     roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)]
     held_generation: U32
     held_step: U64
+    branches: Annotated[tuple[Branch, ...], list_of(Branch, MAX_BRANCHES)] = ()
     secret: Octets = field(default=b"", repr=False)
 
 

@@ -248,3 +248,15 @@ def test_what_fails_half_way_leaves_nothing_and_what_follows_is_durable(state_di
     assert reader.execute("SELECT id FROM jobs").fetchall() == [("digits-1",)]
     assert reader.execute("SELECT text FROM logs").fetchall() == [("after",)]
     reader.close()
+
+
+def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
+    store.save_job(1, job_body(job(branches=((1, 10, 3),))))
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(40, "step-10"))
+    store.save_checkpoint("worker-0", saved(20, "step-10", "step-40", generation=3))
+    store.save_checkpoint("worker-0", saved(5, job="of-no-known-job"))
+    marks = {(one["generation"], one["step"]): one["left_behind"] for one in store.checkpoints("")}
+    assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
+    (unfinished,) = store.unfinished_jobs()
+    assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]

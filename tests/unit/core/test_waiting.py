@@ -5,7 +5,7 @@ import pytest
 from dtd.core import waiting
 from dtd.core.books import FRUITFUL_STEPS
 from dtd.core.membership_events import JobState, ResumeRequested
-from dtd.core.waiting import RESUME_WAIT_S
+from dtd.core.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -80,7 +80,7 @@ def test_after_a_total_loss_it_goes_on_once_all_are_back(desk: Any) -> None:
     assert job.state is JobState.WAITING
     assert desk.core.explain() == (
         "waiting for b: nobody here holds the state of step 9; `dtdctl resume j-1` goes on without"
-        " it"
+        " it, as the job does in 60 s"
     )
     desk.register("b", incarnation=2)
     desk.warmed("b")
@@ -317,3 +317,100 @@ def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None
     desk.lost("b")
     assert desk.books.form_at is None
     assert desk.core.explain() == "1 of at least 2 workers are ready"
+
+
+# --- how long, and what a fall-back leaves behind ------------------------------------------------
+
+
+def fallen_back(desk: Any, *, step_s: float, to: int = 0) -> Any:
+    """The only holder of step 400 is away; somebody else holds `to` on its disk."""
+    job = desk.submit()
+    number = desk.run_generation("a")
+    desk.saved_checkpoint("a", generation=number, step=400)
+    job.step, job.step_s = 400, step_s
+    desk.lost("a")
+    job.fenced = True  # a member that is gone for good has said so
+    desk.register("b")
+    held = m.Held(job="j-1", generation=number, step=to, digest="", where="checkpoint")
+    desk.warmed("b", held=(held,) if to else ())
+    return job
+
+
+@pytest.mark.parametrize(
+    ("step_s", "to", "wait_s", "words"),
+    [
+        (0.0, 0, RESUME_WAIT_S, "60 s"),
+        (0.01, 0, RESUME_WAIT_S, "60 s"),
+        (1.0, 0, 400.0, "7 min"),
+        (1.0, 300, 100.0, "100 s"),
+        (100.0, 0, MOST_RESUME_WAIT_S, "60 min"),
+    ],
+)
+def test_lost_steps_are_waited_for_as_long_as_they_would_take(
+    desk: Any, step_s: float, to: int, wait_s: float, words: str
+) -> None:
+    fallen_back(desk, step_s=step_s, to=to)
+    assert desk.core.explain().endswith(f"goes on without it, as the job does in {words}")
+    desk.tick(desk.now + wait_s - 0.5)
+    assert desk.books.roster == []
+    desk.tick(desk.now + 1.0)
+    assert (desk.books.roster, desk.books.start_step) == (["b"], to)
+
+
+def test_the_operator_need_not_wait(desk: Any) -> None:
+    fallen_back(desk, step_s=100.0)
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.books.roster == ["b"]
+
+
+def test_what_is_left_behind_is_told_to_all_who_join_later(desk: Any) -> None:
+    job = fallen_back(desk, step_s=0.0)
+    desk.tick(desk.now + RESUME_WAIT_S)
+    assert job.branches == ((0, 0, 2),)
+    (told,) = desk.told_of("branch_left")
+    assert told.message == "the checkpoint of step 400 stays with a; the job goes on from step 0"
+    left = (m.Branch(generation=0, step=0, before=2),)
+    assert desk.told("b", m.Assign)[-1].branches == left
+    desk.all_run("b")
+    desk.say("b", m.Heartbeat(state="running", job="j-1", generation=2, step=350))
+    desk.register("a", incarnation=2)
+    held = m.Held(job="j-1", generation=1, step=400, digest="", where="checkpoint")
+    desk.warmed("a", held=(held,))
+    desk.tick(desk.now + 1.0)
+    desk.froze("b", generation=2, step=350)
+    assign = desk.told("a", m.Assign)[-1]
+    assert (assign.held_generation, assign.held_step, assign.branches) == (2, 350, left)
+
+
+def test_what_was_left_behind_is_not_waited_for_again(desk: Any) -> None:
+    fallen_back(desk, step_s=100.0)
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.lost("b")
+    desk.register("b", incarnation=2)
+    desk.register("c")
+    desk.warmed("c")
+    desk.warmed("b")
+    assert desk.books.roster == ["b", "c"]
+
+
+def test_the_branch_is_taken_up_again_when_its_holder_comes_first(desk: Any) -> None:
+    """Nothing of the new branch is saved, so the old one has the newest state."""
+    job = fallen_back(desk, step_s=0.0)
+    desk.tick(desk.now + RESUME_WAIT_S)
+    desk.register("b", incarnation=2)
+    desk.register("a", incarnation=2)
+    held = m.Held(job="j-1", generation=1, step=400, digest="", where="checkpoint")
+    desk.warmed("a", held=(held,))
+    desk.warmed("b")
+    assert desk.told("a", m.Assign)[-1].held_step == 400
+    assert job.branches == ((0, 0, 2),)
+
+
+def test_an_ordinary_recovery_leaves_nothing_behind(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.saved_checkpoint("a", generation=number, step=5)
+    desk.lost("b")
+    desk.froze("a", generation=number, step=6)
+    assert (desk.books.start_step, job.branches) == (6, ())
+    assert desk.told("a", m.Assign)[-1].branches == ()

@@ -91,6 +91,18 @@ def test_checkpoints_are_listed(dtdctl, server, result):
     assert json.loads(dtdctl("checkpoints", "-o", "json")[1])["checkpoints"] == KNOWN[:4]
 
 
+def test_what_the_job_has_left_behind_and_the_way_back(dtdctl, server, result):
+    left = [checkpoint(step=step, left_behind=True) for step in (400, 300)]
+    answer = {"checkpoints": [checkpoint(generation=3, step=40, left_behind=False), *left]}
+    server.script = lambda _message: result(answer)
+    _exit_code, out, err = dtdctl("checkpoints", "digits-1")
+    assert ["left" in line for line in out.splitlines()] == [False, False, True, True]
+    assert "dtdctl cancel digits-1" in err
+    assert "--resume-from digits-1@400" in err
+    server.script = lambda _message: result({"checkpoints": KNOWN[:2]})
+    assert dtdctl("checkpoints", "digits-1")[2] == ""
+
+
 @pytest.fixture
 def credential(tmp_path, monkeypatch):
     """This user has one, of a cluster whose coordinator is elsewhere."""

@@ -100,10 +100,17 @@ def make_draft():
     return draft
 
 
-def save(directory: Path, *steps: int, metrics=None, keep: int = 100, best: str = "") -> list:
+def save(
+    directory: Path,
+    *steps: int,
+    generation: int = 1,
+    metrics=None,
+    keep: int = 100,
+    best: str = "",
+) -> list:
     writer = CheckpointWriter(directory, Rules(keep=keep, best_metric=best))
     for step in steps:
-        writer.write(draft(step))
+        writer.write(draft(step, generation))
         writer.publish((metrics or {}).get(step, {}))
     writer.flush()
     results = writer.finished()

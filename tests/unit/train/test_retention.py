@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dtd.core.branches import Branch
 from dtd.job import parse_job
 from dtd.train.checkpoint_format import checkpoint_name, list_checkpoints
 from dtd.train.retention import Rules, best_checkpoint, retain, rules_of
@@ -98,3 +99,13 @@ def test_the_rules_are_the_job_s() -> None:
     assert rules_of(parse_job(text, source="test")) == Rules(
         keep=5, best_metric="error", best_mode="min", keep_days=2.0, keep_bytes=1 << 29
     )
+
+
+def test_what_the_job_has_left_behind_stays(directory, save_checkpoints) -> None:
+    """It went on from step 2 in generation 5; nobody can make steps 3 and 4 of before again."""
+    save_checkpoints(directory, 1, 2, 3, 4, keep=9)
+    save_checkpoints(directory, 1, 2, 3, 4, 5, generation=5, keep=9)
+    rules = Rules(keep=2, keep_days=1.0, keep_bytes=1)
+    stays = retain(directory, rules, now_unix_s=1e12, branches=[Branch(1, 2, 5)])
+    assert stays == tuple(checkpoint_name(*key) for key in [(5, 5), (1, 4), (1, 3)])
+    assert names(directory) == sorted(stays)

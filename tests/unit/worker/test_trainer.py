@@ -51,6 +51,10 @@ class FakeRun:
     def __init__(self, *ends):
         self._ends = list(ends)
 
+    def leave_behind(self, branches):
+        """The state that a generation starts from leaves others behind."""
+        assert (branches[-1].generation, branches[-1].step) == (0, 0)
+
     def adopt_local(self, generation, step):
         pass
 

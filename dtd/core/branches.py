@@ -1,0 +1,53 @@
+"""Which states a job has left behind: the branches that it does not go on with.
+
+When a generation starts from an older state than somebody has saved, it begins a branch: whatever
+was committed after that state by earlier generations is on another one.  Such states are not
+ancestors of what is trained now, so nothing that is saved later makes up for them, and retention
+lets them be.  Pure; states are named by their keys, (generation, step), compared as pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from dtd.wire import messages as m
+
+MAX_BRANCHES: Final = m.MAX_BRANCHES
+"""More are told as fewer that cover the same states, and perhaps some that were not left."""
+
+Key = tuple[int, int]
+
+
+class Branch(NamedTuple):
+    """States after (generation, step) that generations before `before` have committed."""
+
+    generation: int
+    step: int
+    before: int
+
+
+def remembered(known: Iterable[Sequence[Any]]) -> tuple[Branch, ...]:
+    """What a job's record holds, which may have been read from a file."""
+    return tuple(Branch(int(one[0]), int(one[1]), int(one[2])) for one in known)
+
+
+def is_left(key: Key, branches: Iterable[Branch]) -> bool:
+    """Whether the job goes on without the state of this key."""
+    return any(key > (one.generation, one.step) and key[0] < one.before for one in branches)
+
+
+def left(known: Sequence[Branch], start: Key, generation: int) -> tuple[Branch, ...]:
+    """What is left behind when `generation` begins with the state `start`."""
+    new = Branch(*start, before=generation)
+    kept = [*(one for one in known if (one.generation, one.step) < start), new]
+    while len(kept) > MAX_BRANCHES:
+        first, second = kept[:2]
+        kept[:2] = [Branch(first.generation, first.step, second.before)]
+    return tuple(kept)
+
+
+def told_by(assign: m.Assign) -> tuple[Branch, ...]:
+    """What a member knows of: what it is told, and what its generation itself leaves behind."""
+    known = [Branch(one.generation, one.step, one.before) for one in assign.branches]
+    return (*known, Branch(assign.held_generation, assign.held_step, assign.generation))

@@ -60,6 +60,7 @@ def summary_object(run: LocalRun) -> dict[str, Any]:
         "restarts_of": dict(run.restarts),
         "directory": None if run.directory is None else str(run.directory),
         "weights": None if run.weights is None else str(run.weights),
+        "ended_early": result.get("ended_early", ""),
     }
 
 
@@ -85,6 +86,8 @@ def summary_lines(run: LocalRun) -> list[str]:
         ("restarts", _restart_words(run.restarts)),
         ("kept in", str(run.directory or "nowhere (--discard)")),
     ]
+    if values["ended_early"]:
+        rows.insert(0, ("ended early", values["ended_early"]))
     if run.weights is not None:
         rows.append(("weights", str(run.weights)))
     return [head, *(f"  {label:<11} {text}" for label, text in rows)]

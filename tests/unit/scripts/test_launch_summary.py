@@ -20,7 +20,7 @@ RESULT = {
 KEYS = [
     *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
     *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
-    *("restarts", "restarts_of", "directory", "weights"),
+    *("restarts", "restarts_of", "directory", "weights", "ended_early"),
 ]
 RESTARTS = {"worker-1": 2, "coordinator": 1}
 
@@ -35,7 +35,7 @@ def test_the_object_has_exactly_the_documented_keys():
     made = summary_object(run())
     assert list(made) == KEYS
     head = {"job": "digits-1", "state": "done"}
-    kept = {"directory": "/runs/a", "weights": "/runs/a/model.safetensors"}
+    kept = {"directory": "/runs/a", "weights": "/runs/a/model.safetensors", "ended_early": ""}
     assert made == {**head, **RESULT, "restarts": 2, "restarts_of": RESTARTS, **kept}
 
 
@@ -62,6 +62,12 @@ def test_the_lines():
         "  kept in     /runs/a",
         "  weights     /runs/a/model.safetensors",
     ]
+
+
+def test_a_job_that_ended_early_says_why():
+    early = run(result={**RESULT, "ended_early": "loss was 0.3 at best"})
+    assert summary_lines(early)[1] == "  ended early loss was 0.3 at best"
+    assert summary_object(early)["ended_early"] == "loss was 0.3 at best"
 
 
 def test_nobody_was_started_again():

@@ -21,7 +21,8 @@ from scripts.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
+FILE = Path(__file__)
+ROOT = FILE.parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.toml"))
 TRAINED_WITHIN_S = 240
 
@@ -77,19 +78,16 @@ def dtdctl(cluster, check_output):
 
 
 @pytest.fixture(scope="module")
-def jobs(dtdctl):
-    """All examples, submitted at once, so that one warms up as soon as another is done: job ids."""
+def jobs(request, dtdctl):
+    """Job ids of all that are tested, submitted at once: one warms up when another is done."""
+    tested = {item.callspec.params["name"] for item in request.session.items if item.path == FILE}
 
     def submit(example: Path) -> str:
         options = [f"--set={change}" for change in SMALLER.get(example.stem, [])]
         shown = dtdctl("submit", *options, "-o", "json", str(example.relative_to(ROOT)))
         return str(json.loads(shown)["job"])
 
-    return {
-        example.stem: submit(example)
-        for example in EXAMPLES
-        if load_job(example).job.task not in DOWNLOADED
-    }
+    return {example.stem: submit(example) for example in EXAMPLES if example.stem in tested}
 
 
 @pytest.mark.parametrize(

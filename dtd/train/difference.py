@@ -17,6 +17,7 @@ from dtd.errors import ProtocolError, RingBroken
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (
+    AVERAGE,
     MODEL,
     OPTIMIZER,
     TASK,
@@ -104,6 +105,16 @@ def _meaning(replica: Replica, entry: str) -> str:
             f"{key} in the optimizer's state of {_parameter(replica, int(index))}; all ranks give"
             " the optimizer the same gradients, so it probably draws at random, or keeps state"
             " that dtd does not know"
+        )
+    if entry.startswith(AVERAGE):
+        return (
+            f"the average of {entry.removeprefix(AVERAGE)}; only its parameter moves it, so a"
+            " machine probably computes wrongly"
+        )
+    if entry == "schedule":
+        return (
+            "the state of the schedule that build_schedule() made; it probably depends on the rank"
+            " or draws at random"
         )
     return (
         f"{entry}, which is no tensor; the task probably changes the optimizer's groups by itself,"

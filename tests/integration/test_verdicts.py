@@ -30,10 +30,19 @@ def submit(daemons, task, *overrides, **request):
     return daemons.submit(*overrides, text=SPOILT_JOB.format(task=task), **request)
 
 
-def test_an_optimizer_of_the_tasks_own_fails_the_job_and_is_named(daemons):
+def test_an_optimizer_of_the_tasks_own_fails_the_job_and_is_named(daemons, record_property):
     job = submit(daemons, "OwnOptimizer")
     answer = daemons.wait(job)
     assert answer["state"] == "failed"
-    assert "replicas differ again after step 5, again in model.critic.weight" in answer["reason"]
-    assert "an optimizer that the task steps itself" in answer["reason"]
+    assert "loss() of the task changes parameters itself: critic.weight" in answer["reason"]
+    assert daemons.events("generation_running", job)
+    record_property("seen", "failed at its first step, names critic.weight")
+
+
+def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons):
+    job = submit(daemons, "Assigning")
+    answer = daemons.wait(job)
+    assert answer["state"] == "failed"
+    assert "replicas differ again after step 5, again in model.0.weight" in answer["reason"]
+    assert "an assignment in loss()" in answer["reason"]
     assert len(daemons.events("generation_running", job)) == 2

@@ -29,9 +29,7 @@ def differing(ranks) -> tuple[int, str, str]:
     return error.step, error.entry, str(error)
 
 
-def test_a_second_optimizer_that_steps_inside_loss_is_found_before_anything_differs(
-    arena, regression
-) -> None:
+def test_a_second_optimizer_that_steps_inside_loss_is_named(arena, regression) -> None:
     class Gan(regression):
         def build_model(self):
             model = nn.ModuleDict({"g": super().build_model(), "d": nn.Linear(3, 1).double()})

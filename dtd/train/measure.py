@@ -79,6 +79,18 @@ class HandOvers:
         return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
 
 
+class _EveryUpdate:
+    """A task whose every step makes all of its updates, so that steps are alike."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "updates":
+            raise AttributeError(name)
+        return getattr(self._task, name)
+
+
 class _Silent:
     """Reporter and requests of a job that is not run."""
 
@@ -141,6 +153,7 @@ def measure(
             requests=silent,
         )
         session.callbacks = Callbacks(None, session.replica)
+        session.task = _EveryUpdate(session.task)
         try:
             with saved_for_backward(session.replica.model) as saved:
                 _world(session, 1, limit_s=0.0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import dtd.train.measure as measure_module
-from dtd.job import parse_job, to_mapping
+from dtd.job import load_job, parse_job, to_mapping
 from dtd.train.footprint import SavedBytes, available_bytes, saved_for_backward
 from dtd.train.measure import HandOvers, main, measure
 
+ROOT = Path(__file__).resolve().parents[3]
 JOB = """
 [job]
 name = "a"
@@ -75,6 +78,15 @@ def test_narrow_gradients_travel_in_half_of_the_bytes_and_take_half_as_much_memo
     *whole, tail = plain["buckets"]
     assert narrow["buckets"] == [*(size // 2 for size in whole), tail]
     assert narrow["memory"]["buckets"] == plain["memory"]["buckets"] + sum(whole) // 2
+
+
+def test_a_step_is_measured_with_all_updates_that_it_may_make(monkeypatch):
+    """In every other step of the example there is one update, in the others there are two."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    asked = to_mapping(load_job(ROOT / "docs" / "examples" / "gan.toml"))
+    answer = measure(asked, device="cpu", threads=1, worlds=[2], limit_s=0.0)
+    assert len(answer["buckets"]) == len(answer["worlds"]["2"]["ready_s"]) == 4
 
 
 def test_a_ring_that_goes_nowhere():

@@ -62,6 +62,7 @@ INCIDENTS: Final = {
     "worker_crashed": "A worker's new process says how its last one ended: its signal, or why.",
     "worker_refused": "A worker cannot take part in the job; the reason says what differs.",
     "worker_lost": "A worker is gone without having been let go, or was evicted as dead.",
+    "worker_set_aside": "The job's code failed on a worker only; it is tried again later.",
     "worker_away": "The connection to a member is lost; while its ring goes on it is not evicted.",
     "worker_barred": "A worker is kept out of rings until it reaches its neighbours again.",
     "worker_signalled": "The operator had a signal sent to a worker.",

@@ -217,6 +217,17 @@ def unfit(name: str, host: str, why: str) -> Trouble:
     )
 
 
+def set_aside(name: str, host: str, why: str) -> Trouble:
+    """The job's code has failed on a worker, and goes on with the others."""
+    return Trouble(
+        kind="set-aside",
+        where=name,
+        message=f"{name} on {host} is set aside, since the job's code failed there: {why}",
+        remedy="compare that host with the others (data, packages, memory, driver); it is tried"
+        f" again by itself, and at once when {name} is started again",
+    )
+
+
 def name_taken(name: str, one: str, other: str) -> Trouble:
     """Two processes that both live go by the same name.
 

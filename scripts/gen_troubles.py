@@ -41,6 +41,7 @@ def samples() -> list[Trouble]:
             " it, or install the same version on both",
         ),
         troubles.unfit("NAME", "HOST", "its dataset has 10 rows, not 12"),
+        troubles.set_aside("NAME", "HOST", "WHY"),
         troubles.name_taken("NAME", "HOST (pid 1)", "HOST2 (pid 2)"),
         troubles.no_way("NAME", _AT, "NAME2", "HOST2:PORT"),
         troubles.narrow_way("NAME", _AT, "NAME2", "HOST2:PORT"),

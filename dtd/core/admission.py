@@ -37,10 +37,20 @@ def register(books: Books, message: m.Register, now: float) -> None:
         return
     introduction.greet(books, worker)
     introduction.tell_last_end(books, message, known)
+    job = books.job
     if message.generation:
         _take_back(books, worker, message, now)
-    elif books.job is not None and books.job.state not in ENDING_JOBS:
-        prepare(books, worker, books.job, now)
+    elif job is not None and job.state not in ENDING_JOBS:
+        _prepare_unless_aside(books, worker, job, now)
+
+
+def _prepare_unless_aside(books: Books, worker: Worker, job: Job, now: float) -> None:
+    """Who was set aside is left alone for its time, unless somebody has started it again."""
+    aside = books.set_aside.get(worker.name)
+    if aside is not None and now < aside.until and aside.pid == worker.pid:
+        worker.state, worker.reason = WorkerState.REFUSED, aside.reason
+    else:
+        prepare(books, worker, job, now)
 
 
 def _fence(books: Books, message: m.Register) -> None:
@@ -112,6 +122,8 @@ def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
         return
     worker.warmed = message
     worker.held = message.held[0] if message.held else choice.NOTHING_HELD
+    if worker.name in books.set_aside:
+        books.set_aside[worker.name].until = 0.0  # if it fails again, it is left alone for longer
     _end_warming(books, worker, now)
     compare(books, books.job)
 
@@ -159,25 +171,6 @@ def compare(books: Books, job: Job) -> None:
             worker.state, worker.reason = WorkerState.REFUSED, why
         elif worker.state is WorkerState.REFUSED:
             worker.state, worker.reason = WorkerState.READY, ""
-
-
-def fails_alone(books: Books, worker: Worker, message: m.Failed) -> bool:
-    """Whether a newcomer failed to warm up for a job that others train: it is refused.
-
-    Where nobody trains yet a failure is taken for the job's own.
-    """
-    others = [w for w in books.workers.values() if w.state in MEMBERS or choice.in_memory(w)]
-    if worker.state is not WorkerState.WARMING or worker.returning or not others:
-        return False
-    books.warming_since.pop(worker.name, None)
-    worker.state, worker.reason = WorkerState.REFUSED, message.reason
-    books.incident(
-        "worker_refused",
-        f"{worker.name} is refused: it cannot warm up: {message.reason}",
-        worker=worker.name,
-        traceback=message.traceback,
-    )
-    return True
 
 
 def give_up_warming(books: Books, job: Job, now: float) -> None:
@@ -261,11 +254,23 @@ def _is_needed(books: Books, worker: Worker) -> bool:
 
 
 def release(books: Books, worker: Worker, state: str, reason: str) -> None:
-    """Let a worker go: it starts afresh, or exits when it was leaving."""
+    """Let a worker go: it starts afresh, or exits when it was leaving.
+
+    One that is set aside has not begun with the job, and waits for the next one.
+    """
+    if state not in ("left", "evicted") and is_aside(books, worker):
+        worker.state, worker.reason = WorkerState.IDLE, ""
+        return
     job = books.job.id if books.job is not None else ""
     books.send(worker.name, m.Release(job=job, state=state, reason=reason))
     worker.state, worker.reason = WorkerState.RELEASED, reason or state
     _forget(books, worker)
+
+
+def is_aside(books: Books, worker: Worker) -> bool:
+    """Whether a worker is here and left alone, because the job's code has failed on it."""
+    refused = worker.state is WorkerState.REFUSED and worker.warmed is None
+    return refused and worker.name in books.set_aside
 
 
 def _forget(books: Books, worker: Worker) -> None:

@@ -20,6 +20,7 @@ from dtd.core.membership_events import (
     Incident,
     Job,
     Send,
+    SetAside,
     Worker,
     WorkerState,
 )
@@ -91,6 +92,8 @@ class Books:
         has_run: the current generation has run, or was running when this coordinator started.
         advanced_at: when the current generation's committed step was last seen to advance.
         distrusted: newest generation in which states differed and none had a majority.
+        set_aside: by name, workers on which the job's code has failed (`dtd.core.isolation`).
+        verdict_by: when the job fails if only such workers are here.
         links: pairs of workers that cannot reach each other.
         recovery: what the job is recovering from, until it commits again.
         straggler: who holds the others up.
@@ -127,6 +130,8 @@ class Books:
     has_run: bool = False
     advanced_at: float | None = None
     distrusted: int = 0
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
+    verdict_by: float | None = None
     links: Links = field(default_factory=Links)
     recovery: Recovery | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)

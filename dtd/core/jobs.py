@@ -36,7 +36,8 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.job = job
     books.start_afresh()
     books.must_settle = True
-    books.recovery = None
+    books.recovery = books.verdict_by = None
+    books.set_aside.clear()
     if job.announced:
         adoption.adopt(books, job, now)
         return

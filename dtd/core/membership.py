@@ -19,6 +19,7 @@ from dtd.core import (
     adoption,
     ending,
     forming,
+    isolation,
     jobs,
     running,
     saving,
@@ -126,6 +127,7 @@ class Membership:
             books.links.next_deadline(),
             running.admission_deadline(books),
             saving.next_deadline(books, now),
+            isolation.next_deadline(books),
         )
         return min(
             (moment for moment in waits if moment is not None and moment > now), default=None
@@ -177,8 +179,7 @@ class Membership:
         elif isinstance(message, m.CheckpointSaved):
             jobs.checkpoint_saved(books, job, worker.name, message)
         elif isinstance(message, m.Failed):
-            if not admission.fails_alone(books, worker, message):
-                jobs.fail(books, worker.name, message, now)
+            isolation.failed(books, job, worker, message, now)
         elif isinstance(message, m.Notice):
             if message.event == "checkpoint_failed":
                 saving.failed(books, worker.name, message.message, now)
@@ -233,6 +234,8 @@ class Membership:
         if books.job is None and books.queue:
             jobs.activate(books, books.queue.popleft(), now)
         admission.release_leavers(books)
+        if books.job is not None:
+            isolation.try_again(books, books.job, now)
         if books.job is not None:
             standstill.give_up_returning(books, books.job, now)
             admission.give_up_warming(books, books.job, now)

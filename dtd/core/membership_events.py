@@ -96,6 +96,40 @@ class Worker:
     kept: str = ""
 
 
+WARM_UP = -1
+"""Where a worker failed that had not taken part in a generation; otherwise its committed steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SetAside:
+    """A worker on which the job's code failed.
+
+    Attributes:
+        at: committed steps at that time, or WARM_UP.
+        failed: what it said.
+        until: when it is tried again; 0.0 once it has warmed up again.
+        pause_s: how long it is left alone this time.
+        incarnation: of the process that failed.
+        pid: of that process, and of the one that replaces it; who starts another has mended
+            something.
+        again: how often in a row it failed at this place.
+    """
+
+    at: int
+    failed: m.Failed
+    until: float
+    pause_s: float
+    incarnation: int
+    pid: int
+    again: int = 1
+
+    @property
+    def reason(self) -> str:
+        """Why it does not take part, for `dtdctl status`."""
+        first = self.failed.reason.partition("\n")[0]
+        return f"set aside for {self.pause_s:g} s, or until it is started again: {first}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One job, from submission to its result.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import troubles
+from dtd.core.admission import is_aside
 from dtd.core.books import Books
 from dtd.core.membership_events import Worker, WorkerState
 from dtd.core.standstill import why_late
@@ -100,6 +101,9 @@ def standing(books: Books) -> list[Trouble]:
 
 
 def _refused(books: Books, worker: Worker) -> Trouble:
+    if is_aside(books, worker):
+        failed = books.set_aside[worker.name].failed
+        return troubles.set_aside(worker.name, worker.host, failed.reason.partition("\n")[0])
     if not worker.foreign:
         return troubles.unfit(worker.name, worker.host, worker.reason)
     return troubles.versions_differ(

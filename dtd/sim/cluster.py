@@ -212,6 +212,11 @@ class Cluster:
         self.machines.failing[name] = step
         return self
 
+    def broken(self, name: str, *, until_s: float) -> Self:
+        """Let a worker's host lack something until then: it cannot warm up."""
+        self.machines.broken[name] = until_s
+        return self
+
     # --- running ---------------------------------------------------------------------------
 
     def run(self, *, patience_s: float = 200.0) -> Self:

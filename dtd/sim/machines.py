@@ -48,6 +48,7 @@ class Machines:
         self.coordinator: CoordinatorProcess | None = None
         self.datasets: dict[str, str] = {}
         self.failing: dict[str, int] = {}
+        self.broken: dict[str, float] = {}
         self.incarnations = 0
         self._processes: dict[str, WorkerProcess] = {}
         self._disks: dict[str, Disk] = {}
@@ -61,6 +62,7 @@ class Machines:
                 self.coordinator = CoordinatorProcess(self.surroundings, self.store)
         elif self.process(name) is None:
             self.incarnations += 1
+            before = self._processes.get(name)
             self._processes[name] = WorkerProcess(
                 self.surroundings,
                 name,
@@ -68,6 +70,8 @@ class Machines:
                 disk=self.disk(name),
                 dataset=self.datasets.get(name, "data"),
                 fails_at_step=self.failing.get(name),
+                pid=before.pid if before and before.replaces_itself else 1000 + self.incarnations,
+                broken_until_s=self.broken.get(name, 0.0),
             )
 
     def start_soon(self, name: str, after_s: float = 0.0) -> None:

@@ -76,7 +76,7 @@ class Oracle:
         self._flipped = True
 
     def task_failed(self, name: str) -> None:
-        """The job's own code has raised on a worker: the job ends, and all its rings do."""
+        """The job's own code has raised on a worker, and its ring ends."""
         self._task_failed = True
         self.struck([name])
 

@@ -45,6 +45,8 @@ def draw(seed: int) -> Cluster:
         cluster.misfit(rng.choice(names))
     if rng.random() < 0.05:
         cluster.failing(rng.choice(names), step=rng.randint(1, steps))
+    if rng.random() < 0.1:
+        cluster.broken(rng.choice(names), until_s=rng.uniform(1.0, CALM_S))
     for _ in range(rng.randint(0, MOST_FAULTS)):
         _add_fault(cluster, rng, names, steps)
     cluster.do("calm", at_s=CALM_S).restart(COORDINATOR, at_s=CALM_S)

@@ -5,6 +5,7 @@
     submit steps=12 buckets=40,7 min_workers=2
     misfit worker-3
     failing worker-2 step=5
+    broken worker-1 until_s=9.0
     at 3.0 crash worker-2
     at 5.0 restart worker-2
     when rank=1 step=9 phase=all_gather crash
@@ -80,8 +81,8 @@ def _plan(cluster: Cluster, words: list[str]) -> None:
         cluster.submit(**_values(words[1:]))
     elif words[0] == "misfit":
         cluster.misfit(words[1])
-    elif words[0] == "failing":
-        cluster.failing(words[1], **_values(words[2:]))
+    elif words[0] in ("failing", "broken"):
+        getattr(cluster, words[0])(words[1], **_values(words[2:]))
     elif words[0] == "at" and words[2] in VERBS:
         cluster.do(words[2], *words[3:], at_s=float(words[1]))
     elif words[0] == "when":

@@ -84,7 +84,12 @@ class Trainer:
             self._diverged(ring, error)
             return "diverged"
         except TaskError as error:
-            failed = m.Failed(job=ring.assign.job, reason=error.message, traceback="")
+            failed = m.Failed(
+                job=ring.assign.job,
+                reason=error.message,
+                traceback="",
+                step=self.session.held().step,
+            )
             self._shell.surroundings.oracle.task_failed(self._shell.name)
             self._shell.feed(member.TrainerFailed(failed=failed))
             self._froze(ring, "", "", "its training has failed")

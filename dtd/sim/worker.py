@@ -34,6 +34,8 @@ class WorkerProcess:
         disk: what earlier incarnations have saved.
         dataset: fingerprint of its data; workers with different ones must not train together.
         fails_at_step: in this step the job's own code raises here.
+        pid: number of the process; one that replaces itself keeps it.
+        broken_until_s: before this time it cannot warm up.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class WorkerProcess:
         disk: Disk,
         dataset: str,
         fails_at_step: int | None,
+        pid: int,
+        broken_until_s: float = 0.0,
     ) -> None:
         self.surroundings = surroundings
         self.name = name
@@ -53,8 +57,11 @@ class WorkerProcess:
         self.data_port = DataPort(sending=self._on_sending)
         self.fails_at_step = fails_at_step
         self.alive = True
+        self.pid = pid
+        self.replaces_itself = False
         self.trainer: Trainer | None = None
         self._dataset = dataset
+        self._broken_until_s = broken_until_s
         self._paused = False
         self._due: list[Callable[[], None]] = []
         self._look_asked = False
@@ -65,7 +72,7 @@ class WorkerProcess:
             m.Register(
                 name=name,
                 incarnation=incarnation,
-                pid=1000 + incarnation,
+                pid=pid,
                 host="simulated",
                 device="cpu",
                 data_host=name,
@@ -201,6 +208,11 @@ class WorkerProcess:
 
     def _on_warm(self, prepare: m.Prepare) -> None:
         assert self.trainer is not None
+        if self.surroundings.scheduler.now < self._broken_until_s:
+            failed = m.Failed(job=prepare.job, reason="there is no driver", traceback="")
+            self.surroundings.oracle.struck([self.name])
+            self.feed(member.TrainerFailed(failed=failed))
+            return
         held = self.trainer.session.held()
         self.feed(reports.warmed(prepare, held, dataset=self._dataset))
 
@@ -265,7 +277,7 @@ class WorkerProcess:
         if again:
             self.surroundings.oracle.restarted(self.name, effect.reason)
         self.surroundings.tell(f"{self.name} {verb}: {effect.reason}")
-        self.alive = False
+        self.alive, self.replaces_itself = False, again
         self.surroundings.network.vanish(self.name)
         if again:
             self.surroundings.restarted(self.name)

@@ -118,7 +118,7 @@ class Trainer(threading.Thread):
                 ring = order
                 self._serve(run, ring)
         except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
-            self._fail(error)
+            self._fail(error, step=run.committed_step if run is not None else 0)
         if run is not None and ring is not None:
             self._outlive_failure(run, ring)
 
@@ -302,11 +302,16 @@ class Trainer(threading.Thread):
         self._reporter.flush()
         self._post(member.TrainerFinished(finished=finished))
 
-    def _fail(self, error: BaseException) -> None:
-        """The job's own code, data or numbers failed: the job ends with this."""
+    def _fail(self, error: BaseException, *, step: int) -> None:
+        """The job's own code, data or numbers failed, or this host: the coordinator judges."""
         blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
         trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
         log.error("training_failed", error=f"{blame}{error}")
         sys.stderr.write(trace)  # captured: `dtdctl logs` shows it
-        failed = m.Failed(job=self._prepare.job, reason=f"{blame}{error}"[:4000], traceback=trace)
+        failed = m.Failed(
+            job=self._prepare.job,
+            reason=f"{blame}{error}"[:4000],
+            traceback=trace,
+            step=step,
+        )
         self._post(member.TrainerFailed(failed=failed))

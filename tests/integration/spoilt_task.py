@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,3 +58,36 @@ class OwnOptimizer(Plain):
         self._critic.step()
         self._critic.zero_grad()
         return nn.functional.mse_loss(made, y) - critic(made).mean()
+
+
+class BadHost(Plain):
+    """The first process that gets to `at` stands for the bad host, there and whenever it is back.
+
+    Args:
+        mark: a file that does not exist yet, in which that process enters itself.
+        at: "data" or "step", where something is missing.
+        everywhere: every host is bad.
+    """
+
+    def __init__(self, mark: str, at: str, *, everywhere: bool = False) -> None:
+        self._mark, self._at, self._everywhere = Path(mark), at, everywhere
+        self._losses = 0
+
+    def _is_bad(self) -> bool:
+        try:
+            with self._mark.open("x") as mine:
+                mine.write(str(os.getpid()))
+        except FileExistsError:
+            return self._everywhere or self._mark.read_text() == str(os.getpid())
+        return True
+
+    def train_dataset(self) -> Any:
+        if self._at == "data" and self._is_bad():
+            raise FileNotFoundError("no data set at /data/rows")
+        return super().train_dataset()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self._losses += 1
+        if self._at == "step" and self._losses == 7 and self._is_bad():
+            raise MemoryError("this host has no memory left")
+        return super().loss(model, batch)

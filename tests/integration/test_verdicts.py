@@ -46,3 +46,30 @@ def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons):
     assert "replicas differ again after step 5, again in model.0.weight" in answer["reason"]
     assert "an assignment in loss()" in answer["reason"]
     assert len(daemons.events("generation_running", job)) == 2
+
+
+def bad_host(daemons, name, **task):
+    """The overrides of a job that meets a bad host."""
+    task = {"mark": str(daemons.directory / name), **task}
+    return [
+        f"task.{key}={value if key == 'everywhere' else repr(value)}" for key, value in task.items()
+    ]
+
+
+@pytest.mark.parametrize(("at", "why"), [("data", "no data set"), ("step", "no memory left")])
+def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(daemons, at, why):
+    job = submit(daemons, "BadHost", *bad_host(daemons, at, at=at))
+    told = daemons.await_event("worker_set_aside", containing=why)
+    answer = daemons.wait(job)
+    assert (answer["state"], answer["reason"]) == ("done", "")
+    digests = answer["result"]["replica_digests"]
+    assert len(set(digests.values())) == 1
+    assert "Traceback" in told["details"]["traceback"]
+    daemons.await_idle()
+
+
+def test_what_fails_on_two_hosts_fails_the_job(daemons):
+    job = submit(daemons, "BadHost", *bad_host(daemons, "everywhere", at="data", everywhere="true"))
+    answer = daemons.wait(job)
+    assert answer["state"] == "failed"
+    assert "FileNotFoundError: no data set at /data/rows (on worker-" in answer["reason"]

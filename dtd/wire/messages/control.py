@@ -259,11 +259,15 @@ class Finished:
 
 @message(0x1B)
 class Failed:
-    """The job cannot go on because of its own code, data or numbers."""
+    """The job cannot go on here, by its own code, data or numbers, or by this host's fault.
+
+    `step`: committed steps of the state that it held then; 0 while it warmed up.
+    """
 
     job: Name
     reason: Text
     traceback: Text
+    step: U64 = 0
 
 
 @message(0x2A)

@@ -343,36 +343,6 @@ def test_wish_to_leave_outlives_the_connection_but_not_the_process(desk: Any) ->
     assert not desk.books.workers["b"].leaving
 
 
-def test_a_newcomer_that_cannot_warm_up_does_not_fail_the_job_of_others(desk):
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.register("c")
-    desk.say("c", m.Failed(job="j-1", reason="no data here", traceback="line 1"))
-    assert desk.state("c") == "refused"
-    assert desk.books.workers["c"].reason == "no data here"
-    assert desk.books.job is not None
-    desk.tick(desk.now + 200.0)
-    assert desk.state("c") == "refused"
-    assert desk.ended == []
-
-
-def test_a_newcomer_that_cannot_warm_up_fails_a_job_that_nobody_trains(desk):
-    desk.submit()
-    desk.register("a")
-    desk.warm_up("b")
-    desk.say("a", m.Failed(job="j-1", reason="no such file", traceback="line 1"))
-    assert [job.state.value for job in desk.ended] == ["failed"]
-
-
-def test_a_member_that_fails_fails_the_job(desk):
-    desk.submit()
-    desk.run_generation("a", "b")
-    desk.say("a", m.Failed(job="j-1", reason="boom", traceback="line 1"))
-    for name in "ab":
-        desk.froze(name, generation=1, step=0)
-    assert [job.state.value for job in desk.ended] == ["failed"]
-
-
 def test_other_code_of_the_task_is_refused_with_both_names_and_what_to_do(desk: Any) -> None:
     desk.submit(min_workers=2)
     desk.register("a")

@@ -173,14 +173,13 @@ def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
 
 def test_failure_of_the_task_ends_the_job_with_its_traceback(desk: Any) -> None:
     job = desk.submit()
-    desk.run_generation("a", "b")
+    desk.run_generation("b")
     desk.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
-    desk.say("a", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
-    for name in "ab":
-        desk.froze(name, generation=1, step=0)
+    desk.say("b", m.Failed(job="j-1", reason="because of that", traceback="line 9"))
+    desk.froze("b", generation=1, step=0)
     assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
     assert job.result["traceback"] == "line 1"
-    assert desk.state("a") == "released"
+    assert desk.state("b") == "released"
 
 
 def test_news_of_another_job_is_ignored(desk: Any) -> None:

@@ -237,15 +237,16 @@ def test_a_second_cancel_does_not_wait(desk: Any) -> None:
 
 def test_failure_saves_what_the_members_hold(desk: Any) -> None:
     job: Job = desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.say("b", m.Failed(job="j-1", reason="boom", traceback="line 1"))
+    number = desk.run_generation("a", "b", "c")
+    for name in "cb":  # the same on two of them
+        desk.say(name, m.Failed(job="j-1", reason="boom", traceback="line 1"))
     assert (job.state, job.verdict) == (JobState.STOPPING, "failed")
     cancel(desk)  # it is ending
     desk.froze("b", generation=number, step=5)
     desk.froze("a", generation=number, step=5)
     assert (job.state, asked(desk, "a")) == (JobState.SAVING, [(1, 5)])
     desk.saved_checkpoint("a", generation=number, step=5)
-    assert (job.state, job.reason) == (JobState.FAILED, "b: boom")
+    assert (job.state, job.reason) == (JobState.FAILED, "b: boom (on c, too)")
 
 
 def test_failure_of_the_only_worker_saves_what_it_holds(desk: Any) -> None:

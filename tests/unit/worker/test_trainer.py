@@ -55,6 +55,8 @@ class FakeRun:
         """The state that a generation starts from leaves others behind."""
         assert (branches[-1].generation, branches[-1].step) == (0, 0)
 
+    committed_step = 0
+
     def adopt_local(self, generation, step):
         pass
 

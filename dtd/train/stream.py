@@ -128,11 +128,13 @@ class StreamRows:
         self._decode = getattr(source, "decode", None)
         self._kind: Any = _kind_of(source)
         self._begins_at = _plain(source.state_dict()) if self._kind is _Stateful else None
-        self._lock = threading.RLock()
+        self._reading = threading.Lock()
+        self._noting = threading.Lock()
         self._reader: _Reader | None = None
         self._pass, self._read_in_pass = 0, 0
         self._next_row = 0
         self._known: dict[int, Any] = {0: None}
+        self._moved = False
         self._check_quiet()
 
     def __len__(self) -> int:
@@ -145,9 +147,8 @@ class StreamRows:
         Raises:
             TaskError: it lies before every known position, or the stream has no rows.
         """
-        with self._lock:
-            if row < self._next_row or self._reader is None:
-                self._go_back(row)
+        with self._reading:
+            self._turn_to(row)
             while self._next_row < row:
                 self._read()
             item = self._read()
@@ -159,22 +160,25 @@ class StreamRows:
         Raises:
             TaskError: it is not fit for the state.
         """
-        with self._lock:
-            if row not in self._known and (row < self._next_row or self._reader is None):
-                self._go_back(row)
-            while row not in self._known:
-                self._read()
-            return self._known[row]
+        if row not in self._known:
+            with self._reading:
+                if row not in self._known:
+                    self._turn_to(row)
+                while row not in self._known:
+                    self._read()
+        return self._known[row]
 
     def go_to(self, row: int, position: Any) -> None:
-        """The state at hand ends before this row: what was known before does not count."""
-        with self._lock:
-            self._known = {row: position}
-            self._reader = None
+        """The state at hand ends before this row: what was known before does not count.
+
+        Does not wait for whoever reads: a source may be slow.
+        """
+        with self._noting:
+            self._known, self._moved = {row: position}, True
 
     def committed(self, row: int) -> None:
-        """Nobody will go back before this row."""
-        with self._lock:
+        """Nobody will go back before this row.  Does not wait for whoever reads."""
+        with self._noting:
             self._known = {at: where for at, where in self._known.items() if at >= row}
 
     def _check_quiet(self) -> None:
@@ -192,14 +196,19 @@ class StreamRows:
                 )
         self.go_to(0, None)
 
-    # --- inside, with the lock held --------------------------------------------------------
+    # --- inside, by one reader at a time ---------------------------------------------------
 
-    def _go_back(self, row: int) -> None:
-        known = [at for at in self._known if at <= row]
+    def _turn_to(self, row: int) -> None:
+        """Have a reader that stands at this row or before it."""
+        with self._noting:
+            moved, self._moved = self._moved, False
+            known = {at: where for at, where in self._known.items() if at <= row}
+        if self._reader is not None and not moved and self._next_row <= row:
+            return
         if not known:
             raise TaskError(f"row {row} of the stream is asked for, which is committed long since")
         self._next_row = max(known)
-        position = self._known[self._next_row]
+        position = known[self._next_row]
         self._open(0 if position is None else position["pass"], position)
 
     def _open(self, number: int, position: Any) -> None:
@@ -225,7 +234,10 @@ class StreamRows:
         self._reader = reader
         self._next_row, self._read_in_pass = self._next_row + 1, 1
         if self._next_row % self._batch_rows == 0:
-            self._known[self._next_row] = _plain({"pass": self._pass, "at": reader.position()})
+            position = _plain({"pass": self._pass, "at": reader.position()})
+            with self._noting:
+                if not self._moved:
+                    self._known[self._next_row] = position
         return item
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -209,6 +210,30 @@ def test_going_back_opens_the_stream_at_the_nearest_known_position() -> None:
         rows[5]
     rows.go_to(200, {"pass": 0, "at": 200})
     assert round(50 * float(rows[203])) == 203
+
+
+def test_a_commit_does_not_wait_for_a_slow_source() -> None:
+    """A thread reads ahead and waits for the source's next row."""
+    more, waits = threading.Event(), threading.Event()
+
+    class Slow(Numbers):
+        def rows(self, position):
+            for number, after in super().rows(position):
+                if number == 15:
+                    waits.set()
+                    more.wait()
+                yield number, after
+
+    rows = StreamRows(Slow(), batch_rows=10)
+    reader = threading.Thread(target=lambda: rows[19])
+    reader.start()
+    waits.wait()
+    assert rows.position_at(10) == {"pass": 0, "at": 10}
+    rows.committed(10)
+    rows.go_to(0, None)
+    more.set()
+    reader.join()
+    assert [round(50 * float(rows[n])) for n in (3, 19)] == [3, 19]
 
 
 def test_a_failing_read_is_not_taken_for_the_end() -> None:

@@ -38,7 +38,13 @@ _PROCESS_ENDED = (RuntimeError, OSError, EOFError)
 
 
 class BatchSource(Protocol):
-    """Makes batches for a stream of requests."""
+    """Makes batches for a stream of requests.
+
+    Attributes:
+        processes: how many it has for that, besides this one.
+    """
+
+    processes: int
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
         """Go on with these requests, beginning now; nothing else stays under way.
@@ -64,6 +70,8 @@ class BatchSource(Protocol):
 
 class CallerSource:
     """Loads in the thread that takes, with every generator put back afterwards."""
+
+    processes = 0
 
     def __init__(self, dataset: MapDataset, *, seed: int) -> None:
         self._dataset = dataset
@@ -94,6 +102,8 @@ class ThreadSource:
         seed: keys augmentation.
         pin: put batches into page-locked memory, from which a GPU copies by itself.
     """
+
+    processes = 0
 
     def __init__(self, dataset: MapDataset, *, seed: int, pin: bool) -> None:
         self._dataset = dataset
@@ -148,7 +158,7 @@ class ProcessSource:
 
     def __init__(self, dataset: MapDataset, *, seed: int, processes: int, pin: bool) -> None:
         self._rows = _RequestedBatches(dataset, seed)
-        self._processes = processes
+        self.processes = processes
         self._pin = pin
         self._requests = _RequestStream()
         self._loader: DataLoader[Any] | None = None
@@ -193,7 +203,7 @@ class ProcessSource:
             self._rows,
             batch_size=None,
             sampler=self._requests,
-            num_workers=self._processes,
+            num_workers=self.processes,
             prefetch_factor=AHEAD,
             persistent_workers=True,
             multiprocessing_context="spawn",

@@ -64,6 +64,28 @@ class Loader:
         self._plan: Plan = _nothing_planned
         self._under_way: deque[BatchRequest] = deque()
 
+    def warm_up(self, plan: Plan) -> None:
+        """Have every loader process start and make a batch, so that no step waits for that.
+
+        They are given requests in turn, so as many of them as there are processes reach them all.
+
+        Args:
+            plan: what they may be asked for; small batches do.
+
+        Raises:
+            TaskError: loader processes do not work, or the dataset raised for a row.
+        """
+        asked: list[BatchRequest] = []
+        while len(asked) < self._source.processes:
+            request = plan(asked[-1].step + 1 if asked else 0)
+            if request is None:
+                break
+            asked.append(request)
+        by_number = {request.step: request for request in asked}
+        self._plan = by_number.get
+        for request in asked:
+            self.next(request)
+
     def start(self, plan: Plan, at: int | None = None) -> None:
         """Follow this plan from the next request on; called again whenever the plan changes.
 

@@ -50,6 +50,7 @@ _STATE_SLACK_BYTES = 64 << 20
 _UPDATES_COMPARED = 32
 """Of so many steps workers compare which updates they make."""
 
+_WARM_UP_WORLD = 64
 _RANK_0 = frozenset({0})
 
 
@@ -124,6 +125,7 @@ class TrainingRun:
             requests=self._requests,
         )
         try_evaluation(session)
+        session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
         return WarmupReport(
             dataset_rows=len(session.dataset),
             dataset_fingerprint=dataset_fingerprint(session.dataset, self._spec.job.seed)
@@ -133,6 +135,19 @@ class TrainingRun:
             parameters=sum(parameter.numel() for _, parameter in session.replica.trained),
             steps_total=session.plan.steps_total,
         )
+
+    def expect(self, step: int, *, rank: int, world_size: int) -> None:
+        """A generation begins at this step: load its first batches while the state is on its way.
+
+        A stream is read from where the state says, so it has to wait for that.
+
+        Raises:
+            TaskError: loader processes do not work.
+        """
+        session = self._session
+        if session.stream is None and step < session.plan.steps_total:
+            requests = session.plan.requests(rank=rank, world_size=world_size)
+            session.loader.start(requests, at=session.plan.request_number(step))
 
     # --- state -----------------------------------------------------------------------------
 
@@ -336,6 +351,11 @@ def _tell_order(session: Session) -> None:
             f"epoch {begun[0]} was begun with seed {begun[1]} and goes on in that order, so that"
             f" each row is used once; seed {session.spec.job.seed} orders the epochs after it",
         )
+
+
+def _small_world(spec: JobSpec) -> int:
+    """A world in which rank 0 has few rows of a batch, and some of each."""
+    return min(spec.job.global_batch_size, _WARM_UP_WORLD)
 
 
 def _plan_digest(session: Session) -> str:

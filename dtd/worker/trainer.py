@@ -204,6 +204,7 @@ class Trainer(threading.Thread):
         self._watch.begins("take over")
         run.leave_behind(told_by(assign))
         try:
+            run.expect(assign.held_step, rank=assign.rank, world_size=len(assign.roster))
             self._take_over(run, ring)
             ring.wait_up()
             roster = assign.roster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,19 @@ def test_a_state_past_the_end_finishes_at_once(arena, regression) -> None:
     rank.replica.step = rank.replica.updates = 6
     arena.generation([rank])
     assert (rank.outcome.kind, rank.outcome.step) == ("finished", 6)
+
+
+def test_loader_processes_are_up_before_a_worker_is_ready(arena) -> None:
+    """Who joins a running ring would have it wait for imports of the task's otherwise."""
+    spec = arena.spec(job={"task": "digits", "global_batch_size": 64}, train={"loader_workers": 2})
+    rank = arena.start(None, spec)
+    processes = {child.pid for child in active_children()}
+    assert len(processes) == 2
+    rank.run.expect(0, rank=0, world_size=1)
+    asked = rank.run._session.loader._under_way
+    first = asked[0]
+    rank.run.adopt_local(0, 0)
+    arena.generation([rank])
+    assert rank.outcome.kind == "finished"
+    assert {child.pid for child in active_children()} == processes
+    assert first.rows == rank.run._session.plan.share(0, rank=0, world_size=1).requests[0].rows

@@ -188,7 +188,7 @@ def test_random_rows_are_keyed_and_leave_dropout_alone() -> None:
 
 
 PICKLED_DATASET = """
-import random
+import os, random
 import numpy, torch
 
 class Rows:
@@ -197,6 +197,9 @@ class Rows:
     def __getitem__(self, row):
         if row == 39:
             raise ValueError("row 39 is cursed")
+        if path := os.environ.get("ROWS_READ_BY"):
+            with open(path, "a") as file:
+                print(os.getpid(), file=file)
         drawn = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
         return torch.tensor([float(row), *drawn], dtype=torch.float64)
 """
@@ -244,6 +247,31 @@ def test_loader_processes_give_the_same_batches_and_end(pickled_dataset: Any) ->
         thread.join(10)  # queues' feeders end by themselves
         assert not thread.is_alive()
     assert active_children() == []
+
+
+def test_warm_up_has_every_loader_process_make_a_batch(
+    pickled_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWS_READ_BY", str(tmp_path / "pids"))
+    plan = plan_for(4, 0)
+    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
+        loader.warm_up(plan)
+        children = {child.pid for child in active_children()}
+        assert set(map(int, (tmp_path / "pids").read_text().split())) == children
+        assert len(children) == 2
+        loader.start(plan_for(1, 0), at=0)
+        assert loader.next(at(plan_for(1, 0), 0)).rows == at(plan_for(1, 0), 0).rows
+        assert {child.pid for child in active_children()} == children
+
+
+def test_warm_up_with_fewer_batches_than_processes_or_without_any(pickled_dataset: Any) -> None:
+    only = at(plan_for(4, 0), 0)
+    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
+        loader.warm_up(lambda number: only if number == 0 else None)
+    data = Fetched()
+    with Loader(data, seed=0) as loader:
+        loader.warm_up(plan_for(1, 0))
+    assert data.fetched == []
 
 
 @pytest.fixture

@@ -57,6 +57,9 @@ class FakeRun:
 
     committed_step = 0
 
+    def expect(self, step, *, rank, world_size):
+        pass
+
     def adopt_local(self, generation, step):
         pass
 

@@ -80,6 +80,7 @@ class Books:
         must_settle: the job has not formed a generation since it was activated.
         resume_by: until when a holder of the newest checkpoint is waited for.
         freeze_by: when members that have not reported FROZEN are given up.
+        stop_by: when a generation of a job that is to end is broken off.
         form_at: no generation is formed before, after several that came to nothing.
         fruitless: generations in a row that committed no step.
         brief: generations in a row that broke after hardly a step.
@@ -119,6 +120,7 @@ class Books:
     must_settle: bool = True
     resume_by: float | None = None
     freeze_by: float | None = None
+    stop_by: float | None = None
     form_at: float | None = None
     fruitless: int = 0
     brief: int = 0

@@ -5,7 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, adoption, ending, running
+from dtd.core import admission, adoption, ending, running, stopping
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
 from dtd.errors import RequestRefused
@@ -65,7 +65,8 @@ def warm_up_idle(books: Books, job: Job, now: float) -> None:
 def cancel(books: Books, job_id: str) -> None:
     """Stop the active job at its next step boundary, or drop a queued one.
 
-    One that is being saved ends without that: whoever cancels it has been told why it waits.
+    One that stops already is broken off, and one that is being saved ends without that: whoever
+    cancels it again has been told why it waits.
 
     Raises:
         RequestRefused: no such job is active or queued.
@@ -82,7 +83,8 @@ def cancel(books: Books, job_id: str) -> None:
         assert books.saving is not None, "a job is saved that is not to end"
         books.saving.hurried = True
         return
-    if active.verdict:
+    if active.state is JobState.STOPPING:
+        stopping.hurry(books)
         return
     active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
     books.emit(SaveJob(job=active))

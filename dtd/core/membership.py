@@ -24,6 +24,7 @@ from dtd.core import (
     running,
     saving,
     standstill,
+    stopping,
     suspicion,
     waiting,
 )
@@ -55,6 +56,9 @@ MAX_DEADLY_GENERATIONS = 4
 """So many generations in a row in which a worker died or hung in the same step end the job."""
 UNREACHED = GONE | {WorkerState.AWAY}
 TRAINING = frozenset({WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY})
+
+
+STOPPING = "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
 
 
 class Membership:
@@ -124,6 +128,7 @@ class Membership:
             books.resume_by,
             books.freeze_by,
             books.form_at,
+            books.stop_by,
             books.links.next_deadline(),
             running.admission_deadline(books),
             saving.next_deadline(books, now),
@@ -239,6 +244,7 @@ class Membership:
         if books.job is not None:
             standstill.give_up_returning(books, books.job, now)
             admission.give_up_warming(books, books.job, now)
+            stopping.advance(books, books.job, now)
         if books.job is not None and books.generation_state is GenerationState.RUNNING:
             self._advance_running(books.job, now)
         if books.job is not None and books.generation_state is GenerationState.ENDING:
@@ -328,8 +334,8 @@ class Membership:
         if job.state is JobState.SAVING:
             return saving.explain(books, job)
         if books.generation_state is GenerationState.RUNNING:
-            stopping = job.state is JobState.STOPPING
-            return standstill.explain(books) or "stopping at the next step boundary" * stopping
+            stops = job.state is JobState.STOPPING
+            return standstill.explain(books) or STOPPING * stops
         kept = standstill.explain(books)
         if kept:
             return kept

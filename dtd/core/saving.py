@@ -196,15 +196,17 @@ def _finish(books: Books, job: Job) -> None:
 
 def _tell_what_is_missing(books: Books, job: Job, orders: SaveOrders, key: choice.Key) -> None:
     written, wanted = _written_by(job, key), copies(job)
-    if not written and _holders(books, key):
-        lost = key[1] - job.checkpoint_step
+    step = max(key[1], job.step)
+    if not written and step > job.checkpoint_step:
         why = orders.why() or "nobody has written it in time"
+        if not _holders(books, key):
+            why = "nobody who is here holds it"
         books.incident(
             "state_discarded",
-            f"step {key[1]} of job {job.id} is given up, not saved: {why};"
+            f"step {step} of job {job.id} is given up, not saved: {why};"
             f" the newest checkpoint is of step {job.checkpoint_step}",
-            step=key[1],
-            steps_lost=lost,
+            step=step,
+            steps_lost=step - job.checkpoint_step,
         )
     elif written and len(written) < wanted:
         books.incident(

@@ -90,7 +90,9 @@ def test_running_job_is_stopped_at_its_next_step_boundary(desk: Any) -> None:
     cancel(desk)
     (freeze,) = desk.told("b", m.Freeze)
     assert (freeze.at_boundary, freeze.stop, freeze.leave) == (True, True, False)
-    assert desk.core.explain() == "stopping at the next step boundary"
+    assert desk.core.explain() == (
+        "stopping at the next step boundary; a second `dtdctl cancel` does not wait for that"
+    )
     for name in "ab":
         desk.finished(name, generation=number, step=4)
     assert (job.state, job.reason, job.step) == (

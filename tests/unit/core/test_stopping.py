@@ -1,0 +1,74 @@
+"""A job that is to end does, however long its step takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtd.core.membership_events import CancelRequested, Job, JobState
+from dtd.core.stopping import BOUNDARY_S, LEAVE_S
+from dtd.wire import messages as m
+
+
+def cancel(desk: Any) -> None:
+    desk.handle(CancelRequested(job="j-1"))
+
+
+def computing(desk: Any) -> Job:
+    """Both members compute, and none comes to a step boundary."""
+    job: Job = desk.submit()
+    desk.run_generation("a", "b")
+    return job
+
+
+def busy(desk: Any, until: float) -> None:
+    """Time passes, and the threads get on all the while."""
+    figures = {"job": "j-1", "generation": desk.books.generation, "step": 5}
+    desk.silence(until, "a", "b", stalled_s=2.0, patience_s=1e6, **figures)
+
+
+def test_a_step_that_does_not_end_is_broken_off_at_last(desk: Any) -> None:
+    job = computing(desk)
+    cancel(desk)
+    busy(desk, desk.now + BOUNDARY_S - 1.0)
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)] == [True]
+    busy(desk, desk.now + 2.0)
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)] == [True, False]
+    for name in "ab":
+        desk.froze(name, generation=1, step=5)
+    assert desk.told("a", m.Save)
+    desk.saved_checkpoint("a", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(desk: Any) -> None:
+    job = computing(desk)
+    cancel(desk)
+    cancel(desk)
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)] == [True, False]
+    desk.froze("b", generation=1, step=5)
+    busy(desk, desk.now + LEAVE_S + 1.0)
+    assert [release.state for release in desk.told("a", m.Release)] == ["evicted"]
+    assert desk.told("b", m.Save)
+    desk.saved_checkpoint("b", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+
+
+def test_a_generation_that_ends_at_a_boundary_already_is_broken_off_too(desk: Any) -> None:
+    job = computing(desk)
+    desk.say("b", m.Leave(reason="drained"))
+    cancel(desk)
+    busy(desk, desk.now + BOUNDARY_S + 1.0)
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)][-1] is False
+    busy(desk, desk.now + LEAVE_S + 1.0)
+    assert job.state is JobState.CANCELLED
+    (told,) = desk.told_of("state_discarded")
+    assert "nobody who is here holds it" in told.message
+
+
+def test_the_next_job_has_its_own_time(desk: Any) -> None:
+    computing(desk)
+    cancel(desk)
+    for name in "ab":
+        desk.finished(name, generation=1, step=5)
+    desk.submit("j-2")
+    assert desk.books.stop_by is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import xxhash
 from torch import nn
@@ -34,7 +34,9 @@ class ParameterWatch:
 
     def __init__(self, model: nn.Module, got_on: GotOn = nobody) -> None:
         self._got_on = got_on
-        self._parameters = [(plain_name(name), p) for name, p in model.named_parameters()]
+        named = list(model.named_parameters())
+        self._names = [plain_name(name) for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
         self._passes = 0
 
     @contextlib.contextmanager
@@ -49,24 +51,22 @@ class ParameterWatch:
         before = self._marks(reads=reads)
         yield
         after = self._marks(reads=reads)
-        changed = [name for name, mark in before.items() if after[name] != mark]
-        if changed:
-            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-            raise TaskError(
-                f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
-                remedy="leave that to the optimizer (or to several of them); clip or renormalise"
-                " weights in a hook of its step (register_step_post_hook), which runs alike on"
-                " all workers; nn.Embedding(max_norm) cannot be used",
-            )
+        if before == after:
+            return
+        pairs = zip(self._names * 2, before, after, strict=False)
+        changed = list(dict.fromkeys(name for name, old, new in pairs if old != new))
+        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+        raise TaskError(
+            f"{by} of the task changes parameters itself: {', '.join(changed[:_NAMED])}{more}",
+            remedy="leave that to the optimizer (or to several of them); clip or renormalise"
+            " weights in a hook of its step (register_step_post_hook), which runs alike on"
+            " all workers; nn.Embedding(max_norm) cannot be used",
+        )
 
-    def _marks(self, *, reads: bool) -> dict[str, Any]:
-        return {
-            name: (
-                parameter._version,  # noqa: SLF001 - torch has no other name for it
-                self._hash(parameter) if reads else 0,
-            )
-            for name, parameter in self._parameters
-        }
+    def _marks(self, *, reads: bool) -> list[int]:
+        """Counts of changes, then hashes of contents if they are read; once a micro-batch."""
+        counts = [parameter._version for parameter in self._parameters]  # noqa: SLF001
+        return counts + [self._hash(p) for p in self._parameters] if reads else counts
 
     def _hash(self, parameter: nn.Parameter) -> int:
         content = xxhash.xxh3_64()

@@ -124,6 +124,12 @@ def _clear(target: Target, name: str) -> None:
     target.disk(name).full = False
 
 
+def _spoil(target: Target, name: str) -> None:
+    process = target.process(name)
+    if process is not None:
+        process.disk.spoil()
+
+
 def _leave(target: Target, name: str) -> None:
     process = target.process(name)
     if process is not None:
@@ -199,6 +205,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "block": _block,
     "loop": _loop,
     "corrupt": _corrupt,
+    "spoil": _spoil,
     "fill": _fill,
     "clear": _clear,
     "leave": _leave,

@@ -111,6 +111,7 @@ class Disk:
     def __init__(self) -> None:
         self.full = False
         self._published: dict[str, list[State]] = {}
+        self._spoilt: list[State] = []
 
     def publish(self, state: State, branches: Sequence[Branch]) -> list[State]:
         """Keep a checkpoint; returns what goes for it.
@@ -124,6 +125,16 @@ class Disk:
         gone = [one for one in known if not is_left(one.key, branches)][:-KEPT]
         self._published[state.job] = [one for one in known if one not in gone]
         return gone
+
+    def spoil(self) -> None:
+        """Bits flip in the newest checkpoint of every job: it is passed over from now on."""
+        for known in self._published.values():
+            self._spoilt += known[-1:]
+            del known[-1:]
+
+    def is_spoilt(self, job: str, key: Key) -> bool:
+        """Whether this checkpoint was here and is damaged."""
+        return any((one.job, one.key) == (job, key) for one in self._spoilt)
 
     def newest(self, job: str) -> State | None:
         """The newest checkpoint of a job."""

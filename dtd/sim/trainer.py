@@ -154,7 +154,7 @@ class Trainer:
             require(holds, "who has prepared the step is told to fetch it", assign)
             self._shell.surroundings.oracle.completed(session.commit())
         elif holds:
-            self._adopt_own(assign)
+            self._adopt_own(ring)
         else:
             yield from self._fetch(ring)
             yield from session.digest()
@@ -164,11 +164,16 @@ class Trainer:
         if holds and not all(one.holds for one in assign.roster):
             self._shell.data_port.offer(assign.generation, session.state)
 
-    def _adopt_own(self, assign: m.Assign) -> None:
+    def _adopt_own(self, ring: RingEndpoint) -> None:
         """What is in memory stays; else the checkpoint, or what is fresh, is loaded."""
-        session, start = self.session, (assign.held_generation, assign.held_step)
+        session, assign = self.session, ring.assign
+        start = (assign.held_generation, assign.held_step)
         if session.state is not None and session.state.key == start:
             return
+        if self._shell.disk.is_spoilt(assign.job, start):
+            why = "what it has offered is damaged"
+            ring.end(why)
+            raise RingBroken(why)
         saved = self._shell.disk.find(assign.job, start)
         own = [state for state in (saved, fresh(assign.job)) if state and state.key == start]
         require(bool(own), "a worker is told to hold what it has not", assign, session.state)

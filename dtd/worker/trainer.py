@@ -24,7 +24,7 @@ from dtd.core import member
 from dtd.core.branches import told_by
 from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.core.progress import ProgressWatch
-from dtd.errors import DivergenceError, DtdError, RingBroken
+from dtd.errors import CheckpointError, DivergenceError, DtdError, RingBroken
 from dtd.net.handshake import Pass
 from dtd.net.resource import Resource, memory_blob
 from dtd.wire import messages as m
@@ -245,11 +245,27 @@ class Trainer(threading.Thread):
             )
             log.info("state_received", **dataclasses.asdict(figures))
             return
-        run.adopt_local(assign.held_generation, assign.held_step)
+        self._adopt(run, ring)
         if not all(member_.holds for member_ in assign.roster):
             image = run.export_state()
             blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
+
+    def _adopt(self, run: TrainingRun, ring: RingCollective) -> None:
+        """Make what this worker has offered the live state.
+
+        A checkpoint may have been damaged since: then it is offered no more, and the next
+        generation takes another worker's.  One that is sound and does not fit is the job's fault.
+        """
+        start = ring.assign.held_generation, ring.assign.held_step
+        try:
+            run.adopt_local(*start)
+        except CheckpointError as error:
+            held = run.held()
+            if (held.generation, held.step) == start:
+                raise
+            ring.give_up(error.message)
+            raise RingBroken(f"what it has offered is damaged: {error.message}") from error
 
     def _froze(
         self,

@@ -314,3 +314,26 @@ def test_loader_processes_are_up_before_a_worker_is_ready(arena) -> None:
     assert rank.outcome.kind == "finished"
     assert {child.pid for child in active_children()} == processes
     assert first.rows == rank.run._session.plan.share(0, rank=0, world_size=1).requests[0].rows
+
+
+def test_a_checkpoint_that_is_damaged_between_offer_and_load_is_offered_no_more(
+    arena, regression
+) -> None:
+    spec = arena.spec(job={"steps": 9}, checkpoint={"every_steps": 4})
+    first = arena.start(regression(), spec, ask=lambda step: Flags(stop=step == 7))
+    arena.generation([first])
+    first.run.close()
+    second = arena.start(regression(), spec)
+    held = second.run.held()
+    assert (held.generation, held.step) == (1, 8)
+    newest = list_checkpoints(arena.directory / "w/checkpoints", "job")[0] / "model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        second.run.adopt_local(1, 8)
+    held = second.run.held()
+    assert (held.generation, held.step) == (1, 4)
+    second.run.adopt_local(1, 4)
+    arena.generation([second], generation=2)
+    assert second.outcome.step == 9

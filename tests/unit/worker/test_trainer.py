@@ -56,18 +56,25 @@ class FakeRun:
         assert (branches[-1].generation, branches[-1].step) == (0, 0)
 
     committed_step = 0
+    holds = (0, 0)
 
     def expect(self, step, *, rank, world_size):
         pass
 
     def adopt_local(self, generation, step):
-        pass
+        if self._ends and isinstance(self._ends[0], CheckpointError):
+            error = self._ends.pop(0)
+            self.holds = getattr(error, "holds", self.holds)
+            raise error
 
     def forget(self):
         pass
 
     def held(self):
-        return SimpleNamespace(job_id="job-1", generation=0, step=0, digest="", where="memory")
+        generation, step = self.holds
+        return SimpleNamespace(
+            job_id="job-1", generation=generation, step=step, digest="", where="memory"
+        )
 
     def run(self, ring, generation, *, writers, voters):
         raise self._ends.pop(0)
@@ -142,6 +149,19 @@ def test_a_state_that_cannot_be_saved_is_told_each_time_also_after_a_failure(jou
     train(journal, TaskError("the task's"), saves=[(1, 5), (0, 5), (1, 5)])
     why = "step 5 was not saved: no space left on device"
     assert journal[3:] == [("checkpoint_failed", why)] * 2
+
+
+def test_a_copy_that_was_damaged_after_it_was_offered_is_offered_no_more(journal):
+    damaged = CheckpointError("it does not match its hash")
+    damaged.holds = (7, 7)  # what is left
+    train(journal, damaged, TaskError("the end of the test"))
+    assert journal[:2] == [("given up", 1), (FROZE, 1)]
+
+
+def test_a_sound_copy_that_does_not_fit_is_a_failure(journal):
+    train(journal, CheckpointError("it is of another model"))
+    assert (FAILED, None) in journal
+    assert journal[0] == (FAILED, None)
 
 
 @pytest.mark.parametrize(("dissenters", "majority"), [((2,), True), ((0, 1, 2), False)])

@@ -29,6 +29,7 @@ from dtd.worker.cluster_access import (
     warn_of_expiry,
 )
 from dtd.worker.daemon import Worker
+from dtd.worker.device import check_device
 from dtd.worker.instance import with_instance
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_join(given[1:])
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config, credential = _load(flags, os.environ)
+        check_device(config.device)
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)

@@ -79,7 +79,7 @@ def test_one_rank_is_torchs_averaged_model(arena, regression, plain_torch) -> No
 
     averaged.eval()
     x, y = task.rows.x, task.rows.y
-    loss = float(((averaged(x) - y) ** 2).mean())
+    loss = float(((averaged(x) - y) ** 2).mean().detach())
     assert rank.outcome.metrics["loss"] == pytest.approx(loss, abs=1e-12)
 
 

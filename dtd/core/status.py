@@ -61,6 +61,7 @@ def _job(books: Books, job: Job) -> dict[str, Any]:
         "name": job.name,
         "task": job.spec["job"]["task"],
         "state": job.state.value,
+        "verdict": job.verdict,
         "generation": job.generation,
         "world_size": len(books.roster),
         "step": job.step,

@@ -110,6 +110,8 @@ def test_cancel_while_waiting_keeps_what_the_survivor_holds(daemons: Daemons) ->
     assert daemons.wait(job)["state"] == "cancelled"
     (step,) = kept_steps(daemons, job)
     assert step >= 11
+    daemons.start_worker("worker-1")
+    daemons.await_event("worker_registered", "worker-1")
 
 
 def _step(daemons: Daemons) -> int:
@@ -121,7 +123,6 @@ def test_what_a_fall_back_leaves_behind_is_kept_and_listed(
     daemons: Daemons, ctl: Callable[..., tuple[int, str]]
 ) -> None:
     """The only holder returns when the job has begun again without it, and writes for it."""
-    daemons.start_again()
     daemons.await_idle()
     holds = range(12, 20)
     gates = daemons.hold(*holds)

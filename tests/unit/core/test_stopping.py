@@ -72,3 +72,14 @@ def test_the_next_job_has_its_own_time(desk: Any) -> None:
         desk.finished(name, generation=1, step=5)
     desk.submit("j-2")
     assert desk.books.stop_by is None
+
+
+def test_who_has_finished_is_not_put_out_with_who_has_not(desk: Any) -> None:
+    job = computing(desk)
+    cancel(desk)
+    desk.finished("a", generation=1, step=5)
+    cancel(desk)
+    busy(desk, desk.now + LEAVE_S + 1.0)
+    assert [release.state for release in desk.told("b", m.Release)] == ["evicted"]
+    assert [release.state for release in desk.told("a", m.Release)] == ["cancelled"]
+    assert job.state is JobState.CANCELLED

@@ -18,7 +18,7 @@ from typing import Final
 from dtd.coordinator.database import FILE_NAME
 from dtd.coordinator.packages import PACKAGES
 from dtd.errors import ConfigError
-from dtd.packages.archives import WHOLE
+from dtd.packages.archives import PACKAGE
 
 KEYS: Final = "pki"
 """Name of the directory of the cluster's keys in a state directory."""
@@ -70,7 +70,7 @@ def _write(beside: Path, state_dir: Path, copy: Path) -> None:
             _add(tar, copy, FILE_NAME)
             for path in sorted((state_dir / KEYS).glob("[!.]*")):
                 _add(tar, path, f"{KEYS}/{path.name}")
-            for path in sorted((state_dir / PACKAGES).glob(f"[!.]*{WHOLE}")):
+            for path in sorted((state_dir / PACKAGES).glob(f"[!.]*{PACKAGE.ending}")):
                 with contextlib.suppress(FileNotFoundError):  # forgotten meanwhile
                     _add(tar, path, f"{PACKAGES}/{path.name}")
         file.flush()

@@ -25,7 +25,7 @@ from dtd.coordinator.effects import Effects
 from dtd.coordinator.examiner import Examiner
 from dtd.coordinator.figures import Figures
 from dtd.coordinator.join_desk import JoinDesk
-from dtd.coordinator.packages import PACKAGES, PackageCounter
+from dtd.coordinator.packages import PACKAGES, WEIGHTS, PackageCounter
 from dtd.coordinator.requests import CTL_REQUESTS, RequestDesk
 from dtd.coordinator.store import Store
 from dtd.coordinator.store_thread import StoreThread
@@ -49,6 +49,8 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.net.driver import Driver
 from dtd.net.link import Link
+from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
+from dtd.packages.archives import Archives
 from dtd.security.authority import DIRECTORY, open_data_key
 from dtd.troubles import Trouble, name_taken
 from dtd.wire import messages as m
@@ -90,7 +92,20 @@ class Coordinator:
         self._desk = RequestDesk(self, last_job=store.last_ended())
         self.figures = Figures()
         self.examiner = Examiner(self.membership, self._links, self._secrets, config.state_dir)
-        self.packages = PackageCounter(config.state_dir / PACKAGES, store, self._store_thread)
+        # Hashing gigabytes must not hold up what generations wait for in the store's thread.
+        self._weights_thread = StoreThread()
+        self.packages = PackageCounter(
+            Archives(config.state_dir / PACKAGES),
+            in_use=store.packages_in_use,
+            store_thread=self._store_thread,
+            thread=self._store_thread,
+        )
+        self.weights = PackageCounter(
+            Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
+            in_use=store.weights_in_use,
+            store_thread=self._store_thread,
+            thread=self._weights_thread,
+        )
         self._effects = Effects(
             links=self._links,
             store=store,
@@ -146,6 +161,7 @@ class Coordinator:
         self._driver.stop()
         self.port.close(m.Goodbye(reason="the coordinator stops"))
         await self.metrics.close()
+        await self._weights_thread.close(lambda: None)
         await self._store_thread.close(self._close_files)
         log.info("coordinator_stopped")
 
@@ -211,6 +227,10 @@ class Coordinator:
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
         """Until when, and with which key, the worker's data port opens for `scope`."""
         return self._secrets.ticket(worker, scope)
+
+    def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
+        """Who keeps files of the kind that the message is about."""
+        return self.weights if message.kind == WEIGHTS else self.packages
 
     def connected(self) -> frozenset[str]:
         """Names of the workers whose control connection stands."""
@@ -285,7 +305,7 @@ class Coordinator:
 
     def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, m.GetPackage):
-            self.packages.ask(link, message)
+            self.counter(message).ask(link, message)
             return
         if isinstance(message, m.JobOutput):
             lines = bytes(payload).decode("utf-8", "replace").split("\n")

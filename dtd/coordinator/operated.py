@@ -14,6 +14,7 @@ from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.core.membership import Membership
 from dtd.core.membership_events import Event
 from dtd.errors import RequestRefused
+from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # it asks the coordinator for jobs itself
     from dtd.coordinator.deletions import Deletions
@@ -28,6 +29,7 @@ class Operated(Protocol):
     started_s: float
     store: Store
     packages: PackageCounter
+    weights: PackageCounter
     membership: Membership
     figures: Figures
     examiner: Examiner
@@ -59,6 +61,10 @@ class Operated(Protocol):
 
     def new_job_id(self, name: str) -> str:
         """A fresh id for a job of this name."""
+        ...
+
+    def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
+        """Who keeps files of the kind that the message is about."""
         ...
 
     def connected(self) -> frozenset[str]:

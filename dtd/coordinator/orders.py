@@ -65,6 +65,9 @@ class Orders:
         spec = job.from_mapping(request.spec, source="submitted job")
         self._can_encrypt(spec)
         await self._coordinator.packages.check(request.package)
+        await self._coordinator.weights.check(request.weights)
+        if request.weights and request.from_job:
+            raise RequestRefused("a job begins with another one or with a file of weights")
         begins: dict[str, Any] = {}
         mode = from_identity = ""
         if request.from_job:
@@ -88,6 +91,8 @@ class Orders:
             from_step=request.from_step,
             from_mode=mode,
             package=request.package,
+            weights=request.weights,
+            strict=request.strict,
         )
         self._coordinator.handle(Submitted(job=submitted))
         await self._coordinator.settled()

@@ -6,16 +6,15 @@ A worker asks for the next piece when it has the last, so nothing piles up howev
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any, Final
 
 import structlog
 
-from dtd.coordinator.store import Store
 from dtd.coordinator.store_thread import StoreThread
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
-from dtd.packages.archives import Archives
+from dtd.packages.archives import Archives, InUse
 from dtd.packages.limits import short
 from dtd.wire import messages as m
 
@@ -25,21 +24,31 @@ MAX_UNANSWERED: Final = 4
 """A worker that has just connected again may ask twice for the same piece."""
 
 PACKAGES: Final = "packages"
-"""Name of the directory of packages in a state directory."""
+WEIGHTS: Final = "weights"
+"""Names of the directories in a state directory; the latter is also what PUT_PACKAGE calls them."""
 
 
 class PackageCounter:
-    """Answers PUT_PACKAGE and GET_PACKAGE.
+    """Answers PUT_PACKAGE and GET_PACKAGE for one kind of files.
 
     Args:
-        directory: of the archives.
-        store: knows which are in use.
+        archives: where they are kept.
+        in_use: tells which must not be forgotten; runs in the store's thread.
+        store_thread: the store's.
         thread: where they are read and written.
     """
 
-    def __init__(self, directory: Path, store: Store, thread: StoreThread) -> None:
-        self._archives = Archives(directory)
-        self._store = store
+    def __init__(
+        self,
+        archives: Archives,
+        *,
+        in_use: InUse,
+        store_thread: StoreThread,
+        thread: StoreThread,
+    ) -> None:
+        self._archives = archives
+        self._in_use = in_use
+        self._store_thread = store_thread
         self._thread = thread
         self._tasks: dict[asyncio.Task[None], Link] = {}
 
@@ -50,19 +59,22 @@ class PackageCounter:
             RequestRefused: it is not taken.
             TaskError: the digest is none, or does not name these bytes.
         """
+        needed: Collection[str] = ()
+        if request.offset + len(piece) >= request.size:  # then others may have to make room
+            needed = await self._store_thread.run(self._in_use)
         have = await self._thread.run(
             lambda: self._archives.put(
                 request.digest,
                 size=request.size,
                 offset=request.offset,
                 piece=piece,
-                in_use=self._store.packages_in_use,
+                in_use=lambda: needed,
             )
         )
         return {"have": have}
 
     async def check(self, digest: str) -> None:
-        """Check that a job's package is here; empty names none.
+        """Check that what a job needs is here; empty names none.
 
         Raises:
             RequestRefused: it is not.
@@ -70,7 +82,7 @@ class PackageCounter:
         """
         if digest and not await self._thread.run(self._archives.has, digest):
             raise RequestRefused(
-                f"the task's package {short(digest)} is not here", remedy="submit the job again"
+                f"{self._archives.noun} {short(digest)} is not here", remedy="submit the job again"
             )
 
     def ask(self, link: Link, request: m.GetPackage) -> None:

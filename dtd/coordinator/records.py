@@ -80,6 +80,7 @@ def job_details(body: dict[str, Any]) -> dict[str, Any]:
         "from_job": job.from_job,
         "from_step": job.from_step,
         "from_mode": job.from_mode,
+        "weights": job.weights,
         "epoch": job.epoch,
         "world_size": job.world_size,
         "workers": list(job.roster),

@@ -82,7 +82,7 @@ class RequestDesk:
             request, payload = await requests.get()
             try:
                 if isinstance(request, m.PutPackage):
-                    answer = await self._coordinator.packages.put(request, payload)
+                    answer = await self._coordinator.counter(request).put(request, payload)
                 else:
                     answer = await self._answer(request)
             except DtdError as error:

@@ -20,14 +20,14 @@ from dtd.coordinator.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.packages import PACKAGES
 from dtd.coordinator.store import Store
 from dtd.errors import ConfigError, UsageError
-from dtd.packages.archives import WHOLE
+from dtd.packages.archives import PACKAGE
 
 MAX_MEMBERS: Final = 10_000
 _WORKPLACE: Final = ".restoring"
 _NAMES: Final = re.compile(
     rf"{re.escape(FILE_NAME)}"
     rf"|{KEYS}/[A-Za-z0-9_][A-Za-z0-9._-]{{0,99}}"
-    rf"|{PACKAGES}/[0-9a-f]{{64}}{re.escape(WHOLE)}"
+    rf"|{PACKAGES}/[0-9a-f]{{64}}{re.escape(PACKAGE.ending)}"
 )
 
 

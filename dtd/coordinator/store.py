@@ -96,6 +96,10 @@ class Store:
         """Digests of the packages that jobs need which have not ended."""
         return {job.package for _, job in self.unfinished_jobs() if job.package}
 
+    def weights_in_use(self) -> set[str]:
+        """Digests of the files of weights that jobs begin with which have not ended."""
+        return {job.weights for _, job in self.unfinished_jobs() if job.weights}
+
     def last_generation(self) -> int:
         """The highest generation number in any job."""
         rows = self._database.read("SELECT body FROM jobs")

@@ -99,6 +99,8 @@ def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
         from_step=job.from_step,
         from_mode=job.from_mode,
         package=job.package,
+        weights=job.weights,
+        strict=job.strict,
         identity=job.identity,
         from_identity=job.from_identity,
     )

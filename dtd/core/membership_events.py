@@ -147,6 +147,8 @@ class Job:
             while it is to go on.
         package: sha256 of the task's code that was shipped with it; empty: what is installed.
         from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
+        weights: sha256 of a file of weights to begin with; empty: none.
+        strict: all weights that are taken over must fit the model.
         dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
             most workers report them.
         identity, from_identity: of this job and of `from_job`, see `dtd.job.identity`.
@@ -184,6 +186,8 @@ class Job:
     step_s: float = 0.0
     verdict: str = ""
     skipped_steps: int = 0
+    weights: str = ""
+    strict: bool = True
     dataset_rows: int = 0
     dataset_fingerprint: str = ""
     task_digest: str = ""

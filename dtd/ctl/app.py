@@ -131,10 +131,14 @@ def submit(
         str,
         typer.Option(
             "--weights-from",
-            metavar="JOB[@STEP]",
-            help="Begin at step 0 with another job's weights.",
+            metavar="JOB[@STEP]|FILE.safetensors",
+            help="Begin at step 0 with another job's weights, or with those of a file.",
         ),
     ] = "",
+    strict: Annotated[
+        bool,
+        typer.Option("--strict/--no-strict", help="Whether all of those weights must fit."),
+    ] = True,
     either_from: Annotated[
         str,
         typer.Option(
@@ -155,7 +159,10 @@ def submit(
             job_file,
             overrides=set_ or (),
             origin=read_origin(
-                resume_from=resume_from, weights_from=weights_from, either_from=either_from
+                resume_from=resume_from,
+                weights_from=weights_from,
+                either_from=either_from,
+                strict=strict,
             ),
             wait_for_end=wait,
             ships=not no_ship,

@@ -51,14 +51,18 @@ def submit(
 
     The task's own package goes along when `ships`, unless it is built in or installed.
     """
-    from dtd.ctl.packages import packed_task, ship
+    from dtd.ctl.packages import packed_task, ship, ship_weights
     from dtd.job import load_job, to_mapping
+    from dtd.packages.weights import read_weights_file
 
     spec = to_mapping(load_job(path, overrides))
     archive = packed_task(spec["job"]["task"], path) if ships else None
+    weights = read_weights_file(origin.file) if origin.file is not None else None
     with settings.connect() as client:
         if archive is not None:
             ship(client, archive)
+        if weights is not None:
+            ship_weights(client, weights)
         package = archive.digest if archive is not None else ""
         request = m.SubmitJob(
             spec=spec,
@@ -66,6 +70,8 @@ def submit(
             from_step=origin.step,
             from_mode=origin.mode,
             package=package,
+            weights=weights.digest if weights is not None else "",
+            strict=origin.strict,
         )
         answer = client.request(request)
     say_origin(origin, answer)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, UsageError
+from dtd.packages.weights import ENDING
 from dtd.wire import messages as m
 
 RESUME: Final = "resume"
@@ -30,14 +32,20 @@ class Origin:
         job: whose checkpoint.
         step: of it; 0 the newest.
         mode: what is taken over; empty: as the coordinator chooses.
+        file: a file of weights instead of a job's.
+        strict: all weights that are taken over alone must fit the model.
     """
 
     job: str = ""
     step: int = 0
     mode: str = ""
+    file: Path | None = None
+    strict: bool = True
 
 
-def read_origin(*, resume_from: str, weights_from: str, either_from: str) -> Origin:
+def read_origin(
+    *, resume_from: str, weights_from: str, either_from: str, strict: bool = True
+) -> Origin:
     """The origin that the options name; `--from` alone does not say what is taken over.
 
     Raises:
@@ -57,8 +65,10 @@ def read_origin(*, resume_from: str, weights_from: str, either_from: str) -> Ori
             remedy="give one: --resume-from takes everything over, --weights-from only weights",
         )
     ((option, text, mode),) = named
+    if mode == WEIGHTS and text.endswith(ENDING):
+        return Origin(mode=mode, file=Path(text), strict=strict)
     job, step = parse_job_at_step(text, source=option)
-    return Origin(job=job, step=step, mode=mode)
+    return Origin(job=job, step=step, mode=mode, strict=strict)
 
 
 def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
@@ -78,6 +88,8 @@ def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
 
 def say_origin(origin: Origin, answer: Answer) -> None:
     """Tell what is taken over, and in which settings the two jobs differ."""
+    if origin.file is not None:
+        output.say(f"takes the weights alone from {origin.file}")
     mode = answer.get("from_mode", "")
     if not mode:
         return

@@ -7,15 +7,22 @@ directory, then wherever Python looks.  It is never imported.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from dtd.ctl import output
-from dtd.errors import RequestRefused, TaskError
+from dtd.ctl import figures, output
+from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.net.control_client import ControlClient
 from dtd.packages.limits import CHUNK_BYTES, short
 from dtd.packages.pack import Archive, pack
 from dtd.packages.source import find_source, top_level_name
+from dtd.packages.weights import WeightsFile
 from dtd.wire import messages as m
+
+WEIGHTS: Final = "weights"
+"""What PUT_PACKAGE calls a file of weights."""
 
 
 def packed_task(reference: str, job_file: Path) -> Archive | None:
@@ -61,19 +68,50 @@ def ship(client: ControlClient, archive: Archive) -> None:
     Raises:
         RequestRefused: the coordinator does not take it.
     """
-    size, have = len(archive.content), -1
-    answer = _put(client, archive, offset=0, piece=b"")
-    while answer < size:
+    content = archive.content
+    _bring(
+        client,
+        m.PutPackage(digest=archive.digest, size=len(content), offset=0),
+        lambda offset: content[offset : offset + CHUNK_BYTES],
+        what="the task's package",
+    )
+
+
+def ship_weights(client: ControlClient, weights: WeightsFile) -> None:
+    """Bring a file of weights to the coordinator, as `ship`.
+
+    Raises:
+        RequestRefused: the coordinator does not take it.
+        UsageError: it cannot be read any more.
+    """
+    size = figures.size(weights.size_bytes)
+    output.say(f"ships {weights.path}: {size}, {short(weights.digest)}")
+    try:
+        with weights.path.open("rb") as file:
+
+            def read(offset: int) -> bytes:
+                file.seek(offset)
+                return file.read(CHUNK_BYTES)
+
+            first = m.PutPackage(
+                digest=weights.digest, size=weights.size_bytes, offset=0, kind=WEIGHTS
+            )
+            _bring(client, first, read, what=str(weights.path))
+    except OSError as error:
+        raise UsageError(f"{weights.path} cannot be read: {error.strerror or error}") from None
+
+
+def _bring(
+    client: ControlClient, first: m.PutPackage, read: Callable[[int], bytes], *, what: str
+) -> None:
+    """Piece by piece; `first` asks how much is there."""
+    have, answer = -1, int(client.request(first)["have"])
+    while answer < first.size:
         if answer <= have:
             raise RequestRefused(
-                f"the coordinator stays at {answer} of {size} bytes of the task's package",
-                remedy="somebody else may be sending the same package: submit again",
+                f"the coordinator stays at {answer} of {first.size} bytes of {what}",
+                remedy="somebody else may be sending the same: submit again",
             )
         have = answer
-        piece = archive.content[have : have + CHUNK_BYTES]
-        answer = _put(client, archive, offset=have, piece=piece)
-
-
-def _put(client: ControlClient, archive: Archive, *, offset: int, piece: bytes) -> int:
-    message = m.PutPackage(digest=archive.digest, size=len(archive.content), offset=offset)
-    return int(client.request(message, piece)["have"])
+        message = replace(first, offset=have)
+        answer = int(client.request(message, read(have))["have"])

@@ -56,6 +56,8 @@ def _head(job: Answer) -> Iterator[str]:
         step = f"at step {job['from_step']}" if job["from_step"] else "at its newest checkpoint"
         what = _MODES.get(job["from_mode"], job["from_mode"])
         yield _line("begins with", f"{what} of {job['from_job']} {step}")
+    if job.get("weights"):
+        yield _line("begins with", f"the weights of a file, {short(job['weights'])}")
     yield _line("task", job["task"], _code(job))
     rows = f"{job['dataset_rows']:,} rows" if job["dataset_rows"] else "no worker has reported it"
     prints = job["dataset_fingerprint"]

@@ -8,18 +8,58 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import RequestRefused
-from dtd.packages.limits import CHUNK_BYTES, MAX_ARCHIVE_BYTES, MAX_KEPT, checked_digest, short
+from dtd.packages import weights
+from dtd.packages.limits import (
+    CHUNK_BYTES,
+    MAX_ARCHIVE_BYTES,
+    MAX_KEPT,
+    MAX_WEIGHTS_BYTES,
+    MAX_WEIGHTS_KEPT,
+    checked_digest,
+    short,
+)
 from dtd.packages.unpack import verify
 
-WHOLE: Final = ".tar"
 PART: Final = ".part"
 
 InUse = Callable[[], Collection[str]]
 """The digests of packages that must not be forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is kept: its name in messages, its files' ending, its bounds, and how it is verified."""
+
+    noun: str
+    ending: str
+    max_bytes: int
+    max_kept: int
+    verify: Callable[[Path, str], None]
+
+
+def _verify_archive(path: Path, digest: str) -> None:
+    verify(path.read_bytes(), digest)
+
+
+PACKAGE: Final = Kind(
+    noun="package",
+    ending=".tar",
+    max_bytes=MAX_ARCHIVE_BYTES,
+    max_kept=MAX_KEPT,
+    verify=_verify_archive,
+)
+WEIGHTS: Final = Kind(
+    noun="weights",
+    ending=weights.ENDING,
+    max_bytes=MAX_WEIGHTS_BYTES,
+    max_kept=MAX_WEIGHTS_KEPT,
+    verify=weights.verify_file,
+)
 
 
 class Archives:
@@ -27,10 +67,17 @@ class Archives:
 
     Args:
         directory: made when the first one comes.
+        kind: what they are.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: Kind = PACKAGE) -> None:
         self._directory = directory
+        self._kind = kind
+
+    @property
+    def noun(self) -> str:
+        """What is kept, in messages."""
+        return self._kind.noun
 
     def has(self, digest: str) -> bool:
         """Whether the package is here whole; it counts as the newest from now on."""
@@ -57,15 +104,16 @@ class Archives:
             RequestRefused: it is too large, damaged, or cannot be written.
             TaskError: the digest is none, or does not name these bytes.
         """
-        if not 0 < size <= MAX_ARCHIVE_BYTES:
-            raise RequestRefused(f"a package of {size} bytes is not within {MAX_ARCHIVE_BYTES}")
+        limit = self._kind.max_bytes
+        if not 0 < size <= limit:
+            raise RequestRefused(f"{self._kind.noun} of {size} bytes: must have 1 to {limit}")
         if self.has(digest):
             return size
         try:
             return self._append(digest, size, offset, piece, in_use)
         except OSError as error:
             raise RequestRefused(
-                f"package {short(digest)} cannot be kept in {self._directory} on the"
+                f"{self._kind.noun} {short(digest)} cannot be kept in {self._directory} on the"
                 f" coordinator's host: {error.strerror}",
                 remedy="look after its disk",
             ) from None
@@ -89,7 +137,9 @@ class Archives:
             have = 0
         if offset == have and piece:
             if offset + len(piece) > size:
-                raise RequestRefused(f"package {short(digest)} is longer than its {size} bytes")
+                raise RequestRefused(
+                    f"{self._kind.noun} {short(digest)} is longer than its {size} bytes"
+                )
             descriptor = os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "ab") as file:
                 file.write(piece)
@@ -101,7 +151,7 @@ class Archives:
     def _complete(self, part: Path, digest: str, in_use: InUse) -> None:
         """A job that names it may be written down from now on, so it must outlive the power."""
         try:
-            verify(part.read_bytes(), digest)
+            self._kind.verify(part, digest)
             with part.open("rb") as file:
                 os.fsync(file.fileno())
             part.rename(self._whole(digest))
@@ -116,11 +166,11 @@ class Archives:
 
     def _forget_old(self, in_use: InUse) -> None:
         needed = in_use()
-        for ending in (WHOLE, PART):
+        for ending in (self._kind.ending, PART):
             found = [p for p in self._directory.glob(f"*{ending}") if p.stem not in needed]
             found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-            for path in found[MAX_KEPT:]:
+            for path in found[self._kind.max_kept :]:
                 path.unlink()
 
     def _whole(self, digest: str) -> Path:
-        return self._directory / f"{checked_digest(digest)}{WHOLE}"
+        return self._directory / f"{checked_digest(digest)}{self._kind.ending}"

@@ -1,4 +1,4 @@
-"""How large a task's package may be, and what its name looks like (protocol.md, "Packages")."""
+"""How large a package or a file of weights may be, and its name (protocol.md, "Packages")."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ MAX_ARCHIVE_BYTES: Final = MAX_CONTENT_BYTES + MAX_FILES * 2048
 # Small, because heartbeats wait for a chunk that is on its way on the same connection.
 CHUNK_BYTES: Final = 256 * 1024
 MAX_KEPT: Final = 16
+# Files of weights go the same way; they are written to the disk piece by piece.
+MAX_WEIGHTS_BYTES: Final = 4 * 1024 * MIB
+MAX_WEIGHTS_KEPT: Final = 4
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 

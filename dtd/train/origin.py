@@ -15,9 +15,10 @@ from dtd.job import JobSpec
 from dtd.train.checkpoint_format import Found, newest_verified
 from dtd.train.checkpoints import read_checkpoint
 from dtd.train.early_stop import NOTHING_SEEN
+from dtd.train.first_weights import take_weights
 from dtd.train.record import HeldState, InitFrom, Reporter, StateKey
 from dtd.train.session import Session
-from dtd.train.state import load_state, load_weights
+from dtd.train.state import load_state
 
 
 def checkpoint_directory(spec: JobSpec, state_dir: Path) -> Path:
@@ -34,6 +35,7 @@ class Origin:
         init_from: another job's checkpoint; None if it begins fresh.
         directory: where all jobs' checkpoints are.
         reporter: hears once of each checkpoint that is passed over.
+        strict: weights that are taken over alone must all fit.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Origin:
         init_from: InitFrom | None,
         directory: Path,
         reporter: Reporter,
+        strict: bool = True,
     ) -> None:
+        self._strict = strict
         self._job_id = job_id
         self._identity = identity
         self._init_from = init_from
@@ -88,7 +92,14 @@ class Origin:
         manifest, tensors = read_checkpoint(found.path, got_on)
         if weights_only:
             session.reset()
-            load_weights(session.replica, tensors, got_on)
+            take_weights(
+                session.replica,
+                tensors,
+                source=f"step {found.manifest.step} of {job_id}",
+                strict=self._strict,
+                reporter=self._reporter,
+                got_on=got_on,
+            )
             return
         load_state(session.replica, tensors, manifest.state, got_on)
         if job_id == self._job_id:

@@ -22,6 +22,7 @@ from dtd.core.collective import Collective
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint
+from dtd.train.first_weights import FirstWeights
 from dtd.train.image import IncomingImage, export_image
 from dtd.train.loop import train
 from dtd.train.numerics import numerics_fingerprint
@@ -67,6 +68,8 @@ class TrainingRun:
         reporter: hears of progress.
         requests: what is asked of this rank.
         threads: CPU threads of torch; 0 takes the job's `train.threads`.
+        weights: a safetensors file that a fresh state begins with; None: none.
+        strict: all weights that are taken over without the rest of a state must fit.
     """
 
     def __init__(
@@ -81,8 +84,12 @@ class TrainingRun:
         requests: Requests,
         threads: int = 0,
         identity: str = "",
+        weights: Path | None = None,
+        strict: bool = True,
     ) -> None:
         self._spec = spec
+        self._weights = weights
+        self._strict = strict
         self._job_id = job_id
         self._identity = identity
         self._device = torch.device(device)
@@ -91,6 +98,7 @@ class TrainingRun:
             job_id=job_id,
             identity=identity,
             init_from=init_from,
+            strict=strict,
             directory=self._directory,
             reporter=reporter,
         )
@@ -124,6 +132,11 @@ class TrainingRun:
             reporter=self._reporter,
             requests=self._requests,
         )
+        if self._weights is not None:
+            session.begins_with = FirstWeights(
+                self._weights, strict=self._strict, reporter=self._reporter
+            )
+            session.begins_with.give(session.replica)
         try_evaluation(session)
         session.loader.warm_up(session.plan.requests(rank=0, world_size=_small_world(self._spec)))
         return WarmupReport(

@@ -21,6 +21,7 @@ from dtd.train.checkpoints import Checkpoints
 from dtd.train.data import Loader
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
+from dtd.train.first_weights import FirstWeights
 from dtd.train.lazy import Sample, sample_of
 from dtd.train.parameter_watch import ParameterWatch
 from dtd.train.plan import JobPlan
@@ -74,6 +75,7 @@ class Session:
         applying: an update has begun and not ended: until then the state is nobody's.
         metrics: of the last evaluation.
         used: rows that went through the model here in the last step.
+        begins_with: a file of weights that a fresh state has; None if there is none.
         judged: what early stopping makes of the evaluation before the step at hand; None if
             there is none.
         ended: why the job ended early; empty if it did not, or not in this process.
@@ -108,6 +110,7 @@ class Session:
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None
+    begins_with: FirstWeights | None = None
     ended: str = ""
     applied: list[Applied] = field(default_factory=list)
     undos: list[Undo] = field(default_factory=list)
@@ -201,6 +204,8 @@ class Session:
     def reset(self) -> None:
         """Make the live state the fresh one."""
         reset_replica(self.replica, self.task, self.spec, self.device, self.sample)
+        if self.begins_with is not None:
+            self.begins_with.give(self.replica)
         self._rewind()
 
     def _rewind(self) -> None:

@@ -35,7 +35,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         TaskError: the model's state holds something that is no tensor.
     """
-    groups = _groups(model)
+    groups = named_groups(model)
     return {names[0]: tensor for names, tensor in groups}
 
 
@@ -56,7 +56,7 @@ def load_weights(model: nn.Module, *files: str | Path) -> None:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
         given |= {plain_name(name): tensor for name, tensor in loaded.items()}
-    groups = _groups(model)
+    groups = named_groups(model)
     known = {name for names, _ in groups for name in names}
     missing = [names[0] for names, _ in groups if not given.keys() & names]
     where = " and ".join(map(str, files))
@@ -82,8 +82,12 @@ def _copy(where: str, given: Mapping[str, Tensor], tensor: Tensor) -> None:
         tensor.copy_(value)
 
 
-def _groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
-    """Each tensor of the model with all of its names."""
+def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Each tensor of the model with all of its names.
+
+    Raises:
+        TaskError: the model's state holds something that is no tensor.
+    """
     groups: list[tuple[list[str], Tensor]] = []
     places: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
     taken: set[str] = set()

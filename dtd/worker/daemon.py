@@ -243,6 +243,7 @@ class Worker:
             tell=self._control.send,
             feed=self._feed,
             fetch_package=self._packages.fetch,
+            fetch_weights=self._packages.fetch_weights,
         )
 
     def _form_ring(self, assign: m.Assign) -> None:

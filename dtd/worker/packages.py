@@ -7,9 +7,10 @@ on its way, and nothing else.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,20 +18,29 @@ import structlog
 
 from dtd.errors import TaskError
 from dtd.packages.installed import install, installed
-from dtd.packages.limits import MAX_ARCHIVE_BYTES, checked_digest, short
+from dtd.packages.limits import (
+    MAX_ARCHIVE_BYTES,
+    MAX_WEIGHTS_BYTES,
+    MAX_WEIGHTS_KEPT,
+    checked_digest,
+    short,
+)
+from dtd.packages.weights import ENDING, digest_of_file, verify_file
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
 PACKAGES: Final = "packages"
-"""Name of the directory of packages in a worker's state directory."""
+WEIGHTS: Final = "weights"
+"""Names of the directories in a worker's state directory; the latter is also the kind's on the
+wire."""
 
 
 class TaskPackages:
     """The packages of one worker.
 
     Args:
-        directory: where they are unpacked.
+        directory: where they are unpacked; files of weights go beside it.
         send: sends to the coordinator, on the event loop; lost while there is no connection.
         post: runs a function on the event loop, from any thread.
     """
@@ -43,6 +53,7 @@ class TaskPackages:
         post: Callable[..., None],
     ) -> None:
         self._directory = directory
+        self._weights = directory.with_name(WEIGHTS)
         self._send = send
         self._post = post
         self._fetching = threading.Lock()
@@ -64,22 +75,61 @@ class TaskPackages:
             place = installed(self._directory, checked_digest(digest))
             return place if place is not None else self._fetch(digest)
 
+    def fetch_weights(self, digest: str) -> Path:
+        """Where the file of weights lies, after it was fetched if it had to be; as `fetch`."""
+        with self._fetching:
+            whole = self._weights / f"{checked_digest(digest)}{ENDING}"
+            try:
+                if not whole.is_file() or digest_of_file(whole) != digest:
+                    self._fetch_weights(digest, whole)
+                os.utime(whole)
+            except OSError as error:
+                raise TaskError(
+                    f"weights {short(digest)} cannot be kept in {self._weights}: {error.strerror}",
+                    remedy="make room there, or choose another --state-dir",
+                ) from None
+            return whole
+
     def _fetch(self, digest: str) -> Path:
-        content, size = bytearray(), 1
-        while len(content) < size:
-            self._post(self._want, m.GetPackage(digest=digest, offset=len(content)))
-            answer, piece = self._pieces.get()
-            size = _checked_size(answer, len(content) + len(piece))
+        content = bytearray()
+        for piece in self._in_pieces(digest, "", MAX_ARCHIVE_BYTES):
             content += piece
         place = install(self._directory, digest, content)
         log.info("package_received", package=short(digest), bytes=len(content))
         return place
 
+    def _fetch_weights(self, digest: str, whole: Path) -> None:
+        """Written as it comes: it may be larger than the memory that is free."""
+        self._weights.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files = sorted(self._weights.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for old in files[: max(0, len(files) - MAX_WEIGHTS_KEPT + 1)]:
+            old.unlink()
+        part = whole.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                for piece in self._in_pieces(digest, WEIGHTS, MAX_WEIGHTS_BYTES):
+                    file.write(piece)
+            verify_file(part, digest)
+            part.rename(whole)
+        finally:
+            part.unlink(missing_ok=True)
+        log.info("weights_received", weights=short(digest), bytes=whole.stat().st_size)
+
+    def _in_pieces(self, digest: str, kind: str, limit_bytes: int) -> Iterator[bytes]:
+        have, size = 0, 1
+        while have < size:
+            self._post(self._want, m.GetPackage(digest=digest, offset=have, kind=kind))
+            answer, piece = self._pieces.get()
+            size = _checked_size(answer, have + len(piece), limit_bytes)
+            have += len(piece)
+            yield piece
+
     # --- on the event loop -----------------------------------------------------------------------
 
     def received(self, answer: m.Package, piece: bytes) -> None:
         """A piece has come; one that was asked for twice is passed over."""
-        if self._wanted == m.GetPackage(digest=answer.digest, offset=answer.offset):
+        wanted = self._wanted
+        if wanted is not None and (wanted.digest, wanted.offset) == (answer.digest, answer.offset):
             self._wanted = None
             self._pieces.put((answer, piece))
 
@@ -93,17 +143,17 @@ class TaskPackages:
         self._send(request)
 
 
-def _checked_size(answer: m.Package, have_bytes: int) -> int:
+def _checked_size(answer: m.Package, have_bytes: int, limit_bytes: int) -> int:
     """The size of the whole, when this answer brings us nearer to it."""
     if not answer.size:
         raise TaskError(
-            f"the coordinator lacks the task's package {short(answer.digest)}",
+            f"the coordinator lacks what the job came with: {short(answer.digest)}",
             remedy="submit the job again",
         )
-    if not answer.offset < have_bytes <= answer.size <= MAX_ARCHIVE_BYTES:
+    if not answer.offset < have_bytes <= answer.size <= limit_bytes:
         raise TaskError(
-            f"the coordinator gives {have_bytes} of {answer.size} bytes of the task's package"
-            f" {short(answer.digest)}",
+            f"the coordinator gives {have_bytes} of {answer.size} bytes of {short(answer.digest)},"
+            " which the job came with",
             remedy="submit the job again",
         )
     return answer.size

@@ -64,6 +64,7 @@ class Trainer(threading.Thread):
         post: hands an event to the member core, from any thread.
         offer: lets other workers fetch a resource, from any thread.
         fetch_package: blocks until a shipped package lies on this worker's disk.
+        fetch_weights: the same for a file of weights.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Trainer(threading.Thread):
         post: Post,
         offer: Callable[[str, Resource], None],
         fetch_package: Callable[[str], Path],
+        fetch_weights: Callable[[str], Path],
     ) -> None:
         super().__init__(name="trainer", daemon=True)
         self._prepare = prepare
@@ -92,6 +94,7 @@ class Trainer(threading.Thread):
         self._post = post
         self._offer = offer
         self._fetch_package = fetch_package
+        self._fetch_weights = fetch_weights
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
 
     def assign(self, ring: RingCollective) -> None:
@@ -164,6 +167,8 @@ class Trainer(threading.Thread):
             job_id=prepare.job,
             identity=prepare.identity,
             init_from=parent,
+            weights=self._fetch_weights(prepare.weights) if prepare.weights else None,
+            strict=prepare.strict,
             device=self._device,
             threads=self._threads,
             state_dir=self._state_dir,

@@ -43,6 +43,7 @@ class Training:
         tell: sends a message to the coordinator, on the loop.
         feed: hands an event to the member core, on the loop.
         fetch_package: blocks until a shipped package lies on this worker's disk.
+        fetch_weights: the same for a file of weights.
 
     Attributes:
         job: its id.
@@ -63,6 +64,7 @@ class Training:
         tell: Callable[[m.Message], None],
         feed: Callable[[member.Event], None],
         fetch_package: Callable[[str], Path],
+        fetch_weights: Callable[[str], Path],
     ) -> None:
         sync, elastic = prepare.spec["sync"], prepare.spec["elastic"]
         self.job = prepare.job
@@ -91,6 +93,7 @@ class Training:
             post=bridge.posting(feed),
             offer=bridge.posting(data.offer),
             fetch_package=fetch_package,
+            fetch_weights=fetch_weights,
         )
         self._evidence = EvidenceDesk(self._trainer)
         self._trainer.start()

@@ -123,6 +123,29 @@ def test_weights_alone_begin_at_step_0_with_any_settings(daemons, dtdctl, done):
     assert shown(dtdctl, out.strip())["step"] == STEPS
 
 
+def test_weights_of_a_file_are_shipped(daemons, dtdctl, done, tmp_path):
+    daemons.await_idle()  # a worker begins afresh after a job
+    exit_code, _out, err = dtdctl("fetch", done, str(tmp_path))
+    assert exit_code == 0, err
+    weights = tmp_path / "model.safetensors"
+    submit = ("submit", str(daemons.file), "--weights-from", str(weights))
+    exit_code, out, err = dtdctl(*submit, "--set", "optimizer.lr=0", "--wait")
+    assert exit_code == 0, err
+    assert f"takes the weights alone from {weights}" in err
+    learned, kept = shown(dtdctl, done)["result"], shown(dtdctl, out.strip())["result"]
+    assert kept["eval_accuracy"] == learned["eval_accuracy"]
+    assert kept["eval_loss"] == pytest.approx(learned["eval_loss"], rel=1e-5)
+    narrow = ("--set", "task.hidden=16")
+    exit_code, _out, err = dtdctl(*submit, *narrow, "--wait")
+    assert exit_code == 4
+    assert "do not fit" in err
+    assert "in the model" in err
+    weights.write_bytes(b"PK no weights")
+    exit_code, _out, err = dtdctl(*submit)
+    assert exit_code == 2
+    assert "is no safetensors file" in err
+
+
 def test_a_cancelled_job_is_resumed(daemons, dtdctl):
     gates = daemons.hold(20)
     job = daemons.submit(gates=gates)

@@ -160,6 +160,8 @@ class Prepare:
     package: Name = ""
     identity: Name = ""
     from_identity: Name = ""
+    weights: Name = ""
+    strict: Flag = True
 
 
 @message(0x15)

@@ -12,7 +12,9 @@ class SubmitJob:
 
     `package` is the sha256 of the task's package, which PUT_PACKAGE has brought before.
     `from_mode` says what is taken over of the other job: "resume" everything, "weights" parameters
-    and buffers; empty lets the coordinator choose by how that job has ended.
+    and buffers; empty lets the coordinator choose by how that job has ended.  `weights` is the
+    sha256 of a file of weights to begin with, which PUT_PACKAGE has brought.  Without `strict` only
+    those weights are taken that fit.
     """
 
     spec: Map
@@ -20,6 +22,8 @@ class SubmitJob:
     from_step: U64 = 0
     package: Name = ""
     from_mode: Name = ""
+    weights: Name = ""
+    strict: Flag = True
 
 
 @message(0x41)
@@ -162,11 +166,15 @@ class RevokeCredential:
 
 @message(0x4D)
 class PutPackage:
-    """A piece of a task's package as payload; without one it asks how much is there."""
+    """A piece of a task's package as payload; without one it asks how much is there.
+
+    `kind` "weights": of a file of weights.
+    """
 
     digest: Name
     size: U64
     offset: U64
+    kind: Name = ""
 
 
 @message(0x4A)

@@ -31,10 +31,11 @@ class Probed:
 
 @message(0x25)
 class GetPackage:
-    """Worker to coordinator: give me a package from this offset on."""
+    """Worker to coordinator: give me a package from this offset on; `kind` as in PUT_PACKAGE."""
 
     digest: Name
     offset: U64
+    kind: Name = ""
 
 
 @message(0x26)

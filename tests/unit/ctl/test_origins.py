@@ -81,6 +81,30 @@ def test_a_bad_origin(dtdctl, job_file, option, text, server):
     assert server.received == []
 
 
+def test_weights_of_a_file_are_brought_first(dtdctl, job_file, server, result, tmp_path):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes((2).to_bytes(8, "little") + b"{}" + bytes(10))
+
+    def script(message):
+        if isinstance(message, m.PutPackage):
+            return result({"have": message.size if message.offset else 7})
+        return result({"job": "digits-2"})
+
+    server.script = script
+    words = ("--weights-from", str(path), "--no-strict")
+    exit_code, out, err = dtdctl("submit", job_file, *words)
+    assert (exit_code, out) == (0, "digits-2\n")
+    first, second, request = server.received
+    assert (first.kind, first.offset, first.size) == ("weights", 0, 20)
+    assert (second.offset, second.digest) == (7, first.digest)
+    assert (request.weights, request.strict) == (first.digest, False)
+    assert (request.from_job, request.from_mode) == ("", "weights")
+    assert f"ships {path}: 20 B" in err
+    assert f"takes the weights alone from {path}" in err
+    path.write_bytes(b"PK")
+    assert dtdctl("submit", job_file, *words)[0] == 2
+
+
 def test_many_differences_are_counted(dtdctl, job_file, server, result):
     differs = [[f"task.a{number}", 1, 2] for number in range(25)]
     server.script = lambda _message: result({**TAKEN, "differs": differs})

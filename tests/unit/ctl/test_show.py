@@ -134,6 +134,7 @@ def test_a_job_that_has_not_begun():
             dataset_rows=0,
             dataset_fingerprint="",
             task_digest="b" * 20,
+            weights="c" * 64,
             from_job="a",
             from_mode="resume",
             incidents={},
@@ -142,6 +143,7 @@ def test_a_job_that_has_not_begun():
     )
     for line in (
         "begins with  everything of a at its newest checkpoint",
+        "begins with  the weights of a file, cccccccccccc",
         "task         digits  code bbbbbbbbbbbb",
         "data         no worker has reported it",
         "workers      none yet  generation 3",

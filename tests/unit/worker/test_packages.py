@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import TaskError
-from dtd.packages.limits import MAX_ARCHIVE_BYTES
+from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
 from dtd.packages.pack import pack
 from dtd.packages.source import Source
 from dtd.wire import messages as m
@@ -23,18 +23,20 @@ PATIENCE_S = 20.0
 class Fetching:
     """A fetch in a thread of its own; the test plays event loop and coordinator."""
 
-    def __init__(self, directory: Path, digest: str) -> None:
+    def __init__(self, directory: Path, digest: str, *, weights: bool = False) -> None:
         self.asked: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
         self.packages = TaskPackages(
             directory, send=self.asked.put, post=lambda function, *given: function(*given)
         )
+        self._weights = weights
         self.result: Future[Path] = Future()
         self._thread = threading.Thread(target=self._fetch, args=(digest,), daemon=True)
         self._thread.start()
 
     def _fetch(self, digest: str) -> None:
         try:
-            self.result.set_result(self.packages.fetch(digest))
+            fetch = self.packages.fetch_weights if self._weights else self.packages.fetch
+            self.result.set_result(fetch(digest))
         except TaskError as error:
             self.result.set_exception(error)
 
@@ -114,3 +116,44 @@ def test_a_name_that_is_no_digest_is_never_asked_for(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="sha256"):
         fetching.result.result(PATIENCE_S)
     assert fetching.asked.empty()
+
+
+def test_a_file_of_weights_is_written_as_it_comes(tmp_path: Path) -> None:
+    content = bytes(range(200))
+    digest = hashlib.sha256(content).hexdigest()
+    for number in range(6):  # of earlier jobs
+        old = tmp_path / "weights" / f"{number}.safetensors"
+        old.parent.mkdir(exist_ok=True)
+        old.write_bytes(b"old")
+    fetching = Fetching(tmp_path / "packages", digest, weights=True)
+    for start in (0, 150):
+        asked = fetching.next_asked()
+        assert (asked.kind, asked.offset) == ("weights", start)
+        fetching.give(asked, content[start : start + 150], len(content))
+    whole = fetching.result.result(PATIENCE_S)
+    assert whole.read_bytes() == content
+    assert len(list(whole.parent.iterdir())) == MAX_WEIGHTS_KEPT
+    again = Fetching(tmp_path / "packages", digest, weights=True)
+    assert again.result.result(PATIENCE_S) == whole
+    assert again.asked.empty()
+
+
+def test_damaged_weights_are_fetched_again_and_never_kept(tmp_path: Path) -> None:
+    content = b"weights"
+    digest = hashlib.sha256(content).hexdigest()
+    fetching = Fetching(tmp_path / "packages", digest, weights=True)
+    fetching.give(fetching.next_asked(), b"damaged", len(content))
+    with pytest.raises(TaskError, match="were damaged"):
+        fetching.result.result(PATIENCE_S)
+    assert list((tmp_path / "weights").iterdir()) == []
+    (tmp_path / "weights" / f"{digest}.safetensors").write_bytes(b"flipped")
+    again = Fetching(tmp_path / "packages", digest, weights=True)
+    again.give(again.next_asked(), content, len(content))
+    assert again.result.result(PATIENCE_S).read_bytes() == content
+
+
+def test_weights_that_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("no directory")
+    fetching = Fetching(tmp_path / "packages", hashlib.sha256(b"x").hexdigest(), weights=True)
+    with pytest.raises(TaskError, match="cannot be kept"):
+        fetching.result.result(PATIENCE_S)

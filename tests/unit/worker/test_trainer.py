@@ -122,6 +122,7 @@ def train(journal, *ends, saves=()):
         post=post,
         offer=lambda name, resource: None,
         fetch_package=Path,
+        fetch_weights=Path,
     )
     for generation in range(1, len(ends) + 1):
         trainer.assign(FakeRing(generation, journal))

@@ -198,7 +198,7 @@ def test_a_step_that_breaks_between_its_updates_is_redone_exactly(
 
 
 def test_who_prepared_all_updates_commits_them(arena, regression) -> None:
-    """One rank has the control word, the other one the sums of the last update."""
+    """One rank has all sums; the other one may have lost the ring before, and copies the state."""
     task, spec = of(regression), arena.spec(job={"steps": 7})
     whole = arena.train(task, spec, 2, job_id="whole")
     ranks = ranks_of(arena, task, spec, 2)
@@ -209,7 +209,10 @@ def test_who_prepared_all_updates_commits_them(arena, regression) -> None:
     arena.generation(ranks, wrap=wrap)
     assert ranks[1].run.prepared_key == (1, 5)
     ranks[1].run.adopt_local(1, 5)
-    ranks[0].run.adopt_local(1, 5)
+    if ranks[0].run.prepared_key == (1, 5):
+        ranks[0].run.adopt_local(1, 5)
+    else:
+        arena.copy_state(ranks[1], ranks[0])
     assert ranks[0].digest == ranks[1].digest
     arena.generation(ranks, generation=2)
     assert ranks[0].outcome.digest == whole[0].outcome.digest

@@ -39,13 +39,23 @@ def test_an_optimizer_of_the_tasks_own_fails_the_job_and_is_named(daemons, recor
     record_property("seen", "failed at its first step, names critic.weight")
 
 
-def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons):
+def test_replicas_that_differ_twice_at_one_point_fail_the_job(daemons, record_property):
     job = submit(daemons, "Assigning")
     answer = daemons.wait(job)
     assert answer["state"] == "failed"
     assert "replicas differ again after step 5, again in model.0.weight" in answer["reason"]
     assert "an assignment in loss()" in answer["reason"]
     assert len(daemons.events("generation_running", job)) == 2
+    record_property("seen", answer["reason"])
+
+
+def test_a_killed_loader_process_is_replaced(daemons):
+    job = submit(daemons, "KilledLoader", "train.loader_workers=1", "elastic.max_workers=2")
+    answer = daemons.wait(job)
+    assert (answer["state"], answer["reason"]) == ("done", "")
+    assert len(daemons.events("loader_restarted", job)) == 2
+    assert len(daemons.events("generation_running", job)) == 1
+    assert answer["result"]["rows_missing"] == answer["result"]["rows_repeated"] == 0
 
 
 def bad_host(daemons, name, **task):
@@ -57,7 +67,9 @@ def bad_host(daemons, name, **task):
 
 
 @pytest.mark.parametrize(("at", "why"), [("data", "no data set"), ("step", "no memory left")])
-def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(daemons, at, why):
+def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(
+    daemons, record_property, at, why
+):
     job = submit(daemons, "BadHost", *bad_host(daemons, at, at=at))
     told = daemons.await_event("worker_set_aside", containing=why)
     answer = daemons.wait(job)
@@ -65,6 +77,7 @@ def test_one_bad_host_is_set_aside_and_the_job_is_done_by_the_others(daemons, at
     digests = answer["result"]["replica_digests"]
     assert len(set(digests.values())) == 1
     assert "Traceback" in told["details"]["traceback"]
+    record_property("seen", f"done; {told['message']}")
     daemons.await_idle()
 
 

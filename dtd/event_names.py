@@ -84,6 +84,7 @@ INCIDENTS: Final = {
     "generation_forming": "A new ring is being formed.",
     "generation_running": "All members of a generation train.",
     "generation_ending": "A generation ends; the message says why.",
+    "store_went_back": "A worker knows of a generation that the coordinator's store has lost.",
     "generation_adopted": "A coordinator that started again goes on with the running generation.",
     "recovered": "The job trains again: what happened, how long it took, what it cost.",
     "ring_broken": "A member's link to a neighbour broke.",

@@ -113,6 +113,7 @@ class Coordinator:
             secrets=self._secrets,
             desk=self._desk,
             job_numbers=self.job_numbers,
+            saved=self.handle,
         )
         self.metrics = CoordinatorMetrics(config.metrics)
         self.deletions = Deletions(

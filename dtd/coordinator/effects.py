@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -24,6 +24,7 @@ from dtd.core.membership_events import (
     Effect,
     Incident,
     JobEnded,
+    JobSaved,
     SaveJob,
     Send,
 )
@@ -55,6 +56,7 @@ class Effects:
         secrets: puts in what only the receivers of a message may know.
         desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
+        saved: told when a job is written that announces a generation, or could not be.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Effects:
         secrets: DataSecrets,
         desk: RequestDesk,
         job_numbers: Mapping[str, int],
+        saved: Callable[[JobSaved], None],
     ) -> None:
         self._links = links
         self._store = store
@@ -73,9 +76,11 @@ class Effects:
         self._secrets = secrets
         self._desk = desk
         self._job_numbers = job_numbers
+        self._saved = saved
+        self._failing = ""
         self._outbox: Outbox[Settled, Any] = Outbox()
         self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
-        self._to_write: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._to_write: asyncio.Queue[tuple[SaveJob, dict[str, Any]]] = asyncio.Queue()
 
     def put(self, effect: Effect) -> None:
         """Keep the order of effects, with what they mean now.
@@ -114,7 +119,7 @@ class Effects:
         elif isinstance(effect, asyncio.Future) and not effect.done():  # whoever asked may be gone
             effect.set_result(None)
         elif isinstance(effect, SaveJob):
-            self._to_write.put_nowait(about)
+            self._to_write.put_nowait((effect, about))
         elif isinstance(effect, Incident):
             self._on_incident(effect)
         elif isinstance(effect, Disconnect) and about is not None:
@@ -125,17 +130,25 @@ class Effects:
     async def _write(self) -> None:
         """Write one job after the other."""
         while True:
-            await self._save_job(await self._to_write.get())
+            await self._save_job(*await self._to_write.get())
             for ready in self._outbox.written():
                 self._ready.put_nowait(ready)
 
-    async def _save_job(self, body: dict[str, Any]) -> None:
-        """A full disk must not end the training that the job is about."""
-        number = self._job_numbers[body["id"]]
+    async def _save_job(self, effect: SaveJob, body: dict[str, Any]) -> None:
+        """A full disk must not end the training that the job is about.
+
+        The core hears of what announces a generation, since that must be written before.
+        """
+        number, failure = self._job_numbers[body["id"]], ""
         try:
             await self._thread.run(self._store.save_job, number, body, urgent=True)
         except sqlite3.Error as error:
-            log.error("store_failed", job=body["id"], error=str(error))
+            failure = str(error) or type(error).__name__
+            if failure != self._failing:  # it is tried again and again
+                log.error("store_failed", job=body["id"], error=failure)
+        self._failing = failure
+        if effect.announces:
+            self._saved(JobSaved(job=body["id"], generation=effect.announces, failure=failure))
 
     def _send(self, effect: Send, link: Link | None) -> None:
         if link is None:

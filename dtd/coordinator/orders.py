@@ -85,6 +85,7 @@ class Orders:
         submitted = Job(
             id=job_id,
             spec=settings,
+            store_epoch=max(1, here.epoch),
             identity=identity_of(here.store_id, here.epoch, job_id, settings),
             from_identity=from_identity,
             from_job=request.from_job,

@@ -44,6 +44,7 @@ class Store:
 
     def __init__(self, state_dir: Path) -> None:
         self._database = Database(state_dir)
+        self._epoch = self.identity()[1]
 
     def close(self) -> None:
         """Close the file and give up the directory."""
@@ -58,6 +59,7 @@ class Store:
         """Outdate every other copy of this store: workers that know this one refuse them."""
         with self._database.transaction(synced=True) as cursor:
             cursor.execute("UPDATE identity SET epoch = epoch + 1")
+        self._epoch += 1
 
     # --- jobs --------------------------------------------------------------------------------
 
@@ -85,6 +87,10 @@ class Store:
                     "ended": now if body["state"] in ENDED else None,
                 },
             )
+            epoch = int(body.get("store_epoch", 1))
+            if epoch > self._epoch:  # the core has found out that this store had gone back
+                cursor.execute("UPDATE identity SET epoch = ?", (epoch,))
+        self._epoch = max(self._epoch, epoch)
 
     def unfinished_jobs(self) -> list[tuple[int, Job]]:
         """(number, job) of everything that has not ended, oldest first."""

@@ -6,7 +6,7 @@ workers that are ready is the business of `dtd.core.forming`, `running` and `end
 
 from __future__ import annotations
 
-from dtd.core import ending, introduction
+from dtd.core import adoption, doubt, ending, introduction
 from dtd.core import roster as choice
 from dtd.core.books import AVAILABLE, GONE, MEMBERS, Books, GenerationState
 from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
@@ -70,11 +70,34 @@ def _take_back(books: Books, worker: Worker, message: m.Register, now: float) ->
         worker.stray = True
         release(books, worker, "unknown", _why_unknown(books, message))
         return
-    books.highest_seen = max(books.highest_seen, message.generation)
-    _begin_warming(books, worker, now)
+    doubt.learn(books, job, message)
     worker.returning = True
+    worker.trains_in, worker.trains_as = message.generation, message.phase
+    if not doubt.lasts(books, job) or job.state in ENDING_JOBS:
+        _call_back(books, worker, now)
+        return
+    worker.state = WorkerState.WARMING  # it trains on meanwhile
+    if doubt.is_over(books, job):
+        adoption.take_up(books, job, now)
+        end_doubt(books, job, now)
+
+
+def end_doubt(books: Books, job: Job, now: float) -> None:
+    """It is certain, or the operator says, that no generation is newer than those that are known.
+
+    Those who still train are called back.
+    """
+    doubt.end(books, job)
+    for worker in books.workers.values():
+        if worker.returning and worker.name not in books.warming_since:
+            _call_back(books, worker, now)
+
+
+def _call_back(books: Books, worker: Worker, now: float) -> None:
+    """Have a worker leave a generation that is over and say what it holds."""
+    _begin_warming(books, worker, now)
     freeze = m.Freeze(
-        generation=message.generation,
+        generation=worker.trains_in,
         at_boundary=False,
         stop=False,
         reason="a new generation will be formed",

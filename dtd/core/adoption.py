@@ -48,6 +48,35 @@ def adopt(books: Books, job: Job, now: float) -> None:
     )
 
 
+def take_up(books: Books, job: Job, now: float) -> None:
+    """Go on with a generation that is known from its members alone, if all of them still train."""
+    members = [books.workers.get(name) for name in job.roster]
+    if job.generation < books.generation or not all(_trains_in(one, job) for one in members):
+        return
+    books.generation = job.generation
+    books.roster, books.roster_id = list(job.roster), job.roster_id
+    books.start_step = job.start_step
+    books.generation_state, books.has_run = GenerationState.RUNNING, True
+    books.must_settle, books.advanced_at = False, now
+    job.state = JobState.RUNNING
+    for name in job.roster:
+        worker = books.workers[name]
+        worker.state, worker.returning = WorkerState.RUNNING, False
+        books.detector.watch(name, now)
+    books.incident(
+        "generation_adopted",
+        f"generation {books.generation} is taken up: {', '.join(books.roster)} train in it",
+        step=job.start_step,
+    )
+
+
+def _trains_in(worker: Worker | None, job: Job) -> bool:
+    """It has come with the job's newest generation, running, and not left it since."""
+    if worker is None or not worker.returning:
+        return False
+    return (worker.trains_in, worker.trains_as) == (job.generation, "running")
+
+
 def _absent(name: str, instance: str) -> Worker:
     return Worker(
         name=name,

@@ -63,6 +63,29 @@ class Here:
 
 
 @dataclass(slots=True, kw_only=True)
+class Decision:
+    """A generation that is decided, and that nobody hears of before it is written down.
+
+    Attributes:
+        members: in rank order.
+        holds: for each, whether it has the state that the generation starts from.
+        lost: committed steps that it goes back.
+        redone: a step under way is done again.
+        before: what the job's books said of its newest generation before.
+        failure: why it could not be written down; empty while it is being tried.
+        again_at: when it is tried again.
+    """
+
+    members: list[Worker]
+    holds: list[bool]
+    lost: int
+    redone: bool
+    before: dict[str, Any]
+    failure: str = ""
+    again_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class Books:
     """Everything the coordinator decides on.
 
@@ -71,6 +94,10 @@ class Books:
         workers: every known worker by name, the gone ones too (bounded).
         job: the one active job.
         queue: jobs that wait for their turn.
+        epoch: of the store; 0 where none is known.  It is beyond that of `here` once the store was
+            found to have gone back.
+        vouched: members of the job's newest known generation who have come and had not left it.
+        decision: the generation that is being written down.
         generation: the number of the newest generation.
         highest_seen: the highest number anybody has reported; new ones exceed it.
         roster: names in rank order; empty when no generation is forming, running or ending.
@@ -135,6 +162,9 @@ class Books:
     set_aside: dict[str, SetAside] = field(default_factory=dict)
     verdict_by: float | None = None
     links: Links = field(default_factory=Links)
+    epoch: int = 1
+    vouched: set[str] = field(default_factory=set)
+    decision: Decision | None = None
     recovery: Recovery | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
     saving: SaveOrders | None = None

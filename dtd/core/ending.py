@@ -181,6 +181,7 @@ def close(books: Books, job: Job, now: float) -> None:
 def reset(books: Books) -> None:
     """Forget the generation."""
     books.generation_state = GenerationState.NONE
+    books.decision = None
     books.roster = []
     books.freeze_by = None
     books.has_run = books.bereaved = False

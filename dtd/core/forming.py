@@ -8,40 +8,114 @@ single member that has stopped stops the ring, so two generations never commit s
 
 from __future__ import annotations
 
-from dtd.core import branches, ending
+from dtd.core import branches, doubt, ending
 from dtd.core import roster as choice
-from dtd.core.books import Books, GenerationState, most_workers
+from dtd.core.books import AVAILABLE, Books, Decision, GenerationState, most_workers
 from dtd.core.links import pair_of
-from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
+from dtd.core.membership_events import (
+    Job,
+    JobSaved,
+    JobState,
+    SaveJob,
+    Worker,
+    WorkerState,
+)
 from dtd.wire import messages as m
 
+SAVE_AGAIN_S = 1.0
+"""A generation that could not be written down is tried again."""
 
-def form(books: Books, job: Job) -> None:
-    """Announce the next generation."""
+
+_OF_A_GENERATION = (
+    *("generation", "world_size", "step", "start_generation", "start_step"),
+    *("roster", "roster_id", "instances", "announced", "fenced", "store_epoch"),
+    "branches",
+)
+
+
+def decide(books: Books, job: Job) -> None:
+    """Choose the next generation and have it written down: nobody hears of it before."""
     start = choice.start_key(job, books.available())
     chosen = choose(books, job)
     bar(books, chosen.barred)
     members = chosen.members
     books.must_settle = False
     books.settle_by = books.resume_by = books.form_at = None
-    books.generation = max(books.generation, books.highest_seen, start[0]) + 1
-    books.roster = [worker.name for worker in members]
-    books.roster_id = choice.roster_id(job.id, books.generation, members)
-    books.generation_state = GenerationState.FORMING
-    books.has_run = False
-    books.advanced_at = None
-    books.start_step = start[1]
+    books.decision = Decision(
+        members=members,
+        holds=choice.holders(members, start),
+        lost=job.step - start[1],
+        redone=_is_redone(books, job, start),
+        before={name: getattr(job, name) for name in _OF_A_GENERATION},
+    )
+    known = (books.generation, books.highest_seen, start[0], doubt.lowest_number(books))
+    books.generation = max(known) + 1
     _leave_behind(books, job, start)
-    _count_lost(books, job)
-    _count_redone(books, job, start)
     job.state = JobState.FORMING
     job.generation, job.world_size, job.step = books.generation, len(members), start[1]
     job.start_generation, job.start_step = start
-    job.roster, job.roster_id = tuple(books.roster), books.roster_id
+    job.roster = tuple(worker.name for worker in members)
+    job.roster_id = choice.roster_id(job.id, books.generation, members)
     job.instances = tuple(worker.instance for worker in members)
     job.announced, job.fenced = True, False
-    books.emit(SaveJob(job=job))
-    holds = choice.holders(members, start)
+    job.store_epoch = books.epoch
+    books.emit(SaveJob(job=job, announces=books.generation))
+
+
+def saved(books: Books, job: Job, event: JobSaved, now: float) -> None:
+    """What was decided is written down, so its members may hear of it; or it could not be."""
+    decision = books.decision
+    if decision is None or (event.job, event.generation) != (job.id, job.generation):
+        return
+    if event.failure:
+        decision.failure, decision.again_at = event.failure, now + SAVE_AGAIN_S
+    elif _stands(books, decision):
+        books.decision = None
+        _announce(books, job, decision)
+    else:
+        _withdraw(books, job, decision)
+
+
+def save_again(books: Books, job: Job, now: float) -> None:
+    """Try again to write down what could not be written, unless it does not stand any more."""
+    decision = books.decision
+    assert decision is not None, "nothing is decided"
+    if decision.again_at is None or now < decision.again_at:
+        return
+    if not _stands(books, decision):
+        _withdraw(books, job, decision)
+        return
+    decision.again_at = None
+    books.emit(SaveJob(job=job, announces=job.generation))
+
+
+def _stands(books: Books, decision: Decision) -> bool:
+    """All whom it names are still there, the same processes."""
+    return all(
+        books.workers.get(member.name) is member and member.state in AVAILABLE
+        for member in decision.members
+    )
+
+
+def _withdraw(books: Books, job: Job, decision: Decision) -> None:
+    """Nobody has heard of the generation, so nothing follows from it; its number stays used."""
+    books.decision = None
+    for name, value in decision.before.items():
+        setattr(job, name, value)
+
+
+def _announce(books: Books, job: Job, decision: Decision) -> None:
+    """Tell the members of a generation."""
+    members, holds = decision.members, decision.holds
+    books.fruitless += 1
+    books.roster, books.roster_id = list(job.roster), job.roster_id
+    books.generation_state = GenerationState.FORMING
+    books.has_run = False
+    books.advanced_at = None
+    books.start_step = job.start_step
+    _count_lost(books, job, decision.lost)
+    if decision.redone and books.recovery is not None:
+        books.recovery.steps_redone += 1
     _assign(books, job, members, holds)
     donors = [worker.name for worker, has in zip(members, holds, strict=True) if has]
     books.incident(
@@ -124,8 +198,7 @@ def _leave_behind(books: Books, job: Job, start: choice.Key) -> None:
         )
 
 
-def _count_lost(books: Books, job: Job) -> None:
-    lost = job.step - books.start_step
+def _count_lost(books: Books, job: Job, lost: int) -> None:
     if lost > 0:
         job.steps_lost += lost
         if books.recovery is not None:
@@ -138,12 +211,12 @@ def _count_lost(books: Books, job: Job) -> None:
         )
 
 
-def _count_redone(books: Books, job: Job, start: choice.Key) -> None:
+def _is_redone(books: Books, job: Job, start: choice.Key) -> bool:
     """A generation that broke had a step under way, unless that one is committed after all."""
     recovery = books.recovery
     if recovery is None or recovery.at_boundary or not recovery.running:
-        return
-    recovery.steps_redone += start not in {w.prepared for w in _prepared(books, job)}
+        return False
+    return start not in {w.prepared for w in _prepared(books, job)}
 
 
 def _prepared(books: Books, job: Job) -> list[Worker]:

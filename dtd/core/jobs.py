@@ -5,7 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, adoption, ending, running, stopping
+from dtd.core import admission, adoption, doubt, ending, running, stopping
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
 from dtd.errors import RequestRefused
@@ -38,7 +38,7 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.must_settle = True
     books.recovery = books.verdict_by = None
     books.set_aside.clear()
-    if job.announced:
+    if job.announced and not doubt.lasts(books, job):
         adoption.adopt(books, job, now)
         return
     _take_up(job)
@@ -104,6 +104,8 @@ def resume(books: Books, job_id: str, now: float) -> None:
     waits = books.generation_state is GenerationState.NONE and job.state is not JobState.SAVING
     if not waits:
         raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
+    if doubt.lasts(books, job):
+        admission.end_doubt(books, job, now)
     job.fenced = True
     books.resume_by = now
     books.incident("job_resumed", f"job {job.id} goes on without those who are away")

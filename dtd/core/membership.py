@@ -17,6 +17,7 @@ from __future__ import annotations
 from dtd.core import (
     admission,
     adoption,
+    doubt,
     ending,
     forming,
     isolation,
@@ -34,11 +35,13 @@ from dtd.core.detector import Detector
 from dtd.core.membership_events import (
     CancelRequested,
     DeleteRequested,
+    Disconnect,
     DrainRequested,
     Effect,
     Event,
     FromWorker,
     Job,
+    JobSaved,
     JobState,
     KillRequested,
     ResumeRequested,
@@ -85,6 +88,7 @@ class Membership:
             detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
             generation=last_generation,
             here=here or Here(),
+            epoch=max(1, here.epoch) if here is not None else 1,
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -112,6 +116,9 @@ class Membership:
             admission.let_leave(books, self._connected(event.name), "drained by the operator", now)
         elif isinstance(event, KillRequested):
             self._on_kill_requested(event)
+        elif isinstance(event, JobSaved):
+            if books.job is not None:
+                forming.saved(books, books.job, event, now)
         elif isinstance(event, Revoked):
             admission.bar_revoked(books, event.name, event.reason, now)
         suspicion.evict_silent(books, now)
@@ -129,6 +136,7 @@ class Membership:
             books.freeze_by,
             books.form_at,
             books.stop_by,
+            books.decision.again_at if books.decision is not None else None,
             books.links.next_deadline(),
             running.admission_deadline(books),
             saving.next_deadline(books, now),
@@ -146,6 +154,11 @@ class Membership:
 
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         books = self.books
+        number = doubt.implausible(books, message)
+        if number:
+            why = f"this coordinator's store has given no generation the number {number}"
+            books.emit(Disconnect(name=name, reason=why))
+            return
         if isinstance(message, m.Register):
             if not adoption.comes_back(books, message, now):
                 admission.register(books, message, now)
@@ -288,6 +301,9 @@ class Membership:
         if job.state is JobState.STOPPING:
             self._end_waiting(job, now)
             return
+        if books.decision is not None:
+            forming.save_again(books, job, now)
+            return
         admission.compare(books, job)
         if not waiting.may_form(books, job, now):
             state = JobState.WARMING if books.warming_since else JobState.WAITING
@@ -301,11 +317,12 @@ class Membership:
             jobs.give_up(books, job, why)
             saving.begin(books, job, JobState.FAILED, now)
             return
-        books.fruitless += 1
-        forming.form(books, job)
+        forming.decide(books, job)
 
     def _end_waiting(self, job: Job, now: float) -> None:
         """Members that this coordinator has not heard of yet may come back with what they hold."""
+        if doubt.lasts(self.books, job):
+            admission.end_doubt(self.books, job, now)
         never_heard = [name for name in job.roster if name not in self.books.workers]
         patience_s = adoption.ADOPTION_PATIENCE * self.books.heartbeat_timeout_s
         hopes_s = patience_s if never_heard else 0.0

@@ -56,6 +56,7 @@ class Worker:
         leaving: it goes as soon as nothing is lost by that.
         signalled: the operator has sent its process a signal, so its end is no sign of anything.
         returning: it has come back with a generation of ours and has not left that yet.
+        trains_in, trains_as: the generation that it has come back with, and what it does there.
         ready_since: when it became ready to join.
         warmed: what it reported of its data, model and numerics.
         held: the newest state it reported; what a running member holds is newer.
@@ -82,6 +83,8 @@ class Worker:
     leaving: bool = False
     signalled: bool = False
     returning: bool = False
+    trains_in: int = 0
+    trains_as: str = ""
     ready_since: float = 0.0
     warmed: m.Warmed | None = None
     held: m.Held | None = None
@@ -137,6 +140,7 @@ class Job:
     Attributes:
         roster, roster_id: members of the newest generation, in rank order.
         instances: of their state directories.
+        store_epoch: of the store when that generation was decided, or the job submitted.
         announced: that generation was announced and has not ended, as far as we know.
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
@@ -178,6 +182,7 @@ class Job:
     roster: tuple[str, ...] = ()
     roster_id: int = 0
     instances: tuple[str, ...] = ()
+    store_epoch: int = 1
     announced: bool = False
     fenced: bool = True
     start_generation: int = 0
@@ -275,6 +280,15 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobSaved:
+    """A job is written down whose `SaveJob` announces a generation, or why it is not."""
+
+    job: str
+    generation: int
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """A deadline has come."""
 
@@ -289,6 +303,7 @@ Event = (
     | DrainRequested
     | KillRequested
     | Revoked
+    | JobSaved
     | Ticked
 )
 
@@ -314,9 +329,14 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """Write the job down durably before the effects that follow."""
+    """Write the job down durably before the effects that follow.
+
+    `announces` is the generation that members hear of once `JobSaved` says that it is written; 0
+    for none.
+    """
 
     job: Job
+    announces: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

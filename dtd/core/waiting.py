@@ -7,9 +7,9 @@ ones at the very beginning, and whoever may hold a newer state than those who ar
 
 from __future__ import annotations
 
-from dtd.core import branches, forming
+from dtd.core import branches, doubt, forming
 from dtd.core import roster as choice
-from dtd.core.books import Books, least_workers
+from dtd.core.books import Books, Decision, least_workers
 from dtd.core.membership_events import Job, WorkerState
 
 RESUME_WAIT_S = 60.0
@@ -22,6 +22,8 @@ MAX_DOUBLINGS = 6
 
 def may_form(books: Books, job: Job, now: float) -> bool:
     """Nothing is worth waiting for any more."""
+    if doubt.lasts(books, job):
+        return False
     if _may_run_elsewhere(job):
         return False
     enough = len(books.available()) >= least_workers(job)
@@ -106,8 +108,21 @@ def _absent_holders(books: Books, job: Job) -> list[str]:
     return sorted(absent, key=choice.natural_key)
 
 
+def _explain_decision(decision: Decision, job: Job) -> str:
+    if not decision.failure:
+        return f"writing down generation {job.generation}"
+    return (
+        f"generation {job.generation} cannot be written down, and nobody hears of it before:"
+        f" {decision.failure}; make room on the coordinator's disk, or repair it"
+    )
+
+
 def explain(books: Books, job: Job) -> str:
     """Why no generation forms, in words for a person."""
+    if books.decision is not None:
+        return _explain_decision(books.decision, job)
+    if doubt.lasts(books, job):
+        return doubt.explain(books, job)
     if _may_run_elsewhere(job):
         away = ", ".join(job.roster)
         return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
@@ -248,7 +249,9 @@ class Cluster:
     def _submit(self, job: Job) -> None:
         """Like an operator who looks whether his job has arrived, and tries again."""
         if job.id not in self.machines.store.jobs:
-            self.machines.ask(Submitted(job=copy.deepcopy(job)))
+            store_epoch = self.machines.store.epoch
+            asked = replace(copy.deepcopy(job), store_epoch=store_epoch)
+            self.machines.ask(Submitted(job=asked))
             again_s = max(SUBMIT_AGAIN_S, 3 * self.machines.surroundings.pace.store_s[1])
             self._scheduler.after(again_s, lambda: self._submit(job))
 

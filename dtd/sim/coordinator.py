@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass, field
 
 from dtd.core import names
+from dtd.core.books import Here
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     ENDED,
@@ -20,6 +21,7 @@ from dtd.core.membership_events import (
     Incident,
     Job,
     JobEnded,
+    JobSaved,
     SaveJob,
     Send,
     Submitted,
@@ -35,9 +37,17 @@ from dtd.wire import messages as m
 
 @dataclass(slots=True)
 class Store:
-    """What the coordinator has written down: jobs as they were when they were saved."""
+    """What the coordinator has written down: jobs as they were when they were saved.
+
+    Attributes:
+        jobs: by id.
+        epoch: how often it has begun anew from a backup, from 1 on.
+        full: nothing can be written.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict)
+    epoch: int = 1
+    full: bool = False
 
     def last_generation(self) -> int:
         """The highest generation in any job."""
@@ -64,6 +74,7 @@ class CoordinatorProcess:
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
             heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
             last_generation=store.last_generation(),
+            here=Here(store_id="simulated", epoch=store.epoch),
         )
         self._ports: dict[str, Port] = {}
         self._names: dict[Port, tuple[str, int]] = {}
@@ -71,7 +82,7 @@ class CoordinatorProcess:
         self._timer: Timer | None = None
         for job in store.jobs.values():
             if job.state in ENDED and job.id not in surroundings.oracle.ended_jobs:
-                surroundings.oracle.ended(job)
+                surroundings.oracle.ended(job, written=True)
         for job in store.unfinished():
             self.handle(Submitted(job=job))
         surroundings.network.listen(COORDINATOR, self)
@@ -164,26 +175,33 @@ class CoordinatorProcess:
 
     def _perform(self, effect: Effect | None, port: Port | None) -> None:
         if isinstance(effect, SaveJob):
-            self._save(effect.job)
+            self._save(effect)
         elif isinstance(effect, Incident):
             self.surroundings.tell(effect.message)
             self.surroundings.oracle.incident(effect)
         elif isinstance(effect, JobEnded):
-            self.surroundings.oracle.ended(effect.job)
+            written = self.store.jobs[effect.job.id].state in ENDED
+            self.surroundings.oracle.ended(effect.job, written=written)
         elif port is not None and isinstance(effect, Send):
             port.send(effect.message)
         elif port is not None:
             assert isinstance(effect, Disconnect)
             self._disconnect(port, effect.reason)
 
-    def _save(self, job: Job) -> None:
+    def _save(self, effect: SaveJob) -> None:
         delay_s = self.surroundings.draw(self.surroundings.pace.store_s)
-        self.surroundings.scheduler.after(delay_s, lambda: self._on_saved(job))
+        self.surroundings.scheduler.after(delay_s, lambda: self._on_saved(effect))
 
-    def _on_saved(self, job: Job) -> None:
-        if self.alive:
+    def _on_saved(self, effect: SaveJob) -> None:
+        if not self.alive:
+            return
+        job, failure = effect.job, "no space" if self.store.full else ""
+        if not self.store.full:
             self.store.jobs[job.id] = job
-            self._do(self._outbox.written())
+            self.store.epoch = max(self.store.epoch, job.store_epoch)
+        if effect.announces:
+            self.handle(JobSaved(job=job.id, generation=effect.announces, failure=failure))
+        self._do(self._outbox.written())
 
     def _disconnect(self, port: Port, reason: str) -> None:
         name = self._names.pop(port, ("", 0))[0]

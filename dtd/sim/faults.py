@@ -18,6 +18,7 @@ from dtd.core.membership_events import (
     KillRequested,
     ResumeRequested,
 )
+from dtd.sim.coordinator import Store
 from dtd.sim.network import Network
 from dtd.sim.oracle import Oracle
 from dtd.sim.phases import Ambushes
@@ -41,6 +42,7 @@ class Target(Protocol):
 
     network: Network
     oracle: Oracle
+    store: Store
     ambushes: Ambushes
 
     def start(self, name: str) -> None:
@@ -57,6 +59,14 @@ class Target(Protocol):
 
     def disk(self, name: str) -> Disk:
         """A worker's disk."""
+        ...
+
+    def back_up(self) -> None:
+        """Copy the coordinator's store."""
+        ...
+
+    def go_back(self, *, new_epoch: bool) -> None:
+        """Kill the coordinator and put the copy in the place of its store."""
         ...
 
     def ask(self, event: Event) -> None:
@@ -174,6 +184,24 @@ def _flip(target: Target, source: str, to: str) -> None:
     target.network.flip(source, to)
 
 
+def _back_up(target: Target) -> None:
+    target.back_up()
+
+
+def _restore(target: Target, _coordinator: str) -> None:
+    """Like `dtd-coordinator restore`; the coordinator is started by another fault."""
+    target.go_back(new_epoch=True)
+
+
+def _fail_store(target: Target, _coordinator: str) -> None:
+    """The disk of the coordinator's store is full, or fails."""
+    target.store.full = True
+
+
+def _mend_store(target: Target, _coordinator: str) -> None:
+    target.store.full = False
+
+
 def _cancel(target: Target, job: str) -> None:
     target.ask(CancelRequested(job=job))
 
@@ -217,6 +245,10 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "reset": _reset,
     "sever": _sever,
     "flip": _flip,
+    "backup": _back_up,
+    "restore": _restore,
+    "fail_store": _fail_store,
+    "mend_store": _mend_store,
     "cancel": _cancel,
     "resume": _resume,
     "drain": _drain,

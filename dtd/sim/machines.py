@@ -6,6 +6,7 @@ What faults act on (`dtd.sim.faults`).  Plans and their course are the business 
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 
@@ -45,6 +46,7 @@ class Machines:
         )
         self.ambushes = self.surroundings.ambushes
         self.store = Store()
+        self._backup = Store()
         self.coordinator: CoordinatorProcess | None = None
         self.datasets: dict[str, str] = {}
         self.failing: dict[str, int] = {}
@@ -102,6 +104,26 @@ class Machines:
     def disk(self, name: str) -> Disk:
         """A worker's disk; it is there before the worker is."""
         return self._disks.setdefault(name, Disk())
+
+    def back_up(self) -> None:
+        """Keep a copy of the coordinator's store as it is now."""
+        self._backup = copy.deepcopy(self.store)
+
+    def go_back(self, *, new_epoch: bool) -> None:
+        """The coordinator dies and its store is the copy, with a new epoch like a restored one.
+
+        Nothing happens when the copy lacks a job, or has one that has ended since: then it would
+        be another story.
+        """
+        unfinished = {job.id for job in self._backup.unfinished()}
+        known = self._backup.jobs.keys() == self.store.jobs.keys()
+        if not unfinished or not known or unfinished & self.oracle.ended_jobs.keys():
+            return
+        self.oracle.struck(self.running())  # whoever trains is called back
+        self.stop(COORDINATOR)
+        self.store = copy.deepcopy(self._backup)
+        self.store.epoch += new_epoch
+        self._backup.epoch = self.store.epoch
 
     def ask(self, event: Event) -> None:
         """Hand an operator's request to the coordinator, if it can be reached."""

@@ -55,6 +55,7 @@ class Oracle:
         self.checks = 0
         self.generations = 0
         self.ended_jobs: dict[str, Job] = {}
+        self._ended_for_good: set[str] = set()
         self.lineage = Lineage()
         self._touched: set[str] = set()
         self._flipped = False
@@ -229,10 +230,12 @@ class Oracle:
             concerned = incident.message.replace(",", " ").replace(";", " ").split()
             self.caused(concerned, "a link is called bad", incident.message)
 
-    def ended(self, job: Job) -> None:
-        """A job has reached its last state."""
-        require(job.id not in self.ended_jobs, "a job ends twice", job.id)
+    def ended(self, job: Job, *, written: bool) -> None:
+        """A job has reached its last state; one that could not be `written` down ends again."""
+        require(job.id not in self._ended_for_good, "a job ends twice", job.id)
         self.ended_jobs[job.id] = job
+        if written:
+            self._ended_for_good.add(job.id)
         lost = self.lineage.lost(job.id)
         require(job.steps_lost <= lost, "steps are called lost that are not", job.steps_lost, lost)
         if job.state is JobState.DONE:

@@ -17,6 +17,11 @@ from dtd.sim.surroundings import COORDINATOR
 CALM_S: Final = 14.0
 WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32, 64)
 MOST_FAULTS: Final = 9
+HOME_S: Final = 6.0
+"""After so long in calm everybody is back."""
+LOOKS: Final = 6
+"""So often the operator looks after them."""
+STORES: Final = ("restore", "fill", *("",) * 4)
 NEIGHBOURS: Final = 0.6
 AMBUSHED: Final = ("crash", "crash", "crash", "pause", "stick", "corrupt")
 AFTER_CALM: Final = ("restart", "unpause", "unstick", "clear")
@@ -49,6 +54,8 @@ def draw(seed: int) -> Cluster:
         cluster.broken(rng.choice(names), until_s=rng.uniform(1.0, CALM_S))
     for _ in range(rng.randint(0, MOST_FAULTS)):
         _add_fault(cluster, rng, names, steps)
+    if not cluster.machines.broken:  # one that cannot warm up, left alone, rightly fails the job
+        _hurt_the_store(cluster, seed, names)
     cluster.do("calm", at_s=CALM_S).restart(COORDINATOR, at_s=CALM_S)
     for name in names:
         for verb in AFTER_CALM:
@@ -87,6 +94,37 @@ def _add_fault(cluster: Cluster, rng: random.Random, names: list[str], steps: in
         cluster.do("cancel", "job-1", at_s=at_s)
     else:
         cluster.do(kind, worker, at_s=at_s)
+
+
+def _hurt_the_store(cluster: Cluster, seed: int, names: list[str]) -> None:
+    """In some plans the store goes back to a backup, or cannot be written; both across a restart.
+
+    Meanwhile generations come and go, of which the store then knows nothing, and some who know
+    are out of hearing when the coordinator is back.  Chance of its own, so that other plans stay
+    what they are.  Once everybody is back who will come back, the operator lets jobs go on that
+    wait for somebody.
+    """
+    rng = random.Random(f"store {seed}")  # noqa: S311 - repeatable on purpose
+    kind = rng.choice(STORES)
+    if not kind:
+        return
+    begun_s = rng.uniform(1.0, CALM_S * 0.5)
+    down_s = rng.uniform(begun_s + 0.2, CALM_S * 0.75)
+    up_s = down_s + rng.uniform(0.05, 2.0)
+    if kind == "restore":
+        cluster.do("backup", at_s=begun_s).do("restore", COORDINATOR, at_s=down_s)
+    else:
+        cluster.do("fail_store", COORDINATOR, at_s=begun_s).crash(COORDINATOR, at_s=down_s)
+        cluster.do("mend_store", COORDINATOR, at_s=rng.uniform(begun_s, CALM_S))
+    cluster.restart(COORDINATOR, at_s=up_s)
+    for _ in range(rng.randint(1, 3)):
+        cluster.bounce(rng.choice(names), at_s=rng.uniform(begun_s, up_s), down_s=rng.random())
+    for _ in range(rng.randint(0, 2)):
+        at_s = rng.uniform(begun_s, up_s)
+        cluster.hold(rng.choice(names), COORDINATOR, at_s=at_s, until_s=rng.uniform(up_s, CALM_S))
+    for job in ("job-1", "job-2"):
+        for look in range(LOOKS):
+            cluster.do("resume", job, at_s=CALM_S + HOME_S * (1 + look))
 
 
 def _lay(cluster: Cluster, rng: random.Random, worker: str, steps: int) -> None:

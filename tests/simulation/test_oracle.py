@@ -239,10 +239,10 @@ def done(job: str = "j", **more: Any) -> Job:
 
 
 def test_honest_end(oracle: Oracle) -> None:
-    oracle.ended(done())
+    oracle.ended(done(), written=True)
     assert oracle.ended_jobs["j"].step == 3
     with pytest.raises(Broken, match="ends twice"):
-        oracle.ended(done())
+        oracle.ended(done(), written=True)
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_honest_end(oracle: Oracle) -> None:
 )
 def test_dishonest_end(oracle: Oracle, job: Job, rule: str) -> None:
     with pytest.raises(Broken, match=rule):
-        oracle.ended(job)
+        oracle.ended(job, written=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import threading
 
 import pytest
 
@@ -124,11 +125,9 @@ def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
 
     worker = play(daemon)
     job = daemon.ask(m.SubmitJob(spec=spec))["job"]
-    worker.warm_up()
+    assign = worker.run_alone()
     for method in ("save_job", "save_checkpoint", "add_incident", "add_lines"):
         monkeypatch.setattr(daemon.coordinator.store, method, fail)
-    assign = worker.hear(m.Assign)
-    worker.say(m.Running(job=job, generation=assign.generation, step=0))
     worker.save(assign, 20)
     worker.say(m.JobOutput(job=job, rank=0), b"a line")
     with daemon.connect() as waiting:
@@ -138,6 +137,26 @@ def test_a_full_disk_does_not_end_the_training(daemon, play, spec, monkeypatch):
         worker.finish(assign)
         assert worker.hear(m.Release).state == "done"
         assert waiting.answer()["state"] == "done"
+
+
+def test_nobody_hears_of_a_generation_before_it_is_written(daemon, play, spec, monkeypatch):
+    store, tried = daemon.coordinator.store, threading.Event()
+
+    def fail(*_arguments):
+        tried.set()
+        raise sqlite3.OperationalError("database or disk is full")
+
+    worker = play(daemon)
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    monkeypatch.setattr(store, "save_job", fail)
+    worker.warm_up()
+    assert tried.wait(30)
+    while "cannot be written down" not in (waits := daemon.ask(m.GetStatus())["explain"]):
+        daemon.ask(m.ReadEvents(after=0))
+    assert "database or disk is full; make room on the coordinator's disk" in waits
+    monkeypatch.undo()
+    assert worker.hear(m.Assign).job == job
+    assert store.job(job)["generation"] == 1
 
 
 def test_wrong_settings_are_said_in_words(capsys, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
 import threading
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
 from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership_events import Disconnect, Incident, Job, JobEnded, SaveJob, Send
+from dtd.core.membership_events import Disconnect, Incident, Job, JobEnded, JobSaved, SaveJob, Send
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}
@@ -53,9 +54,12 @@ class PlayedStore:
     def __init__(self):
         self.may_write = threading.Event()
         self.written = []
+        self.failure = ""
 
     def save_job(self, number, body):
         assert self.may_write.wait(30)
+        if self.failure:
+            raise sqlite3.OperationalError(self.failure)
         self.written.append((number, body["step"]))
 
     def add_incident(self, incident):
@@ -93,6 +97,7 @@ async def desk():
         secrets=DataSecrets(bytes(32), links.incarnation, lambda: 1000.0),
         desk=desk,
         job_numbers={"digits-1": 7},
+        saved=told.append,
     )
     running = asyncio.create_task(effects.run())
     yield SimpleNamespace(
@@ -133,6 +138,21 @@ async def test_acknowledgements_do_not_wait_for_the_disk(desk):
     desk.effects.put(Send(name="worker-1", message=FREEZE))
     await asyncio.sleep(0)
     assert (desk.link.told, other.told, desk.store.written) == ([ACK], [FREEZE], [])
+
+
+async def test_what_announces_a_generation_is_told_to_be_written_or_not(desk):
+    desk.store.may_write.set()
+    announcing = SaveJob(job=Job(id="digits-1", spec=SPEC), announces=4)
+    desk.effects.put(announcing)
+    desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC)))
+    await desk.effects.settled()
+    assert desk.told == [JobSaved(job="digits-1", generation=4)]
+    desk.store.failure = "database or disk is full"
+    desk.effects.put(announcing)
+    desk.effects.put(announcing)
+    await desk.effects.settled()
+    failed = JobSaved(job="digits-1", generation=4, failure="database or disk is full")
+    assert desk.told[1:] == [failed, failed]
 
 
 async def test_a_message_goes_to_the_connection_that_the_worker_had(desk):

@@ -15,6 +15,7 @@ from dtd.core.membership_events import (
     Incident,
     Job,
     JobEnded,
+    JobSaved,
     SaveJob,
     Send,
     Submitted,
@@ -38,6 +39,7 @@ class Desk:
         self.disconnected: list[Disconnect] = []
         self.saved: list[Job] = []
         self.ended: list[Job] = []
+        self.writes = True
 
     def handle(self, event: Event) -> None:
         kept = {
@@ -45,14 +47,24 @@ class Desk:
             Incident: self.incidents,
             Disconnect: self.disconnected,
         }
+        announced: list[SaveJob] = []
         for effect in self.core.handle(event, self.now):
             if isinstance(effect, SaveJob):
                 self.saved.append(effect.job)
+                if effect.announces:
+                    announced.append(effect)
             elif isinstance(effect, JobEnded):
                 self.ended.append(effect.job)
             else:
                 kept[type(effect)].append(effect)
         self.core.check_invariants()
+        for effect in announced if self.writes else ():
+            self.written(effect)
+
+    def written(self, effect: SaveJob, failure: str = "") -> None:
+        """The store has written a job down, or says why it could not."""
+        saved = JobSaved(job=effect.job.id, generation=effect.announces, failure=failure)
+        self.handle(saved)
 
     def tick(self, now: float) -> None:
         """Let time pass, with heartbeats of all that are watched."""
@@ -73,7 +85,11 @@ class Desk:
 
     def submit(self, job_id: str = "j-1", **elastic: Any) -> Job:
         table = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
-        job = Job(id=job_id, spec={"job": {"name": "j"}, "elastic": {**table, **elastic}})
+        job = Job(
+            store_epoch=self.books.epoch,
+            id=job_id,
+            spec={"job": {"name": "j"}, "elastic": {**table, **elastic}},
+        )
         self.handle(Submitted(job=job))
         return job
 

@@ -77,7 +77,7 @@ def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
     old = make_desk()
     old.submit()
     number = old.run_generation("a")
-    desk = make_desk(here=HERE)
+    desk = make_desk(here=HERE, last_generation=number)
     job = old.books.job
     desk.submit(job.id)
     more = {"job": job.id, "generation": number, "roster_id": 5, "phase": "running"}

@@ -1,0 +1,107 @@
+"""Does the store name the newest generation there was?  Not after it has gone back.
+
+A store that was restored from a backup is of a later *epoch* than its jobs: generations may have
+come and gone since, and one of them may run on out of our hearing.  So the job is *in doubt*.
+Nothing is formed until it is certain what the newest generation was:
+
+* the highest one that any worker reports counts, with its roster and its start;
+* when all of its members have come and none of them had left it, there was no later one: that
+  would have needed one that has left (ADR 0006, rule 5);
+* otherwise the operator decides (`dtdctl resume`).
+
+Until then whoever trains trains on.  Numbers of another epoch are far from those of the last, so
+none is given twice.  A worker that knows of a generation which the store has never heard of shows
+that the store has gone back without being restored: that begins an epoch, too.  Part of the
+membership machine; changes the books, adds effects.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dtd.core.books import Books, GenerationState
+from dtd.core.membership_events import Job, SaveJob
+from dtd.wire import messages as m
+
+NUMBERS_PER_EPOCH: Final = 1_000_000
+"""Generations of epoch E have numbers above (E - 1) times this."""
+
+_NUMBERS: Final = ("generation", "held_generation", "prepared_generation")
+PARTAKING: Final = frozenset({"forming", "running"})
+
+
+def lasts(books: Books, job: Job) -> bool:
+    """Whether a generation may exist that is newer than the job's newest."""
+    return job.store_epoch < books.epoch
+
+
+def lowest_number(books: Books) -> int:
+    """What the numbers of this epoch exceed."""
+    return max(0, books.epoch - 1) * NUMBERS_PER_EPOCH
+
+
+def implausible(books: Books, message: m.Message) -> int:
+    """The first number of a generation in a message that this store cannot have given; 0: none."""
+    highest = max(books.epoch * NUMBERS_PER_EPOCH, books.generation)
+    held = [one.generation for one in getattr(message, "held", ())]
+    named = (getattr(message, name, 0) for name in _NUMBERS)
+    return next((number for number in (*named, *held) if number > highest), 0)
+
+
+def learn(books: Books, job: Job, message: m.Register) -> None:
+    """A worker says in which generation it took part last: the highest counts."""
+    books.highest_seen = max(books.highest_seen, message.generation)
+    members = tuple(member.name for member in message.roster)
+    if books.generation_state is not GenerationState.NONE:
+        return
+    if message.generation > max(job.generation, books.generation) and not lasts(books, job):
+        _went_back(books, message)
+    if lasts(books, job) and message.generation > job.generation:
+        job.generation, job.roster_id = message.generation, message.roster_id
+        job.roster = tuple(dict.fromkeys((*members, message.name)))
+        job.instances = ()
+        job.start_generation, job.start_step = message.held_generation, message.held_step
+        job.announced, job.fenced = True, False
+        books.vouched.clear()
+        books.decision = None
+    same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
+    if same and message.phase in PARTAKING:
+        books.vouched.add(message.name)
+
+
+def _went_back(books: Books, message: m.Register) -> None:
+    books.epoch += 1
+    books.incident(
+        "store_went_back",
+        f"{message.name} knows generation {message.generation}, and the coordinator's store"
+        f" {books.generation} at most: the store is older than what it decided",
+        worker=message.name,
+    )
+
+
+def is_over(books: Books, job: Job) -> bool:
+    """Whether all members of the newest known generation are here, and none had left it."""
+    return bool(job.roster) and books.vouched.issuperset(job.roster)
+
+
+def end(books: Books, job: Job) -> None:
+    """From here on the store knows the newest generation."""
+    job.store_epoch = books.epoch
+    books.vouched.clear()
+    books.emit(SaveJob(job=job))
+
+
+def explain(books: Books, job: Job) -> str:
+    """What is waited for, in words for a person."""
+    why = (
+        f"the coordinator's store has gone back (epoch {books.epoch}) and may not know what was"
+        " decided last"
+    )
+    way_out = f"`dtdctl resume {job.id}` if nobody else trains it"
+    if not job.generation:
+        return f"waiting: {why}; {way_out}"
+    missing = [name for name in job.roster if name not in books.vouched]
+    return (
+        f"waiting for {', '.join(missing)} to say that generation {job.generation}, the newest"
+        f" known, still runs: {why}; {way_out}"
+    )

@@ -17,6 +17,7 @@ from typing import Final
 
 from dtd.coordinator.database import FILE_NAME
 from dtd.coordinator.packages import PACKAGES
+from dtd.durable import sync_directory
 from dtd.errors import ConfigError
 from dtd.packages.archives import PACKAGE
 
@@ -45,7 +46,7 @@ def back_up(state_dir: Path, target: Path) -> int:
         _copy_store(store, copy)
         _write(beside, state_dir, copy)
         beside.rename(target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
         return target.stat().st_size
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"no backup could be written to {target}: {error}") from None
@@ -82,11 +83,3 @@ def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
         member = tarfile.TarInfo(name)
         member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
         tar.addfile(member, file)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
+from dtd.durable import make_directory
 from dtd.errors import ConfigError
 
 SCHEMA_VERSION: Final = 4
@@ -136,7 +137,7 @@ def lock(state_dir: Path) -> IO[str]:
         ConfigError: it cannot be used, or another coordinator uses it.
     """
     try:
-        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(state_dir, mode=0o700)
         held = (state_dir / LOCK_NAME).open("w")
     except OSError as error:
         raise ConfigError(

@@ -19,6 +19,7 @@ from dtd.coordinator.backup import KEYS
 from dtd.coordinator.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.packages import PACKAGES
 from dtd.coordinator.store import Store
+from dtd.durable import sync_directory
 from dtd.errors import ConfigError, UsageError
 from dtd.packages.archives import PACKAGE
 
@@ -126,11 +127,10 @@ def _move_in(workplace: Path, state_dir: Path) -> None:
             os.chown(path, owner.st_uid, owner.st_gid)
     for path in sorted(workplace.iterdir(), key=lambda path: path.name == FILE_NAME):
         path.rename(state_dir / path.name)
-    descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for directory in (KEYS, PACKAGES):
+        if (state_dir / directory).is_dir():
+            sync_directory(state_dir / directory)
+    sync_directory(state_dir)
 
 
 def _no_backup(source: Path, why: str) -> UsageError:

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.durable import make_directory, sync_directory
 from dtd.errors import ConfigError
 
 LIMIT_BYTES: Final = 4 * 1024 * 1024
@@ -35,7 +36,7 @@ def write_private(path: Path, content: bytes) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}",
@@ -78,7 +79,7 @@ def make_private_directory(path: Path) -> None:
         ConfigError: it cannot be made.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(path, mode=0o700)
     except OSError as error:
         raise ConfigError(f"directory {path} cannot be made: {error.strerror}") from None
 
@@ -105,11 +106,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not isinstance(records, list) or not all(isinstance(one, dict) for one in records):
         raise ConfigError(f"{path} is damaged: no list of records", remedy="restore it")
     return records
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

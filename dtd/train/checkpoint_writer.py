@@ -27,6 +27,7 @@ from typing import Final
 import xxhash
 
 from dtd.core.branches import Branch
+from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint_format import (
     MANIFEST_FILE,
@@ -99,6 +100,7 @@ class CheckpointWriter:
         self._rules = rules
         self._drafts = Drafts(directory)
         self.branches: tuple[Branch, ...] = ()
+        self._lasts = False  # the directory, and the way to it, survive a loss of power
         self.written_bytes = 0
         self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -165,9 +167,9 @@ class CheckpointWriter:
     # --- in the background -----------------------------------------------------------------
 
     def _write(self, name: str, draft: Draft) -> Manifest:
-        if not self._directory.is_dir():
-            self._directory.mkdir(parents=True, exist_ok=True)
-            _sync_directory(self._directory.parent)
+        if not (self._lasts and self._directory.is_dir()):
+            make_directory(self._directory)
+            self._lasts = True
         self._drafts.remove_leftovers(draft.manifest.generation)
         begun_s = time.monotonic()
         directory = self._drafts.make(name)
@@ -189,7 +191,7 @@ class CheckpointWriter:
         try:
             manifest = replace(written.result(), metrics=metrics)
             _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
-            _sync_directory(draft)
+            sync_directory(draft)
             self._put(name, target, manifest)
         finally:
             self._drafts.remove(name)
@@ -216,7 +218,7 @@ class CheckpointWriter:
         try:
             _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
             (draft / MANIFEST_FILE).replace(target / MANIFEST_FILE)
-            _sync_directory(target)
+            sync_directory(target)
         finally:
             self._drafts.remove(name)
         return self._published(target, manifest, published.write_s if published else 0.0)
@@ -234,7 +236,7 @@ class CheckpointWriter:
                 if not _holds(target, manifest):
                     self._drafts.clear(name, target)
             else:
-                _sync_directory(self._directory)
+                sync_directory(self._directory)
                 return
         raise CheckpointError(
             f"{target} cannot be put in its place: something else is there after {_TRIES} tries",
@@ -293,14 +295,6 @@ def _write_synced(file: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _nothing() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Final
 
+from dtd.durable import make_directory
 from dtd.errors import ConfigError
 from dtd.security.private_files import write_private
 
@@ -61,7 +62,7 @@ class StateDirectory:
     ) -> None:
         self._environ = environ
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(path, mode=0o700)
             self._lock = _opened(path / LOCK_NAME, environ.pop(HANDED_OVER, ""))
             locked = _take(self._lock, path, sleep)
         except OSError as error:

@@ -22,6 +22,7 @@ BASE = {
     *(
         "address",
         "config",
+        "durable",
         "errors",
         "event_names",
         "job",

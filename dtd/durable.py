@@ -1,0 +1,50 @@
+"""Directories that are still there after a loss of power.
+
+A file survives when it was synced, and can be found when every directory on the way to it was
+synced after it got its entry there.  Blocking; whoever writes what must last uses this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def make_directory(path: Path, *, mode: int = 0o777) -> None:
+    """Make a directory and what is missing on the way to it, each synced in its parent.
+
+    One that is there, and its parent, are synced as well: another process may have made them a
+    moment ago.
+
+    Args:
+        path: nothing happens to what is in it.
+        mode: of this directory; its parents have the usual one.
+
+    Raises:
+        OSError: it cannot be made, or something else lies there.
+    """
+    missing = []
+    for one in (path, *path.parents):
+        if one.is_dir():
+            break
+        missing.append(one)
+    for one in reversed(missing):
+        one.mkdir(mode=mode if one == path else 0o777, exist_ok=True)
+        sync_directory(one.parent)
+    for one in {path, path.parent} - set(missing):
+        with contextlib.suppress(OSError):  # it is somebody else's, and was there before
+            sync_directory(one.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Have the entries of a directory survive; returns when they do.
+
+    Raises:
+        OSError: it cannot be opened or synced.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""A task whose training pauses: every process sleeps at one step, and computes long at another."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtd.tasks.classification import classification_loss
+from dtd.tasks.memory_rows import MemoryRows
+
+ROWS = 256
+FEATURES = 8
+
+
+class Stalling:
+    """On which side of a plane a random point lies, with pauses.
+
+    Args:
+        sleeps_at: number of losses computed by this process before it sleeps.
+        computes_at: number of losses computed before it computes something long.
+        pause_s: how long both take.
+    """
+
+    def __init__(self, *, sleeps_at: int, computes_at: int, pause_s: float) -> None:
+        self._sleeps_at = sleeps_at
+        self._computes_at = computes_at
+        self._pause_s = pause_s
+        self._losses = 0
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(FEATURES, 2)
+
+    def train_dataset(self) -> MemoryRows:
+        inputs = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(1))
+        return MemoryRows(inputs=inputs, labels=(inputs.sum(dim=1) > 0).to(torch.int64))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self._losses += 1
+        if self._losses == self._sleeps_at:
+            time.sleep(self._pause_s)
+        if self._losses == self._computes_at:
+            until_s = time.monotonic() + self._pause_s
+            while time.monotonic() < until_s:
+                torch.randn(64, 64).sum()
+        return classification_loss(model, batch)

@@ -70,10 +70,10 @@ def advance(books: Books, job: Job, now: float) -> None:
         _finish(books, job)
     elif orders.hurried:
         _let_go(books, job)
+    elif _has_waited(books, job, orders, now):
+        _finish(books, job)
     elif not left:
         _nobody_left(books, job, written, now)
-    elif _has_waited(job, orders, now):
-        _finish(books, job)
     else:
         free = [worker for worker in left if orders.may_be_asked(worker.name, now)]
         for worker in _best(books, free, written)[: max(0, missing - orders.writing(now))]:
@@ -157,20 +157,26 @@ def _let_go(books: Books, job: Job) -> None:
     _finish(books, job)
 
 
-def _has_waited(job: Job, orders: SaveOrders, now: float) -> bool:
+def _has_waited(books: Books, job: Job, orders: SaveOrders, now: float) -> bool:
     """Nobody could write, and the operator wants an end."""
     if job.verdict == JobState.DONE.value:
         return False
     waited_s = now - orders.began_at
-    return waited_s >= MOST_S or (waited_s >= GIVE_UP_S and not orders.writing(now))
+    busy = orders.writing(now) > 0 or _may_be_told_more(books, job, orders, now)
+    return waited_s >= MOST_S or (waited_s >= GIVE_UP_S and not busy)
+
+
+def _may_be_told_more(books: Books, job: Job, orders: SaveOrders, now: float) -> bool:
+    """Somebody has come back, or may do so soon, and has not said yet what it holds."""
+    returning = any(books.workers[name].returning for name in books.warming_since)
+    return returning or (now < orders.hopes_until and bool(books.missing(job)))
 
 
 def _nobody_left(books: Books, job: Job, written: tuple[str, ...], now: float) -> None:
     """All who are here and hold the state have written it, or nobody holds it any more."""
     orders = books.saving
     assert orders is not None, "a job is saved that is not to end"
-    returning = any(books.workers[name].returning for name in books.warming_since)
-    if returning or (now < orders.hopes_until and books.missing(job)):
+    if _may_be_told_more(books, job, orders, now):
         return
     if written or job.verdict != JobState.DONE.value:
         _finish(books, job)

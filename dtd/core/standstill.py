@@ -127,8 +127,9 @@ def why_late(worker: Worker) -> str:
 
 def _why_kept(books: Books, job: Job, worker: Worker, now: float) -> str:
     """Why a worker that does not get on is not put out; empty when it is."""
-    if job.state is JobState.STOPPING:
-        return ""
+    unfinished = job.verdict != JobState.DONE.value
+    if job.state is JobState.STOPPING or (job.state is JobState.SAVING and unfinished):
+        return ""  # the operator wants an end
     others = [one for one in books.members() if one is not worker and one.state in _HERE]
     alike = [one.name for one in others if _stands_alike(books, worker, one)]
     if not _is_spare(books, job, worker, alike):

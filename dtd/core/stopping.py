@@ -21,9 +21,13 @@ LEAVE_S: Final = 10.0
 
 
 def hurry(books: Books) -> None:
-    """The operator does not want to wait for a step boundary."""
+    """The operator does not want to wait for a step boundary.
+
+    Who asks again and again does not give more time with that.
+    """
     broken_off = books.freeze_by is not None
-    books.stop_by = books.now + (LEAVE_S if broken_off else 0.0)
+    by = books.now + (LEAVE_S if broken_off else 0.0)
+    books.stop_by = by if books.stop_by is None else min(books.stop_by, by)
 
 
 def advance(books: Books, job: Job, now: float) -> None:

@@ -339,3 +339,40 @@ def test_a_job_that_was_to_be_done_goes_on_to_its_end(make_desk: Any) -> None:
         m.Finished(job="j-1", generation=3, held_generation=3, step=10, digest="x", result={}),
     )
     assert desk.told("a", m.Assign)[-1].held_step == 10
+
+
+def failed_before_the_coordinator_started(desk: Any) -> Job:
+    """A job that had failed; its only member comes back and has not left its generation."""
+    elastic = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+    job = Job(
+        id="j-1",
+        spec={"job": {"name": "j"}, "elastic": elastic},
+        state=JobState.STOPPING,
+        verdict="failed",
+        generation=1,
+        roster=("a",),
+        roster_id=5,
+        step=7,
+    )
+    desk.handle(Submitted(job=job))
+    desk.register("a", job="j-1", phase="running", generation=1, roster_id=5)
+    assert job.state is JobState.SAVING
+    return job
+
+
+def test_who_comes_back_and_hangs_does_not_keep_a_failed_job(desk: Any) -> None:
+    job = failed_before_the_coordinator_started(desk)
+    desk.silence(desk.now + 20.0, "a", job="j-1", step=7, stalled_s=900.0, patience_s=5.0)
+    assert [one.state for one in desk.told("a", m.Release)] == ["evicted"]
+    desk.silence(desk.now + 20.0)
+    assert job.state is JobState.FAILED
+    assert desk.told_of("state_discarded")
+
+
+def test_who_comes_back_and_computes_has_its_time_to_say_what_it_holds(desk: Any) -> None:
+    job = failed_before_the_coordinator_started(desk)
+    figures: dict[str, Any] = {"job": "j-1", "step": 7, "stalled_s": 2.0, "patience_s": 1e6}
+    desk.silence(desk.now + saving.MOST_S - 60.0, "a", **figures)
+    assert job.state is JobState.SAVING
+    desk.silence(desk.now + 61.0, "a", **figures)
+    assert job.state is JobState.FAILED

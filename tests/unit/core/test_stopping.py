@@ -83,3 +83,17 @@ def test_who_has_finished_is_not_put_out_with_who_has_not(desk: Any) -> None:
     assert [release.state for release in desk.told("b", m.Release)] == ["evicted"]
     assert [release.state for release in desk.told("a", m.Release)] == ["cancelled"]
     assert job.state is JobState.CANCELLED
+
+
+def test_who_cancels_again_and_again_gives_no_more_time(desk: Any) -> None:
+    job = computing(desk)
+    cancel(desk)
+    for _ in range(4):
+        cancel(desk)
+        busy(desk, desk.now + LEAVE_S - 1.0)
+        if desk.told("a", m.Release):
+            break
+    assert desk.now < 2 * LEAVE_S
+    assert [release.state for release in desk.told("a", m.Release)] == ["evicted"]
+    desk.silence(desk.now + 60.0)
+    assert job.state is JobState.CANCELLED

@@ -39,6 +39,11 @@ def noted(known: Sequence[Divergence], new: Divergence) -> list[Divergence]:
     return [*(one for one in known if one.step >= new.step), new]
 
 
+def last_generation(known: Sequence[Divergence]) -> int:
+    """In which states differed last; 0: in none."""
+    return known[-1].generation if known else 0
+
+
 def why_hopeless(known: Sequence[Divergence]) -> str:
     """Why it makes no sense to go on after the last of these; empty when it does."""
     last = known[-1]

@@ -5,7 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, adoption, doubt, ending, running, stopping
+from dtd.core import admission, adoption, divergence, doubt, ending, running, stopping
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
 from dtd.errors import RequestRefused
@@ -38,6 +38,7 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.must_settle = True
     books.recovery = books.verdict_by = None
     books.set_aside.clear()
+    books.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.announced and not doubt.lasts(books, job):
         adoption.adopt(books, job, now)
         return

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core import suspicion
-from dtd.core.membership_events import Ticked
+from dtd.core.membership_events import Job, Submitted, Ticked
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 
@@ -258,3 +258,21 @@ def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:
     desk.say("b", m.Probed(name="a", reachable=True))
     assert desk.books.links.bad == frozenset()
     assert len(desk.told_of("link_good")) == 1
+
+
+def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(desk: Any) -> None:
+    elastic = {"min_workers": 1, "max_workers": 8, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+    spec = {"job": {"name": "j"}, "elastic": elastic}
+    values: dict[str, Any] = {"generation": 3, "roster": ("a", "b"), "roster_id": 7, "step": 9}
+    stored = Job(id="j-1", spec=spec, divergences=((3, 8, "w"),), **values)
+    desk.handle(Submitted(job=stored))
+    desk.register("b", job="j-1", phase="frozen", generation=3, roster_id=7)
+    desk.froze("b", generation=3, step=9, held_generation=3)
+    assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
+    assert desk.state("b") == "lost"
+
+
+def test_the_next_job_has_no_disputed_state(desk: Any) -> None:
+    desk.books.distrusted = 3
+    desk.submit()
+    assert desk.books.distrusted == 0

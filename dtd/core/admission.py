@@ -66,7 +66,7 @@ def _fence(books: Books, message: m.Register) -> None:
 def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:
     """It still holds a generation of ours: have it freeze, then it is ready with what it holds."""
     job = books.job
-    if job is None or (job.id, job.identity) != (message.job, message.identity):
+    if job is None or not doubt.is_ours(job, message):
         worker.stray = True
         release(books, worker, "unknown", _why_unknown(books, message))
         return

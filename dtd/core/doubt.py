@@ -40,12 +40,29 @@ def lowest_number(books: Books) -> int:
     return max(0, books.epoch - 1) * NUMBERS_PER_EPOCH
 
 
-def implausible(books: Books, message: m.Message) -> int:
-    """The first number of a generation in a message that this store cannot have given; 0: none."""
+def implausible(books: Books, name: str, message: m.Message) -> int:
+    """The first number of a generation in a message that this store cannot have given; 0: none.
+
+    Whoever took part in a job that is not ours has its numbers from another store.
+    """
+    if _speaks_of_others(books, name, message):
+        return 0
     highest = max(books.epoch * NUMBERS_PER_EPOCH, books.generation)
     held = [one.generation for one in getattr(message, "held", ())]
     named = (getattr(message, name, 0) for name in _NUMBERS)
     return next((number for number in (*named, *held) if number > highest), 0)
+
+
+def is_ours(job: Job | None, message: m.Register) -> bool:
+    """Whether a worker has come with the active job, and not with a namesake of it."""
+    return job is not None and (job.id, job.identity) == (message.job, message.identity)
+
+
+def _speaks_of_others(books: Books, name: str, message: m.Message) -> bool:
+    if isinstance(message, m.Register):
+        return not is_ours(books.job, message)
+    known = books.workers.get(name)
+    return known is None or known.stray
 
 
 def learn(books: Books, job: Job, message: m.Register) -> None:

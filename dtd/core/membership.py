@@ -154,7 +154,7 @@ class Membership:
 
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         books = self.books
-        number = doubt.implausible(books, message)
+        number = doubt.implausible(books, name, message)
         if number:
             why = f"this coordinator's store has given no generation the number {number}"
             books.emit(Disconnect(name=name, reason=why))
@@ -163,7 +163,9 @@ class Membership:
             if not adoption.comes_back(books, message, now):
                 admission.register(books, message, now)
             return
-        worker = books.workers[name]
+        worker = books.workers.get(name)
+        if worker is None:  # it was not let in, and has yet to read that
+            return
         books.detector.heard(name, now)
         if isinstance(message, m.Heartbeat):
             self._on_heartbeat(worker, message, now)

@@ -7,6 +7,7 @@ synced after it got its entry there.  Blocking; whoever writes what must last us
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
     for one in (path, *path.parents):
         if one.is_dir():
             break
+        if one.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one))
         missing.append(one)
     for one in reversed(missing):
         one.mkdir(mode=mode if one == path else 0o777, exist_ok=True)

@@ -6,6 +6,7 @@ that worker goes away it goes on with the next one that holds the same checkpoin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask, ask_and_show
 from dtd.ctl.loading import loading_lines
 from dtd.ctl.origins import parse_job_at_step
+from dtd.ctl.patience import RECONNECT_EVERY_S
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, RequestRefused, UsageError
 from dtd.job.better import lower_is_better
@@ -25,6 +27,9 @@ from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
 WEIGHTS_FILE: Final = "model.safetensors"
+HOLDERS_BACK_S: Final = 20.0
+"""Longer than a worker's process takes to start."""
+
 AVERAGES_FILE: Final = "ema.safetensors"
 _HEADINGS: Final = (
     *("JOB", "GENERATION", "STEP", "SIZE", "WORKER", "THERE", "VERIFIED", "METRICS"),
@@ -81,11 +86,9 @@ def fetch(
     Without `mode` the job's own `best_mode` counts where it is about this metric.
     """
     job, step = parse_job_at_step(text, source="JOB")
-    answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
-    table = answer["spec"].get("checkpoint", {})
-    if not mode and table.get("best_metric") == best_metric:
-        mode = table.get("best_mode", "")
-    holders = choose(answer["checkpoints"], job=job, step=step, best_metric=best_metric, mode=mode)
+    answer, holders = _await_holders(
+        settings, job=job, step=step, best_metric=best_metric, mode=mode
+    )
     target = (directory or Path(job)) / WEIGHTS_FILE
     files = _fetch_from_any(holders, target.parent, _connect_for(settings, job, answer["spec"]))
     lines = loading_lines(answer["spec"], *files)
@@ -103,10 +106,35 @@ def fetch(
     return 0
 
 
-def choose(
+def _await_holders(
+    settings: Settings, *, job: str, step: int, best_metric: str, mode: str
+) -> tuple[Answer, list[Checkpoint]]:
+    """All that the coordinator says, and who holds the checkpoint that is wanted.
+
+    A worker's process starts afresh after a job, so whoever fetches right after its end may find
+    nobody there: they are waited for a little.
+    """
+    deadline_s = time.monotonic() + HOLDERS_BACK_S
+    told = False
+    while True:
+        answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
+        table = answer["spec"].get("checkpoint", {})
+        own = table.get("best_mode", "") if table.get("best_metric") == best_metric else ""
+        wanted = {"job": job, "step": step, "best_metric": best_metric, "mode": mode or own}
+        holders = holders_of(answer["checkpoints"], **wanted)
+        if any(one["alive"] for one in holders) or time.monotonic() >= deadline_s:
+            return answer, reachable(holders)
+        if not told:
+            names = ", ".join(one["worker"] for one in holders)
+            output.say(f"waiting for {names}: a worker starts afresh after a job")
+            told = True
+        time.sleep(RECONNECT_EVERY_S)
+
+
+def holders_of(
     known: Sequence[Checkpoint], *, job: str, step: int, best_metric: str, mode: str = ""
 ) -> list[Checkpoint]:
-    """Those who hold the checkpoint that is wanted, the reachable ones only.
+    """Those who hold the checkpoint that is wanted, whether they are there or not.
 
     Args:
         known: what the coordinator lists.
@@ -117,7 +145,7 @@ def choose(
             file's reference says of an empty `best_mode`.
 
     Raises:
-        RequestRefused: there is none, or nobody who holds it is there.
+        RequestRefused: there is none.
     """
     wanted = [one for one in known if one["verified"] and step in (0, one["step"])]
     if best_metric:
@@ -130,10 +158,18 @@ def choose(
             remedy=f"see what there is with: dtdctl checkpoints {job}",
         )
     first = max(wanted, key=lambda one: _rating(one, best_metric, mode))
-    holders = [one for one in wanted if _identity(one) == _identity(first)]
+    return [one for one in wanted if _identity(one) == _identity(first)]
+
+
+def reachable(holders: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those of a checkpoint's holders that are there.
+
+    Raises:
+        RequestRefused: nobody is.
+    """
     there = [one for one in holders if one["alive"]]
     if not there:
-        names = ", ".join(one["worker"] for one in holders)
+        first, names = holders[0], ", ".join(one["worker"] for one in holders)
         raise RequestRefused(
             f"nobody who holds the checkpoint of step {first['step']} is connected: {names}",
             remedy=f"start one of them, or copy {first['directory']} from its disk",

@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from dtd.address import Address
-from dtd.ctl.checkpoints import choose
+from dtd.ctl import checkpoints as command
+from dtd.ctl.checkpoints import holders_of, reachable
 from dtd.errors import RequestRefused, UsageError
 from dtd.net.blocking_link import connect_tcp
 from dtd.security.authority import Authority
@@ -59,7 +60,7 @@ KNOWN = [
     ],
 )
 def test_who_holds_what_is_wanted(wanted, step, workers):
-    found = choose(KNOWN, job="digits-1", **{"step": 0, "best_metric": "", **wanted})
+    found = reachable(holders_of(KNOWN, job="digits-1", **{"step": 0, "best_metric": "", **wanted}))
     assert {one["step"] for one in found} == {step}
     assert [one["worker"] for one in found] == workers
 
@@ -75,7 +76,7 @@ def test_who_holds_what_is_wanted(wanted, step, workers):
 )
 def test_what_cannot_be_had(known, step, metric, why):
     with pytest.raises(RequestRefused, match=why) as caught:
-        choose(known, job="digits-1", step=step, best_metric=metric)
+        reachable(holders_of(known, job="digits-1", step=step, best_metric=metric))
     assert caught.value.remedy
 
 
@@ -207,6 +208,29 @@ def test_without_a_credential_no_encrypted_weights_are_fetched(
     assert exit_code == UsageError.exit_code
     assert "digits-1 is encrypted, and this user has no credential" in err
     assert not (tmp_path / "weights" / "model.safetensors").exists()
+
+
+def test_fetch_waits_for_a_worker_that_starts_afresh(dtdctl, cluster, server, result, tmp_path):
+    serving, asked = server.script, []
+
+    def script(message):
+        if isinstance(message, m.ListCheckpoints) and len(asked) < 2:
+            asked.append(message)
+            return result({"checkpoints": [checkpoint(alive=False)], "spec": {}})
+        return serving(message)
+
+    server.script = script
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert (exit_code, len(asked)) == (0, 2)
+    assert err.count("waiting for worker-0: a worker starts afresh after a job") == 1
+
+
+def test_fetch_says_at_last_that_nobody_is_there(dtdctl, server, result, monkeypatch):
+    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
+    server.script = lambda _message: result({"checkpoints": [checkpoint(alive=False)], "spec": {}})
+    exit_code, _out, err = dtdctl("fetch", "digits-1")
+    assert exit_code == 1
+    assert "nobody who holds the checkpoint of step 20 is connected: worker-0" in err
 
 
 def test_fetch_goes_to_a_directory_named_after_the_job(dtdctl, cluster, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 
@@ -140,7 +141,7 @@ def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
     before = idle.pids()
     last = final_checkpoint(idle, two_jobs.first)
     data_port = Address(last["data_host"], last["data_port"])
-    resource = f"checkpoint/{two_jobs.first}/{last['name']}"
+    resource = f"checkpoint/{last['folder']}/{last['name']}"
     ticket = Pass(
         secret=last["ticket_key"], scope=resource, expires_unix_s=last["ticket_expires_unix_s"]
     )
@@ -158,7 +159,10 @@ def test_a_task_that_raises_fails_the_job_with_its_traceback(idle):
     job = idle.submit("task.fails_at=2")
     answer = idle.wait(job)
     assert answer["state"] == "failed"
-    assert answer["reason"].endswith(": ValueError: row 17 is odd")
+    # Whether the other worker reaches its odd row before it hears of this is a matter of chance.
+    assert re.match(
+        r"worker-[01]: ValueError: row 17 is odd( \(on worker-[01], too\))?$", answer["reason"]
+    )
     assert answer["reason"].partition(":")[0] in NAMES
     assert "gated_task.py" in answer["result"]["traceback"]
     assert answer["result"]["traceback"].rstrip().endswith("ValueError: row 17 is odd")

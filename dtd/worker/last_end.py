@@ -154,7 +154,8 @@ class LastEnd:
         traces = self._read()
         if traces is not None:
             self.told = verdict(traces, now)[:_TOLD_CHARACTERS]
-            log.warning("last_process_ended", how=self.told, last_pid=traces.pid, stack=traces.fault)
+            found = {"how": self.told, "last_pid": traces.pid, "stack": traces.fault}
+            log.warning("last_process_ended", **found)
         self._forget()
         record = {"pid": os.getpid(), "began": asdict(now)}
         with contextlib.suppress(OSError):

@@ -120,8 +120,8 @@ def _await_holders(
         answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
         table = answer["spec"].get("checkpoint", {})
         own = table.get("best_mode", "") if table.get("best_metric") == best_metric else ""
-        wanted = {"job": job, "step": step, "best_metric": best_metric, "mode": mode or own}
-        holders = holders_of(answer["checkpoints"], **wanted)
+        known = answer["checkpoints"]
+        holders = holders_of(known, job=job, step=step, best_metric=best_metric, mode=mode or own)
         if any(one["alive"] for one in holders) or time.monotonic() >= deadline_s:
             return answer, reachable(holders)
         if not told:

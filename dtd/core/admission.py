@@ -60,7 +60,7 @@ def _fence(books: Books, message: m.Register) -> None:
     """
     job = books.job
     if job is not None and message.name in job.roster and message.generation != job.generation:
-        job.fenced = True
+        books.fence(job)
 
 
 def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:

@@ -19,6 +19,7 @@ from dtd.core.membership_events import (
     Effect,
     Incident,
     Job,
+    JobState,
     Send,
     SetAside,
     Worker,
@@ -222,6 +223,24 @@ class Books:
             if name not in self.workers or self.workers[name].state is WorkerState.LOST
         ]
 
+    def withdraw(self, job: Job) -> None:
+        """What is being written down is not to be: nobody has heard of it, so nothing follows.
+
+        Its number stays used.
+        """
+        decision, self.decision = self.decision, None
+        if decision is not None:
+            for name, value in decision.before.items():
+                setattr(job, name, value)
+
+    def fence(self, job: Job) -> None:
+        """The job's newest generation commits nothing more.
+
+        One that nobody has heard of was decided since the last one had stopped, and goes on.
+        """
+        if self.decision is None:
+            job.fenced = True
+
     def advance(self, step: int) -> None:
         """A step is committed: what went wrong before did not keep the job from it.
 
@@ -308,6 +327,11 @@ class Books:
             assert self.generation_state is GenerationState.NONE
         else:
             assert self.job.state not in ENDED
+            assert (self.job.state is JobState.SAVING) == (self.saving is not None)
+        if self.decision is not None:
+            assert self.generation_state is GenerationState.NONE
+            assert self.job is not None
+            assert self.job.state is JobState.FORMING
         assert all(self.workers[n].state is WorkerState.WARMING for n in self.warming_since)
 
 

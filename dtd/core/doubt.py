@@ -74,13 +74,13 @@ def learn(books: Books, job: Job, message: m.Register) -> None:
     if message.generation > max(job.generation, books.generation) and not lasts(books, job):
         _went_back(books, message)
     if lasts(books, job) and message.generation > job.generation:
+        books.withdraw(job)
         job.generation, job.roster_id = message.generation, message.roster_id
         job.roster = tuple(dict.fromkeys((*members, message.name)))
         job.instances = ()
         job.start_generation, job.start_step = message.held_generation, message.held_step
         job.announced, job.fenced = True, False
         books.vouched.clear()
-        books.decision = None
     same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
     if same and message.phase in PARTAKING:
         books.vouched.add(message.name)

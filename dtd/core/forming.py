@@ -8,6 +8,8 @@ single member that has stopped stops the ring, so two generations never commit s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtd.core import branches, doubt, ending
 from dtd.core import roster as choice
 from dtd.core.books import AVAILABLE, Books, Decision, GenerationState, most_workers
@@ -39,8 +41,6 @@ def decide(books: Books, job: Job) -> None:
     chosen = choose(books, job)
     bar(books, chosen.barred)
     members = chosen.members
-    books.must_settle = False
-    books.settle_by = books.resume_by = books.form_at = None
     books.decision = Decision(
         members=members,
         holds=choice.holders(members, start),
@@ -69,11 +69,11 @@ def saved(books: Books, job: Job, event: JobSaved, now: float) -> None:
         return
     if event.failure:
         decision.failure, decision.again_at = event.failure, now + SAVE_AGAIN_S
-    elif _stands(books, decision):
+    elif _stands(books, job, decision):
         books.decision = None
         _announce(books, job, decision)
     else:
-        _withdraw(books, job, decision)
+        books.withdraw(job)
 
 
 def save_again(books: Books, job: Job, now: float) -> None:
@@ -82,32 +82,31 @@ def save_again(books: Books, job: Job, now: float) -> None:
     assert decision is not None, "nothing is decided"
     if decision.again_at is None or now < decision.again_at:
         return
-    if not _stands(books, decision):
-        _withdraw(books, job, decision)
+    if not _stands(books, job, decision):
+        books.withdraw(job)
         return
     decision.again_at = None
     books.emit(SaveJob(job=job, announces=job.generation))
 
 
-def _stands(books: Books, decision: Decision) -> bool:
-    """All whom it names are still there, the same processes."""
-    return all(
+def _stands(books: Books, job: Job, decision: Decision) -> bool:
+    """All whom it names are there, the same processes, and nobody has come with a newer state."""
+    if any(books.workers[name].returning for name in books.warming_since):
+        return False
+    start = choice.start_key(replace(job, **decision.before), books.available())
+    return start == (job.start_generation, job.start_step) and all(
         books.workers.get(member.name) is member and member.state in AVAILABLE
         for member in decision.members
     )
 
 
-def _withdraw(books: Books, job: Job, decision: Decision) -> None:
-    """Nobody has heard of the generation, so nothing follows from it; its number stays used."""
-    books.decision = None
-    for name, value in decision.before.items():
-        setattr(job, name, value)
-
-
 def _announce(books: Books, job: Job, decision: Decision) -> None:
     """Tell the members of a generation."""
     members, holds = decision.members, decision.holds
+    _tell_what_is_left(books, job, decision)
     books.fruitless += 1
+    books.must_settle = False
+    books.settle_by = books.resume_by = books.form_at = None
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.generation_state = GenerationState.FORMING
     books.has_run = False
@@ -189,12 +188,17 @@ def _leave_behind(books: Books, job: Job, start: choice.Key) -> None:
     if saved <= start and job.step <= start[1]:
         return
     job.branches = branches.left(branches.remembered(job.branches), start, books.generation)
-    if branches.is_left(saved, job.branches[-1:]):
+
+
+def _tell_what_is_left(books: Books, job: Job, decision: Decision) -> None:
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    begun = job.branches != decision.before["branches"]
+    if begun and branches.is_left(saved, branches.remembered(job.branches[-1:])):
         books.incident(
             "branch_left",
             f"the checkpoint of step {job.checkpoint_step} stays with"
-            f" {', '.join(job.checkpoint_holders)}; the job goes on from step {start[1]}",
-            step=start[1],
+            f" {', '.join(job.checkpoint_holders)}; the job goes on from step {job.start_step}",
+            step=job.start_step,
         )
 
 

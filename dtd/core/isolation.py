@@ -127,7 +127,7 @@ def _set_aside(books: Books, worker: Worker, aside: SetAside, now: float) -> Non
         traceback=aside.failed.traceback,
     )
     if books.job is not None and (was_member or worker.returning):
-        books.job.fenced = True  # its training thread has ended
+        books.fence(books.job)  # its training thread has ended
     admission.release(books, worker, "evicted", aside.reason)
     if was_member and books.generation_state is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"

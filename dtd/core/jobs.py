@@ -39,21 +39,24 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.recovery = books.verdict_by = None
     books.set_aside.clear()
     books.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
+    if job.state is JobState.SAVING:
+        _is_to_end_again(job)
     if job.announced and not doubt.lasts(books, job):
         adoption.adopt(books, job, now)
         return
-    _take_up(job)
+    if job.state is not JobState.STOPPING:
+        job.state, job.verdict = JobState.WARMING, ""
     books.emit(SaveJob(job=job))
     books.incident("job_started", f"job {job.id} begins to warm up")
     warm_up_idle(books, job, now)
 
 
-def _take_up(job: Job) -> None:
-    """A job that was to end, and was not done, is still to end."""
-    if job.state is JobState.SAVING and job.verdict != JobState.DONE.value:
+def _is_to_end_again(job: Job) -> None:
+    """A job that was to end, and was not done, is still to end; who was to save it is forgotten."""
+    if job.verdict == JobState.DONE.value:
+        job.state, job.verdict = JobState.RUNNING, ""
+    else:
         job.state = JobState.STOPPING
-    elif job.state is not JobState.STOPPING:
-        job.state, job.verdict = JobState.WARMING, ""
 
 
 def warm_up_idle(books: Books, job: Job, now: float) -> None:
@@ -87,6 +90,7 @@ def cancel(books: Books, job_id: str) -> None:
     if active.state is JobState.STOPPING:
         stopping.hurry(books)
         return
+    books.withdraw(active)
     active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
     books.emit(SaveJob(job=active))
     if books.generation_state is GenerationState.RUNNING:
@@ -103,7 +107,7 @@ def resume(books: Books, job_id: str, now: float) -> None:
     if job is None or job.id != job_id:
         raise RequestRefused(f"job {job_id} is not the active one", remedy="dtdctl jobs")
     waits = books.generation_state is GenerationState.NONE and job.state is not JobState.SAVING
-    if not waits:
+    if not waits or books.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
     if doubt.lasts(books, job):
         admission.end_doubt(books, job, now)
@@ -207,6 +211,7 @@ def fail(books: Books, name: str, message: m.Failed, now: float) -> None:
 
 def give_up(books: Books, job: Job, reason: str) -> None:
     """It makes no sense to go on; the job ends when nothing of it trains and its state is saved."""
+    books.withdraw(job)
     job.state, job.verdict, job.reason = JobState.STOPPING, JobState.FAILED.value, reason
     books.emit(SaveJob(job=job))
 

@@ -34,6 +34,7 @@ def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: flo
         now: the clock.
         hopes_s: how long those who are away may take to come back with what they hold.
     """
+    books.withdraw(job)
     jobs.note_digests(books, job)
     finished = [w for w in books.members() if w.state is WorkerState.FINISHED]
     key = choice.held_key(finished[0]) if finished else newest_key(books, job)

@@ -28,7 +28,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
     if known is None or known.incarnation != message.incarnation:
         books.links.forget(message.name)
     _fence(books, message)
-    _make_room(books)
+    _make_room(books, message.name)
     worker = introduction.newcomer(message)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     books.workers[worker.name] = worker
@@ -307,7 +307,9 @@ def _forget(books: Books, worker: Worker) -> None:
     books.warming_since.pop(worker.name, None)
 
 
-def _make_room(books: Books) -> None:
-    gone = [n for n, w in books.workers.items() if w.state in GONE and n not in books.roster]
-    for name in gone[: max(0, len(books.workers) - MAX_KNOWN_WORKERS + 1)]:
+def _make_room(books: Books, comes: str) -> None:
+    kept = {comes, *books.roster}
+    gone = [n for n, w in books.workers.items() if w.state in GONE and n not in kept]
+    for name in gone[: max(0, len(books.workers.keys() | {comes}) - MAX_KNOWN_WORKERS)]:
         del books.workers[name]
+        books.set_aside.pop(name, None)

@@ -66,6 +66,29 @@ def test_long_gone_workers_are_forgotten(desk: Any) -> None:
     assert "w-0" not in desk.books.workers
 
 
+def test_who_is_forgotten_is_not_set_aside_either(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    for number in range(admission.MAX_KNOWN_WORKERS + 5):
+        desk.register(f"w-{number}")
+        desk.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
+        desk.lost(f"w-{number}")
+    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
+    assert desk.books.set_aside.keys() == desk.books.workers.keys() - {"a"}
+
+
+def test_who_comes_again_is_remembered_however_many_there_were(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    for number in range(admission.MAX_KNOWN_WORKERS - 1):
+        desk.register(f"w-{number}")
+        desk.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
+        desk.lost(f"w-{number}")
+    desk.register("w-0", incarnation=2)
+    assert desk.state("w-0") == "refused"
+    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
+
+
 # --- coming back -----------------------------------------------------------------------------
 
 

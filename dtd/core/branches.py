@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from dtd.core.membership_events import Job
 from dtd.wire import messages as m
 
 MAX_BRANCHES: Final = m.MAX_BRANCHES
@@ -35,6 +36,15 @@ def remembered(known: Iterable[Sequence[Any]]) -> tuple[Branch, ...]:
 def is_left(key: Key, branches: Iterable[Branch]) -> bool:
     """Whether the job goes on without the state of this key."""
     return any(key > (one.generation, one.step) and key[0] < one.before for one in branches)
+
+
+def saved_step(job: Job) -> int:
+    """Steps of the newest checkpoint that counts for what is trained now; 0 for none.
+
+    One on a branch that was left says nothing about the same steps of this one.
+    """
+    saved = (job.checkpoint_generation, job.checkpoint_step)
+    return 0 if is_left(saved, remembered(job.branches)) else job.checkpoint_step
 
 
 def left(known: Sequence[Branch], start: Key, generation: int) -> tuple[Branch, ...]:

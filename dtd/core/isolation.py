@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dtd.core import admission, ending, jobs
+from dtd.core import admission, branches, ending, jobs
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState, least_workers
 from dtd.core.membership_events import WARM_UP, Job, SetAside, Worker, WorkerState
@@ -90,7 +90,7 @@ def _can_do_without(books: Books, job: Job, worker: Worker, aside: SetAside, now
     others = _others(books, worker.name)
     if not others:
         return _may_come(books, job, now)
-    unsaved = aside.at != WARM_UP and job.step > job.checkpoint_step
+    unsaved = aside.at != WARM_UP and job.step > branches.saved_step(job)
     if unsaved and not any(one.state in MEMBERS or choice.in_memory(one) for one in others):
         return False
     return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)

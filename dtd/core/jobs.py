@@ -5,7 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, adoption, divergence, doubt, ending, running, stopping
+from dtd.core import admission, adoption, branches, divergence, doubt, ending, running, stopping
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
 from dtd.errors import RequestRefused
@@ -151,17 +151,21 @@ def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
 
 
 def checkpoint_saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None:
-    """Remember who holds the newest checkpoint."""
+    """Remember who holds the newest checkpoint; one on a branch that was left comes last."""
     newest = (message.generation, message.step)
     known = (job.checkpoint_generation, job.checkpoint_step)
     if newest == known:
         job.checkpoint_holders = tuple(sorted({*job.checkpoint_holders, name}))
-    elif newest > known:
+    elif _rank(job, newest) > _rank(job, known):
         job.checkpoint_generation, job.checkpoint_step = newest
         job.checkpoint_holders = (name,)
     if books.saving is not None:
         books.saving.answered(name)
     books.emit(SaveJob(job=job))
+
+
+def _rank(job: Job, key: branches.Key) -> tuple[bool, branches.Key]:
+    return not branches.is_left(key, branches.remembered(job.branches)), key
 
 
 def note_digests(books: Books, job: Job) -> None:

@@ -11,7 +11,7 @@ and `ending`.
 
 from __future__ import annotations
 
-from dtd.core import ending, jobs
+from dtd.core import branches, ending, jobs
 from dtd.core import roster as choice
 from dtd.core.books import Books, GenerationState
 from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
@@ -136,7 +136,7 @@ def _holders(books: Books, key: choice.Key) -> list[Worker]:
 def _written_by(job: Job, key: choice.Key) -> tuple[str, ...]:
     """Who has published the state, or a newer one."""
     saved = (job.checkpoint_generation, job.checkpoint_step)
-    return job.checkpoint_holders if saved >= key and job.checkpoint_step else ()
+    return job.checkpoint_holders if saved >= key and branches.saved_step(job) else ()
 
 
 def _best(books: Books, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
@@ -204,16 +204,18 @@ def _finish(books: Books, job: Job) -> None:
 def _tell_what_is_missing(books: Books, job: Job, orders: SaveOrders, key: choice.Key) -> None:
     written, wanted = _written_by(job, key), copies(job)
     step = max(key[1], job.step)
-    if not written and step > job.checkpoint_step:
+    saved = branches.saved_step(job)
+    if not written and step > saved:
         why = orders.why() or "nobody has written it in time"
         if not _holders(books, key):
             why = "nobody who is here holds it"
+        elsewhere = ", on a branch that was left" if saved < job.checkpoint_step else ""
         books.incident(
             "state_discarded",
             f"step {step} of job {job.id} is given up, not saved: {why};"
-            f" the newest checkpoint is of step {job.checkpoint_step}",
+            f" the newest checkpoint is of step {job.checkpoint_step}{elsewhere}",
             step=step,
-            steps_lost=step - job.checkpoint_step,
+            steps_lost=step - saved,
         )
     elif written and len(written) < wanted:
         books.incident(

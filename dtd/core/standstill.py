@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from dtd.core import admission, ending
+from dtd.core import admission, branches, ending
 from dtd.core import roster as choice
 from dtd.core.books import MEMBERS, Books
 from dtd.core.membership_events import Job, JobState, Worker, WorkerState
@@ -144,10 +144,10 @@ def _why_kept(books: Books, job: Job, worker: Worker, now: float) -> str:
 def _is_spare(books: Books, job: Job, worker: Worker, alike: Collection[str]) -> bool:
     """No committed step is lost with it: others remember them all, or a disk does."""
     step = max(job.step, worker.heartbeat.step if worker.heartbeat is not None else 0)
-    if step in (0, job.checkpoint_step) or not _remembers(books, job, worker):
+    if step <= branches.saved_step(job) or not remembers(books, job, worker):
         return True
     heirs = (one for one in books.workers.values() if one is not worker and one.name not in alike)
-    return any(_remembers(books, job, one) and not one.returning for one in heirs)
+    return any(remembers(books, job, one) and not one.returning for one in heirs)
 
 
 def _stands_alike(books: Books, worker: Worker, other: Worker) -> bool:
@@ -160,7 +160,7 @@ def _stands_alike(books: Books, worker: Worker, other: Worker) -> bool:
     return 0 < ALIKE * one.stalled_s <= two.stalled_s
 
 
-def _remembers(books: Books, job: Job, worker: Worker) -> bool:
+def remembers(books: Books, job: Job, worker: Worker) -> bool:
     """It has the newest state in its memory."""
     if worker.returning:  # it has not said yet what it holds
         return True

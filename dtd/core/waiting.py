@@ -89,7 +89,7 @@ def _has_newest(books: Books, job: Job, now: float) -> bool:
 def resume_wait_s(books: Books, job: Job) -> float:
     """How long steps are waited for rather than done again: as long as that would take."""
     here = choice.start_key(job, books.available())[1]
-    cost_s = (max(job.step, job.checkpoint_step) - here) * job.step_s
+    cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
 
 
@@ -148,7 +148,7 @@ def explain(books: Books, job: Job) -> str:
             return f"pausing after {books.brief} generations that broke after hardly a step"
         return f"pausing after {books.fruitless} generations that committed no step"
     if books.resume_by is not None and not _is_newest_here(books, job):
-        step = max(job.step, job.checkpoint_step)
+        step = max(job.step, branches.saved_step(job))
         holders = ", ".join(_absent_holders(books, job))
         return (
             f"waiting for {holders}: nobody here holds the state of step {step};"

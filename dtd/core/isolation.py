@@ -2,8 +2,9 @@
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
 tried again later, ever more seldom.  The job is at fault if the same fails on two workers (warming
-up where nobody has done it yet, or one step), or on all that there are.  Part of the membership
-machine; changes the books, adds effects.
+up where nobody has done it yet, or one step), or on all that there are.  Whoever joins and has not
+taken the state over yet is still warming up.  Part of the membership machine; changes the books,
+adds effects.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dtd.core import admission, branches, ending, jobs
+from dtd.core import admission, branches, ending, jobs, standstill
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState, least_workers
 from dtd.core.membership_events import WARM_UP, Job, SetAside, Worker, WorkerState
@@ -20,14 +21,21 @@ from dtd.wire import messages as m
 
 FIRST_PAUSE_S: Final = 10.0
 MAX_PAUSE_S: Final = 600.0
+MAX_REASON_CHARACTERS: Final = 4_000
+MAX_TRACEBACK_CHARACTERS: Final = 12_000
+"""Of what a worker says; the end of a traceback says most."""
 
 
 def failed(books: Books, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
-    at = message.step if worker.state in MEMBERS or worker.returning else WARM_UP
+    message = _bounded(message)
+    at = message.step if _has_begun(job, worker) else WARM_UP
     aside = _note(books, worker, message, at, now)
+    if at == WARM_UP and job.state in admission.ENDING_JOBS:
+        _set_aside(books, worker, aside, now)  # it was no part of what ends
+        return
     also = _also_on(books, worker, aside)
     if also:
         named = ", ".join(sorted(also, key=choice.natural_key))
@@ -37,6 +45,21 @@ def failed(books: Books, job: Job, worker: Worker, message: m.Failed, now: float
         jobs.fail(books, worker.name, message, now)
     else:
         _set_aside(books, worker, aside, now)
+
+
+def _bounded(message: m.Failed) -> m.Failed:
+    reason = message.reason[:MAX_REASON_CHARACTERS]
+    return replace(message, reason=reason, traceback=message.traceback[-MAX_TRACEBACK_CHARACTERS:])
+
+
+def _has_begun(job: Job, worker: Worker) -> bool:
+    """It has a step of the job to fail in: it has trained, or need not take a state over first.
+
+    What a member holds is not known when this coordinator has just started.
+    """
+    if worker.state is WorkerState.FORMING and job.start_step and worker.held is not None:
+        return choice.holds(worker, (job.start_generation, job.start_step))
+    return worker.state in MEMBERS or worker.returning or choice.in_memory(worker)
 
 
 def _note(books: Books, worker: Worker, message: m.Failed, at: int, now: float) -> SetAside:
@@ -90,10 +113,18 @@ def _can_do_without(books: Books, job: Job, worker: Worker, aside: SetAside, now
     others = _others(books, worker.name)
     if not others:
         return _may_come(books, job, now)
-    unsaved = aside.at != WARM_UP and job.step > branches.saved_step(job)
-    if unsaved and not any(one.state in MEMBERS or choice.in_memory(one) for one in others):
+    step = max(job.step, aside.failed.step)
+    unsaved = aside.at != WARM_UP and step > branches.saved_step(job)
+    if unsaved and not any(_is_heir(books, job, one) for one in others):
         return False
     return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)
+
+
+def _is_heir(books: Books, job: Job, worker: Worker) -> bool:
+    """It remembers where the job stands.  Who is away trains on, if its generation has run."""
+    if worker.state is WorkerState.AWAY:
+        return books.has_run
+    return not worker.returning and standstill.remembers(books, job, worker)
 
 
 def _others(books: Books, name: str) -> list[Worker]:
@@ -135,7 +166,12 @@ def _set_aside(books: Books, worker: Worker, aside: SetAside, now: float) -> Non
 
 
 def try_again(books: Books, job: Job, now: float) -> None:
-    """Have those warm up again whose time has come; fail the job if nobody else has come."""
+    """Have those warm up again whose time has come; fail the job if nobody else has come.
+
+    A job that is to end needs nobody more.
+    """
+    if job.state in admission.ENDING_JOBS:
+        return
     for worker in _here(books):
         if now >= books.set_aside[worker.name].until:
             worker.reason = ""

@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from dtd.core.isolation import FIRST_PAUSE_S, MAX_PAUSE_S, next_deadline
-from dtd.core.membership_events import CancelRequested, DrainRequested
+from dtd.core.isolation import (
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    MAX_REASON_CHARACTERS,
+    MAX_TRACEBACK_CHARACTERS,
+    next_deadline,
+)
+from dtd.core.membership_events import (
+    WARM_UP,
+    CancelRequested,
+    DrainRequested,
+    JobState,
+    Submitted,
+)
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 
@@ -259,6 +271,184 @@ def test_a_job_that_is_being_cancelled_and_fails_has_failed(desk: Any) -> None:
     desk.handle(CancelRequested(job="j-1"))
     fails(desk, "a", step=3)
     assert verdict(desk) == "a: boom"
+
+
+def test_who_is_away_is_thought_to_train_on(desk: Any) -> None:
+    """Its ring could not have done the steps without it; it will come back and say so."""
+    desk.submit()
+    desk.run_generation("a", "b")
+    for name in "ab":
+        desk.beat(name, step=30)
+    desk.lost("b", farewell=False)
+    assert desk.state("b") == "away"
+    fails(desk, "a", step=30)
+    assert desk.state("a") == "released"
+    assert not desk.books.job.verdict
+
+
+def test_the_last_that_remembers_is_not_let_go_after_it_has_frozen_either(desk: Any) -> None:
+    desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b")
+    desk.lost("b")
+    desk.froze("a", generation=number, step=30)
+    desk.register("c")
+    fails(desk, "a", step=30)
+    assert desk.state("a") == "frozen"
+    assert [order.step for order in desk.told("a", m.Save)] == [30]
+
+
+# --- taking a state over -------------------------------------------------------------------------
+
+
+def joins(desk: Any, name: str, *, step: int) -> None:
+    """It is warm; the generation ends at `step` steps for its sake, and another one forms."""
+    members = list(desk.books.roster)
+    for member in members:
+        desk.beat(member, step=step)
+    number = desk.books.generation
+    desk.warm_up(name)
+    desk.tick(desk.now + 1.0)
+    for member in members:
+        desk.froze(member, generation=number, step=step)
+    assert desk.books.roster == sorted([*members, name])
+
+
+def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    joins(desk, "b", step=1000)
+    fails(desk, "a", "no memory to give it away", step=1000)
+    assert desk.state("a") == "forming"
+    assert desk.books.job.reason == "a: no memory to give it away"
+    desk.froze("a", generation=desk.books.generation, step=1000)
+    desk.froze("b", generation=desk.books.generation, step=0, held=())
+    assert [order.step for order in desk.told("a", m.Save)] == [1000]
+
+
+@pytest.mark.parametrize("heard", [500, 1000])
+def test_nor_for_one_that_remembers_older_days(desk: Any, heard: int) -> None:
+    desk.submit(max_workers=2)
+    number = desk.run_generation("a", "b")
+    for name in "ab":
+        desk.beat(name, step=500)
+    for name, other in ("ab", "ba"):
+        desk.froze(name, generation=number, step=500, suspect=other, evidence="unreachable")
+    desk.all_run("a")
+    desk.beat("a", step=heard)
+    assert desk.state("b") == "barred"
+    fails(desk, "a", step=1000)
+    assert desk.state("a") == "running"
+    assert desk.books.job.reason == "a: boom"
+
+
+def test_what_a_worker_has_done_since_it_was_last_heard_counts_as_unsaved(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    desk.beat("a", step=500)
+    desk.saved_checkpoint("a", generation=number, step=500)
+    desk.register("b")
+    fails(desk, "a", step=501)
+    assert desk.state("a") == "running"
+    assert desk.books.job.reason == "a: boom"
+
+
+def test_nobody_is_let_go_while_it_is_not_known_who_holds_the_state(
+    desk: Any, make_desk: Any
+) -> None:
+    """The coordinator starts anew while a generation forms, and hears of one member alone."""
+    job = desk.submit()
+    desk.run_generation("a")
+    joins(desk, "b", step=1000)
+    assert job.state is JobState.FORMING
+    other = make_desk(last_generation=2)
+    other.handle(Submitted(job=job))
+    other.back("a", phase="forming")
+    assert (other.state("a"), other.state("b")) == ("forming", "away")
+    fails(other, "a", step=1000)
+    assert other.state("a") == "forming"
+    assert job.reason == "a: boom"
+
+
+def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(desk: Any) -> None:
+    """Both held nothing, so neither was in a step of the job."""
+    desk.submit()
+    desk.run_generation("c", "d")
+    for name, step in (("a", 5000), ("b", 5100)):
+        joins(desk, name, step=step)
+        fails(desk, name, "out of memory", step=0)
+        assert desk.state(name) == "released"
+        assert desk.books.set_aside[name].at == WARM_UP
+        for member in "cd":
+            desk.froze(member, generation=desk.books.generation, step=step)
+        desk.all_run("c", "d")
+    assert not desk.books.job.verdict
+    assert desk.books.job.steps_lost == 0
+    assert desk.books.roster == ["c", "d"]
+
+
+def test_what_fails_on_two_at_the_very_beginning_fails_the_job(desk: Any) -> None:
+    """Nobody has anything to take over: both fail in the first step."""
+    desk.submit()
+    desk.warm_up("a", "b", "c")
+    fails(desk, "a")
+    fails(desk, "b")
+    assert desk.books.job.reason == "b: boom (on a, too)"
+
+
+# --- a job that is to end ------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_does_not_try_anybody_again(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    fails_afresh(desk, "c", "no driver")
+    desk.handle(CancelRequested(job="j-1"))
+    desk.tick(desk.now + FIRST_PAUSE_S + 1.0)
+    assert desk.state("c") == "refused"
+    assert len(desk.told("c", m.Prepare)) == 1
+    for name in "ab":
+        desk.froze(name, generation=number, step=50)
+    desk.saved_checkpoint("a", generation=number, step=50)
+    assert desk.ended[0].state is JobState.CANCELLED
+    assert desk.state("c") == "idle"
+
+
+def test_a_newcomer_that_fails_does_not_make_a_failure_of_a_cancel(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.register("c")
+    desk.handle(CancelRequested(job="j-1"))
+    fails(desk, "c", "no driver")
+    assert desk.state("c") == "released"
+    assert [one.at_boundary for one in desk.told("a", m.Freeze)] == [True]
+    for name in "ab":
+        desk.froze(name, generation=number, step=50)
+    desk.saved_checkpoint("a", generation=number, step=50)
+    assert desk.ended[0].state is JobState.CANCELLED
+
+
+def test_who_holds_the_state_of_a_job_that_is_saved_is_not_let_go(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a")
+    desk.handle(CancelRequested(job="j-1"))
+    desk.froze("a", generation=number, step=50)
+    assert desk.books.job.state is JobState.SAVING
+    fails(desk, "a", step=50)
+    assert desk.state("a") == "frozen"
+    assert desk.books.job.verdict == "cancelled"
+
+
+def test_what_a_worker_says_of_its_failure_is_bounded(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    desk.register("b")
+    say = m.Failed(job="j-1", reason="r" * 16_000, traceback="x" * 16_000 + "end", step=0)
+    desk.say("b", say)
+    kept = desk.books.set_aside["b"].failed
+    assert len(kept.reason) == MAX_REASON_CHARACTERS
+    assert len(kept.traceback) == MAX_TRACEBACK_CHARACTERS
+    assert kept.traceback.endswith("end")
 
 
 # --- other jobs ----------------------------------------------------------------------------------

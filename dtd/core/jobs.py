@@ -5,6 +5,8 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
+import math
+
 from dtd.core import admission, adoption, branches, divergence, doubt, ending, running, stopping
 from dtd.core.books import GONE, Books, GenerationState
 from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
@@ -145,8 +147,9 @@ def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
     running.progressed(books, job, message.generation, message.step, now)
     if message.generation == books.generation:
         job.epoch, job.loss = message.epoch, message.loss
-        job.step_s += (message.step_s - job.step_s) * (RECENT if job.step_s else 1.0)
-        job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
+        if 0 <= message.step_s < math.inf:  # how long somebody is waited for is reckoned from it
+            job.step_s += (message.step_s - job.step_s) * (RECENT if job.step_s else 1.0)
+            job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
         job.skipped_steps = max(job.skipped_steps, message.skipped_steps)
 
 

@@ -237,3 +237,23 @@ def test_what_a_job_may_still_start_from_is_not_deleted(
             delete(desk, "j-1", step)
     else:
         delete(desk, "j-1", step)
+
+
+@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0])
+def test_a_duration_that_is_none_does_not_count(desk: Any, step_s: float) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a")
+    figures: dict[str, Any] = dict.fromkeys(("learning_rate", "grad_norm", "compute_s"), 0.0)
+    figures |= {"comm_s": 0.0, "exposed_s": 0.0, "rows": 4, "epoch": 0, "loss": float("nan")}
+    for took_s in (0.5, step_s):
+        said = m.Progress(
+            job="j-1",
+            generation=number,
+            step=3,
+            step_s=took_s,
+            skipped=False,
+            skipped_steps=0,
+            **figures,
+        )
+        desk.say("a", said)
+    assert (job.step_s, job.samples_per_s, job.step) == (0.5, 8.0, 3)

@@ -10,22 +10,18 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dtd import job as jobs
+from dtd.core.figures import finite
 from dtd.core.membership_events import Job, JobState
 from dtd.errors import JobSpecError
 
 
 def job_body(job: Job) -> dict[str, Any]:
-    """A job as JSON can hold it; a snapshot, safe to hand to another thread."""
+    """A job as JSON can hold it; a snapshot, safe to hand to another thread.
+
+    A loss that is not finite is null: not every SQLite and no other reader takes NaN for JSON.
+    """
     body = {field.name: getattr(job, field.name) for field in fields(Job)}
-    return {name: _plain(value) for name, value in body.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, JobState):
-        return value.value
-    if isinstance(value, tuple):
-        return list(value)
-    return dict(value) if isinstance(value, dict) else value
+    return {**{name: finite(value) for name, value in body.items()}, "state": job.state.value}
 
 
 def job_from_body(body: dict[str, Any]) -> Job:

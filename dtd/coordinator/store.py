@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from dtd.coordinator.database import Database
 from dtd.coordinator.records import completed, job_details, job_from_body, job_row
-from dtd.core.branches import is_left, remembered
+from dtd.core.branches import Branch, is_left, remembered
+from dtd.core.figures import finite
 from dtd.core.membership_events import ENDED, Incident, Job, JobState
 from dtd.core.status import EndedJob
 from dtd.job.differences import differing
@@ -175,7 +176,7 @@ class Store:
                     incident.generation,
                     incident.step,
                     incident.message[:MAX_MESSAGE_CHARACTERS],
-                    json.dumps(incident.details),
+                    json.dumps(finite(incident.details)),
                 ),
             )
             newest = cursor.lastrowid or 0
@@ -225,7 +226,7 @@ class Store:
                     saved.size_bytes,
                     saved.directory,
                     saved.digest,
-                    json.dumps(saved.metrics),
+                    json.dumps(finite(saved.metrics)),
                 ),
             )
             names = saved.kept.get("names", [])
@@ -237,16 +238,24 @@ class Store:
     def checkpoints(self, job: str) -> list[dict[str, Any]]:
         """Known checkpoints of one job, or of all, newest first; has the job left them behind?"""
         query = (
-            "SELECT checkpoints.*, json_extract(body, '$.branches') AS branches"
-            " FROM checkpoints LEFT JOIN jobs ON id = job WHERE ? IN ('', job)"
+            "SELECT * FROM checkpoints WHERE ? IN ('', job)"
             " ORDER BY job, generation DESC, step DESC LIMIT ?"
         )
         found = _dicts(self._database.read(query, job, PAGE_ROWS))
+        branches = {name: self._branches(name) for name in {one["job"] for one in found}}
         for one in found:
-            one["metrics"] = json.loads(one["metrics"])
-            branches = remembered(json.loads(one.pop("branches") or "[]"))
-            one["left_behind"] = is_left((one["generation"], one["step"]), branches)
+            one["metrics"] = finite(json.loads(one["metrics"]))
+            key = (one["generation"], one["step"])
+            one["left_behind"] = is_left(key, branches[one["job"]])
         return found
+
+    def _branches(self, job_id: str) -> tuple[Branch, ...]:
+        """What a job has left behind.
+
+        A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
+        """
+        rows = self._database.read("SELECT body FROM jobs WHERE id = ?", job_id)
+        return remembered(one for (body,) in rows for one in json.loads(body).get("branches", ()))
 
     # --- what is deleted -------------------------------------------------------------------------
 

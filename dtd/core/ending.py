@@ -5,6 +5,7 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
+from dtd.core import figures
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState
 from dtd.core.incidents import Recovery
@@ -145,7 +146,7 @@ def member_finished(books: Books, job: Job, worker: Worker, message: m.Finished)
     job.fenced = True
     job.step = max(job.step, message.step)
     if message.result:
-        job.result = dict(message.result)
+        job.result = figures.result(message.result)
 
 
 def is_complete(books: Books) -> bool:

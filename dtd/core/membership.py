@@ -19,6 +19,7 @@ from dtd.core import (
     adoption,
     doubt,
     ending,
+    figures,
     forming,
     isolation,
     jobs,
@@ -195,7 +196,7 @@ class Membership:
         if isinstance(message, m.Progress):
             jobs.progress(books, job, message, now)
         elif isinstance(message, m.Evaluated):
-            job.metrics = dict(message.metrics)
+            job.metrics = figures.metrics(message.metrics)
         elif isinstance(message, m.CheckpointSaved):
             jobs.checkpoint_saved(books, job, worker.name, message)
         elif isinstance(message, m.Failed):

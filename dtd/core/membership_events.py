@@ -197,7 +197,7 @@ class Job:
     dataset_fingerprint: str = ""
     task_digest: str = ""
     divergences: tuple[Any, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 
     @property

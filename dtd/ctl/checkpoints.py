@@ -149,7 +149,7 @@ def holders_of(
     """
     wanted = [one for one in known if one["verified"] and step in (0, one["step"])]
     if best_metric:
-        wanted = [one for one in wanted if best_metric in one["metrics"]]
+        wanted = [one for one in wanted if one["metrics"].get(best_metric) is not None]
     if not wanted:
         what = f"of step {step} " if step else ""
         what += f"with the metric {best_metric!r} " if best_metric else ""

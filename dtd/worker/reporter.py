@@ -171,7 +171,7 @@ class JobReporter:
     def result(self, outcome: Outcome) -> dict[str, Any]:
         """The job's result as this rank saw it: means over the steps that it took part in."""
         steps = max(1, self._steps)
-        losses = self._epoch_losses or [float("nan")]
+        losses = self._epoch_losses
         metrics = {str(name): float(value) for name, value in outcome.metrics.items()}
         return {
             "steps": outcome.step,
@@ -179,7 +179,7 @@ class JobReporter:
             "skipped_steps": outcome.skipped,
             "rows_missing": outcome.rows_missing,
             "rows_repeated": outcome.rows_repeated,
-            "train_loss": sum(losses) / len(losses),
+            "train_loss": sum(losses) / len(losses) if losses else None,
             "eval_loss": metrics.get("loss"),
             "eval_accuracy": metrics.get("accuracy"),
             "samples_per_s": self._rows / max(self._sums["step_s"], 1e-9),

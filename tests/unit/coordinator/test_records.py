@@ -57,3 +57,10 @@ def test_a_row_of_an_older_job():
     row = job_row({"id": "digits-1", "spec": SPEC, "state": "done"}, 1.0, None, 2.0)
     assert (row["id"], row["name"], row["state"], row["step"]) == ("digits-1", "digits", "done", 0)
     assert (row["submitted_s"], row["started_s"], row["ended_s"]) == (1.0, None, 2.0)
+
+
+def test_what_is_not_finite_is_null():
+    diverged = Job(id="digits-1", spec=SPEC, loss=float("nan"), metrics={"loss": float("inf")})
+    text = json.dumps(job_body(diverged), allow_nan=False)
+    again = job_from_body(json.loads(text))
+    assert (again.loss, again.metrics) == (None, {"loss": None})

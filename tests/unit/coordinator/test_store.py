@@ -260,3 +260,17 @@ def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
     assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
     (unfinished,) = store.unfinished_jobs()
     assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
+
+
+def test_checkpoints_of_a_diverged_job_are_listed(store):
+    nan = float("nan")
+    store.save_job(1, {**job_body(job(branches=((1, 10, 3),))), "loss": nan})  # as dtd wrote it
+    store.save_job(2, job_body(job(2, loss=nan, metrics={"loss": nan})))
+    store.save_checkpoint("worker-0", saved(40, metrics={"loss": nan, "accuracy": 0.1}))
+    store.save_checkpoint("worker-0", saved(10, job="digits-2"))
+    first, second = store.checkpoints("")
+    assert (first["left_behind"], second["left_behind"]) == (True, False)
+    assert first["metrics"] == {"loss": None, "accuracy": 0.1}
+    reader = store._database
+    valid = reader.read("SELECT json_valid(body) FROM jobs WHERE number = 2")
+    assert [tuple(row) for row in valid] == [(1,)]

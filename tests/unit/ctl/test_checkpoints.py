@@ -45,6 +45,7 @@ KNOWN = [
     checkpoint(worker="worker-2", alive=False),
     checkpoint(step=30, verified=False),
     checkpoint(generation=0, step=40, metrics={}),
+    checkpoint(step=5, metrics={"accuracy": None, "loss": None}),
 ]
 
 

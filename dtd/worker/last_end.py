@@ -90,17 +90,19 @@ class Traces:
 def verdict(traces: Traces, now: Moment) -> str:
     """How the process ended, to follow "its last process": one clause, never empty.
 
-    The strongest evidence speaks: a stack, then the service manager, then the kernel's counts.
+    The strongest evidence speaks: the watchdog, a stack, the service manager, the kernel's counts.
     """
     fault = _FATAL.search(traces.fault)
     result, _, rest = traces.service.partition(" ")
     status = rest.rpartition(" ")[2]
+    if result == "watchdog":  # whose SIGABRT leaves a stack, too
+        return (
+            f"was ended by systemd's watchdog: its event loop did not answer{_place(traces.fault)}"
+        )
     if fault is not None:
         return f"ended by {_SIGNALS.get(fault[1], fault[1])}{_place(traces.fault)}"
     if result == "oom-kill":
         return "was killed by the kernel for lack of memory (systemd: oom-kill)"
-    if result == "watchdog":
-        return "was ended by systemd's watchdog: its event loop did not answer"
     if traces.began.boot and now.boot and traces.began.boot != now.boot:
         return "ended with its host, which has started again since"
     memory = _lack_of_memory(traces.began, now)

@@ -37,6 +37,10 @@ def test_the_strongest_evidence_speaks():
     assert end(fault="Fatal Python error: RuntimeError: no\n") == "ended by RuntimeError: no"
     assert "for lack of memory (systemd: oom-kill)" in end(service="oom-kill killed KILL")
     assert "systemd's watchdog" in end(service="watchdog dumped ABRT")
+    stack = SEGMENTATION_FAULT.replace("Segmentation fault", "Aborted")
+    assert end(fault=stack, service="watchdog dumped ABRT") == (
+        "was ended by systemd's watchdog: its event loop did not answer in loss (task.py:31)"
+    )
     assert end(service="signal killed KILL") == "ended by SIGKILL (systemd: signal)"
     assert end(service="exit-code exited 3") == "ended with exit status 3"
     assert end(boot="b2") == "ended with its host, which has started again since"

@@ -58,6 +58,7 @@ def take_up(books: Books, job: Job, now: float) -> None:
     books.start_step = job.start_step
     books.generation_state, books.has_run = GenerationState.RUNNING, True
     books.must_settle, books.advanced_at = False, now
+    books.waiting_since = None
     job.state = JobState.RUNNING
     for name in job.roster:
         worker = books.workers[name]

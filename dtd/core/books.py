@@ -106,7 +106,9 @@ class Books:
         warming_since: when each warming worker began.
         settle_by: when the first generation may form without waiting for more workers.
         must_settle: the job has not formed a generation since it was activated.
-        resume_by: until when a holder of the newest checkpoint is waited for.
+        waiting_since: when it was first seen that somebody who is away may hold a newer state than
+            those who are here.
+        resumed: the operator does not want to wait for those.
         freeze_by: when members that have not reported FROZEN are given up.
         stop_by: when a generation of a job that is to end is broken off.
         form_at: no generation is formed before, after several that came to nothing.
@@ -146,7 +148,8 @@ class Books:
     warming_since: dict[str, float] = field(default_factory=dict)
     settle_by: float | None = None
     must_settle: bool = True
-    resume_by: float | None = None
+    waiting_since: float | None = None
+    resumed: bool = False
     freeze_by: float | None = None
     stop_by: float | None = None
     form_at: float | None = None

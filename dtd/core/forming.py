@@ -106,7 +106,8 @@ def _announce(books: Books, job: Job, decision: Decision) -> None:
     _tell_what_is_left(books, job, decision)
     books.fruitless += 1
     books.must_settle = False
-    books.settle_by = books.resume_by = books.form_at = None
+    books.settle_by = books.waiting_since = books.form_at = None
+    books.resumed = False
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.generation_state = GenerationState.FORMING
     books.has_run = False

@@ -114,7 +114,7 @@ def resume(books: Books, job_id: str, now: float) -> None:
     if doubt.lasts(books, job):
         admission.end_doubt(books, job, now)
     job.fenced = True
-    books.resume_by = now
+    books.resumed = True
     books.incident("job_resumed", f"job {job.id} goes on without those who are away")
 
 
@@ -197,7 +197,8 @@ def finish(books: Books, state: JobState, reason: str) -> None:
             admission.release(books, worker, "left" if worker.leaving else state.value, reason)
     ending.reset(books)
     books.job = None
-    books.settle_by = books.resume_by = None
+    books.settle_by = books.waiting_since = None
+    books.resumed = False
 
 
 def fail(books: Books, name: str, message: m.Failed, now: float) -> None:

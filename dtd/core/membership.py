@@ -133,7 +133,7 @@ class Membership:
         waits = (
             books.detector.next_deadline(now),
             books.settle_by,
-            books.resume_by,
+            waiting.resume_by(books),
             books.freeze_by,
             books.form_at,
             books.stop_by,

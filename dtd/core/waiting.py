@@ -80,10 +80,21 @@ def _has_settled(books: Books, job: Job, now: float) -> bool:
 def _has_newest(books: Books, job: Job, now: float) -> bool:
     """Wait a while for whoever holds the newest state rather than go further back."""
     if _is_newest_here(books, job):
-        return True
-    if books.resume_by is None:
-        books.resume_by = now + resume_wait_s(books, job)
-    return now >= books.resume_by
+        books.waiting_since = None
+    elif books.waiting_since is None:
+        books.waiting_since = now
+    resume_at = resume_by(books)
+    return books.resumed or resume_at is None or now >= resume_at
+
+
+def resume_by(books: Books) -> float | None:
+    """When the job goes on without whoever may hold a newer state than those who are here now.
+
+    Who is here may change while it waits, and with it what going on would cost.
+    """
+    if books.job is None or books.waiting_since is None:
+        return None
+    return books.waiting_since + resume_wait_s(books, books.job)
 
 
 def resume_wait_s(books: Books, job: Job) -> float:
@@ -147,13 +158,14 @@ def explain(books: Books, job: Job) -> str:
         if books.brief > books.fruitless:
             return f"pausing after {books.brief} generations that broke after hardly a step"
         return f"pausing after {books.fruitless} generations that committed no step"
-    if books.resume_by is not None and not _is_newest_here(books, job):
+    resume_at = resume_by(books)
+    if resume_at is not None and not (books.resumed or _is_newest_here(books, job)):
         step = max(job.step, branches.saved_step(job))
         holders = ", ".join(_absent_holders(books, job))
         return (
             f"waiting for {holders}: nobody here holds the state of step {step};"
             f" `dtdctl resume {job.id}` goes on without it,"
-            f" as the job does in {_in_words(books.resume_by - books.now)}"
+            f" as the job does in {_in_words(max(0.0, resume_at - books.now))}"
         )
     return "settling: giving late workers a moment to join"
 

@@ -4,7 +4,7 @@ import pytest
 
 from dtd.core import waiting
 from dtd.core.books import FRUITFUL_STEPS
-from dtd.core.membership_events import JobState, ResumeRequested
+from dtd.core.membership_events import JobState, ResumeRequested, SaveJob
 from dtd.core.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -355,6 +355,63 @@ def test_lost_steps_are_waited_for_as_long_as_they_would_take(
     assert desk.books.roster == []
     desk.tick(desk.now + 1.0)
     assert (desk.books.roster, desk.books.start_step) == (["b"], to)
+
+
+def register_holder(desk: Any, name: str, step: int, *, incarnation: int = 1) -> None:
+    """A new process that has a checkpoint of the first generation."""
+    desk.register(name, incarnation=incarnation)
+    held = m.Held(job="j-1", generation=1, step=step, digest="", where="checkpoint")
+    desk.warmed(name, held=(held,))
+
+
+def test_more_is_waited_for_longer_once_a_holder_is_gone(desk: Any) -> None:
+    """With one who was ten steps behind a minute was enough; without it all would begin again."""
+    fallen_back(desk, step_s=1.0)
+    register_holder(desk, "c", 390)
+    assert desk.core.explain().endswith("in 60 s")
+    desk.tick(desk.now + 20.0)
+    desk.lost("c")
+    assert desk.core.explain().endswith("in 6 min")
+    desk.tick(399.5)
+    assert (desk.books.roster, desk.core.next_deadline(399.9)) == ([], 400.0)
+    desk.tick(400.5)
+    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
+
+
+def test_less_is_waited_for_less_once_a_holder_has_come(desk: Any) -> None:
+    fallen_back(desk, step_s=1.0)
+    desk.tick(40.0)
+    register_holder(desk, "c", 390)
+    assert desk.core.explain().endswith("in 20 s")
+    desk.tick(60.5)
+    assert (desk.books.roster, desk.books.start_step) == (["b", "c"], 390)
+
+
+def test_the_wait_begins_anew_when_the_newest_state_had_come(desk: Any) -> None:
+    job = fallen_back(desk, step_s=1.0)
+    desk.tick(300.0)
+    desk.books.fruitless = waiting.QUICK_GENERATIONS + 6
+    register_holder(desk, "a", 400, incarnation=2)
+    assert desk.core.explain().startswith("pausing")
+    assert desk.books.waiting_since is None
+    desk.lost("a", incarnation=2)
+    desk.tick(600.0)
+    assert (desk.books.roster, job.state) == ([], JobState.WAITING)
+    desk.tick(707.0)
+    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
+
+
+def test_the_operators_word_lasts_until_the_job_goes_on(desk: Any) -> None:
+    """It cannot be written down at once, and who was to take part is lost meanwhile."""
+    fallen_back(desk, step_s=100.0)
+    register_holder(desk, "c", 100)
+    desk.writes = False
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.lost("c")
+    desk.writes = True
+    desk.written(SaveJob(job=desk.books.job, announces=desk.books.generation))
+    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
+    assert not desk.books.resumed
 
 
 def test_the_operator_need_not_wait(desk: Any) -> None:

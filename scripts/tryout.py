@@ -105,10 +105,11 @@ def chosen(rows: Sequence[Row], words: Sequence[str]) -> list[Row]:
 
 
 def run_tests(tests: Sequence[str]) -> dict[str, Outcome]:
-    """Run the tests in one pytest, files whole and in order; outcomes by node id."""
+    """Run the tests, a file by one of two processes; outcomes by node id."""
     with tempfile.TemporaryDirectory(prefix="dtd-tryout-") as directory:
         report = Path(directory, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}"]
+        command += ["--numprocesses", "2", "--dist", "loadfile"]
         subprocess.run([*command, *tests], cwd=ROOT, check=False, stdout=sys.stderr)
         if not report.exists():
             raise SystemExit("pytest has written no report: see above")

@@ -66,8 +66,12 @@ class Standing:
     """A job that stands at a gate, and what was seen of it there."""
 
     def __init__(self, daemons):
-        self.gates = daemons.hold(STOP_AT + 1)
+        # A checkpoint is told of with the first step after it is written, whenever that may be.
+        self.gates = daemons.hold(STOP_AT - 2, STOP_AT + 1)
         self.job = daemons.submit("elastic.min_workers=2", gates=self.gates)
+        newest = f"worker-*/checkpoints/{self.job}*/g*-s{NEWEST_CHECKPOINT:09d}/manifest.json"
+        daemons.until(self.job, lambda: any(daemons.directory.glob(newest)))
+        self.gates.open(0)
         daemons.until(self.job, lambda: self._stands(daemons))
         self.coordinator = scrape(endpoint(daemons, "coordinator"))
         self.workers = {name: scrape(endpoint(daemons, name)) for name in ("worker-0", "worker-1")}
@@ -86,13 +90,13 @@ class Standing:
 def standing(daemons):
     made = Standing(daemons)
     yield made
-    made.gates.open(0)
+    made.gates.open(1)
 
 
 @pytest.fixture
 def ended(daemons, standing):
     """The job's id, when it has ended."""
-    standing.gates.open(0)
+    standing.gates.open(1)
     assert daemons.wait(standing.job)["state"] == "done"
     return standing.job
 

@@ -1,4 +1,4 @@
-"""HOST:PORT as people write it, checked before anything is opened.
+"""HOST:PORT and unix:/PATH as people write them, checked before anything is opened.
 
 Names are not resolved here; that happens where a connection is made.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final, Self
 
 from dtd.errors import UsageError
@@ -18,6 +19,8 @@ _LABEL: Final = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?")
 _ONLY_NUMBERS: Final = re.compile(r"[0-9.]+")
 _LAST_PORT: Final = 65535
+SCHEME: Final = "unix:"
+"""What the address of a Unix-domain socket begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,44 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPath:
+    """A Unix-domain socket of this host, by the absolute path of its file."""
+
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `unix:/PATH`; raises `UsageError` that says what is wrong."""
+        path = text.removeprefix(SCHEME)
+        if not text.startswith(SCHEME) or not PurePosixPath(path).is_absolute():
+            msg = f"must be {SCHEME} and an absolute path, not {shown(text)}"
+            raise UsageError(msg)
+        if not path.isprintable() or "," in path or path.endswith("/") or "/../" in path:
+            msg = f"must name a file, without commas, .. and control characters, not {shown(text)}"
+            raise UsageError(msg)
+        return cls(path)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.path}"
+
+
+Endpoint = Address | SocketPath
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Read `HOST:PORT` or `unix:/PATH`; raises `UsageError` that says what is wrong."""
+    if text.startswith(SCHEME):
+        return SocketPath.parse(text)
+    try:
+        return Address.parse(text)
+    except UsageError:
+        if text.startswith("/"):
+            msg = f"must be HOST:PORT or unix:/PATH, not {shown(text)}"
+            raise UsageError(msg) from None
+        raise
 
 
 def is_host(text: str) -> bool:

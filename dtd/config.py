@@ -10,36 +10,45 @@ letters after `DTD_`; an empty one counts as not set.
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from dtd.address import Address, is_host
+from dtd.address import Address, Endpoint, is_host
 from dtd.errors import ConfigError, UsageError
 from dtd.logs import LogFormat, LogLevel
+from dtd.names import NAME, NAME_WORDS, name_of
+from dtd.places import COORDINATOR, socket_place, state_directory
 from dtd.rules import FieldInfo, did_you_mean, fields_of, rule
 from dtd.setting_values import converted
 from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
-DEFAULT_COORDINATOR: Final = Address("127.0.0.1", 7117)
 DEFAULT_DATA_ADDRESS: Final = Address("127.0.0.1", 0)
 COORDINATOR_FILE: Final = Path("/etc/dtd/coordinator.toml")
 WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
+WORKER_USER: Final = "dtd-worker"
+"""Whom the workers' units run as."""
 _LIMIT_BYTES: Final = 64 * 1024
+
+Sandbox = Literal["normal", "strict"]
+MetricsFor = Literal["anybody", "members"]
 
 _LOG_FORMAT: Final = rule("One JSON object a line, or console; auto: console on a terminal.")
 _LOG_LEVEL: Final = rule("Least level that is logged; each training step is a line at debug.")
 _LISTEN: Final = rule(
-    "Address to listen on; beyond loopback only who has a credential of the cluster is served."
+    "Data address to listen on; beyond loopback it wants a credential of the cluster."
 )
-_METRICS: Final = rule(
-    "Address where Prometheus can read figures, without authentication; default: nowhere."
+_METRICS: Final = rule("Address where Prometheus can read figures; default: nowhere.")
+_METRICS_FOR: Final = rule(
+    "Who may read them: whoever can connect, or over TLS who shows a credential of the cluster."
 )
+_USERS: Final = {
+    "pattern": r"@?[^\s@,:][^\s,:]{0,255}",
+    "wording": "users and @groups of this host, by name or number",
+}
 _STATE_DIR: Final = rule(
     "Directory for everything that must survive a restart; default: STATE_DIRECTORY of systemd,"
     " else below ~/.local/state/dtd, for root below /var/lib/dtd."
@@ -50,8 +59,32 @@ _STATE_DIR: Final = rule(
 class CoordinatorConfig:
     """Settings of `dtd-coordinator`."""
 
-    listen: Address = field(default=DEFAULT_COORDINATOR, metadata=_LISTEN)
+    listen: Address | None = field(
+        default=None,
+        metadata=rule(
+            "TCP address to listen on besides, for who has a credential of the cluster; default:"
+            " none, users and workers of this host call at the socket."
+        ),
+    )
     state_dir: Path = field(metadata=_STATE_DIR)
+    socket: Path = field(
+        metadata=rule(
+            "File of the socket for this host; default: control.sock in RUNTIME_DIRECTORY of"
+            " systemd, else in the state directory."
+        )
+    )
+    local_operators: tuple[str, ...] = field(
+        default=(),
+        metadata=rule("Users and @groups of this host who may do everything there.", **_USERS),
+    )
+    local_workers: tuple[str, ...] = field(
+        default=(WORKER_USER,),
+        metadata=rule("Users and @groups of this host whose processes may be workers.", **_USERS),
+    )
+    local_viewers: tuple[str, ...] = field(
+        default=(),
+        metadata=rule("Users and @groups of this host who may look, and change nothing.", **_USERS),
+    )
     heartbeat_interval_s: float = field(
         default=0.25,
         metadata=rule("How often workers report that they live.", above=0, maximum=60),
@@ -67,7 +100,26 @@ class CoordinatorConfig:
             " it listens, or this host's own address."
         ),
     )
+    credential_days: int = field(
+        default=30,
+        metadata=rule(
+            "How long credentials live that are issued from now on; they renew themselves once two"
+            " thirds of that are over.",
+            minimum=1,
+            maximum=825,
+        ),
+    )
+    output_lines_per_s: int = field(
+        default=1000,
+        metadata=rule(
+            "Lines of a job's output that are kept of each worker, a second; what exceeds it is"
+            " dropped and counted.",
+            minimum=1,
+            maximum=100_000,
+        ),
+    )
     metrics: Address | None = field(default=None, metadata=_METRICS)
+    metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
@@ -76,11 +128,11 @@ class CoordinatorConfig:
 class WorkerConfig:
     """Settings of `dtd-worker`."""
 
-    coordinator: tuple[Address, ...] = field(
+    coordinator: tuple[Endpoint, ...] = field(
         default=(),
         metadata=rule(
             "Where the coordinator listens, several with commas between; default: as the credential"
-            " says, without one 127.0.0.1:7117."
+            " says, without one a coordinator of this host."
         ),
     )
     credential: Path | None = field(
@@ -90,9 +142,8 @@ class WorkerConfig:
     name: str = field(
         metadata=rule(
             "Stable name of this worker, unique among all; default: host name and device.",
-            pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
-            wording="1 to 64 letters, digits, dots, dashes or underscores, the first one a letter"
-            " or digit",
+            pattern=NAME,
+            wording=NAME_WORDS,
         )
     )
     device: str = field(
@@ -114,7 +165,15 @@ class WorkerConfig:
         ),
     )
     state_dir: Path = field(metadata=_STATE_DIR)
+    sandbox: Sandbox = field(
+        default="normal",
+        metadata=rule(
+            "`strict`: start only where jobs can write to this worker's own directories alone and"
+            " call no strangers; takes jobs that ask for it."
+        ),
+    )
     metrics: Address | None = field(default=None, metadata=_METRICS)
+    metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
@@ -152,7 +211,8 @@ def load_coordinator_config(
         ConfigError: with everything that is wrong.
     """
     values, problems = _gather(CoordinatorConfig, flags, environ, default_file)
-    values.setdefault("state_dir", _state_dir("coordinator", environ))
+    values.setdefault("state_dir", state_directory(COORDINATOR, environ))
+    values.setdefault("socket", socket_place(values["state_dir"], environ))
     config = CoordinatorConfig(**values)
     problems |= _bad_hosts(config.advertise, many=True)
     if (
@@ -189,10 +249,10 @@ def load_worker_config(
     values, problems = _gather(WorkerConfig, flags, environ, default_file)
     device = values.get("device", "cpu")
     values.setdefault("name", _worker_name(hostname or platform.node(), device))
-    values.setdefault("state_dir", _state_dir(f"worker-{values['name']}", environ))
+    values.setdefault("state_dir", state_directory(f"worker-{values['name']}", environ))
     config = WorkerConfig(**values)
     for address in config.coordinator:
-        if address.port == 0:
+        if isinstance(address, Address) and address.port == 0:
             problems["coordinator"] = f"coordinator: must name a port, not {address}"
     problems |= _bad_hosts(config.advertise, many=False)
     _raise_if_any(problems)
@@ -268,16 +328,7 @@ def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:
 
 
 def _worker_name(hostname: str, device: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9._-]", "-", hostname).lstrip("._-")[:48]
-    return f"{plain or 'worker'}-{device.replace(':', '')}"
-
-
-def _state_dir(leaf: str, environ: Mapping[str, str]) -> Path:
-    if environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
-        return Path(environ["STATE_DIRECTORY"].split(":")[0])
-    if os.geteuid() == 0 or not environ.get("HOME"):
-        return Path("/var/lib/dtd") / leaf
-    return Path(environ["HOME"]) / ".local/state/dtd" / leaf
+    return f"{name_of(hostname, most=48) or 'worker'}-{device.replace(':', '')}"
 
 
 def _raise_if_any(problems: Mapping[str, str]) -> None:

@@ -3,7 +3,8 @@
 A ring whose neighbour runs on the same host need not push gradients through two sockets: it names
 the memory where they lie, and the neighbour reads them there (protocol.md, "Loans").  The owner
 makes the memory as a file without a name (memfd), sealed against changing its size, so that no
-reader can be cut off below a length that it has checked.  The reader is handed the open file
+reader can be cut off below a length that it has checked, and against being written to by anybody
+but through the one mapping that the owner has made before.  The reader is handed the open file
 (`dtd.net.descriptors`), and believes that it is the right one when it finds the nonce.
 
     | loan, u64 little-endian | nonce, 16 bytes | zeros up to HEAD_BYTES | what is lent |
@@ -22,6 +23,7 @@ before it sends TAKEN.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -36,7 +38,9 @@ NONCE_BYTES: Final = 16
 
 _NAME: Final = "dtd-buckets"
 _LOAN: Final = struct.Struct("<Q")
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FUTURE_WRITE: Final = 0x10
+"""F_SEAL_FUTURE_WRITE (Linux 5.1): no write, and no mapping that could, from now on."""
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _FUTURE_WRITE
 
 
 class LentMemory:
@@ -50,7 +54,7 @@ class LentMemory:
         nonce: by which a reader knows that it has the right file.
         size_bytes: of the file, with its head.
         loan: the number under which its contents may be read now.
-        lendable: others can be let read it.
+        lendable: others can be let read it, and no more than that.
 
     Raises:
         OSError: the system has no such memory to give.
@@ -60,12 +64,11 @@ class LentMemory:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.size_bytes = HEAD_BYTES + size_bytes
         self.loan = 1
-        self.lendable = memory_barrier.available()
         self.descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, self.size_bytes)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self.descriptor, self.size_bytes)
+            self.lendable = memory_barrier.available() and _sealed(self.descriptor)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -93,10 +96,9 @@ class LentMemory:
 
 
 class BorrowedMemory:
-    """What another process of this host lends, to be read only.
+    """What another process of this host lends, to be read only: to write to it ends this process.
 
-    The mapping is private rather than read-only, since torch wants buffers that are writable: a
-    write would stay in this process.
+    torch takes only buffers that call themselves writable, and so do the views of this one.
     """
 
     def __init__(self, mapped: mmap.mmap) -> None:
@@ -139,8 +141,34 @@ def borrow(descriptor: int, *, nonce: bytes, size_bytes: int) -> BorrowedMemory 
         if not is_it:
             return None
         mapped = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        _make_read_only(mapped)
     except OSError:  # a file that knows no seals, or cannot be mapped
         return None
     if mapped[_LOAN.size : _LOAN.size + NONCE_BYTES] != nonce:
         return None
     return BorrowedMemory(mapped)
+
+
+def _sealed(descriptor: int) -> bool:
+    """Seal a file that has been mapped; False where the kernel does not know all of the seals."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        return False
+    return True
+
+
+def _make_read_only(mapped: mmap.mmap) -> None:
+    """Have the kernel allow no writing to a mapping.
+
+    Raises:
+        OSError: it does not.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    with memoryview(mapped) as view:
+        start = ctypes.c_char.from_buffer(view)
+        address = ctypes.c_void_p(ctypes.addressof(start))
+        failed = library.mprotect(address, ctypes.c_size_t(len(view)), mmap.PROT_READ)
+        del start
+    if failed:
+        raise OSError(ctypes.get_errno(), "mprotect(2) failed")

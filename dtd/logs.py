@@ -31,7 +31,7 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
-from dtd.shown import plain_value
+from dtd.shown import indented, quoted
 
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -55,8 +55,20 @@ _SECRET_TEXT: Final = re.compile(
     re.DOTALL,
 )
 _MAX_DEPTH: Final = 8
+_OURS: Final = frozenset({"ts", "level"})
+_OF_SEVERAL_LINES: Final = frozenset({"exception", "stack"})
 _STDOUT: Final = 1
 _STDERR: Final = 2
+
+
+class _AsItStands:
+    """A value for the console that is quoted already: the renderer shows what `repr` gives."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 class _Stream:
@@ -99,8 +111,8 @@ def configure_logging(
         if console
         else structlog.processors.JSONRenderer(serializer=_as_json)
     ]
-    if console and is_terminal:
-        render = [_without_control_sequences, *render]
+    if console:
+        render = [_for_a_console, *render]
     if not console and is_journal(stream, os.environ):
         render = [_with_priority(render[0])]
     render = [structlog.processors.format_exc_info, redact, *render]
@@ -179,9 +191,22 @@ def _blanked(found: re.Match[str]) -> str:
     return REDACTED if found["secret"] or found["key"] else found[0]
 
 
-def _without_control_sequences(_logger: object, _method: str, line: _Line) -> _Line:
-    """What a job printed must not steer the terminal that shows it."""
-    return {name: plain_value(value) for name, value in line.items()}
+def _for_a_console(_logger: object, _method: str, line: _Line) -> _Line:
+    """What others wrote must neither steer a terminal nor look like a line or a field of ours."""
+    return {name: _console_value(name, value) for name, value in line.items()}
+
+
+def _console_value(name: str, value: Any) -> Any:
+    if name in _OURS or value is None or isinstance(value, bool | int | float):
+        return value
+    if name in _OF_SEVERAL_LINES:
+        return "  " + indented(str(value))
+    if name == "event":
+        return quoted(str(value))
+    if isinstance(value, dict | list | tuple):
+        with contextlib.suppress(ValueError, TypeError):
+            return _AsItStands(json.dumps(value, default=repr))
+    return _AsItStands(quoted(value if isinstance(value, str) else repr(value)))
 
 
 def _with_priority(render: Processor) -> Processor:

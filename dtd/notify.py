@@ -18,6 +18,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from dtd.shown import one_line
+
 STATUS_EVERY_S: Final = 1.0
 MAX_STATUS_CHARACTERS: Final = 500
 
@@ -52,13 +54,13 @@ class Notifier:
 
     def status(self, text: str) -> None:
         """What the daemon does, for `systemctl status`; said only when it has changed."""
-        line = " ".join(text.split())[:MAX_STATUS_CHARACTERS]
+        line = one_line(" ".join(text.split()), MAX_STATUS_CHARACTERS)
         if line != self._status and self._tell(f"STATUS={line}"):
             self._status = line
 
-    def watchdog(self) -> None:
-        """The event loop turns."""
-        self._tell("WATCHDOG=1")
+    def watchdog(self) -> bool:
+        """The event loop turns; whether the manager has taken that."""
+        return self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
         """The daemon ends, and will not be back in this process."""
@@ -84,8 +86,9 @@ class Notifier:
 
     async def _keep_watchdog(self) -> None:
         while self._watchdog_s > 0:
-            self.watchdog()
-            await asyncio.sleep(self._watchdog_s / 2)
+            taken = self.watchdog()
+            # A busy manager takes nothing for a moment; a second miss would end this process.
+            await asyncio.sleep(self._watchdog_s / 2 if taken else STATUS_EVERY_S)
 
     def _tell(self, text: str) -> bool:
         """Whether the manager has taken it; never blocks."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint, SocketPath, parse_endpoint
 from dtd.errors import UsageError
 from dtd.rules import FieldInfo, fault, without_none
 from dtd.shown import shown
 
-ADDRESSES: Final = tuple[Address, ...]
+ENDPOINTS: Final = tuple[Endpoint, ...]
+NAMES: Final = tuple[str, ...]
 
 
 def converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, str]:
@@ -23,8 +24,10 @@ def converted(info: FieldInfo, value: object, *, is_text: bool) -> tuple[Any, st
         is_text: it is text that stands for a value, as in a flag or a variable.
     """
     kind = without_none(info.hint)
-    if kind == ADDRESSES:
-        return _addresses(value)
+    if kind == ENDPOINTS:
+        return _endpoints(value)
+    if kind == NAMES:
+        return _names(info, value)
     if kind in (Address, Path):
         if isinstance(value, kind):
             return value, ""
@@ -51,22 +54,32 @@ def _address(text: str) -> tuple[Address | None, str]:
         return None, str(error)
 
 
-def _addresses(value: object) -> tuple[tuple[Address, ...] | None, str]:
+def _endpoints(value: object) -> tuple[tuple[Endpoint, ...] | None, str]:
     """Addresses as text with commas between, as an array of texts, or as they are."""
     words: object = value.split(",") if isinstance(value, str) else value
-    if isinstance(words, Address):
+    if isinstance(words, Address | SocketPath):
         words = [words]
     if not isinstance(words, list | tuple) or not words:
         return None, f"must be a string or an array of strings, not {shown(value)}"
-    found = []
+    found: list[Endpoint] = []
     for word in words:
-        if not isinstance(word, str | Address):
+        if not isinstance(word, str | Address | SocketPath):
             return None, f"must be a string or an array of strings, not {shown(value)}"
-        address, text = (word, "") if isinstance(word, Address) else _address(word.strip())
-        if address is None:
-            return None, text
-        found.append(address)
+        try:
+            found.append(parse_endpoint(word.strip()) if isinstance(word, str) else word)
+        except UsageError as error:
+            return None, str(error)
     return tuple(found), ""
+
+
+def _names(info: FieldInfo, value: object) -> tuple[tuple[str, ...] | None, str]:
+    """Names as text with commas between, or as an array of texts, which may be empty."""
+    words: object = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        return None, f"must be a string or an array of strings, not {shown(value)}"
+    found = [word.strip() if isinstance(word, str) else word for word in words]
+    text = next((text for word in found if (text := fault(str, info.rule, word))), "")
+    return (None, text) if text else (tuple(found), "")
 
 
 def _path(text: str) -> tuple[Path | None, str]:

@@ -1,8 +1,17 @@
-"""Values as people typed them, for sentences about what is wrong; others' texts, for a terminal.
+r"""Values as people typed them, and others' texts made safe to show.
 
-What a job printed, or a peer calls itself, is somebody else's text: on a terminal, control
-sequences in it could hide lines, rename the window or answer as if typed.  `plain` takes them out;
-files and pipes get the text as it came.
+What a job printed, what a peer calls itself and why it says no is somebody else's text.  Raw, it
+could steer a terminal, hide or turn round what stands beside it, and begin lines that look like
+ours.  So whoever shows a text has it escaped here, and nowhere else, by what is promised there:
+
+    escaped      a text of several lines, on a terminal
+    indented     the same below a line of ours, which it must not pass for
+    one_line     one line of such a text: a cell, a status line, a label
+    quoted       one value of a line of `key=value` pairs: a console
+    json_safe    JSON that may be shown raw: the same values, spelt otherwise
+
+Nothing is lost: what cannot be shown stands there by its number, `\x1b` or `\u202e`.  Colours
+alone are taken out, since jobs print so many.  Pure.
 """
 
 from __future__ import annotations
@@ -14,15 +23,18 @@ from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63 - 1
 SHOWN_CHARACTERS: Final = 60
-_CONTROL: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor (ECMA-48, 5.4)
-    # OSC, DCS, SOS, PM, APC: titles, clipboards, up to their end; one without an end goes whole.
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|\Z)"
-    r"|\x9b[0-?]*[ -/]*[@-~]"
-    r"|\x1b[ -/]*[0-~]?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # what is left of C0 but tab and newline, and of C1
-    r"|[\u202a-\u202e\u2066-\u2069]"  # text that reads in another order than it stands
+_COLOUR: Final = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")  # SGR (ECMA-48, 8.3.117)
+_HIDDEN: Final = (
+    r"\x7f-\x9f"  # DEL and C1, among which U+009B begins a control sequence
+    r"\xad\u061c\u180e\u200b\u200e\u200f\ufeff"  # seen by nobody, or turning the text round
+    r"\u2028-\u202e\u2060-\u206f\ufff9-\ufffb"  # line ends, embeddings, overrides, isolates
+    r"\ud800-\udfff"  # no Unicode: halves of a character
+    r"\U000e0000-\U000e007f"  # tags
 )
+_UNSAFE: Final = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")  # all but tab and newline
+_UNSAFE_IN_JSON: Final = re.compile(rf"[{_HIDDEN}]")  # JSON itself spells the others
+_BREAKS: Final = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+_SIMPLE: Final = re.compile(r"[^\s\"'=]+")
 
 
 def shown(value: object) -> str:
@@ -45,21 +57,57 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
-def plain(text: str) -> str:
-    """The text without control sequences; tabs and line ends stay, a lone return ends a line."""
+def escaped(text: str) -> str:
+    """A text for a terminal; tabs and line ends stay, a lone return ends a line."""
     if text.isprintable():
         return text
-    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _UNSAFE.sub(_number, _COLOUR.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
-def plain_value(value: Any) -> Any:
-    """The same for all texts in a decoded answer; what holds none stays the object it is."""
+def one_line(text: str, most: int | None = None) -> str:
+    """A text as one line, cut after so many characters: what breaks lines becomes a space."""
+    if not text.isprintable():
+        text = escaped(_BREAKS.sub(" ", text))
+    return text if most is None or len(text) <= most else f"{text[: most - 3]}..."
+
+
+def indented(text: str) -> str:
+    """A text of several lines, of which none but the first begins as a line of ours would."""
+    first, *rest = escaped(text).split("\n")
+    return "\n".join([first, *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)])
+
+
+def escaped_value(value: Any) -> Any:
+    """All texts in a decoded answer `escaped`; what holds none stays the object it is."""
     match value:
         case str():
-            return plain(value)
+            return escaped(value)
         case dict():
-            return {plain_value(key): plain_value(one) for key, one in value.items()}
+            return {escaped_value(key): escaped_value(one) for key, one in value.items()}
         case list():
-            return [plain_value(one) for one in value]
+            return [escaped_value(one) for one in value]
         case _:
             return value
+
+
+def quoted(text: str) -> str:
+    """A text that cannot be taken for more than one value of a line: in quotes unless simple."""
+    if text.isprintable() and _SIMPLE.fullmatch(text):
+        return text
+    return json_safe(json.dumps(text, ensure_ascii=False))
+
+
+def json_safe(text: str) -> str:
+    """JSON with what no terminal should get spelt as JSON spells it; it reads as the same value."""
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE_IN_JSON.sub(_in_json, text)
+
+
+def _number(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _in_json(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}" if found[0] == "\x7f" else json.dumps(found[0])[1:-1]

@@ -31,6 +31,8 @@ class Trouble:
         return f"{self.message}: {self.remedy}" if self.remedy else self.message
 
 
+_SOCKET: Final = "unix:"
+
 # --- calling the coordinator -------------------------------------------------------------------
 
 
@@ -40,7 +42,9 @@ def no_answer(where: str, within_s: float) -> Trouble:
         kind="no-answer",
         where=where,
         message=f"no answer within {within_s:g} s from the coordinator at {where}",
-        remedy="check that its host is up, and let TCP port"
+        remedy="it may be starting, or be stuck: read its log"
+        if where.startswith(_SOCKET)
+        else "check that its host is up, and let TCP port"
         f" {where.rpartition(':')[2]} through its firewall",
     )
 
@@ -53,6 +57,27 @@ def nobody_listens(where: str) -> Trouble:
         message=f"nobody listens at the coordinator's address {where}",
         remedy="start the coordinator there (systemctl start dtd-coordinator), or name its right"
         " address with --coordinator",
+    )
+
+
+def may_not_open(where: str, uid: int) -> Trouble:
+    """The socket's directory is closed to this user."""
+    return Trouble(
+        kind="may-not-open",
+        where=where,
+        message=f"uid {uid} may not open the coordinator's socket {where}",
+        remedy="have its operator add the user to the group of the socket's directory (dtd), and to"
+        " local_workers, local_viewers or local_operators; or join with a token",
+    )
+
+
+def not_followed(where: str, why: str, remedy: str) -> Trouble:
+    """Somebody listens there who may be anybody."""
+    return Trouble(
+        kind="not-followed",
+        where=where,
+        message=f"who listens at {where} is not followed: {why}",
+        remedy=remedy,
     )
 
 
@@ -130,29 +155,24 @@ def no_tls(where: str, cause: str) -> Trouble:
     )
 
 
-def hung_up(where: str, *, has_tls: bool) -> Trouble:
-    """It ends the connection without a word, as it does with those whom it does not know.
-
-    Args:
-        where: its address.
-        has_tls: this host has shown it a credential.
-    """
-    if has_tls:
+def hung_up(where: str) -> Trouble:
+    """It ends the connection without a word, as it does with those whom it does not know."""
+    if where.startswith(_SOCKET):
         return Trouble(
-            kind="credential-refused",
+            kind="hung-up",
             where=where,
-            message=f"the coordinator at {where} hung up without a word: it does not accept this"
-            " host's credential, which may have expired",
-            remedy=f"see `dtdctl status`, and {_CLOCKS}; if they agree, {_JOIN_AGAIN}".format(
-                host="this host"
-            ),
+            message=f"the coordinator at {where} hung up without a word: it ends, or has too many"
+            " callers",
+            remedy="read its log; it is called again",
         )
     return Trouble(
-        kind="credential-missing",
+        kind="credential-refused",
         where=where,
-        message=f"the coordinator at {where} hung up without a word: it wants a credential, and"
-        " this host has called without one",
-        remedy=_JOIN_AGAIN.format(host="this host"),
+        message=f"the coordinator at {where} hung up without a word: it does not accept this"
+        " host's credential, which may have expired",
+        remedy=f"see `dtdctl status`, and {_CLOCKS}; if they agree, {_JOIN_AGAIN}".format(
+            host="this host"
+        ),
     )
 
 
@@ -202,7 +222,7 @@ def protocol_differs(host: str, why: str) -> Trouble:
         kind="protocol",
         where=host,
         message=f"{host} was turned away: {why}",
-        remedy=f"install the same dtd version on {host} and on the coordinator's host",
+        remedy="install the same dtd version there as on the coordinator's host",
     )
 
 

@@ -26,7 +26,7 @@ from dtd.errors import CheckpointError
 from dtd.job import from_mapping
 from dtd.net.inprocess import InProcessRing
 from dtd.train.checkpoint_format import list_checkpoints, parse_name
-from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
 from dtd.train.run import TrainingRun
 from dtd.train.state import state_digest
 from scripts.disk_faults import FAULTS, sound
@@ -47,13 +47,16 @@ class Recorder:
     def progress(self) -> None:
         """Not of interest."""
 
-    def begins(self, kind: Hashable) -> None:
+    def begins(self, kind: str, shape: Hashable = None) -> None:
         """Not of interest."""
 
     def step_committed(self, record: StepRecord) -> None:
         """Not of interest."""
 
     def evaluated(self, record: EvalRecord) -> None:
+        """Not of interest."""
+
+    def agreed(self, key: StateKey, digest: bytes) -> None:
         """Not of interest."""
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:

@@ -22,12 +22,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.address import SCHEME
+from dtd.places import SOCKET_NAME
 from scripts.chaosrun.namespaces import Namespace, may_make
 from scripts.child import Child, stop_all
 from scripts.local_cluster import COORDINATOR
 
 PORTS: Final = {"worker-0": 7200, "worker-1": 7201}
-ADDRESS: Final = "127.0.0.1:7117"
 FIRST_STEPS: Final = 5
 START_TIMEOUT_S: Final = 60.0
 # Small, or it lets through faster than the rate what is measured in a short time; large enough for
@@ -61,6 +62,7 @@ class Shaped:
 
     def __init__(self, directory: Path, rate: str) -> None:
         self._directory = directory
+        self._address = f"{SCHEME}{directory / SOCKET_NAME}"
         self._space = Namespace("net")
         self._space.run("ip", "link", "set", "dev", "lo", "up")
         if rate:
@@ -69,7 +71,7 @@ class Shaped:
 
     def ask(self, *arguments: str) -> Any:
         """The answer of a dtdctl command."""
-        command = ("-m", "dtd.ctl.main", "--coordinator", ADDRESS, "-o", "json", *arguments)
+        command = ("-m", "dtd.ctl.main", "--coordinator", self._address, "-o", "json", *arguments)
         done = subprocess.run(
             self._space.wrapped([sys.executable, *command]),
             check=False,
@@ -123,13 +125,13 @@ class Shaped:
                 self._space.run("tc", "filter", "add", *lo, *where, *match)
 
     def _coordinator(self) -> Child:
-        command = ("dtd.coordinator.main", "--listen", ADDRESS, "--state-dir", self._directory)
-        return self._child(COORDINATOR, *map(str, command))
+        command = ("dtd.coordinator.main", "--state-dir", str(self._directory))
+        return self._child(COORDINATOR, *command)
 
     def _worker(self, name: str) -> Child:
         return self._child(
             name,
-            *("dtd.worker.main", "--coordinator", ADDRESS, "--name", name),
+            *("dtd.worker.main", "--coordinator", self._address, "--name", name),
             *("--log-format", "json", "--log-level", "debug"),
             *("--listen", f"127.0.0.1:{PORTS[name]}"),
             *("--state-dir", str(self._directory / name)),

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.net.control_client import ControlClient
+from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 
 WARM_STEPS: Final = 5
@@ -177,7 +178,7 @@ def _await_step(
     address = directory / "address"
     while not address.exists() and process.poll() is None:
         time.sleep(POLL_S)
-    client = ControlClient(Address.parse(address.read_text()))
+    client = ControlClient(SocketPath(str(directory / SOCKET_NAME)))
     while process.poll() is None:
         job = client.request(m.GetStatus())["job"]
         if job is not None and job["step"] >= at_step:

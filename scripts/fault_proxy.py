@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what bad networks do: hold, delay, narrow, flip, reset.
+"""A proxy that does to a connection what bad networks do: hold, delay, narrow, flip, reset.
 
     with FaultProxy(listen, target) as proxy:
         proxy.silence(TO_TARGET)            # accepted, and never delivered; nobody is told
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import ProtocolError
 from dtd.wire.frames import PREFIX, PREFIX_BYTES
 from dtd.wire.header import MAX_HEADER_BYTES, decode_header
@@ -66,13 +66,13 @@ class FaultProxy:
     """One listening address in front of one target.
 
     Args:
-        listen: where callers connect; port 0 for a free one.
+        listen: where callers connect, over TCP (port 0 for a free one) or on a socket of this host.
         target: where their bytes go.
         enter: called once in the proxy's own thread before it opens any socket.
     """
 
     def __init__(
-        self, listen: Address, target: Address, *, enter: Callable[[], None] | None = None
+        self, listen: Endpoint, target: Endpoint, *, enter: Callable[[], None] | None = None
     ) -> None:
         self.address = listen
         self._target = target
@@ -202,10 +202,13 @@ class FaultProxy:
             connections.add(task)
             task.add_done_callback(connections.discard)
 
-        server = await asyncio.start_server(
-            accept, self.address.host, self.address.port, limit=READ_BYTES
-        )
-        self.address = Address(*server.sockets[0].getsockname()[:2])
+        if isinstance(self.address, SocketPath):
+            server = await asyncio.start_unix_server(accept, self.address.path, limit=READ_BYTES)
+        else:
+            server = await asyncio.start_server(
+                accept, self.address.host, self.address.port, limit=READ_BYTES
+            )
+            self.address = Address(*server.sockets[0].getsockname()[:2])
         self._ready.set_result(None)
         await self._stop.wait()
         server.close()
@@ -217,9 +220,7 @@ class FaultProxy:
         pair = _Pair(sockets=[writer])
         self._pairs.append(pair)
         try:
-            there = await asyncio.open_connection(
-                self._target.host, self._target.port, limit=READ_BYTES
-            )
+            there = await _open(self._target)
             pair.sockets.append(there[1])
             greeting, pair.caller = await _greeting(reader)
             async with asyncio.TaskGroup() as pumps:
@@ -233,6 +234,12 @@ class FaultProxy:
         finally:
             self._pairs.remove(pair)
             pair.reset()
+
+
+async def _open(target: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if isinstance(target, SocketPath):
+        return await asyncio.open_unix_connection(target.path, limit=READ_BYTES)
+    return await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
 
 
 async def _greeting(reader: asyncio.StreamReader) -> tuple[bytes, str]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from dtd.coordinator.effects import QUIET_INCIDENTS
 from dtd.core.membership_events import JobState
-from dtd.event_names import EVENTS, INCIDENTS
+from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _LEVELS: Final = {
@@ -55,7 +55,8 @@ _INCIDENTS_INTRODUCTION: Final = """\
 
 The coordinator remembers these; `dtdctl events` shows them, `dtd_incidents_total` counts them, and
 its log has each of them as an event with the fields `message`, `job`, `worker`, `generation` and
-`step`, and those below.
+`step`, and those below. A worker reports those marked with * itself (NOTICE), and no others: what
+else it claims to have happened ends its connection.
 
 """
 
@@ -135,7 +136,8 @@ def _table(title: str, names: Mapping[str, str], found: list[Use]) -> str:
         mine = [use for use in found if use.name == name]
         levels = ", ".join(sorted({use.level for use in mine})) or "any"
         fields = ", ".join(f"`{one}`" for one in dict.fromkeys(f for u in mine for f in u.fields))
-        rows.append(f"| `{name}` | {levels} | {fields} | {names[name]} |")
+        reported = " *" if name in NOTICES else ""
+        rows.append(f"| `{name}`{reported} | {levels} | {fields} | {names[name]} |")
     return (f"{title}\n\n" if title else "") + "\n".join(rows) + "\n"
 
 

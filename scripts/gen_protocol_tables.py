@@ -33,6 +33,8 @@ HANDSHAKE: Final = {
     m.Error: "| all | either | any but closed |",
     m.Goodbye: "| all | either | open |",
     m.Prove: "| ring, lifeline, fetch | opener | await prove |",
+    m.Renew: "| worker, ctl | opener | open |",
+    m.Renewed: "| worker, ctl | coordinator | open |",
 }
 TYPES: Final = {m.message_name(cls): cls for cls in m.message_types().values()}
 _FIELD: Final = re.compile(r"^\| `(\w+)` \| .*? \| .*? \| (.*) \|$", re.MULTILINE)

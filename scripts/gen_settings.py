@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from dtd.address import Address
 from dtd.config import COORDINATOR_FILE, WORKER_FILE, CoordinatorConfig, WorkerConfig
-from dtd.ctl.settings import ADDRESS_VARIABLE, CREDENTIAL_VARIABLE, DEFAULT_ADDRESS
+from dtd.ctl.settings import ADDRESS_VARIABLE, CREDENTIAL_VARIABLE
 from dtd.rules import FieldInfo, allowed, fields_of, without_none
-from dtd.setting_values import ADDRESSES
+from dtd.setting_values import ENDPOINTS, NAMES
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
@@ -52,8 +52,9 @@ _OTHER: Final = f"""\
 
 | variable | flag | default | meaning |
 |---|---|---|---|
-| `{ADDRESS_VARIABLE}` | `--coordinator` | as the credential says, else `{DEFAULT_ADDRESS}` \
-| Where the coordinator listens, several with commas between. |
+| `{ADDRESS_VARIABLE}` | `--coordinator` | as the credential says, else a \
+coordinator of this host | \
+Where the coordinator listens, `HOST:PORT` or `unix:/PATH`, several with commas between. |
 | `{CREDENTIAL_VARIABLE}` | `--credential` | `~/.config/dtd/ctl.credential` | Proves who asks. |
 | `NO_COLOR` |  |  | Logs and views on a terminal have no colours. |
 | `DTD_VENV` |  | `.venv` | Where `scripts/test` and `scripts/quickstart` make their environment. |
@@ -87,6 +88,8 @@ def _table(name: str, table: type) -> str:
 def _default(info: FieldInfo) -> str:
     if info.required or info.default in (None, (), ""):
         return "see meaning"
+    if isinstance(info.default, tuple):
+        return f"`{','.join(info.default)}`"
     return f"`{info.default}`"
 
 
@@ -94,8 +97,10 @@ def _takes(info: FieldInfo) -> str:
     kind: Any = without_none(info.hint)
     if kind is Address:
         return "`HOST:PORT`"
-    if kind == ADDRESSES:
-        return "`HOST:PORT[,...]`, in the file also an array"
+    if kind == ENDPOINTS:
+        return "`HOST:PORT[,...]` or `unix:/PATH`, in the file also an array"
+    if kind == NAMES:
+        return f"{info.rule.wording}, with commas between, in the file also an array"
     if kind is Path:
         return "a path"
     if get_origin(kind) is Literal:

@@ -16,6 +16,7 @@ DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "operations.
 BEGIN: Final = "<!-- troubles: written by scripts/gen_troubles.py -->\n"
 END: Final = "<!-- end of troubles -->\n"
 _AT: Final = "HOST:PORT"
+_HERE: Final = "unix:/PATH"
 
 
 def samples() -> list[Trouble]:
@@ -27,8 +28,10 @@ def samples() -> list[Trouble]:
         troubles.nobody_listens(_AT),
         troubles.cannot_call(_AT, "WHY"),
         *calling,
-        troubles.hung_up(_AT, has_tls=False),
-        troubles.hung_up(_AT, has_tls=True),
+        troubles.hung_up(_AT),
+        troubles.hung_up(_HERE),
+        troubles.may_not_open(_HERE, 1000),
+        troubles.not_followed(_HERE, "WHY", "what the sentence is about"),
         troubles.refused(_AT, "WHY", "what the coordinator proposes"),
         *called,
         troubles.turned_away("HOST", "WHY", "what the sentence is about"),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.ctl.pages import pages
 from dtd.errors import CoordinatorUnreachable
 from dtd.net.control_client import ControlClient
@@ -18,14 +18,14 @@ STATUS_S: Final = 0.2
 Answer = dict[str, Any]
 
 
-def submit(address: Address, spec: dict[str, Any]) -> str:
+def submit(address: SocketPath, spec: dict[str, Any]) -> str:
     """Submit a job and return its id."""
     with ControlClient(address) as client:
         job: str = client.request(m.SubmitJob(spec=spec))["job"]
     return job
 
 
-def unfinished(address: Address, spec: dict[str, Any]) -> str:
+def unfinished(address: SocketPath, spec: dict[str, Any]) -> str:
     """Id of a job with exactly these settings that has not ended; empty when there is none."""
     with ControlClient(address) as client:
         status = client.request(m.GetStatus())
@@ -36,19 +36,19 @@ def unfinished(address: Address, spec: dict[str, Any]) -> str:
     return ""
 
 
-def identity(address: Address, job: str) -> str:
+def identity(address: SocketPath, job: str) -> str:
     """The job's identity."""
     with ControlClient(address) as client:
         return str(client.request(m.ShowJob(job=job))["identity"])
 
 
 def follow(
-    address: Address, job: str, *, on_status: Callable[[Answer], None], tend: Callable[[], None]
+    address: SocketPath, job: str, *, on_status: Callable[[Answer], None], tend: Callable[[], None]
 ) -> Answer:
     """Stay until the job ended and return the answer to WAIT_JOB.
 
     Args:
-        address: the coordinator's.
+        address: the coordinator's socket.
         job: its id.
         on_status: told the status several times a second.
         tend: called more often, also while the coordinator is away; it brings that back.
@@ -69,7 +69,7 @@ def follow(
             time.sleep(TEND_S)
 
 
-def printed_lines(address: Address, job: str) -> list[str]:
+def printed_lines(address: SocketPath, job: str) -> list[str]:
     """What the job's own code printed, each line with its rank."""
     with ControlClient(address) as client:
         answers = pages(client.request, lambda after: m.ReadLogs(job=job, after=after), "lines")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from dtd.ctl import figures, output
+from dtd.shown import escaped
 
 LINE_EVERY_S: Final = 5.0
 
@@ -89,7 +90,7 @@ class BarDisplay:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(escaped(text), markup=False, highlight=False)
 
 
 @contextmanager

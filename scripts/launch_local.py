@@ -1,4 +1,4 @@
-"""Train on this machine: a real coordinator and real workers on loopback, until the job ends.
+"""Train on this machine: a real coordinator and real workers, until the job ends.
 
     python -m scripts.launch_local --task digits --num_workers 4 --epochs 5 --batch_size 128
 
@@ -23,6 +23,7 @@ from dtd.ctl.settings import read_address
 from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
+from dtd.shown import one_line
 from scripts import job_watch, stop_signals
 from scripts.child import TAIL_LINES
 from scripts.launch_directory import newest_weights, run_directory, step_of
@@ -30,7 +31,6 @@ from scripts.launch_display import Display, open_display
 from scripts.launch_summary import LocalRun, summary_lines, summary_object
 from scripts.local_cluster import LocalCluster
 
-DEFAULT_LISTEN: Final = "127.0.0.1:0"
 # All workers are registered before the job is submitted and the coordinator waits for those that
 # warm up, so there is nobody else to settle for.
 LAUNCHER_SETTINGS: Final = ("elastic.settle_s=0",)
@@ -56,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DtdError as error:
         output.say_error(error, as_json=options.json)
         return error.exit_code
-    print(json.dumps(summary_object(run)) if options.json else "\n".join(summary_lines(run)))
+    if options.json:
+        output.print_json(summary_object(run))
+    else:
+        output.print_lines(map(one_line, summary_lines(run)))
     if run.state == "done":
         return 0
     output.say_error(_job_failed(run), as_json=options.json)
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.launch_local",
-        description="Train on this machine: real daemons on loopback, until the job ends.",
+        description="Train on this machine: real daemons, until the job ends.",
     )
     add = parser.add_argument
     add("--task", help="built-in task or package.module:attribute (default: digits)")
@@ -78,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="torch threads of each worker")
     add("--job", type=Path, metavar="JOB.toml", help="a job file; the options above override it")
     add("--set", action="append", default=[], metavar="A.B=V", help="override a key of the job")
-    add("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="default: a free port")
+    add("--listen", metavar="HOST:PORT", help="serve other hosts as well; default: this one alone")
     add(
         "--state-dir",
         type=Path,
@@ -115,7 +118,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
     Raises:
         DtdError: the daemons could not run.
     """
-    listen = read_address(options.listen, source="--listen")
+    listen = read_address(options.listen, source="--listen") if options.listen else None
     name = spec["job"]["name"]
     with (
         run_directory(options.state_dir, discard=options.discard, name=name) as directory,

@@ -1,7 +1,8 @@
 """A coordinator and some workers on this machine: started, kept alive, stopped.
 
 It knows processes and addresses, nothing of jobs.  Everything lies in one directory: the
-coordinator's state, each worker's state, and a log per daemon.
+coordinator's state with its socket, at which the workers call, each worker's state, and a log per
+daemon.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from dtd.address import Address
-from dtd.ctl.settings import read_address
+from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, DtdError
 from dtd.net.control_client import ControlClient
+from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from scripts.child import Child, exit_words, stop_all
 from scripts.restarts import EX_CONFIG, RestartPolicy
@@ -34,18 +35,18 @@ class LocalCluster:
 
     Args:
         directory: where state and logs go; exists.
-        listen: the coordinator's address; port 0 for a free one.
+        listen: where the coordinator serves other hosts besides; None: nowhere.
         workers: how many.
         device: theirs.
         say: told what happens to the daemons.
 
     Attributes:
-        address: the coordinator's; the same after it was started again.
+        address: the coordinator's socket.
         restarts: how often each daemon was started again, by name.
     """
 
     def __init__(
-        self, *, directory: Path, listen: Address, workers: int, device: str, say: Say
+        self, *, directory: Path, workers: int, device: str, say: Say, listen: Address | None = None
     ) -> None:
         self._directory = directory
         self._say = say
@@ -56,7 +57,8 @@ class LocalCluster:
         self._started_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
         self._given_up: set[str] = set()
-        self.address = listen
+        self.address = SocketPath(str(directory / SOCKET_NAME))
+        self._listen = listen
         self.restarts: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -68,12 +70,10 @@ class LocalCluster:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         address_file = self._directory / "address"
         address_file.unlink(missing_ok=True)
-        coordinator = self._add(COORDINATOR, _coordinator_command(self.address, self._directory))
+        coordinator = self._add(COORDINATOR, self._coordinator_command())
         while not address_file.exists():
             self._check_starting(coordinator, deadline_s, "it has not said where it listens")
             coordinator.wait(_LOOK_AGAIN_S)
-        self.address = read_address(address_file.read_text().strip(), source=str(address_file))
-        coordinator.command = _coordinator_command(self.address, self._directory)
         names = [f"worker-{index}" for index in range(self._workers)]
         for name in names:
             self._add(name, self._worker_command(name))
@@ -117,6 +117,14 @@ class LocalCluster:
         self._started_s[child.name] = time.monotonic()
         child.start()
 
+    def _coordinator_command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "dtd.coordinator.main"),
+            *("--state-dir", str(self._directory)),
+            *("--socket", self.address.path),
+            *(("--listen", str(self._listen)) if self._listen is not None else ()),
+        ]
+
     def _worker_command(self, name: str) -> list[str]:
         return [
             *(sys.executable, "-m", "dtd.worker.main"),
@@ -156,14 +164,6 @@ class LocalCluster:
         self._say(f"{child.name} {why.get(exit_code, 'died too often')}; it is not started again")
         if child.name == COORDINATOR or len(self._given_up) == self._workers:
             raise _with_log(child, f"{child.name} {exit_words(exit_code)} and is the last one")
-
-
-def _coordinator_command(listen: Address, directory: Path) -> tuple[str, ...]:
-    return (
-        *(sys.executable, "-m", "dtd.coordinator.main"),
-        *("--listen", str(listen)),
-        *("--state-dir", str(directory)),
-    )
 
 
 def _with_log(child: Child, what: str) -> DtdError:

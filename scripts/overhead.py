@@ -116,10 +116,11 @@ def measure(spec: dict[str, Any], world: int, block_steps: int) -> Cost:
         settings = directory / "coordinator.toml"
         settings.write_text(SETTINGS)
         workers = [f"worker-{index}" for index in range(world)]
+        network = Loopback()
         cluster = ChaosCluster(
             directory=directory,
             workers=workers,
-            network=Loopback(),
+            network=network,
             disks=PlainDisks(),
             coordinator=("scripts.overhead_daemon", "coordinator", "--config", str(settings)),
             worker=("scripts.overhead_daemon", "worker"),
@@ -128,6 +129,7 @@ def measure(spec: dict[str, Any], world: int, block_steps: int) -> Cost:
             return cost(_train(cluster, spec, workers), block_steps)
         finally:
             cluster.stop()
+            network.close()
 
 
 def _train(cluster: ChaosCluster, spec: dict[str, Any], workers: list[str]) -> dict[int, float]:

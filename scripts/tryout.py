@@ -12,25 +12,25 @@ all of them pass.  What a test has seen (`record_property("seen", ...)`) stands 
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import UsageError
+from scripts.marked_page import put_into
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ROWS: Final = ROOT / "scripts" / "tryout.toml"
 PAGE: Final = ROOT / "docs" / "evaluation.md"
-_BEGIN: Final = "<!-- tried: written by scripts/tryout -->"
-_END: Final = "<!-- end of tried -->"
+MARK: Final = "tried"
+WRITTEN_BY: Final = "scripts/tryout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +104,17 @@ def chosen(rows: Sequence[Row], words: Sequence[str]) -> list[Row]:
     return found
 
 
+def in_file_order(tests: Iterable[str]) -> list[str]:
+    """Tests as their files have them: those of a file share daemons, and take over from another."""
+
+    def place(test: str) -> tuple[str, int, str]:
+        path, _, name = test.partition("::")
+        definition = f"def {name.partition('[')[0]}("
+        return path, (ROOT / path).read_text("utf-8").index(definition), name
+
+    return sorted(tests, key=place)
+
+
 def run_tests(tests: Sequence[str]) -> dict[str, Outcome]:
     """Run the tests, a file by one of two processes; outcomes by node id."""
     with tempfile.TemporaryDirectory(prefix="dtd-tryout-") as directory:
@@ -154,19 +165,6 @@ def verdict(seen: Sequence[Outcome]) -> str:
     return f"holds ({passed} tests{f', {skipped} skipped' if skipped else ''})"
 
 
-def render(page: str, made: str) -> str:
-    """The page with its table replaced.
-
-    Raises:
-        UsageError: the page has no place for it.
-    """
-    pattern = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
-    rendered, count = pattern.subn(lambda _: f"{_BEGIN}\n{made}\n{_END}", page)
-    if count != 1:
-        raise UsageError(f"{PAGE.name} has {count} places for the table, not one", remedy=_BEGIN)
-    return rendered
-
-
 def main() -> int:
     """Run the command; 1 if a row does not hold."""
     parser = argparse.ArgumentParser(prog="scripts/tryout", description=__doc__.splitlines()[0])
@@ -175,13 +173,12 @@ def main() -> int:
     options = parser.parse_args()
     rows = chosen(read_rows(), options.only)
     begun_s = time.monotonic()
-    tests = sorted({test for row in rows for test in row.tests})
-    outcomes = run_tests(tests)
+    outcomes = run_tests(in_file_order({test for row in rows for test in row.tests}))
     made = table(rows, outcomes)
     print(made)
     print(f"{len(rows)} rows, {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
     if options.write:
-        PAGE.write_text(render(PAGE.read_text("utf-8"), made), "utf-8")
+        put_into(PAGE, MARK, WRITTEN_BY, made)
     return int("does not hold" in made)
 
 

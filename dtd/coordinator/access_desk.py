@@ -5,31 +5,41 @@ A token's secret stands in the answer to CREATE_TOKEN and nowhere else.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.core.membership_events import Event, Revoked
+from dtd.coordinator.evictions import Evictions
+from dtd.coordinator.renewal_desk import RenewalDesk
 from dtd.errors import RequestRefused
 from dtd.security.authority import Authority
 from dtd.security.credential_book import IssuedRecord
-from dtd.security.identity import WORKER
+from dtd.security.worker_names import split_names
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
+MAX_NAMES: Final = 64
 ACCESS_REQUESTS: Final = (
     m.CreateToken,
     m.ListTokens,
     m.RevokeToken,
     m.ListCredentials,
     m.RevokeCredential,
+    m.ShowAuthority,
+    m.RotateAuthority,
 )
 AccessRequest = (
-    m.CreateToken | m.ListTokens | m.RevokeToken | m.ListCredentials | m.RevokeCredential
+    m.CreateToken
+    | m.ListTokens
+    | m.RevokeToken
+    | m.ListCredentials
+    | m.RevokeCredential
+    | m.ShowAuthority
+    | m.RotateAuthority
 )
 
 
@@ -39,8 +49,8 @@ class AccessDesk:
     Args:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
-        handle: hands an event to the core.
-        workers_of: the registered workers that a certificate speaks for.
+        evictions: puts those out whose credentials are taken back.
+        renewals: replaces the authority step by step.
     """
 
     def __init__(
@@ -48,24 +58,25 @@ class AccessDesk:
         port: ControlPort,
         *,
         in_store: Callable[..., Awaitable[Any]],
-        handle: Callable[[Event], None],
-        workers_of: Callable[[str], list[str]],
+        evictions: Evictions,
+        renewals: RenewalDesk,
     ) -> None:
         self._port = port
         self._in_store = in_store
-        self._handle = handle
-        self._workers_of = workers_of
+        self._evictions = evictions
+        self._renewals = renewals
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def answer(self, request: AccessRequest) -> dict[str, Any]:
         """Do what is asked.
 
         Raises:
-            RequestRefused: it cannot be done; on loopback nothing of this can.
+            RequestRefused: it cannot be done; without a TCP address nothing of this can.
         """
         authority = self._port.authority
         if authority is None:
             raise RequestRefused(
-                "this coordinator listens on loopback only, where nobody needs to join",
+                "this coordinator serves its own host only, where nobody needs to join",
                 remedy="to serve other hosts, start it with --listen 0.0.0.0:7117",
             )
         if isinstance(request, m.CreateToken):
@@ -75,15 +86,35 @@ class AccessDesk:
             log.warning("token_revoked", token_id=request.id)
             return {"id": request.id}
         if isinstance(request, m.ListTokens):
-            return {"tokens": authority.tokens.listed(now_s=time.time())}
+            return {"tokens": authority.tokens.listed(now_s=authority.now_s())}
         if isinstance(request, m.ListCredentials):
-            return {"credentials": authority.credentials.listed()}
+            return {"credentials": authority.credentials.listed(now_s=authority.now_s())}
+        if isinstance(request, m.ShowAuthority):
+            return shown_authority(authority)
+        if isinstance(request, m.RotateAuthority):
+            return await self._rotate(authority, request)
         return await self._revoke(authority, request.name)
 
+    async def _rotate(self, authority: Authority, request: m.RotateAuthority) -> dict[str, Any]:
+        out: list[str] = []
+        if request.finish:
+            out = await self._renewals.go_on(authority, at_once=True)
+        else:
+            await self._in_store(lambda: authority.rotate(overlap_s=request.overlap_s))
+            await self._renewals.authority_changed(authority)
+            log.warning("authority_rotation", phase="spreads", sha256=authority.sha256)
+        return {**shown_authority(authority), "out": out}
+
     async def _create_token(self, authority: Authority, request: m.CreateToken) -> dict[str, Any]:
+        names = split_names(request.names)
         token, expires_s = await self._in_store(
             lambda: authority.create_token(
-                request.role, life_s=request.life_s, coordinators=self._port.coordinators
+                request.role,
+                life_s=request.life_s,
+                coordinators=self._port.coordinators,
+                uses=request.uses,
+                names=names,
+                replaces=request.replaces,
             )
         )
         log.info("token_created", token_id=token.id, role=token.role, expires_s=expires_s)
@@ -91,26 +122,46 @@ class AccessDesk:
             "id": token.id,
             "role": token.role,
             "expires_s": expires_s,
+            "uses": max(request.uses, len(names)),
+            "names": list(names),
             "token": token.word(),
         }
 
     async def _revoke(self, authority: Authority, name: str) -> dict[str, Any]:
+        """Goes on when whoever asks is gone: what is written down must also be carried out."""
+        task = asyncio.create_task(self._take_back(authority, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _take_back(self, authority: Authority, name: str) -> dict[str, Any]:
         """Its connections end and its workers are evicted before anything else can happen."""
         revoked: list[IssuedRecord] = await self._in_store(
-            lambda: authority.credentials.revoke(name, now_s=time.time())
+            lambda: authority.credentials.revoke(name, now_s=authority.now_s())
         )
-        evicted = []
-        for one in revoked:
-            why = f"the credential {one.role}/{one.name} ({one.serial}) was revoked"
-            log.warning("credential_revoked", role=one.role, name=one.name, serial=one.serial)
-            workers = self._workers_of(one.serial) if one.role == WORKER else []
-            for worker in workers:
-                self._handle(Revoked(name=worker, reason=why))
-            self._port.end([one.serial], why)
-            evicted += workers
+        evicted = self._evictions.put_out(revoked)
+        await self._evictions.tell_all()
         return {
             "revoked": [
                 {"serial": one.serial, "role": one.role, "name": one.name} for one in revoked
             ],
             "evicted": evicted,
         }
+
+
+def shown_authority(authority: Authority) -> dict[str, Any]:
+    """The authority, and how far its replacement is."""
+    signers, rotation = authority.signers, authority.signers.rotation
+    expires_s = signers.current.certificate.not_valid_after_utc.timestamp()
+    shown: dict[str, Any] = {"sha256": authority.sha256, "expires_s": expires_s, "rotation": None}
+    if rotation is not None:
+        waiting = sorted({f"{one.role}/{one.name}" for one in authority.waiting()})
+        shown["rotation"] = {
+            "phase": rotation.phase,
+            "sha256": signers.newest.sha256,
+            "began_s": rotation.began_s,
+            "ends_s": rotation.ends_s,
+            "waiting": len(waiting),
+            "names": waiting[:MAX_NAMES],
+        }
+    return shown

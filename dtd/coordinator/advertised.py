@@ -34,7 +34,7 @@ def advertised(setting: str, listen: Address) -> tuple[Address, ...]:
     """
     if setting:
         return tuple(_address(word.strip(), listen.port) for word in setting.split(","))
-    if not listen.is_loopback and not listen.is_wildcard:
+    if not listen.is_wildcard:
         return (listen,)
     return (Address(_primary_host(), listen.port),)
 

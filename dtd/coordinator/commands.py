@@ -11,6 +11,7 @@ from typing import Final
 
 from dtd.config import load_coordinator_config
 from dtd.coordinator.advertised import advertised
+from dtd.coordinator.audit_commands import command_entry, enter_command
 from dtd.coordinator.backup import back_up
 from dtd.coordinator.restore import restore
 from dtd.errors import ConfigError
@@ -19,10 +20,12 @@ from dtd.security.private_files import make_private_directory
 
 
 def _backup(state_dir: Path, file: Path) -> str:
+    missing = enter_command(state_dir, command_entry("BACKUP", {"file": str(file)}))
     size_bytes = back_up(state_dir, file)
+    entered = f"; it could not be entered in the audit log: {missing}" if missing else ""
     return (
         f"{file}: {size_bytes} bytes, the state of {state_dir}; it holds the cluster's keys, so"
-        " keep it where only you can read it"
+        f" keep it where only you can read it{entered}"
     )
 
 
@@ -30,7 +33,10 @@ def _restore(state_dir: Path, file: Path) -> str:
     epoch = restore(file, state_dir)
     return (
         f"{state_dir}: restored, epoch {epoch}; start it with `dtd-coordinator --state-dir"
-        f" {state_dir}`.  Workers follow it from then on, and no coordinator of an earlier epoch"
+        f" {state_dir}`.  Workers follow it from then on, and no coordinator of an earlier epoch."
+        "  Tokens of the backup are void; hosts that joined after it have to join again; what was"
+        " revoked after it is known again once a worker that was there has called: see `dtdctl"
+        " credentials`"
     )
 
 
@@ -58,8 +64,11 @@ def run_init(arguments: Sequence[str]) -> int:
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help="address for others")
     parser.add_argument("--state-dir", metavar="DIR", help="the coordinator's state directory")
     config = load_coordinator_config(vars(parser.parse_args(arguments)), os.environ)
-    if config.listen.port == 0:
-        raise ConfigError("listen: no port is named, so nobody could be told one")
+    if config.listen is None or config.listen.port == 0:
+        raise ConfigError(
+            "listen: no address with a port is named, so nobody could be told one",
+            remedy="name it here or in the settings: --listen 0.0.0.0:7117",
+        )
     directory = config.state_dir / DIRECTORY
     make_private_directory(config.state_dir)
     authority = open_authority(directory)
@@ -67,7 +76,7 @@ def run_init(arguments: Sequence[str]) -> int:
     open_data_key(directory)
     if config.listen.is_loopback:
         sys.stderr.write(
-            f"{config.listen} is reached from this host only; start the coordinator with"
+            f"{config.listen} is reached from this host only; for others, name"
             f" --listen 0.0.0.0:{config.listen.port}\n"
         )
     token = authority.first_token()

@@ -1,33 +1,37 @@
 """The control port: who may call, who he is, and what he may say.
 
-The listening address alone decides how callers are told apart (protocol.md, "Security"): beyond
-loopback by certificates of the cluster's authority, on loopback by what the kernel says.
+Users of this host call at a Unix-domain socket, and the kernel says who they are.  Whoever calls
+over TCP shows a certificate of the cluster's own authority (protocol.md, "Security").
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 
-from dtd.address import Address
-from dtd.config import CoordinatorConfig
+from dtd.address import Address, SocketPath
+from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
 from dtd.coordinator.refusals import Refusals
 from dtd.core.doorkeeper import Doorkeeper
 from dtd.core.rights import NO_CREDENTIAL_REMEDY, refusal
+from dtd.core.shares import Shares
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.net.server import Server
+from dtd.net.server import Place, Server
 from dtd.security import identity
 from dtd.security.authority import DIRECTORY, Authority, open_authority
+from dtd.security.credential_book import REVOKED_REMEDY
+from dtd.security.local_users import look_up
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
-REVOKED_REMEDY: Final = "ask the operator for a new token, and join again"
+LOOPBACK_HOST: Final = "127.0.0.1"
 
 
 class ControlPort:
@@ -38,10 +42,11 @@ class ControlPort:
         new_link: makes the protocol object of a connection.
         now: the clock of the daemon, in seconds.
         turned_away: told of each who was: host, why, and what to do.
+        shares: bounds everybody's connections.
 
     Attributes:
-        authority: the cluster's, None on loopback.
-        coordinators: what tokens and credentials say, empty on loopback.
+        authority: the cluster's; None while there is the socket alone.
+        coordinators: what tokens and credentials say; empty while there is the socket alone.
     """
 
     def __init__(
@@ -50,36 +55,69 @@ class ControlPort:
         new_link: Callable[[], Link],
         now: Callable[[], float],
         turned_away: Callable[[str, str, str], None],
+        shares: Shares[Place],
     ) -> None:
         self._config = config
         self._now = now
         self._turned_away = turned_away
-        self._server = Server(new_link, doorkeeper=Doorkeeper(), refused=self.note_refusal)
+        self._server, self._socket = [
+            Server(
+                new_link,
+                doorkeeper=Doorkeeper(in_all=shares.unproven),
+                shares=shares,
+                refused=self.note_refusal,
+            )
+            for _ in range(2)
+        ]
         self.authority: Authority | None = None
         self.coordinators: tuple[Address, ...] = ()
         self._refusals = Refusals()
 
-    async def listen(self) -> Address:
-        """Bind and answer; beyond loopback the first start makes the cluster's authority.
+    async def listen(self) -> Address | None:
+        """Bind and answer; the first start that listens over TCP makes the cluster's authority.
+
+        Returns:
+            the bound address; None when there is the socket alone.
 
         Raises:
             ConfigError: the address cannot be bound, or the authority is damaged.
         """
+        await self._serve_users()
+        if self._config.listen is None:
+            return None
         bound = await self._server.bind(self._config.listen)
-        if self._config.listen.is_loopback:
-            self._server.serve(asks_kernel=True)
-            return bound
         directory = self._config.state_dir / DIRECTORY
         self.coordinators = advertised(self._config.advertise, bound)
-        self.authority = open_authority(directory)
+        self.authority = open_authority(directory, life_days=self._config.credential_days)
         if self.authority.equip(self.coordinators):
             log.info("authority_made", directory=str(directory), cluster=self.authority.cluster)
+        self.authority.renew_server()
         self._server.serve(context=self.authority.server_context())
         return bound
+
+    async def _serve_users(self) -> None:
+        """Bind the socket of this host and answer there.
+
+        Raises:
+            ConfigError: it cannot be bound, or another process listens there.
+        """
+        config = self._config
+        self._socket.bind_path(SocketPath(str(config.socket)))
+        named = {
+            identity.OPERATOR: config.local_operators,
+            identity.WORKER: config.local_workers,
+            identity.VIEWER: config.local_viewers,
+        }
+        users = await asyncio.get_running_loop().run_in_executor(None, look_up, named)
+        for name in users.unknown:
+            if name != WORKER_USER:  # which only hosts with system services have
+                log.warning("local_name_unknown", name=name)
+        self._socket.serve(users=users)
 
     def close(self, farewell: m.Goodbye) -> None:
         """Say goodbye to everyone."""
         self._server.close(farewell)
+        self._socket.close(farewell)
 
     def check(self, link: Link, message: m.Message) -> None:
         """Whether whoever is at the other end may say this.
@@ -89,20 +127,59 @@ class ControlPort:
         """
         who = link.identity
         assert who is not None
-        why, remedy = refusal(who, message), ""
-        if self.authority is not None and self.authority.credentials.is_revoked(who.serial):
-            why, remedy = f"the credential of {who} is revoked", REVOKED_REMEDY
+        why = remedy = ""
+        if self.authority is not None:
+            why, remedy = self.authority.standing(who)
+        why = why or refusal(who, message)
+        if not why and who.is_worker_here and isinstance(message, m.Register):
+            why, remedy = self._not_his_name(message.name)
         if why:
             remedy = remedy or self._remedy(who)
             self.note_refusal(link.peer_host(), why, remedy)
             raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
 
+    def links(self) -> tuple[Link, ...]:
+        """All connections that stand."""
+        return (*self._server.links(), *self._socket.links())
+
+    async def use_new_certificate(self) -> None:
+        """The coordinator's own certificate, or whom it trusts, has changed: show it from now on.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        assert self.authority is not None
+        loop = asyncio.get_running_loop()
+        context = await loop.run_in_executor(None, self.authority.server_context)
+        self._server.use(context)
+
+    def _not_his_name(self, worker: str) -> tuple[str, str]:
+        """Whether a worker of this host takes another one's name, and what to do; else empty."""
+        if self.authority is None:
+            return "", ""
+        now_s = self.authority.now_s()  # the host's clock may be a year ahead
+        holder = self.authority.credentials.holder_of(worker, now_s=now_s)
+        if holder is None:
+            return "", ""
+        why = f"the name {worker} belongs to the credential {holder.role}/{holder.name}"
+        remedy = (
+            "choose another with --name, or call with that credential; if nobody has it any more:"
+        )
+        return why, f"{remedy} `dtdctl revoke {holder.name}`"
+
     def end(self, serials: Iterable[str], why: str) -> None:
         """Close the connections of these certificates, now."""
         gone = frozenset(serials)
-        for link in self._server.links():
+        for link in self.links():
             if link.identity is not None and link.identity.serial in gone:
                 link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy=REVOKED_REMEDY))
+
+    def host_of(self, link: Link) -> str:
+        """The address of the host at the other end, for workers of other hosts as well."""
+        who = link.identity
+        if who is None or who.uid is None:
+            return link.peer_host()
+        return self.coordinators[0].host if self.coordinators else LOOPBACK_HOST
 
     def note_refusal(self, host: str, why: str, remedy: str = "") -> None:
         """Remember that somebody was turned away; logged now and then, however often."""
@@ -111,11 +188,12 @@ class ControlPort:
             log.warning("connection_refused", host=host, reason=why)
 
     def _remedy(self, who: identity.Identity) -> str:
+        if who.role == identity.OUTSIDER:
+            return (
+                f"the coordinator belongs to uid {os.geteuid()}, and listens to that user, to root"
+                " and to whom its settings name: have its operator add you to local_operators,"
+                " local_viewers or local_workers"
+            )
         if who.role != identity.STRANGER:
             return ""
-        if self.authority is not None:
-            return NO_CREDENTIAL_REMEDY
-        return (
-            f"this coordinator belongs to uid {os.geteuid()} and listens to that user and root"
-            " alone: run the command as one of them"
-        )
+        return NO_CREDENTIAL_REMEDY

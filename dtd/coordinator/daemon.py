@@ -7,8 +7,11 @@ Connections come in, messages become events of the core, and what the core answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,37 +19,52 @@ from typing import Any, TypeVar
 import structlog
 
 from dtd import __version__
+from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.access_desk import AccessDesk
+from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.containment import Containment
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.deletions import Deletions
 from dtd.coordinator.effects import Effects
+from dtd.coordinator.evictions import Evictions
 from dtd.coordinator.examiner import Examiner
 from dtd.coordinator.figures import Figures
+from dtd.coordinator.file_limit import allowed_files
+from dtd.coordinator.guarded_core import GuardedCore
 from dtd.coordinator.join_desk import JoinDesk
+from dtd.coordinator.pace import Pace
 from dtd.coordinator.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.renewal_desk import RenewalDesk
+from dtd.coordinator.report_desk import ReportDesk
 from dtd.coordinator.requests import CTL_REQUESTS, RequestDesk
+from dtd.coordinator.revocation_desk import RevocationDesk
 from dtd.coordinator.store import Store
-from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.store_thread import StoreThread, Turn
 from dtd.coordinator.tensorboard import Curves, point_of
 from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core import names
 from dtd.core.books import Books, Here
+from dtd.core.doubt import must_be_proved
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     Effect,
     Event,
     FromWorker,
+    Incident,
     Submitted,
     Ticked,
     WorkerLost,
     WorkerState,
 )
+from dtd.core.quotas import Quotas
+from dtd.core.shares import Shares, connections_for
 from dtd.core.status import status_of
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
+from dtd.metrics.exposition import members_only
 from dtd.net.driver import Driver
 from dtd.net.link import Link
 from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
@@ -84,7 +102,10 @@ class Coordinator:
         )
         self.job_numbers: dict[str, int] = {}
         self._next_number = store.next_job_number()
-        self._store_thread = StoreThread()
+        self._loop = asyncio.get_running_loop()
+        self.containment = Containment(time.monotonic, self)
+        self._store_thread = StoreThread(self._store_failed)
+        self.audit = AuditLog(store.audit, self._store_thread)
         self._links = WorkerLinks()
         self._secrets = DataSecrets(
             open_data_key(config.state_dir / DIRECTORY), self._links.incarnation, time.time
@@ -93,7 +114,7 @@ class Coordinator:
         self.figures = Figures()
         self.examiner = Examiner(self.membership, self._links, self._secrets, config.state_dir)
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
-        self._weights_thread = StoreThread()
+        self._weights_thread = StoreThread(self._store_failed)
         self.packages = PackageCounter(
             Archives(config.state_dir / PACKAGES),
             in_use=store.packages_in_use,
@@ -114,70 +135,134 @@ class Coordinator:
             desk=self._desk,
             job_numbers=self.job_numbers,
             saved=self.handle,
+            undeliverable=self.handle,
+            containment=self.containment,
         )
-        self.metrics = CoordinatorMetrics(config.metrics)
+        only_members = config.metrics_for == "members"
+        self.metrics = CoordinatorMetrics(
+            config.metrics, self._metrics_context if only_members else None
+        )
         self.deletions = Deletions(
             self, self._links, self._store_thread, config.state_dir / "tensorboard"
         )
-        self._curves = Curves(config.state_dir / "tensorboard", self._store_thread.later)
-        self._driver: Driver[Event, Effect] = Driver(self.membership, self._put, Ticked)
+        self._curves = Curves(
+            config.state_dir / "tensorboard",
+            functools.partial(self._store_thread.later, turn=Turn.PATIENT),
+        )
+        self._pace = Pace()
+        self._reports = ReportDesk(
+            Quotas(config.output_lines_per_s), store, self._store_thread, self
+        )
+        self._core = GuardedCore(
+            self.membership,
+            self.containment,
+            perform=self._put,
+            disconnect_all=self._links.fail_all,
+        )
+        self._driver: Driver[Event, Effect] = Driver(self._core, self._put, Ticked)
         self.troubles = TroubleDesk(
             self.membership.books, time.monotonic, self._store_thread.complaint
         )
-        self.port = ControlPort(config, self._new_link, time.monotonic, self.troubles.turned_away)
-        self._join_desk = JoinDesk(self.port, self.in_store)
-        self.access = AccessDesk(
+        self.port = ControlPort(
+            config,
+            self._new_link,
+            time.monotonic,
+            self.troubles.turned_away,
+            Shares(in_all=connections_for(allowed_files())),
+        )
+        first = functools.partial(self._store_thread.run, turn=Turn.URGENT)
+        last = functools.partial(self._store_thread.run, turn=Turn.PATIENT)
+        evictions = Evictions(
             self.port,
-            in_store=self.in_store,
             handle=self.handle,
             workers_of=self._links.certified_by,
+            links=self._links.all,
+            in_store=first,
+        )
+        self.renewals = RenewalDesk(
+            self.port, self.in_store, self._own_ends, self._links.all, evictions
+        )
+        self._revocations = RevocationDesk(self.port, self.in_store, evictions)
+        self._join_desk = JoinDesk(self.port, last, evictions, self.audit)
+        self.access = AccessDesk(
+            self.port, in_store=first, evictions=evictions, renewals=self.renewals
         )
 
     # --- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Listen, and take up the jobs that had not ended."""
+        self._loop.set_exception_handler(self.containment.stray)
         for number, job in self.store.unfinished_jobs():
             self.job_numbers[job.id] = number
-            self._driver.handle(Submitted(job=job))
-        await self.metrics.start()
+            with self.containment.around(f"taking up job {job.id}"):
+                self._driver.handle(Submitted(job=job))
         bound = await self.port.listen()
+        await self.metrics.start()
         if self.port.authority is not None:
             self.metrics.figures.certificate_expires_s = self.port.authority.server_expires_s()
-        self.address = str(bound)
+        self.address = str(bound or SocketPath(str(self.config.socket)))
         address_file = self.config.state_dir / "address"
         temporary = address_file.with_suffix(".new")
         temporary.write_text(self.address)
         temporary.rename(address_file)
-        log.info("coordinator_listening", host=bound.host, port=bound.port, dtd_version=__version__)
+        log.info(
+            "coordinator_listening",
+            address=self.address,
+            socket=str(self.config.socket),
+            dtd_version=__version__,
+        )
+
+    def _metrics_context(self) -> ssl.SSLContext:
+        """TLS for those who read figures and must show who they are; in a thread."""
+        authority = self.port.authority
+        return members_only(authority.server_context() if authority is not None else None)
 
     async def run(self) -> None:
         """Perform effects until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._effects.run())
-            tasks.create_task(self.metrics.keep(self._look))
+            forever = self.containment.forever
+            tasks.create_task(forever("performing effects", self._effects.run))
+            tasks.create_task(forever("showing figures", lambda: self.metrics.keep(self._look)))
+            tasks.create_task(forever("renewing credentials", self.renewals.keep))
 
     async def stop(self) -> None:
         """Say goodbye to everyone and close the store."""
         self._driver.stop()
+        self._reports.close()
         self.port.close(m.Goodbye(reason="the coordinator stops"))
         await self.metrics.close()
         await self._weights_thread.close(lambda: None)
         await self._store_thread.close(self._close_files)
         log.info("coordinator_stopped")
 
+    def _own_ends(self, unix_s: float) -> None:
+        """When the coordinator's own certificate ends."""
+        self.metrics.figures.certificate_expires_s = unix_s
+
     def _close_files(self) -> None:
         self._curves.close()
         self.store.close()
 
     def _put(self, effect: Effect) -> None:
-        self.metrics.figures.decided(effect)
-        self.troubles.decided(effect)
-        self._effects.put(effect)
+        with self.containment.around(f"deciding on {type(effect).__name__}"):
+            self.metrics.figures.decided(effect)
+            self.troubles.decided(effect)
+            self._effects.put(effect)
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Something that the core has no part in, for an operator to read."""
+        self._put(Incident(kind=kind, message=message, worker=worker, details=details))
+
+    def _store_failed(self, error: BaseException) -> None:
+        """In the store's thread, or in another one: whoever asked for this does not wait for it."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
 
     def _look(self) -> tuple[Books, dict[str, Any]]:
         """What the metrics show."""
         self.metrics.figures.store_errors = self._store_thread.failures
+        self.metrics.figures.reports_dropped = self._reports.dropped()
         books = self.membership.books
         uptime_s = time.monotonic() - self.started_s
         status = status_of(
@@ -195,6 +280,10 @@ class Coordinator:
     async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking method of the store in its thread, in order."""
         return await self._store_thread.run(function, *arguments)
+
+    async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run one that reads what jobs printed, when all is written that was printed by now."""
+        return await self._store_thread.run(function, *arguments, turn=Turn.PATIENT)
 
     def handle(self, event: Event) -> None:
         """Hand an operator's event to the core.
@@ -245,32 +334,56 @@ class Coordinator:
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """Everyone who may open such a connection is welcome."""
-        self.port.check(link, message)
-        link.welcome(welcome("coordinator", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES))
+        with self.containment.around("HELLO", link):
+            self.port.check(link, message)
+            link.welcome(welcome("coordinator", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES))
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Payloads here are small."""
-        return None
+        """Payloads here are small; a worker that talks too fast is heard later."""
+        return self._pace.place(link, message, payload_bytes)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """A worker reports, an operator asks, or somebody wants to join."""
+        with self.containment.around(
+            m.message_name(type(message)), link, worker=self._links.name_of(link)
+        ):
+            self._on_message(link, message, payload)
+
+    def _on_message(self, link: Link, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, CTL_REQUESTS):
-            self.port.check(link, message)
+            self._check_request(link, message)
             self._desk.ask(link, message, payload)
         elif isinstance(message, m.Register):
             self.port.check(link, message)
             self._on_register(link, message)
+        elif isinstance(message, m.Renew):
+            self.port.check(link, message)
+            self.renewals.ask(link, message)
         elif isinstance(message, m.GetAuthority | m.Enrol):
             self._join_desk.ask(link, message)
         else:
             self._on_report(link, self._links.speaker(link), message, payload)
 
+    def _check_request(self, link: Link, message: m.Message) -> None:
+        """Whether the caller may ask this; that he may not is entered in the audit log."""
+        try:
+            self.port.check(link, message)
+        except ProtocolError as error:
+            self.audit.refused(link, message, error.message)
+            raise
+
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """A worker or an operator is gone."""
+        with self.containment.around("the end of a connection"):
+            self._on_closed(link, error)
+
+    def _on_closed(self, link: Link, error: DtdError | None) -> None:
         self._desk.forget(link)
         self._join_desk.forget(link)
+        self.renewals.forget(link)
+        self._revocations.forget(link)
         known = self._links.forget(link)
         if known is None:
             self.troubles.closed(link.peer_host(), error)
@@ -281,7 +394,8 @@ class Coordinator:
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
     def _on_register(self, link: Link, message: m.Register) -> None:
-        host = message.data_host or link.peer_host()
+        host = message.data_host or self.port.host_of(link)
+        self._check_proof(message)
         clash = self._links.clash(message) or self._name_taken(message)
         if clash is not None:
             self.troubles.name_taken(clash)
@@ -294,6 +408,21 @@ class Coordinator:
         self.metrics.figures.registered(message, released=released)
         registered = dataclasses.replace(message, data_host=host)
         self._driver.handle(FromWorker(name=message.name, message=registered))
+
+    def _check_proof(self, message: m.Register) -> None:
+        """A generation is believed only to those who were in it.
+
+        Raises:
+            ProtocolError: REFUSED, it does not show that it was.
+        """
+        if must_be_proved(self.membership.books, message) and not self._secrets.proves(message):
+            raise ProtocolError(
+                ErrorCode.REFUSED,
+                f"{message.name} speaks of generation {message.generation} of job {message.job},"
+                " which is not the newest that this coordinator knows, and does not show that it"
+                " was in it",
+                remedy="start the worker again, if this coordinator has lost its pki directory",
+            )
 
     def _name_taken(self, message: m.Register) -> Trouble | None:
         """Whether a worker with another state directory lives under this name."""
@@ -308,9 +437,10 @@ class Coordinator:
         if isinstance(message, m.GetPackage):
             self.counter(message).ask(link, message)
             return
-        if isinstance(message, m.JobOutput):
-            lines = bytes(payload).decode("utf-8", "replace").split("\n")
-            self._store_thread.later(self.store.add_lines, message.job, message.rank, name, lines)
+        if isinstance(message, m.Revocations):
+            self._revocations.heard(link, bytes(payload))
+            return
+        if not (self.membership.awaits(name, message) or self._reports.heeds(name, message)):
             return
         if isinstance(message, m.CheckpointDropped):
             self.deletions.dropped(name, message)
@@ -318,6 +448,14 @@ class Coordinator:
         if isinstance(message, m.Measured):
             self.examiner.measured(name, message)
             return
+        if self.membership.hears(name, message):
+            self._keep(name, message, payload)
+        self._driver.handle(FromWorker(name=name, message=message))
+
+    def _keep(self, name: str, message: m.Message, payload: memoryview) -> None:
+        """Write down, and draw, what a worker says that may say it."""
+        if isinstance(message, m.JobOutput):
+            self._reports.output(name, message, bytes(payload))
         if isinstance(message, m.Progress):
             self.figures.progress(message)
         if isinstance(message, m.CheckpointSaved):
@@ -326,7 +464,6 @@ class Coordinator:
         self.metrics.figures.reported(message, unix_s=time.time())
         if isinstance(message, m.Progress | m.Evaluated) and message.job in self.job_numbers:
             self._curves.add(point_of(message, time.time()))
-        self._driver.handle(FromWorker(name=name, message=message))
 
 
 def _here(store: Store) -> Here:

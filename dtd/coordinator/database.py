@@ -18,7 +18,7 @@ from typing import IO, Final
 from dtd.durable import make_directory
 from dtd.errors import ConfigError
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 FILE_NAME: Final = "coordinator.sqlite3"
 LOCK_NAME: Final = "lock"
 LOG_PAGES: Final = 1000
@@ -58,12 +58,21 @@ CREATE TABLE doomed (
     generation INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (worker, directory)
 );
 """
+_AUDIT: Final = """
+CREATE TABLE audit (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, role TEXT NOT NULL,
+    who TEXT NOT NULL, serial TEXT NOT NULL, address TEXT NOT NULL, what TEXT NOT NULL,
+    about TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
+    skipped INTEGER NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL
+);
+"""
 # What leads from the schema of a file to the next one; a new file takes all the steps.
 STEPS: Final = (
     _FIRST_SCHEMA,
     "ALTER TABLE events ADD COLUMN details TEXT NOT NULL DEFAULT '{}';",
     _IDENTITY,
     _DELETED,
+    _AUDIT,
 )
 
 

@@ -50,6 +50,7 @@ class Deletions:
         self._thread = thread
         self._curves = curves
         self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
+        self._asked: set[tuple[str, str]] = set()
         self._reminders: set[asyncio.Task[None]] = set()
 
     async def delete(self, request: m.Delete) -> dict[str, Any]:
@@ -80,7 +81,13 @@ class Deletions:
         task.add_done_callback(self._reminded)
 
     def dropped(self, worker: str, message: m.CheckpointDropped) -> None:
-        """A worker has deleted a checkpoint, or says why not."""
+        """A worker has deleted a checkpoint, or says why not; heard once for each time it is asked.
+
+        Else it could have the log filled, and the store's thread wait for the disk, without end.
+        """
+        if (worker, message.directory) not in self._asked:
+            return
+        self._asked.discard((worker, message.directory))
         if message.reason:
             log.warning(
                 "checkpoint_not_deleted",
@@ -124,6 +131,7 @@ class Deletions:
     def _send(self, one: Doomed) -> None:
         link = self._links.link_to(one["worker"])
         if link is not None:
+            self._asked.add((one["worker"], one["directory"]))
             link.send(
                 m.DropCheckpoint(
                     job=one["job"],

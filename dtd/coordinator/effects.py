@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import structlog
 
+from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.records import job_body
 from dtd.coordinator.requests import RequestDesk
 from dtd.coordinator.store import Store
-from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.store_thread import StoreThread, Turn
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership_events import (
     Disconnect,
@@ -27,10 +28,12 @@ from dtd.core.membership_events import (
     JobSaved,
     SaveJob,
     Send,
+    Undeliverable,
 )
 from dtd.core.outbox import Item, Outbox
-from dtd.errors import ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
+from dtd.wire import messages as m
 
 log = structlog.get_logger()
 
@@ -57,6 +60,8 @@ class Effects:
         desk: told when a job ends and when something happens.
         job_numbers: number of each job in the store.
         saved: told when a job is written that announces a generation, or could not be.
+        undeliverable: told of a job that its workers cannot be told of, and why.
+        containment: where an effect ends that cannot be performed.
     """
 
     def __init__(
@@ -69,6 +74,8 @@ class Effects:
         desk: RequestDesk,
         job_numbers: Mapping[str, int],
         saved: Callable[[JobSaved], None],
+        undeliverable: Callable[[Undeliverable], None],
+        containment: Containment,
     ) -> None:
         self._links = links
         self._store = store
@@ -77,6 +84,8 @@ class Effects:
         self._desk = desk
         self._job_numbers = job_numbers
         self._saved = saved
+        self._undeliverable = undeliverable
+        self._containment = containment
         self._failing = ""
         self._outbox: Outbox[Settled, Any] = Outbox()
         self._ready: asyncio.Queue[Item[Settled, Any]] = asyncio.Queue()
@@ -100,7 +109,11 @@ class Effects:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._write())
             while True:
-                self._perform(await self._ready.get())
+                item = await self._ready.get()
+                link = item.about if isinstance(item.effect, Send) else None
+                name = item.effect.name if isinstance(item.effect, Send) else ""
+                with self._containment.around(_named(item.effect), link, worker=name):
+                    self._perform(item)
 
     async def settled(self) -> None:
         """Return when every effect so far is done: what was decided is written down."""
@@ -130,7 +143,9 @@ class Effects:
     async def _write(self) -> None:
         """Write one job after the other."""
         while True:
-            await self._save_job(*await self._to_write.get())
+            effect, body = await self._to_write.get()
+            with self._containment.around(f"writing down job {effect.job.id}"):
+                await self._save_job(effect, body)
             for ready in self._outbox.written():
                 self._ready.put_nowait(ready)
 
@@ -141,9 +156,11 @@ class Effects:
         """
         number, failure = self._job_numbers[body["id"]], ""
         try:
-            await self._thread.run(self._store.save_job, number, body, urgent=True)
-        except sqlite3.Error as error:
+            await self._thread.run(self._store.save_job, number, body, turn=Turn.URGENT)
+        except Exception as error:  # noqa: BLE001 - the core must hear that it is not written
             failure = str(error) or type(error).__name__
+            if not isinstance(error, sqlite3.Error | OSError):
+                self._containment.failed(error, f"writing down job {body['id']}")
             if failure != self._failing:  # it is tried again and again
                 log.error("store_failed", job=body["id"], error=failure)
         self._failing = failure
@@ -153,7 +170,12 @@ class Effects:
     def _send(self, effect: Send, link: Link | None) -> None:
         if link is None:
             return
-        link.send(self._secrets.filled(effect.message, effect.name))
+        try:
+            link.send(self._secrets.filled(effect.message, effect.name))
+        except LocalProtocolError as error:
+            if isinstance(effect.message, m.Prepare | m.Assign | m.Save):
+                self._undeliverable(Undeliverable(job=effect.message.job, reason=error.message))
+            raise
         if link.queued_bytes() > MAX_QUEUED_CONTROL_BYTES:
             log.warning("worker_too_slow", worker=effect.name, queued_bytes=link.queued_bytes())
             link.abort()
@@ -163,6 +185,13 @@ class Effects:
         write(incident.kind, **incident_fields(incident))
         self._thread.later(self._store.add_incident, incident)
         self._desk.something_happened()
+
+
+def _named(effect: Any) -> str:
+    """What is done, for people."""
+    if isinstance(effect, Send):
+        return f"sending {m.message_name(type(effect.message))}"
+    return f"an effect of kind {type(effect).__name__}"
 
 
 def incident_fields(incident: Incident) -> dict[str, Any]:

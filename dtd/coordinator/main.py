@@ -14,15 +14,18 @@ import structlog
 import uvloop
 
 from dtd import __version__
-from dtd.config import CoordinatorConfig, load_coordinator_config
+from dtd.config import CoordinatorConfig, MetricsFor, load_coordinator_config
 from dtd.coordinator.commands import COMMANDS, INIT, run_command
 from dtd.coordinator.daemon import Coordinator
+from dtd.coordinator.file_limit import raise_file_limit
+from dtd.coordinator.heap import give_back_freed_memory
 from dtd.coordinator.status_line import status_line
 from dtd.coordinator.store import Store
 from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.notify import Notifier
 from dtd.platform import require_linux
+from dtd.shown import indented
 
 log = structlog.get_logger()
 
@@ -41,9 +44,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--advertise", metavar="HOST[:PORT][,...]", help="address under which others reach it"
     )
     parser.add_argument("--state-dir", metavar="DIR", help="where jobs and incidents are kept")
+    parser.add_argument("--socket", metavar="FILE", help="where users of this host call")
+    parser.add_argument("--local-operators", metavar="USER,@GROUP", help="who operates it")
+    parser.add_argument("--local-workers", metavar="USER,@GROUP", help="whose workers it has")
+    parser.add_argument("--local-viewers", metavar="USER,@GROUP", help="who may look at it")
     parser.add_argument("--heartbeat-interval-s", metavar="S", help="how often workers report")
     parser.add_argument("--heartbeat-timeout-s", metavar="S", help="silence that makes suspect")
+    parser.add_argument("--credential-days", metavar="N", help="how long credentials live")
+    parser.add_argument(
+        "--output-lines-per-s", metavar="N", help="lines kept of each worker's output"
+    )
     parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
+    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read them")
     parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
     parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
@@ -80,10 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_command(given)
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config = load_coordinator_config(flags, os.environ)
+        raise_file_limit()
+        give_back_freed_memory()
         configure_logging(config.log_format, sys.stdout, config.log_level)
         uvloop.run(_serve(config))
     except DtdError as error:
-        sys.stderr.write(f"dtd-coordinator: {error}\n")
+        sys.stderr.write(f"dtd-coordinator: {indented(str(error))}\n")
         Notifier.from_environment(os.environ).status(str(error))
         return error.exit_code
     return 0

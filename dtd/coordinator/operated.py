@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dtd.coordinator.access_desk import AccessDesk
+from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.containment import Containment
 from dtd.coordinator.examiner import Examiner
 from dtd.coordinator.figures import Figures
 from dtd.coordinator.packages import PackageCounter
+from dtd.coordinator.renewal_desk import RenewalDesk
 from dtd.coordinator.store import Store
 from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.core.membership import Membership
@@ -36,6 +39,9 @@ class Operated(Protocol):
     access: AccessDesk
     troubles: TroubleDesk
     deletions: Deletions
+    audit: AuditLog
+    renewals: RenewalDesk
+    containment: Containment
 
     @property
     def now(self) -> float:
@@ -57,6 +63,10 @@ class Operated(Protocol):
 
     async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking method of the store."""
+        ...
+
+    async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run one that reads what jobs printed."""
         ...
 
     def new_job_id(self, name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from dtd import job
 from dtd.coordinator.operated import Operated, known_job
 from dtd.coordinator.origins import RESUME, check_same_course, origin_mode
+from dtd.core.admission import what_to_prepare
 from dtd.core.membership_events import (
     CancelRequested,
     DrainRequested,
@@ -16,10 +17,12 @@ from dtd.core.membership_events import (
     ResumeRequested,
     Submitted,
 )
+from dtd.core.vouching import CONTRADICTED
 from dtd.errors import RequestRefused
 from dtd.job.differences import differences
 from dtd.job.identity import identity_of
 from dtd.wire import messages as m
+from dtd.wire.header import MAX_HEADER_BYTES
 
 SIGNALS: Final = ("KILL", "TERM", "STOP")
 ENDED_STATES: Final = ("done", "failed", "cancelled")
@@ -95,6 +98,7 @@ class Orders:
             weights=request.weights,
             strict=request.strict,
         )
+        _can_be_sent(submitted)
         self._coordinator.handle(Submitted(job=submitted))
         await self._coordinator.settled()
         return {"job": job_id, **begins}
@@ -102,18 +106,23 @@ class Orders:
     def _can_encrypt(self, spec: job.JobSpec) -> None:
         if spec.sync.encryption == "tls" and not self._coordinator.has_authority:
             raise RequestRefused(
-                "[sync] encryption: this coordinator listens on loopback only, where workers have"
+                "[sync] encryption: this coordinator serves its own host only, where workers have"
                 " no credentials",
-                remedy="leave it out, or let the coordinator listen beyond loopback",
+                remedy="leave it out, or start the coordinator with --listen HOST:PORT",
             )
 
     async def _starting_step(self, request: m.SubmitJob) -> int:
         """Steps in the checkpoint that the job starts from."""
         store = self._coordinator.store
-        found = await self._coordinator.in_store(store.checkpoints, request.from_job)
+        listed = await self._coordinator.in_store(store.checkpoints, request.from_job)
+        found = [one for one in listed if one["confirmation"] != CONTRADICTED]
         steps = sorted({one["step"] for one in found})
         if not steps:
-            raise RequestRefused(f"job {request.from_job} has no checkpoint")
+            but = ", but ones that all ranks contradict" if listed else ""
+            raise RequestRefused(
+                f"job {request.from_job} has no checkpoint{but}",
+                remedy="submit its job file again: that begins afresh",
+            )
         if request.from_step and request.from_step not in steps:
             raise RequestRefused(
                 f"job {request.from_job} has no checkpoint of step {request.from_step}",
@@ -124,6 +133,7 @@ class Orders:
     async def _wait(self, job_id: str) -> dict[str, Any]:
         known = await known_job(self._coordinator, job_id)
         if known["state"] in ENDED_STATES:
+            await self._coordinator.settled()  # so that the status tells the same
             return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
         if job_id not in self._ended:
             self._ended[job_id] = asyncio.get_running_loop().create_future()
@@ -152,6 +162,16 @@ class Orders:
         self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
         worker = self._coordinator.membership.books.workers[request.name]
         return {"name": request.name, "pid": worker.pid, "signal": request.signal}
+
+
+def _can_be_sent(submitted: Job) -> None:
+    """A job that is written down and cannot be told to anybody would fail at its first worker."""
+    size = len(m.encode_header(what_to_prepare(submitted)))
+    if size > MAX_HEADER_BYTES:
+        raise RequestRefused(
+            f"the job takes {size} bytes to tell a worker, {MAX_HEADER_BYTES} at most",
+            remedy="shorten its tables, [task] above all: a long list belongs in a file",
+        )
 
 
 def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:

@@ -1,6 +1,7 @@
 """Operators bring the code of a task here, and workers are given it, piece by piece.
 
-A worker asks for the next piece when it has the last, so nothing piles up however slow it is.
+A worker asks for the next piece when it has the last, so nothing piles up however slow it is.  One
+that asks on and on and does not read is cut off: what it has not read is not answered yet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.turns import read_out
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives, InUse
@@ -110,3 +112,5 @@ class PackageCounter:
             size, piece = 0, b""
         package = m.Package(digest=request.digest, offset=request.offset, size=size)
         link.send(package, piece)
+        del piece
+        await read_out(link)

@@ -1,4 +1,4 @@
-"""What operators ask that changes nothing: status, figures, jobs, logs, events, checkpoints."""
+"""What operators ask that changes nothing: status, jobs, logs, events, audit, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from dtd import __version__
 from dtd.coordinator.operated import Operated, known_job
 from dtd.core.status import EndedJob, status_of
+from dtd.core.vouching import VERIFIED
 from dtd.wire import messages as m
 
 QUESTIONS: Final = (
@@ -19,6 +20,7 @@ QUESTIONS: Final = (
     m.ShowJob,
     m.ReadLogs,
     m.ReadEvents,
+    m.ReadAudit,
     m.ListCheckpoints,
 )
 
@@ -62,10 +64,13 @@ class Questions:
             return await self._show(request.job)
         if isinstance(request, m.ReadLogs):
             await known_job(self._coordinator, request.job)
-            lines = await in_store(store.lines, request.job, request.after)
+            lines = await self._coordinator.after_lines(store.lines, request.job, request.after)
             return {"lines": lines, "next": lines[-1]["seq"] if lines else request.after}
         if isinstance(request, m.ReadEvents):
             return await self._events(request)
+        if isinstance(request, m.ReadAudit):
+            wanted = (request.after, request.since_s, request.who, request.what)
+            return await in_store(store.audit.page, *wanted)
         assert isinstance(request, m.ListCheckpoints)
         found = await in_store(store.checkpoints, request.job)
         listed = [self._checkpoint(one, ticket=request.tickets) for one in found]
@@ -78,7 +83,7 @@ class Questions:
         """What is written down, with what only memory knows of a job that has not ended."""
         store, in_store = self._coordinator.store, self._coordinator.in_store
         await known_job(self._coordinator, job_id)
-        details = await in_store(store.job_details, job_id)
+        details = await self._coordinator.after_lines(store.job_details, job_id)
         found = await in_store(store.checkpoints, job_id)
         assert details is not None
         active = self._coordinator.membership.books.job
@@ -121,14 +126,15 @@ class Questions:
     def _checkpoint(self, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
         worker = self._coordinator.membership.books.workers.get(found["worker"])
         alive = found["worker"] in self._coordinator.connected()
-        folder, name = PurePosixPath("/" + found["directory"]).parts[-2:]
+        path = PurePosixPath(found["directory"])
+        folder, name = path.parent.name, path.name
         shown = self._ticket(found["worker"], folder, name) if ticket and alive else {}
         return {
             **found,
             **shown,
             "name": name,
             "folder": folder,
-            "verified": True,
+            "verified": found["confirmation"] == VERIFIED,
             "alive": alive,
             "data_host": worker.data_host if worker is not None else "",
             "data_port": worker.data_port if worker is not None else 0,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from dtd.core.allowance import Allowance
+
 MAX_REFUSALS: Final = 32
 LOG_EVERY_S: Final = 60.0
 MAX_LOGGED_PER_S: Final = 1.0
@@ -19,25 +21,15 @@ class Refusals:
 
     def __init__(self) -> None:
         self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._log_tokens = LOG_BURST
-        self._log_filled_s = 0.0
+        self._may_log = Allowance(MAX_LOGGED_PER_S, LOG_BURST)
 
     def note(self, host: str, reason: str, now: float) -> bool:
         """Take one down; returns whether it should be logged."""
         logged_s = self._logged_s.pop((host, reason), None)
         due = logged_s is None or now - logged_s >= LOG_EVERY_S
-        logs = due and self._may_log(now)
+        # However many hosts knock, the log grows by so much only.
+        logs = due and self._may_log.takes(1, now)
         self._logged_s[host, reason] = now if logs or logged_s is None else logged_s
         while len(self._logged_s) > MAX_REFUSALS:
             self._logged_s.popitem(last=False)
         return logs
-
-    def _may_log(self, now: float) -> bool:
-        """However many hosts knock, the log grows by so much only."""
-        earned = (now - self._log_filled_s) * MAX_LOGGED_PER_S
-        self._log_tokens = min(LOG_BURST, self._log_tokens + earned)
-        self._log_filled_s = now
-        if self._log_tokens < 1:
-            return False
-        self._log_tokens -= 1
-        return True

@@ -1,12 +1,14 @@
 """The desk where operators are answered.
 
-Requests on one connection are answered in order, one RESULT (or ERROR) each.  What is asked is
+Requests on one connection are answered in order, one RESULT (or ERROR) each, and each when the
+answer before it has been read (`dtd.coordinator.turns`).  What is asked is
 looked up by `questions`, what is to be done goes to `orders`; decisions are the core's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
 import time
 from typing import Any, Final
@@ -17,6 +19,7 @@ from dtd.coordinator.access_desk import ACCESS_REQUESTS
 from dtd.coordinator.operated import Operated
 from dtd.coordinator.orders import Order, Orders
 from dtd.coordinator.questions import QUESTIONS, Questions
+from dtd.coordinator.turns import Turns, read_out
 from dtd.core.membership_events import Job
 from dtd.core.status import EndedJob
 from dtd.errors import DtdError, ErrorCode, ProtocolError
@@ -26,8 +29,10 @@ from dtd.wire.connection import FROM_OPENER
 
 Request = tuple[m.Message, bytes]
 
-CTL_REQUESTS: Final = tuple(FROM_OPENER[m.Role.CTL] - {m.Error, m.Goodbye})
+CTL_REQUESTS: Final = tuple(FROM_OPENER[m.Role.CTL] - {m.Error, m.Goodbye, m.Renew})
 MAX_PENDING_REQUESTS: Final = 64
+MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
+"""Of what comes with them: pieces of packages, which are sent one after the other."""
 
 
 class RequestDesk:
@@ -42,7 +47,9 @@ class RequestDesk:
         self._coordinator = coordinator
         self._questions = Questions(coordinator, last_job=last_job)
         self._orders = Orders(coordinator)
+        self._turns = Turns()
         self._pending: dict[Link, asyncio.Queue[Request]] = {}
+        self._pending_bytes: dict[Link, int] = {}
         self._tasks: dict[Link, asyncio.Task[None]] = {}
 
     def ask(self, link: Link, request: m.Message, payload: memoryview) -> None:
@@ -53,7 +60,13 @@ class RequestDesk:
         """
         if link not in self._pending:
             self._pending[link] = asyncio.Queue(MAX_PENDING_REQUESTS)
-            self._tasks[link] = asyncio.create_task(self._serve(link, self._pending[link]))
+            self._tasks[link] = asyncio.create_task(self._contained(link, self._pending[link]))
+        waiting_bytes = self._pending_bytes.get(link, 0) + len(payload)
+        if waiting_bytes > MAX_PENDING_BYTES:
+            raise ProtocolError(
+                ErrorCode.REFUSED, f"requests of {MAX_PENDING_BYTES} bytes are unanswered"
+            )
+        self._pending_bytes[link] = waiting_bytes
         try:
             self._pending[link].put_nowait((request, bytes(payload)))
         except asyncio.QueueFull:
@@ -64,6 +77,7 @@ class RequestDesk:
     def forget(self, link: Link) -> None:
         """The connection is gone."""
         self._pending.pop(link, None)
+        self._pending_bytes.pop(link, None)
         task = self._tasks.pop(link, None)
         if task is not None:
             task.cancel()
@@ -77,14 +91,27 @@ class RequestDesk:
         """Wake whoever follows events."""
         self._questions.something_happened()
 
+    async def _contained(self, link: Link, requests: asyncio.Queue[Request]) -> None:
+        with self._coordinator.containment.around("answering a request", link):
+            await self._serve(link, requests)
+
     async def _serve(self, link: Link, requests: asyncio.Queue[Request]) -> None:
         while True:
             request, payload = await requests.get()
+            self._pending_bytes[link] -= len(payload)
             try:
-                if isinstance(request, m.PutPackage):
-                    answer = await self._coordinator.counter(request).put(request, payload)
-                else:
-                    answer = await self._answer(request)
+                async with self._turns.turn(link, request):
+                    answer = await self._coordinator.audit.around(
+                        link,
+                        request,
+                        functools.partial(self._answer, request, payload),
+                        payload_bytes=len(payload),
+                        told=dict,
+                    )
+                    due = self._coordinator.renewals.is_due(link)
+                    link.send(m.Result(renew=due), msgpack.packb(answer, use_bin_type=True))
+                    del answer
+                    await read_out(link)
             except DtdError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
                 return
@@ -92,9 +119,10 @@ class RequestDesk:
                 why = f"the coordinator's store fails: {error}"
                 link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="look after its disk"))
                 return
-            link.send(m.Result(), msgpack.packb(answer, use_bin_type=True))
 
-    async def _answer(self, request: m.Message) -> dict[str, Any]:
+    async def _answer(self, request: m.Message, payload: bytes) -> dict[str, Any]:
+        if isinstance(request, m.PutPackage):
+            return await self._coordinator.counter(request).put(request, payload)
         if isinstance(request, QUESTIONS):
             return await self._questions.answer(request)
         if isinstance(request, ACCESS_REQUESTS):

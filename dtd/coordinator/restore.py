@@ -2,6 +2,7 @@
 
 Workers follow the highest epoch that they have seen, so the coordinator that the backup was taken
 from cannot take them back when it returns.  Restore a backup once: two copies would be equals.
+Tokens of the backup are void, since they may have been used or revoked after it was taken.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import re
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dtd.coordinator.audit_commands import command_entry
 from dtd.coordinator.backup import KEYS
 from dtd.coordinator.database import FILE_NAME, LOCK_NAME, lock
 from dtd.coordinator.packages import PACKAGES
@@ -22,6 +25,7 @@ from dtd.coordinator.store import Store
 from dtd.durable import sync_directory
 from dtd.errors import ConfigError, UsageError
 from dtd.packages.archives import PACKAGE
+from dtd.security.credential_book import mark_restored
 
 MAX_MEMBERS: Final = 10_000
 _WORKPLACE: Final = ".restoring"
@@ -49,7 +53,9 @@ def restore(source: Path, state_dir: Path) -> int:
     try:
         with _emptiness(state_dir) as workplace:
             _unpack(source, workplace)
-            epoch = _begin_epoch(workplace)
+            epoch = _begin_epoch(workplace, source)
+            if (workplace / KEYS).is_dir():
+                mark_restored(workplace / KEYS, now_s=time.time())
             _move_in(workplace, state_dir)
             return epoch
     except OSError as error:
@@ -109,11 +115,14 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
         os.fsync(descriptor)
 
 
-def _begin_epoch(workplace: Path) -> int:
+def _begin_epoch(workplace: Path, source: Path) -> int:
     store = Store(workplace)
     try:
         store.begin_epoch()
-        return store.identity()[1]
+        epoch = store.identity()[1]
+        about = {"file": str(source), "epoch": epoch}
+        store.audit.add(command_entry("RESTORE", about), synced=True)
+        return epoch
     finally:
         store.close()
 

@@ -15,11 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.coordinator.audit_table import AuditTable
 from dtd.coordinator.database import Database
 from dtd.coordinator.records import completed, job_details, job_from_body, job_row
-from dtd.core.branches import Branch, is_left, remembered
+from dtd.core import vouching
+from dtd.core.branches import is_left, remembered
 from dtd.core.figures import finite
 from dtd.core.membership_events import ENDED, Incident, Job, JobState
+from dtd.core.pages import PAGE_ROWS, page
 from dtd.core.status import EndedJob
 from dtd.job.differences import differing
 from dtd.wire import messages as m
@@ -27,7 +30,8 @@ from dtd.wire import messages as m
 MAX_EVENTS: Final = 100_000
 MAX_LOG_LINES: Final = 200_000
 MAX_MESSAGE_CHARACTERS: Final = 4000
-PAGE_ROWS: Final = 500
+LIST_BYTES: Final = 1024 * 1024
+"""Of lists that have no cursor; the newest entries are told."""
 _ONE_JOB: Final = (
     "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
 )
@@ -39,12 +43,16 @@ class Store:
     Args:
         state_dir: created if missing, readable by its owner only.
 
+    Attributes:
+        audit: who did what.
+
     Raises:
         ConfigError: the directory cannot be used, or another coordinator uses it.
     """
 
     def __init__(self, state_dir: Path) -> None:
         self._database = Database(state_dir)
+        self.audit = AuditTable(self._database)
         self._epoch = self.identity()[1]
 
     def close(self) -> None:
@@ -125,10 +133,11 @@ class Store:
         rows = self._database.read(query + " ORDER BY number DESC LIMIT ?", PAGE_ROWS)
         found = [(json.loads(body), times) for body, *times in map(tuple, rows)]
         unlike = differing([body["spec"] for body, _ in found])
-        return [
+        listed = (
             {**job_row(body, *times), "settings": differ}
             for (body, times), differ in zip(found, unlike, strict=True)
-        ]
+        )
+        return page(listed, most_bytes=LIST_BYTES)
 
     def job(self, job_id: str) -> dict[str, Any] | None:
         """One job as `dtdctl jobs` shows it, with its spec."""
@@ -186,10 +195,10 @@ class Store:
         """A page of incidents after a cursor; with cursor 0 the newest page."""
         if after:
             query = "SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
-            found = _dicts(self._database.read(query, after, PAGE_ROWS))
+            found = page(_dicts(self._database.read(query, after, PAGE_ROWS)))
         else:
             query = "SELECT * FROM events ORDER BY seq DESC LIMIT ?"
-            found = _dicts(self._database.read(query, PAGE_ROWS))[::-1]
+            found = page(_dicts(self._database.read(query, PAGE_ROWS)))[::-1]
         for one in found:
             one["details"] = json.loads(one["details"])
         return found
@@ -211,7 +220,7 @@ class Store:
             "SELECT seq, rank, worker, text, time_s FROM logs"
             " WHERE seq > ? AND job = ? ORDER BY seq LIMIT ?"
         )
-        return _dicts(self._database.read(query, after, job, PAGE_ROWS))
+        return page(_dicts(self._database.read(query, after, job, PAGE_ROWS)))
 
     def save_checkpoint(self, worker: str, saved: m.CheckpointSaved) -> None:
         """Add a worker's checkpoint and forget those that it does not keep any more."""
@@ -229,33 +238,39 @@ class Store:
                     json.dumps(finite(saved.metrics)),
                 ),
             )
-            names = saved.kept.get("names", [])
             query = "SELECT rowid, directory FROM checkpoints WHERE job = ? AND worker = ?"
             for rowid, directory in cursor.execute(query, (saved.job, worker)).fetchall():
-                if Path(directory).name not in names:
+                if Path(directory).name not in saved.kept:
                     cursor.execute("DELETE FROM checkpoints WHERE rowid = ?", (rowid,))
 
     def checkpoints(self, job: str) -> list[dict[str, Any]]:
-        """Known checkpoints of one job, or of all, newest first; has the job left them behind?"""
+        """Known checkpoints of one job, or of all, newest first.
+
+        With each, whether it is what all ranks agreed on, and whether the job has left it behind.
+        """
         query = (
             "SELECT * FROM checkpoints WHERE ? IN ('', job)"
             " ORDER BY job, generation DESC, step DESC LIMIT ?"
         )
-        found = _dicts(self._database.read(query, job, PAGE_ROWS))
-        branches = {name: self._branches(name) for name in {one["job"] for one in found}}
+        rows = _dicts(self._database.read(query, job, PAGE_ROWS))
+        found = page(rows, most_bytes=LIST_BYTES)
+        bodies = {name: self._body(name) for name in {one["job"] for one in found}}
         for one in found:
+            body, key = bodies[one["job"]], (one["generation"], one["step"])
             one["metrics"] = finite(json.loads(one["metrics"]))
-            key = (one["generation"], one["step"])
-            one["left_behind"] = is_left(key, branches[one["job"]])
+            one["left_behind"] = is_left(key, remembered(body.get("branches", ())))
+            confirmed = vouching.remembered(body.get("agreed", ()))
+            one["confirmation"] = vouching.verdict(confirmed, key, one["digest"])
         return found
 
-    def _branches(self, job_id: str) -> tuple[Branch, ...]:
-        """What a job has left behind.
+    def _body(self, job_id: str) -> dict[str, Any]:
+        """What is written down of a job, whether it was deleted or not; nothing: empty.
 
         A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
         """
-        rows = self._database.read("SELECT body FROM jobs WHERE id = ?", job_id)
-        return remembered(one for (body,) in rows for one in json.loads(body).get("branches", ()))
+        for (body,) in self._database.read("SELECT body FROM jobs WHERE id = ?", job_id):
+            return dict(json.loads(body))
+        return {}
 
     # --- what is deleted -------------------------------------------------------------------------
 

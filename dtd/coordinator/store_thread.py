@@ -1,12 +1,15 @@
 """The thread that all blocking calls to the store run in, one at a time, urgent ones first.
 
-A generation waits for its job to be written down; incidents, printed lines and what operators read
-wait for that.  Within urgent and within ordinary calls the order is that of asking.
+A generation waits for its job to be written down, and whoever takes a credential back must not
+wait either; incidents and what operators read wait for that, and what there is most of, printed
+lines and whoever is not known yet, waits for everything.  Within each of these the order is that of
+asking; whoever asks for the last kind bounds how much of it waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import itertools
 import queue
 import sqlite3
@@ -26,9 +29,16 @@ T = TypeVar("T")
 SLOW_S: Final = 2.0
 """Training goes on while one call lasts; what is decided meanwhile, new generations, waits."""
 
-_URGENT: Final = 0
-_ORDINARY: Final = 1
-_LAST: Final = 2
+
+class Turn(enum.IntEnum):
+    """Whose turn it is before whose."""
+
+    URGENT = 0
+    ORDINARY = 1
+    PATIENT = 2
+
+
+_LAST: Final = len(Turn)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,12 +53,16 @@ class _Call:
 class StoreThread:
     """Runs functions in a thread of its own.
 
+    Args:
+        failed: told of an error that is no disk's, by a call that nobody waits for; in any thread.
+
     Attributes:
         failures: calls that the disk, or the file on it, has failed.
         failure: why the last call failed; empty when it did not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[BaseException], object] = lambda _error: None) -> None:
+        self._failed = failed
         self._calls: queue.PriorityQueue[_Call] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._closed = False
@@ -58,14 +72,18 @@ class StoreThread:
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
 
-    async def run(self, function: Callable[..., T], *arguments: Any, urgent: bool = False) -> T:
+    async def run(
+        self, function: Callable[..., T], *arguments: Any, turn: Turn = Turn.ORDINARY
+    ) -> T:
         """Have a function run and return its result."""
-        return await asyncio.wrap_future(self._submit(_rank(urgent), function, arguments))
+        return await asyncio.wrap_future(self._submit(turn, function, arguments))
 
-    def later(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have a function run without waiting for it; failures are logged."""
-        future = self._submit(_ORDINARY, function, arguments)
-        future.add_done_callback(_log_failure)
+    def later(
+        self, function: Callable[..., object], *arguments: Any, turn: Turn = Turn.ORDINARY
+    ) -> None:
+        """Have a function run without waiting for it; failures are told."""
+        future = self._submit(turn, function, arguments)
+        future.add_done_callback(self._tell_failure)
 
     def complaint(self) -> str:
         """Why the disk is not to be relied on; empty when it is."""
@@ -89,6 +107,13 @@ class StoreThread:
         self._calls.put(_Call(rank, next(self._numbers), function, arguments, future))
         return future
 
+    def _tell_failure(self, future: Future[Any]) -> None:
+        error = future.exception()
+        if isinstance(error, OSError | sqlite3.Error):
+            log.error("store_failed", error=str(error))
+        elif error is not None:
+            self._failed(error)
+
     def _work(self) -> None:
         while True:
             call = self._calls.get()
@@ -107,13 +132,3 @@ class StoreThread:
                 self._begun_s = None
             if call.rank == _LAST:
                 return
-
-
-def _rank(urgent: bool) -> int:
-    return _URGENT if urgent else _ORDINARY
-
-
-def _log_failure(future: Future[Any]) -> None:
-    error = future.exception()
-    if error is not None:
-        log.error("store_failed", error=str(error))

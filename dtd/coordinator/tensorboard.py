@@ -26,6 +26,7 @@ from typing import IO, Any, Final
 
 import structlog
 
+from dtd.shown import one_line
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -62,7 +63,7 @@ def point_of(message: m.Progress | m.Evaluated, unix_s: float) -> Point:
         if message.step_s > 0:
             scalars["train/samples_per_s"] = message.rows / message.step_s
     else:
-        figures = {f"eval/{name}": one for name, one in message.metrics.items()}
+        figures = {f"eval/{one_line(name)}": one for name, one in message.metrics.items()}
         numbers = [name for name in sorted(figures) if isinstance(figures[name], int | float)]
         scalars = {name: float(figures[name]) for name in numbers[:MAX_SCALARS]}
     regular = isinstance(message, m.Progress)

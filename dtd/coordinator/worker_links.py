@@ -26,6 +26,10 @@ class WorkerLinks:
         """The workers whose control connection stands."""
         return frozenset(self._links)
 
+    def all(self) -> tuple[Link, ...]:
+        """All of these connections."""
+        return tuple(self._links.values())
+
     def link_to(self, name: str) -> Link | None:
         """A worker's connection."""
         return self._links.get(name)
@@ -44,6 +48,10 @@ class WorkerLinks:
         if link not in self._speakers:
             raise ProtocolError(ErrorCode.WRONG_STATE, "REGISTER must come first")
         return self._speakers[link][0]
+
+    def name_of(self, link: Link) -> str:
+        """The name of the worker at the other end; empty when none has registered there."""
+        return self._speakers.get(link, ("", 0))[0]
 
     def clash(self, message: m.Register) -> Trouble | None:
         """Whether another process that lives goes by this name.
@@ -85,6 +93,11 @@ class WorkerLinks:
             self._displaced[name] = before
         while len(self._displaced) > MAX_KNOWN_WORKERS:
             self._displaced.popitem(last=False)
+
+    def fail_all(self, why: str) -> None:
+        """End the connections of all workers; they come back."""
+        for link in list(self._links.values()):
+            link.fail(ProtocolError(ErrorCode.INTERNAL, why))
 
     def certified_by(self, serial: str) -> list[str]:
         """The workers that registered last with this certificate, connected or not."""

@@ -6,7 +6,7 @@ workers that are ready is the business of `dtd.core.forming`, `running` and `end
 
 from __future__ import annotations
 
-from dtd.core import adoption, doubt, ending, introduction
+from dtd.core import adoption, doubt, ending, introduction, vouching
 from dtd.core import roster as choice
 from dtd.core.books import AVAILABLE, GONE, MEMBERS, Books, GenerationState
 from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
@@ -29,7 +29,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
         books.links.forget(message.name)
     _fence(books, message)
     _make_room(books, message.name)
-    worker = introduction.newcomer(message)
+    worker = introduction.newcomer(message, known)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     books.workers[worker.name] = worker
     books.detector.watch(worker.name, now)
@@ -42,6 +42,8 @@ def register(books: Books, message: m.Register, now: float) -> None:
         _take_back(books, worker, message, now)
     elif job is not None and job.state not in ENDING_JOBS:
         _prepare_unless_aside(books, worker, job, now)
+    elif job is not None:
+        worker.given(job.id)  # an earlier life of this coordinator may have told it to prepare
 
 
 def _prepare_unless_aside(books: Books, worker: Worker, job: Job, now: float) -> None:
@@ -69,6 +71,10 @@ def _take_back(books: Books, worker: Worker, message: m.Register, now: float) ->
     if job is None or not doubt.is_ours(job, message):
         worker.stray = True
         release(books, worker, "unknown", _why_unknown(books, message))
+        return
+    if (worker.name, worker.incarnation) in books.contradicted:
+        worker.stray = True
+        release(books, worker, "evicted", "the others contradict what it says it holds")
         return
     doubt.learn(books, job, message)
     worker.returning = True
@@ -115,7 +121,13 @@ def _why_unknown(books: Books, message: m.Register) -> str:
 def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
     """Have an idle worker warm up for the job."""
     _begin_warming(books, worker, now)
-    message = m.Prepare(
+    worker.given(job.id)
+    books.send(worker.name, what_to_prepare(job))
+
+
+def what_to_prepare(job: Job) -> m.Prepare:
+    """What every worker of the job is told of it."""
+    return m.Prepare(
         job=job.id,
         spec=job.spec,
         from_job=job.from_job,
@@ -127,7 +139,6 @@ def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
         identity=job.identity,
         from_identity=job.from_identity,
     )
-    books.send(worker.name, message)
 
 
 def _begin_warming(books: Books, worker: Worker, now: float) -> None:
@@ -139,18 +150,49 @@ def _begin_warming(books: Books, worker: Worker, now: float) -> None:
 
 def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
     """The worker has its model and data: is it fit to train with the others?"""
-    if books.job is None or message.job != books.job.id:
-        return
+    assert books.job is not None, "nobody warms up for no job"
     if worker.state in MEMBERS or worker.returning:
         worker.warmed = message
+    if worker.state in MEMBERS:
+        compare(books, books.job)  # a restored store may not know how many steps there are
     if worker.state is not WorkerState.WARMING or worker.returning:
         return
     worker.warmed = message
     worker.held = message.held[0] if message.held else choice.NOTHING_HELD
+    why = _incredible(books, books.job, worker.held)
+    if why:
+        disbelieve(books, worker, why)
     if worker.name in books.set_aside:
         books.set_aside[worker.name].until = 0.0  # if it fails again, it is left alone for longer
     _end_warming(books, worker, now)
     compare(books, books.job)
+
+
+def _incredible(books: Books, job: Job, held: m.Held) -> str:
+    """Why a worker cannot have this checkpoint of the job; empty when it can."""
+    if held.job != job.id:
+        return ""
+    key = (held.generation, held.step)
+    confirmed = vouching.remembered(job.agreed)
+    if vouching.verdict(confirmed, key, held.digest) == vouching.CONTRADICTED:
+        return "all ranks agreed on another digest for that state"
+    known = max(job.generation, doubt.lowest_number(books))  # a restored store has forgotten some
+    if held.generation > known and not doubt.lasts(books, job):
+        return f"the job's newest generation is {job.generation}"
+    return ""
+
+
+def disbelieve(books: Books, worker: Worker, why: str) -> None:
+    """What a worker says it has on its disk does not count: it gets the state from others."""
+    held = worker.held or choice.NOTHING_HELD
+    books.incident(
+        "report_contradicted",
+        f"{worker.name} says that it has a checkpoint of step {held.step} of generation"
+        f" {held.generation}, which does not count: {why}",
+        worker=worker.name,
+        step=held.step,
+    )
+    worker.held, worker.prepared = choice.NOTHING_HELD, (0, 0)
 
 
 def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now: float) -> None:

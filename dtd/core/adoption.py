@@ -32,6 +32,7 @@ def adopt(books: Books, job: Job, now: float) -> None:
     books.generation = max(books.generation, job.generation)
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.start_step = job.start_step
+    books.told.clear()
     formed = job.state is not JobState.FORMING
     books.generation_state = GenerationState.RUNNING if formed else GenerationState.FORMING
     books.has_run = formed
@@ -56,6 +57,7 @@ def take_up(books: Books, job: Job, now: float) -> None:
     books.generation = job.generation
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.start_step = job.start_step
+    books.told.clear()
     books.generation_state, books.has_run = GenerationState.RUNNING, True
     books.must_settle, books.advanced_at = False, now
     books.waiting_since = None
@@ -116,7 +118,7 @@ def comes_back(books: Books, message: m.Register, now: float) -> bool:
     same_generation = (message.generation, message.roster_id) == (books.generation, books.roster_id)
     if not (same_process and same_generation):
         return False
-    worker = introduction.newcomer(message)
+    worker = introduction.newcomer(message, known)
     worker.state = PHASES.get(message.phase, WorkerState.RUNNING)
     worker.leaving, worker.held, worker.warmed = known.leaving, known.held, known.warmed
     worker.heartbeat, worker.signalled = known.heartbeat, known.signalled

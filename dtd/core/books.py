@@ -7,7 +7,7 @@ The state that `dtd.core.membership` dispatches on and that `admission`, `formin
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -87,6 +87,14 @@ class Decision:
 
 
 @dataclass(slots=True, kw_only=True)
+class Tally:
+    """What of a worker's words was dropped since an operator was told last, and when that was."""
+
+    dropped: int = 0
+    told_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
 class Books:
     """Everything the coordinator decides on.
 
@@ -100,7 +108,7 @@ class Books:
         vouched: members of the job's newest known generation who have come and had not left it.
         decision: the generation that is being written down.
         generation: the number of the newest generation.
-        highest_seen: the highest number anybody has reported; new ones exceed it.
+        highest_seen: the highest number that a worker has shown it was given; new ones exceed it.
         roster: names in rank order; empty when no generation is forming, running or ending.
         start_step: committed step from which the generation runs.
         warming_since: when each warming worker began.
@@ -129,6 +137,12 @@ class Books:
         recovery: what the job is recovering from, until it commits again.
         straggler: who holds the others up.
         saving: who writes the job's last state, while it is to end.
+        told: the newest step that each member says it has committed in the generation.
+        contradicted: processes whose memory of a generation the others contradict, and whose word
+            of it counts no more.
+        agreed: by state, the digest that each rank says all had agreed on.
+        claims: saved states of each worker that nobody has borne out yet.
+        tallies: what was dropped of workers' words, by name (`dtd.core.hearing`).
         now: the clock of the event at hand.
     """
 
@@ -172,6 +186,11 @@ class Books:
     recovery: Recovery | None = None
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
     saving: SaveOrders | None = None
+    told: dict[str, int] = field(default_factory=dict)
+    contradicted: set[tuple[str, int]] = field(default_factory=set)
+    agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
+    claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
     now: float = 0.0
     effects: list[Effect] = field(default_factory=list)
 
@@ -283,6 +302,21 @@ class Books:
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
         if self.freeze_by is not None:
             self.freeze_by += gap_s
+
+    def forget_all(self) -> None:
+        """Be as at the start of a process; only what was given out stays given out."""
+        fresh = Books(
+            heartbeat_interval_s=self.heartbeat_interval_s,
+            heartbeat_timeout_s=self.heartbeat_timeout_s,
+            detector=Detector(timeout_s=self.detector.timeout_s, tick_s=self.detector.tick_s),
+            generation=self.generation,
+            here=self.here,
+            highest_seen=self.highest_seen,
+            epoch=self.epoch,
+            now=self.now,
+        )
+        for field_ in fields(Books):
+            setattr(self, field_.name, getattr(fresh, field_.name))
 
     def emit(self, effect: Effect) -> None:
         """Add an effect of the event at hand."""

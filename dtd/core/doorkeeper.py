@@ -3,6 +3,7 @@
 A listener asks before it spends anything on a connection, and tells when the other side has proven
 itself or is gone.  Nobody who floods a port can keep others from being heard: each address has a
 rate and a share, and where there is no room, the oldest connection of whoever has most makes way.
+Addresses from which nobody has ever proven anything share one more rate, and make way first.
 A listener whose callers prove themselves without costing it much may count failures alone: then
 honest callers have no rate, however many share an address.  Pure: clock values in, keys of
 connections out (protocol.md, "Security").
@@ -15,21 +16,22 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from dtd.core.allowance import Allowance
+
 PER_ADDRESS: Final = 16
 IN_ALL: Final = 128
 RATE_PER_S: Final = 20.0
 BURST: Final = 64.0
 PATIENCE_S: Final = 5.0
 MAX_ADDRESSES: Final = 4096
+MAX_KNOWN: Final = 1024
+"""Addresses where somebody has proven who they are; the oldest are forgotten."""
+
+STRANGERS_PER_S: Final = 100.0
+STRANGERS_BURST: Final = 256.0
+"""Of all other addresses together: each connection costs this side a handshake."""
+
 IPV6_PREFIX_BITS: Final = 64
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """How many more connections an address may open, or fail on; below 0 it has to wait."""
-
-    tokens: float
-    filled_s: float
 
 
 @dataclass(slots=True)
@@ -70,7 +72,11 @@ class Doorkeeper:
     patience_s: float = PATIENCE_S
     only_failures: bool = False
     _unproven: OrderedDict[int, _Caller] = field(default_factory=OrderedDict)
-    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
+    _allowances: OrderedDict[str, Allowance] = field(default_factory=OrderedDict)
+    _strangers: Allowance = field(
+        default_factory=lambda: Allowance(STRANGERS_PER_S, STRANGERS_BURST)
+    )
+    _known: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def arrived(self, key: int, host: str, now: float, *, no_rate: bool = False) -> Verdict:
         """A connection was accepted.
@@ -83,11 +89,9 @@ class Doorkeeper:
         """
         origin = origin_of(host)
         if not no_rate and not (self.only_failures and _is_loopback(host)):
-            bucket = self._bucket(origin, now)
-            if bucket.tokens < 1:
-                return Verdict(refusal=self._too_many(origin))
-            if not self.only_failures:
-                bucket.tokens -= 1
+            refusal = self._too_fast(origin, now)
+            if refusal:
+                return Verdict(refusal=refusal)
         dropped = self._in_the_way(origin)
         for other in dropped:
             self.gone(other, now)
@@ -95,14 +99,19 @@ class Doorkeeper:
         return Verdict(dropped=dropped)
 
     def proven(self, key: int) -> None:
-        """The other side has proven who it is."""
-        self._unproven.pop(key, None)
+        """The other side has proven who it is: so may others at its address, before strangers."""
+        caller = self._unproven.pop(key, None)
+        if caller is not None:
+            self._known[caller.origin] = None
+            self._known.move_to_end(caller.origin)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
 
     def gone(self, key: int, now: float) -> None:
         """The connection has ended; if it was not proven, it counts as failed."""
         caller = self._unproven.pop(key, None)
         if caller is not None and self.only_failures:
-            self._bucket(caller.origin, now).tokens -= 1
+            self._allowance(caller.origin).spend(1, now)
 
     def overdue(self, now: float) -> tuple[int, ...]:
         """Connections that have had their time; they are forgotten with this."""
@@ -123,32 +132,41 @@ class Doorkeeper:
     def __len__(self) -> int:
         return len(self._unproven)
 
-    def _bucket(self, origin: str, now: float) -> _Bucket:
-        bucket = self._buckets.pop(origin, None) or _Bucket(BURST, now)
-        self._buckets[origin] = bucket  # the address heard last is the last to be forgotten
-        while len(self._buckets) > MAX_ADDRESSES:
-            self._buckets.popitem(last=False)
-        bucket.tokens = min(BURST, bucket.tokens + (now - bucket.filled_s) * RATE_PER_S)
-        bucket.filled_s = now
-        return bucket
+    def _too_fast(self, origin: str, now: float) -> str:
+        """Why an address, or all strangers, must wait; empty: they need not."""
+        allowance = self._allowance(origin)
+        if allowance.left(now) < 1:
+            what = "failed connections" if self.only_failures else "connections"
+            return f"more than {RATE_PER_S:g} {what} a second from {origin}"
+        if self.only_failures:
+            return ""
+        if origin not in self._known and not self._strangers.takes(1, now):
+            return f"more than {STRANGERS_PER_S:g} connections a second from unknown addresses"
+        allowance.spend(1, now)
+        return ""
 
-    def _too_many(self, origin: str) -> str:
-        what = "failed connections" if self.only_failures else "connections"
-        return f"more than {RATE_PER_S:g} {what} a second from {origin}"
+    def _allowance(self, origin: str) -> Allowance:
+        """How many more connections an address may open, or fail on."""
+        allowance = self._allowances.pop(origin, None) or Allowance(RATE_PER_S, BURST)
+        self._allowances[origin] = allowance  # the address heard last is the last to be forgotten
+        while len(self._allowances) > MAX_ADDRESSES:
+            self._allowances.popitem(last=False)
+        return allowance
 
     def _in_the_way(self, origin: str) -> tuple[int, ...]:
         """What makes way for one more of this address.
 
         Its own oldest when it has its share, else, when there is no room, the oldest of the address
-        that has most.
+        that has most, of those that nobody is known at if there are any.
         """
         own = [key for key, caller in self._unproven.items() if caller.origin == origin]
         if len(own) >= self.per_address:
             return (own[0],)
         if len(self._unproven) < self.in_all:
             return ()
-        counts = Counter(caller.origin for caller in self._unproven.values())
-        greediest, _ = counts.most_common(1)[0]
+        origins = [caller.origin for caller in self._unproven.values()]
+        strangers = [one for one in origins if one not in self._known]
+        greediest, _ = Counter(strangers or origins).most_common(1)[0]
         return (next(k for k, caller in self._unproven.items() if caller.origin == greediest),)
 
 

@@ -22,11 +22,12 @@ from typing import Final
 from dtd.core.books import Books, GenerationState
 from dtd.core.membership_events import Job, SaveJob
 from dtd.wire import messages as m
+from dtd.wire.fields import generations_in
 
 NUMBERS_PER_EPOCH: Final = 1_000_000
 """Generations of epoch E have numbers above (E - 1) times this."""
 
-_NUMBERS: Final = ("generation", "held_generation", "prepared_generation")
+MOST_NUMBER: Final = 2**63 - 1
 PARTAKING: Final = frozenset({"forming", "running"})
 
 
@@ -40,17 +41,63 @@ def lowest_number(books: Books) -> int:
     return max(0, books.epoch - 1) * NUMBERS_PER_EPOCH
 
 
-def implausible(books: Books, name: str, message: m.Message) -> int:
-    """The first number of a generation in a message that this store cannot have given; 0: none.
+def next_number(books: Books, start: int) -> int:
+    """The number of the next generation, which begins with a state of the generation `start`."""
+    return max(_highest_known(books), start) + 1
 
-    Whoever took part in a job that is not ours has its numbers from another store.
+
+def _highest_known(books: Books) -> int:
+    return max(books.generation, books.highest_seen, lowest_number(books))
+
+
+def is_exhausted(books: Books) -> bool:
+    """No number is left: a store that names one near the top was not written by dtd alone."""
+    return _highest_known(books) >= MOST_NUMBER
+
+
+def why_exhausted(books: Books) -> str:
+    """What is to be done then, in words for a person."""
+    return (
+        f"waiting for good: generation {_highest_known(books)} is the last that has a number, so"
+        " this coordinator's store is damaged; restore a backup of it (`dtd-coordinator restore`),"
+        " or begin with an empty --state-dir and submit the job with the weights of a checkpoint"
+        " (`dtdctl fetch`)"
+    )
+
+
+def implausible(books: Books, name: str, message: m.Message) -> int:
+    """The first number in a message that no generation of this store can have; 0: none.
+
+    Whoever took part in a job that is not ours has its numbers from another store.  Only REGISTER
+    may name numbers of this epoch that are not known here, for a store may have gone back; who does
+    that has proved that it was given them (`must_be_proved`).
     """
     if _speaks_of_others(books, name, message):
         return 0
-    highest = max(books.epoch * NUMBERS_PER_EPOCH, books.generation)
-    held = [one.generation for one in getattr(message, "held", ())]
-    named = (getattr(message, name, 0) for name in _NUMBERS)
-    return next((number for number in (*named, *held) if number > highest), 0)
+    highest = _highest_known(books)
+    if isinstance(message, m.Register):
+        highest = max(highest, books.epoch * NUMBERS_PER_EPOCH)
+    return next((number for number in generations_in(message) if number > highest), 0)
+
+
+def why_implausible(number: int) -> str:
+    """What somebody hears who names such a number, and the operator who reads of it."""
+    return (
+        f"this coordinator's store has given no generation the number {number}; if the store is"
+        " older than that, back it up and restore the backup, which begins a new epoch"
+    )
+
+
+def must_be_proved(books: Books, message: m.Register) -> bool:
+    """The worker speaks of a generation of our job, and not of the one that is known here.
+
+    Of that one it knows the roster's id, which nobody else was told.
+    """
+    job = books.job
+    if job is None or not is_ours(job, message) or not message.generation:
+        return False
+    known = (message.generation, message.roster_id) == (job.generation, job.roster_id)
+    return not (known and message.name in job.roster)
 
 
 def is_ours(job: Job | None, message: m.Register) -> bool:
@@ -67,7 +114,7 @@ def _speaks_of_others(books: Books, name: str, message: m.Message) -> bool:
 
 def learn(books: Books, job: Job, message: m.Register) -> None:
     """A worker says in which generation it took part last: the highest counts."""
-    books.highest_seen = max(books.highest_seen, message.generation)
+    books.highest_seen = max(books.highest_seen, message.generation)  # proved, or known anyway
     members = tuple(member.name for member in message.roster)
     if books.generation_state is not GenerationState.NONE:
         return

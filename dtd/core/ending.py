@@ -136,16 +136,13 @@ def _tell_evidence(books: Books, worker: Worker, message: m.Frozen) -> None:
     )
 
 
-def member_finished(books: Books, job: Job, worker: Worker, message: m.Finished) -> None:
+def member_finished(job: Job, worker: Worker, message: m.Finished) -> None:
     """A member has committed the last step and its digest agrees with everyone's."""
-    if message.generation != books.generation:
-        return
     worker.state, worker.digest = WorkerState.FINISHED, message.digest
     worker.held, worker.frozen_in = choice.held_by(message), message.generation
     worker.prepared = choice.held_key(worker)
     job.fenced = True
-    job.step = max(job.step, message.step)
-    if message.result:
+    if message.result and worker.rank == 0:
         job.result = figures.result(message.result)
 
 

@@ -48,14 +48,13 @@ def decide(books: Books, job: Job) -> None:
         redone=_is_redone(books, job, start),
         before={name: getattr(job, name) for name in _OF_A_GENERATION},
     )
-    known = (books.generation, books.highest_seen, start[0], doubt.lowest_number(books))
-    books.generation = max(known) + 1
+    books.generation = doubt.next_number(books, start[0])
     _leave_behind(books, job, start)
     job.state = JobState.FORMING
     job.generation, job.world_size, job.step = books.generation, len(members), start[1]
     job.start_generation, job.start_step = start
     job.roster = tuple(worker.name for worker in members)
-    job.roster_id = choice.roster_id(job.id, books.generation, members)
+    job.roster_id = choice.roster_id(job.id, books.generation, members, start=start)
     job.instances = tuple(worker.instance for worker in members)
     job.announced, job.fenced = True, False
     job.store_epoch = books.epoch
@@ -113,6 +112,7 @@ def _announce(books: Books, job: Job, decision: Decision) -> None:
     books.has_run = False
     books.advanced_at = None
     books.start_step = job.start_step
+    books.told.clear()
     _count_lost(books, job, decision.lost)
     if decision.redone and books.recovery is not None:
         books.recovery.steps_redone += 1
@@ -169,6 +169,7 @@ def _assign(books: Books, job: Job, members: list[Worker], holds: list[bool]) ->
     )
     for rank, worker in enumerate(members):
         worker.state = WorkerState.FORMING
+        worker.assigned(books.generation, rank)
         worker.reason = worker.reason if worker.leaving else ""
         assign = m.Assign(
             job=job.id,
@@ -230,10 +231,8 @@ def _prepared(books: Books, job: Job) -> list[Worker]:
     return [worker for worker in ended if worker.prepared != choice.held_key(worker)]
 
 
-def member_running(books: Books, job: Job, worker: Worker, message: m.Running, now: float) -> None:
+def member_running(books: Books, job: Job, worker: Worker, now: float) -> None:
     """A member's ring is up and its state agreed; when all are, the generation runs."""
-    if worker.state is not WorkerState.FORMING or message.generation != books.generation:
-        return
     worker.state, worker.held = WorkerState.RUNNING, choice.start_held(job)
     worker.prepared = choice.held_key(worker)
     check_running(books, job, now)

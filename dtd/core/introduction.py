@@ -12,9 +12,14 @@ from dtd.core.membership_events import Worker, WorkerState
 from dtd.wire import messages as m
 
 
-def newcomer(message: m.Register) -> Worker:
-    """A worker as it introduces itself."""
-    return Worker(
+def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
+    """A worker as it introduces itself.
+
+    Args:
+        message: what it says; what that claims of a generation was found true.
+        known: what is known of this name.
+    """
+    worker = Worker(
         name=message.name,
         incarnation=message.incarnation,
         pid=message.pid,
@@ -25,6 +30,13 @@ def newcomer(message: m.Register) -> Worker:
         version=message.version,
         instance=message.instance,
     )
+    if known is not None and known.incarnation == message.incarnation:
+        worker.jobs, worker.ranks = known.jobs, known.ranks
+    if message.generation:
+        names = [member.name for member in message.roster]
+        worker.given(message.job)
+        worker.assigned(message.generation, names.index(worker.name) if worker.name in names else 0)
+    return worker
 
 
 def greet(books: Books, worker: Worker) -> None:

@@ -7,9 +7,25 @@ from __future__ import annotations
 
 import math
 
-from dtd.core import admission, adoption, branches, divergence, doubt, ending, running, stopping
+from dtd.core import (
+    admission,
+    adoption,
+    divergence,
+    doubt,
+    ending,
+    figures,
+    running,
+    stopping,
+)
 from dtd.core.books import GONE, Books, GenerationState
-from dtd.core.membership_events import Job, JobEnded, JobState, SaveJob, WorkerState
+from dtd.core.membership_events import (
+    Job,
+    JobEnded,
+    JobState,
+    SaveJob,
+    Undeliverable,
+    WorkerState,
+)
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -40,6 +56,9 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.must_settle = True
     books.recovery = books.verdict_by = None
     books.set_aside.clear()
+    books.agreed.clear()
+    books.claims.clear()
+    books.contradicted.clear()
     books.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.state is JobState.SAVING:
         _is_to_end_again(job)
@@ -142,33 +161,15 @@ def delete(books: Books, job_id: str, step: int) -> None:
         books.incident("job_deleted", f"the operator deletes job {job_id}", job=job_id)
 
 
-def progress(books: Books, job: Job, message: m.Progress, now: float) -> None:
+def progress(books: Books, job: Job, name: str, message: m.Progress, now: float) -> None:
     """The newest committed step's figures, from rank 0."""
-    running.progressed(books, job, message.generation, message.step, now)
+    running.progressed(books, job, name, message.generation, message.step, now)
     if message.generation == books.generation:
-        job.epoch, job.loss = message.epoch, message.loss
+        job.epoch, job.loss = message.epoch, figures.finite(message.loss)
         if 0 <= message.step_s < math.inf:  # how long somebody is waited for is reckoned from it
             job.step_s += (message.step_s - job.step_s) * (RECENT if job.step_s else 1.0)
             job.samples_per_s = message.rows / message.step_s if message.step_s > 0 else 0.0
         job.skipped_steps = max(job.skipped_steps, message.skipped_steps)
-
-
-def checkpoint_saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None:
-    """Remember who holds the newest checkpoint; one on a branch that was left comes last."""
-    newest = (message.generation, message.step)
-    known = (job.checkpoint_generation, job.checkpoint_step)
-    if newest == known:
-        job.checkpoint_holders = tuple(sorted({*job.checkpoint_holders, name}))
-    elif _rank(job, newest) > _rank(job, known):
-        job.checkpoint_generation, job.checkpoint_step = newest
-        job.checkpoint_holders = (name,)
-    if books.saving is not None:
-        books.saving.answered(name)
-    books.emit(SaveJob(job=job))
-
-
-def _rank(job: Job, key: branches.Key) -> tuple[bool, branches.Key]:
-    return not branches.is_left(key, branches.remembered(job.branches)), key
 
 
 def note_digests(books: Books, job: Job) -> None:
@@ -217,11 +218,26 @@ def fail(books: Books, name: str, message: m.Failed, now: float) -> None:
         ending.end_now(books, f"{name} has failed: {message.reason}", now, worker=name)
 
 
+def undeliverable(books: Books, event: Undeliverable, now: float) -> None:
+    """No worker can be told of the job: it would be tried for ever."""
+    job = books.job
+    if job is None or job.id != event.job or job.verdict:
+        return
+    give_up(books, job, event.reason)
+    if books.generation_state is not GenerationState.NONE:
+        ending.end_now(books, event.reason, now)
+
+
 def give_up(books: Books, job: Job, reason: str) -> None:
     """It makes no sense to go on; the job ends when nothing of it trains and its state is saved."""
     books.withdraw(job)
     job.state, job.verdict, job.reason = JobState.STOPPING, JobState.FAILED.value, reason
     books.emit(SaveJob(job=job))
+
+
+def end_for_error(books: Books, job: Job) -> None:
+    """The job ends since this process fails with it, again and again."""
+    _end(books, job, JobState.FAILED, "the coordinator failed with it: see `internal_error` events")
 
 
 def _end(books: Books, job: Job, state: JobState, reason: str) -> None:

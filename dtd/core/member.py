@@ -278,7 +278,7 @@ class Member:
         """This replica is the odd one out: nothing in this process is worth keeping."""
         if self.assign is None or event.generation != self.assign.generation:
             return []
-        notice = m.Notice(job=self.assign.job, event="replica_diverged", message=event.reason)
+        notice = m.Notice(job=self.assign.job, event="replicas_diverged", message=event.reason)
         return [Tell(message=notice), Restart(reason=event.reason)]
 
     def _on_stop_asked(self, event: StopAsked) -> list[Effect]:

@@ -17,10 +17,12 @@ from __future__ import annotations
 from dtd.core import (
     admission,
     adoption,
+    contradiction,
     doubt,
     ending,
     figures,
     forming,
+    hearing,
     isolation,
     jobs,
     running,
@@ -28,15 +30,16 @@ from dtd.core import (
     standstill,
     stopping,
     suspicion,
+    vouching,
     waiting,
 )
 from dtd.core import roster as choice
 from dtd.core.books import GONE, MEMBERS, Books, GenerationState, Here
 from dtd.core.detector import Detector
 from dtd.core.membership_events import (
+    ENDED,
     CancelRequested,
     DeleteRequested,
-    Disconnect,
     DrainRequested,
     Effect,
     Event,
@@ -48,6 +51,7 @@ from dtd.core.membership_events import (
     ResumeRequested,
     Revoked,
     Submitted,
+    Undeliverable,
     Worker,
     WorkerLost,
     WorkerState,
@@ -117,15 +121,22 @@ class Membership:
             admission.let_leave(books, self._connected(event.name), "drained by the operator", now)
         elif isinstance(event, KillRequested):
             self._on_kill_requested(event)
-        elif isinstance(event, JobSaved):
-            if books.job is not None:
-                forming.saved(books, books.job, event, now)
+        elif isinstance(event, JobSaved | Undeliverable):
+            self._on_effect_done(event, now)
         elif isinstance(event, Revoked):
             admission.bar_revoked(books, event.name, event.reason, now)
         suspicion.evict_silent(books, now)
         suspicion.probe(books, now)
         self._advance(now)
         return books.effects
+
+    def hears(self, name: str, message: m.Message) -> bool:
+        """Whether what a registered worker says counts, also for those who keep figures of it."""
+        return hearing.judge(self.books, name, message).word is hearing.Word.COUNTS
+
+    def awaits(self, name: str, message: m.Message) -> bool:
+        """Whether a worker answers what it was told to do; that is heard whatever its share is."""
+        return saving.awaits(self.books, name, message)
 
     def next_deadline(self, now: float) -> float | None:
         """When `handle(Ticked(), ...)` must be called if nothing else happens before."""
@@ -147,6 +158,24 @@ class Membership:
             (moment for moment in waits if moment is not None and moment > now), default=None
         )
 
+    def begin_again(self, *, given_up: bool) -> list[Job]:
+        """Forget all that a process started anew would not know, after an error in this machine.
+
+        Args:
+            given_up: the active job is, too: it has happened with it again and again.
+
+        Returns:
+            The jobs that have not ended, in their order, to be submitted again.
+        """
+        books = self.books
+        known = [*([books.job] if books.job is not None else []), *books.queue]
+        jobs_left = [job for job in known if job.state not in ENDED]
+        books.forget_all()
+        books.incident("core_begun_again", "the coordinator begins again after an error of its own")
+        if given_up and jobs_left:
+            jobs.end_for_error(books, jobs_left.pop(0))
+        return jobs_left
+
     def check_invariants(self) -> None:
         """Raise AssertionError when the books do not balance."""
         self.books.check_invariants()
@@ -157,8 +186,7 @@ class Membership:
         books = self.books
         number = doubt.implausible(books, name, message)
         if number:
-            why = f"this coordinator's store has given no generation the number {number}"
-            books.emit(Disconnect(name=name, reason=why))
+            hearing.turn_away(books, name, message, hearing.false(doubt.why_implausible(number)))
             return
         if isinstance(message, m.Register):
             if not adoption.comes_back(books, message, now):
@@ -168,25 +196,28 @@ class Membership:
         if worker is None:  # it was not let in, and has yet to read that
             return
         books.detector.heard(name, now)
-        if isinstance(message, m.Heartbeat):
+        verdict = hearing.judge(books, name, message)
+        if verdict.word is not hearing.Word.COUNTS:
+            hearing.turn_away(books, name, message, verdict)
+        elif isinstance(message, m.Heartbeat):
             self._on_heartbeat(worker, message, now)
         elif isinstance(message, m.Leave):
             admission.let_leave(books, worker, message.reason, now)
         elif isinstance(message, m.Probed):
             suspicion.probed(books, worker, message, now)
-        elif worker.stray:
-            return
         elif isinstance(message, m.Warmed):
             admission.warmed(books, worker, message, now)
         elif books.job is not None and getattr(message, "job", "") == books.job.id:
             self._on_job_message(books.job, worker, message, now)
 
     def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
+        message = standstill.believable(self.books.job, message)
         worker.heartbeat = message
         self.books.send(worker.name, m.HeartbeatAck())
         job = self.books.job
         if job is not None and message.job == job.id and worker.state in MEMBERS:
-            running.progressed(self.books, job, message.generation, message.step, now)
+            step = message.step
+            running.progressed(self.books, job, worker.name, message.generation, step, now)
             standstill.judge(self.books, job, worker, now)
             if self.books.straggler.is_due(now):
                 self.books.straggler.look(self.books.running_beats(), now)
@@ -194,11 +225,15 @@ class Membership:
     def _on_job_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
         books = self.books
         if isinstance(message, m.Progress):
-            jobs.progress(books, job, message, now)
+            jobs.progress(books, job, worker.name, message, now)
         elif isinstance(message, m.Evaluated):
             job.metrics = figures.metrics(message.metrics)
         elif isinstance(message, m.CheckpointSaved):
-            jobs.checkpoint_saved(books, job, worker.name, message)
+            key = message.generation, message.step  # who has saved a state has committed it
+            running.progressed(books, job, worker.name, *key, now)
+            vouching.saved(books, job, worker.name, message)
+        elif isinstance(message, m.Agreed):
+            vouching.agreed(books, job, worker.name, message)
         elif isinstance(message, m.Failed):
             isolation.failed(books, job, worker, message, now)
         elif isinstance(message, m.Notice):
@@ -207,21 +242,27 @@ class Membership:
             books.incident(message.event, f"{worker.name}: {message.message}", worker=worker.name)
         elif isinstance(message, m.Frozen | m.Finished) and worker.state is WorkerState.WARMING:
             admission.taken_back(books, worker, message, now)
-        elif worker.state in MEMBERS:
+        else:
             self._on_member_message(job, worker, message, now)
 
     def _on_member_message(self, job: Job, worker: Worker, message: m.Message, now: float) -> None:
         if isinstance(message, m.Running):
-            forming.member_running(self.books, job, worker, message, now)
+            forming.member_running(self.books, job, worker, now)
         elif isinstance(message, m.Frozen):
-            if message.generation == self.books.generation:
-                standstill.forgive(self.books, worker)
-                running.reported(self.books, job, message, now)
-                ending.member_frozen(self.books, job, worker, message, now)
-                suspicion.accused(self.books, message, now)
-                suspicion.diverged(self.books, job, worker.name, message, now)
+            standstill.forgive(self.books, worker)
+            running.left(self.books, job, worker.name, message, now)
+            ending.member_frozen(self.books, job, worker, message, now)
+            suspicion.accused(self.books, message, now)
+            suspicion.diverged(self.books, job, worker.name, message, now)
         elif isinstance(message, m.Finished):
-            ending.member_finished(self.books, job, worker, message)
+            running.left(self.books, job, worker.name, message, now)
+            ending.member_finished(job, worker, message)
+
+    def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
+        if isinstance(event, Undeliverable):
+            jobs.undeliverable(self.books, event, now)
+        elif self.books.job is not None:
+            forming.saved(self.books, self.books.job, event, now)
 
     def _on_worker_lost(self, event: WorkerLost, now: float) -> None:
         worker = self.books.workers.get(event.name)
@@ -254,6 +295,9 @@ class Membership:
         books = self.books
         if books.job is None and books.queue:
             jobs.activate(books, books.queue.popleft(), now)
+        if books.job is not None:
+            running.bear_out(books, books.job, now)
+            vouching.count(books, books.job)
         admission.release_leavers(books)
         if books.job is not None:
             isolation.try_again(books, books.job, now)
@@ -298,6 +342,7 @@ class Membership:
     def _advance_waiting(self, job: Job, now: float) -> None:
         """Form a generation once nothing is worth waiting for any more."""
         books = self.books
+        contradiction.settle(books, job, now)
         if job.state is JobState.SAVING:
             saving.advance(books, job, now)
             return

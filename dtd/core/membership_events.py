@@ -64,6 +64,10 @@ class Worker:
             that commits the last step, steps).
         frozen_in: the generation in which it reported FROZEN or FINISHED last.
         instance: of its state directory; empty when it is not known.
+        jobs: those that this process may speak of: it was told to prepare for them, or came with
+            one; the newest first.
+        took_part: the newest generation that it was assigned to, or has come with.
+        rank, ranks: its rank in that generation, and all that it ever had; a process begins as 0.
         foreign: it runs another release of dtd, and gets no work.
         stray: it took part in a job that is not ours; nothing that it says of jobs counts.
         stuck_since: when its training was first found to stand still, without having got on since.
@@ -93,11 +97,26 @@ class Worker:
     digest: str = ""
     heartbeat: m.Heartbeat | None = None
     instance: str = ""
+    jobs: tuple[str, ...] = ()
+    took_part: int = 0
+    rank: int = 0
+    ranks: frozenset[int] = frozenset({0})
     foreign: bool = False
     stray: bool = False
     stuck_since: float | None = None
     kept: str = ""
 
+    def given(self, job: str) -> None:
+        """It is told to prepare for a job."""
+        self.jobs = tuple(dict.fromkeys((job, *self.jobs)))[:MAX_JOBS_OF_A_PROCESS]
+
+    def assigned(self, generation: int, rank: int) -> None:
+        """It is told to take part in a generation."""
+        self.took_part, self.rank, self.ranks = generation, rank, self.ranks | {rank}
+
+
+MAX_JOBS_OF_A_PROCESS = 4
+"""A process takes part in one job; it may have been left alone in others."""
 
 WARM_UP = -1
 """Where a worker failed that had not taken part in a generation; otherwise its committed steps."""
@@ -145,6 +164,7 @@ class Job:
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
         divergences: when replicas differed without a majority, see `dtd.core.divergence`.
+        agreed: digests of saved states that all ranks had, see `dtd.core.vouching`.
         branches: states that it has left behind, see `dtd.core.branches`.
         step_s: how long a step takes, a recent mean; 0 when that is not known.
         verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty
@@ -197,6 +217,7 @@ class Job:
     dataset_fingerprint: str = ""
     task_digest: str = ""
     divergences: tuple[Any, ...] = ()
+    agreed: tuple[Any, ...] = ()
     metrics: dict[str, float | None] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -289,6 +310,14 @@ class JobSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Undeliverable:
+    """What the workers of a job must be told cannot be sent, and why; trying again is no use."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """A deadline has come."""
 
@@ -304,6 +333,7 @@ Event = (
     | KillRequested
     | Revoked
     | JobSaved
+    | Undeliverable
     | Ticked
 )
 

@@ -5,6 +5,9 @@ with its generation, a release with how the job ended.  All else goes out at onc
 disk takes: a worker that hears no acknowledgement for a few seconds would take the coordinator for
 dead.  On one connection nothing overtakes a message that waits.
 
+A store that is slower than what happens must not fall ever further behind: a job that waits to be
+written is written once, as it is by then.
+
 Pure; `dtd.coordinator.effects` and the simulation perform what comes out.
 """
 
@@ -50,7 +53,8 @@ class Outbox(Generic[Note, About]):
             return [item]
         if needs_no_store(item.effect) and not self._waits_behind(item):
             return [item]
-        self._waiting.append(item)
+        if not self._renewed(item):
+            self._waiting.append(item)
         return []
 
     def written(self) -> list[Item[Note, About]]:
@@ -63,6 +67,23 @@ class Outbox(Generic[Note, About]):
                 break
             self._waiting.popleft()
         return ready
+
+    def _renewed(self, item: Item[Note, About]) -> bool:
+        """A write of the same job waits, and may as well write what is newer now.
+
+        It stays before what waits for it, which is as true with more on disk.  One that announces
+        a generation is not touched, for it is that generation's, nor the one that is out already.
+        """
+        if not isinstance(item.effect, SaveJob) or item.effect.announces:
+            return False
+        for index in range(len(self._waiting) - 1, 0, -1):
+            waiting = self._waiting[index].effect
+            if isinstance(waiting, SaveJob):
+                if waiting.announces or waiting.job.id != item.effect.job.id:
+                    return False  # what is older must not be written after what is newer
+                self._waiting[index] = item
+                return True
+        return False
 
     def _waits_behind(self, item: Item[Note, About]) -> bool:
         """A message on the same connection waits already."""

@@ -3,9 +3,10 @@
 A thread that neither waits for the ring nor makes a mark is in somebody's code.  Long steps are
 normal life, so it is stuck only when nothing moves there either (`dtd.core.motion`): for as long as
 the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so far, if
-that is longer.  What is done for the first time may compile or open things: it has the limit of a
-warm-up (`elastic.warmup_timeout_s`).  Where something moves the limit is a long one
-(`elastic.busy_timeout_s`), for a loop that never ends computes, too.
+that is longer.  What is done for the first time may open or build things: it has the limit of a
+warm-up (`elastic.warmup_timeout_s`).  A batch of another shape, as after a change of members, is
+such a first time only where something makes code for shapes.  Where something moves the limit is a
+long one (`elastic.busy_timeout_s`), for a loop that never ends computes, too.
 
 While the whole process stands still, because somebody stopped it or the machine slept, its event
 loop does too: that time is no pause of the thread's.  Pure; times are seconds of any monotonic
@@ -70,8 +71,8 @@ class ProgressWatch:
     is_new: bool = False
     marked_at: float = 0.0
     longest_silence_s: float = 0.0
-    _kind: Hashable = None
-    _kinds: set[tuple[Hashable, Hashable]] = field(default_factory=set)
+    _work: Hashable = None
+    _known: set[Hashable] = field(default_factory=set)
     _clock: OwnClock = field(default_factory=OwnClock)
     _seen: Evidence | None = None
     _seen_since: float = 0.0
@@ -100,16 +101,22 @@ class ProgressWatch:
             self.longest_silence_s = max(self.longest_silence_s, silent_s)
         self.marked_at = now
 
-    def begins(self, kind: Hashable) -> None:
-        """Work of a kind begins, such as a batch of some shape.
+    def begins(self, kind: str, shape: Hashable = None, *, specialises: bool) -> None:
+        """Work of a kind begins.
 
-        What follows upon another kind than before is new as well: a compiler may have made
-        something for the batch before that does not fit the usual one.
+        Args:
+            kind: of work.
+            shape: of the batch that it is done with, if it is.
+            specialises: something here makes code for the shapes that it meets.  It may wait for
+                another process that makes the same, and nothing moves meanwhile.  Then work on
+                another shape is new, and so is what follows upon it: code that was made for the
+                batch before may not fit the usual one.
         """
-        change, self._kind = (self._kind, kind), kind
-        self.is_new = change not in self._kinds and len(self._kinds) < MOST_KINDS
+        before, self._work = self._work, (kind, shape)
+        work = (before, self._work) if specialises else kind
+        self.is_new = work not in self._known and len(self._known) < MOST_KINDS
         if self.is_new:
-            self._kinds.add(change)
+            self._known.add(work)
 
     def committed(self) -> None:
         """The thread has committed a step."""

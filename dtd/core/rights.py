@@ -1,8 +1,9 @@
 """What each role may do on a control connection (protocol.md, "Security").
 
-A worker's credential opens worker connections only, an operator's everything of dtdctl, a viewer's
-what changes nothing.  Who has no credential may ask to join.  On loopback the user whom the
-coordinator belongs to may do everything, and nobody else anything.  Pure.
+A worker opens worker connections only, an operator everything of dtdctl, a viewer what changes
+nothing; a credential says who is what, and on the coordinator's own host its settings.  Who has no
+credential may ask to join.  The user whom the coordinator belongs to may do everything on its host,
+and who is named nowhere nothing.  Pure.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ VIEWER_MAY: Final[frozenset[type[Any]]] = frozenset(
         m.ReadEvents,
         m.ListCheckpoints,
         m.GetFigures,
+        m.Renew,
     }
 )
 # Which connections a role may open.
@@ -29,6 +31,7 @@ OPENS: Final[dict[str, frozenset[m.Role]]] = {
     "worker": frozenset({m.Role.WORKER, m.Role.JOIN}),
     "operator": frozenset({m.Role.CTL, m.Role.JOIN}),
     "viewer": frozenset({m.Role.CTL, m.Role.JOIN}),
+    "outsider": frozenset(),
     "stranger": frozenset({m.Role.JOIN}),
 }
 NO_CREDENTIAL_REMEDY: Final = (
@@ -48,6 +51,16 @@ class Identity(Protocol):
     @property
     def name(self) -> str:
         """His own within the role."""
+        ...
+
+    @property
+    def uid(self) -> int | None:
+        """The user's number, on the coordinator's own host."""
+        ...
+
+    @property
+    def workers(self) -> tuple[str, ...] | None:
+        """The names that he may register; None: any."""
         ...
 
 
@@ -76,15 +89,23 @@ def _may_not_ask(who: Identity, message: m.Message) -> str:
 
 
 def _may_not_open(who: Identity, role: str) -> str:
-    if role in OPENS.get(who.role, ()):
+    here = who.uid is not None
+    if role in OPENS.get(who.role, ()) and not (here and role == m.Role.JOIN):
         return ""
-    if who.role == "stranger":
+    if who.role in ("stranger", "outsider"):
         return f"{who.name} may not open a connection of role {role} here"
+    if here:  # where nobody needs to join
+        return (
+            f"{who.name} has the role {who.role} here and may not open a connection of role {role}"
+        )
     return f"a credential of role {who.role} ({who.name}) does not open a connection of role {role}"
 
 
 def _may_not_be(who: Identity, worker: str) -> str:
-    """A host with several devices has one credential and several workers."""
-    if who.role == "local" or worker == who.name or worker.startswith(f"{who.name}-"):
+    """A host with several devices has one credential, which lists the names of its workers.
+
+    Workers of the coordinator's own host have none, so that nothing says what they are called.
+    """
+    if who.workers is None or worker in who.workers:
         return ""
     return f"the credential of {who.name} is not good for a worker named {worker}"

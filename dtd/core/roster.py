@@ -171,9 +171,12 @@ def ring_order(names: Sequence[str], bad_links: Collection[Pair]) -> list[str] |
             untried.append([name for name in names if name not in order])
 
 
-def roster_id(job: str, generation: int, roster: Sequence[Worker]) -> int:
+def roster_id(
+    job: str, generation: int, roster: Sequence[Worker] | Sequence[m.Member], *, start: Key
+) -> int:
     """An id that no other roster has: incarnations are drawn at random by the workers."""
-    text = f"{job}\0{generation}\0" + "\0".join(f"{w.name}={w.incarnation}" for w in roster)
+    text = f"{job}\0{generation}\0{start[0]}\0{start[1]}\0"
+    text += "\0".join(f"{w.name}={w.incarnation}" for w in roster)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
@@ -209,4 +212,6 @@ def disagreement(
             "its numerics differ (another torch version, device type or processor):"
             f" {other.numerics_fingerprint}, not {reference.numerics_fingerprint}"
         )
+    if reference.steps_total != other.steps_total:
+        return f"it would train {other.steps_total} steps, not {reference.steps_total}"
     return ""

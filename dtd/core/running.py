@@ -7,18 +7,34 @@ from __future__ import annotations
 
 from dtd.core import forming
 from dtd.core import roster as choice
-from dtd.core.books import Books, GenerationState, most_workers
+from dtd.core.books import GONE, Books, GenerationState, most_workers
 from dtd.core.ending import end_at_boundary
 from dtd.core.membership_events import Job, JobState, Worker, WorkerState
 from dtd.wire import messages as m
+
+MISSED_BEATS = 2.5
+"""Who has not been heard for so many heartbeat intervals is silent, dead or not."""
+
+_UNHEARD = GONE | {WorkerState.AWAY}
 
 ADMIT_PATIENCE_S = 0.5
 """A worker that is ready waits so long for others that warm up, to join together with them."""
 
 
-def progressed(books: Books, job: Job, generation: int, step: int, now: float) -> None:
-    """A member has committed a step."""
-    if generation != books.generation or step <= max(books.start_step, job.step):
+def progressed(books: Books, job: Job, name: str, generation: int, step: int, now: float) -> None:
+    """A member says that it has committed a step; it counts once another one bears it out."""
+    if generation != books.generation or step <= books.told.get(name, books.start_step):
+        return
+    books.told[name] = step
+    bear_out(books, job, now)
+
+
+def bear_out(books: Books, job: Job, now: float) -> None:
+    """Count what members have committed as far as others bear it out."""
+    if books.generation_state is GenerationState.NONE:
+        return
+    step = _borne_out(books, now)
+    if step <= max(books.start_step, job.step):
         return
     books.advance(step)
     books.advanced_at = now
@@ -34,11 +50,27 @@ def progressed(books: Books, job: Job, generation: int, step: int, now: float) -
         )
 
 
-def reported(books: Books, job: Job, message: m.Frozen, now: float) -> None:
-    """A member that has frozen may have committed steps that no heartbeat told of."""
+def _borne_out(books: Books, now: float) -> int:
+    """The newest step that two members tell of, so that nobody's word alone moves the job on.
+
+    Who is away or has not been heard of lately cannot bear anything out; a single one that is heard
+    is believed.
+    """
+    late_s = MISSED_BEATS * books.heartbeat_interval_s
+    heard = [
+        one.name
+        for one in books.members()
+        if one.state not in _UNHEARD and books.detector.silence_s(one.name, now) <= late_s
+    ]
+    told = sorted((books.told.get(name, books.start_step) for name in heard), reverse=True)
+    return told[min(1, len(told) - 1)] if told else books.start_step
+
+
+def left(books: Books, job: Job, name: str, message: m.Frozen | m.Finished, now: float) -> None:
+    """A member that leaves may have committed steps that no heartbeat told of."""
     held = choice.held_by(message)
     if held.generation == message.generation:
-        progressed(books, job, message.generation, held.step, now)
+        progressed(books, job, name, message.generation, held.step, now)
 
 
 def admit_ready(books: Books, job: Job, now: float) -> None:

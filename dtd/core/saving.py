@@ -11,6 +11,8 @@ and `ending`.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from dtd.core import branches, ending, jobs
 from dtd.core import roster as choice
 from dtd.core.books import Books, GenerationState
@@ -37,7 +39,7 @@ def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: flo
     books.withdraw(job)
     jobs.note_digests(books, job)
     finished = [w for w in books.members() if w.state is WorkerState.FINISHED]
-    key = choice.held_key(finished[0]) if finished else newest_key(books, job)
+    key = _told_by_most(finished) if finished else newest_key(books, job)
     job.verdict = verdict.value
     if hopes_s == 0.0 and len(_written_by(job, key)) >= copies(job):
         _finish(books, job)
@@ -88,6 +90,14 @@ def failed(books: Books, name: str, reason: str, now: float) -> None:
         books.saving.failed(name, reason, now)
 
 
+def awaits(books: Books, name: str, message: m.Message) -> bool:
+    """Whether a worker answers SAVE: nobody else is asked before it has."""
+    if books.saving is None or name not in books.saving.asked:
+        return False
+    failed_to = isinstance(message, m.Notice) and message.event == "checkpoint_failed"
+    return failed_to or isinstance(message, m.CheckpointSaved)
+
+
 def next_deadline(books: Books, now: float) -> float | None:
     """When `advance` must be called if nothing else happens before."""
     orders = books.saving
@@ -121,6 +131,12 @@ def copies(job: Job) -> int:
 def newest_key(books: Books, job: Job) -> choice.Key:
     """The newest state that anybody who is here holds, or could commit."""
     return choice.start_key(job, books.available())
+
+
+def _told_by_most(finished: list[Worker]) -> choice.Key:
+    """The state that most of those who have finished say they hold; all do unless somebody lies."""
+    counted = Counter(map(choice.held_key, finished))
+    return min(counted, key=lambda key: (-counted[key], key))
 
 
 # --- inside ------------------------------------------------------------------------------------

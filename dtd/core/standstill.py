@@ -10,6 +10,7 @@ up.  Part of the membership machine; changes the books, adds effects.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Final
 
 from dtd.core import admission, branches, ending
@@ -27,8 +28,27 @@ ALIKE_PATIENCE_S: Final = 60.0
 
 _HERE: Final = MEMBERS - {WorkerState.AWAY} | {WorkerState.FROZEN}
 
+MOST_LIMITS: Final = 10.0
+"""A worker's thread is given at most so many times the longest limit of its job."""
+
+_LIMITS: Final = ("stall_timeout_s", "busy_timeout_s", "warmup_timeout_s")
+
 LOOK_AGAIN_S: Final = 1.0
 """When those are looked at again who have not frozen in time and are seen to get on."""
+
+
+def believable(job: Job | None, beat: m.Heartbeat) -> m.Heartbeat:
+    """The heartbeat, with times that the job's limits can have led to.
+
+    Whoever is to freeze is waited for as long as it says; what it says has a bound of our own.
+    """
+    elastic = job.spec["elastic"] if job is not None else {}
+    longest_s = max(float(elastic.get(limit, 0.0)) for limit in _LIMITS)
+    most_s = MOST_LIMITS * longest_s
+    if not most_s or max(beat.patience_s, beat.step_s) <= most_s:
+        return beat
+    patience_s, step_s = min(beat.patience_s, most_s), min(beat.step_s, most_s)
+    return replace(beat, patience_s=patience_s, step_s=step_s)
 
 
 def is_stuck(beat: m.Heartbeat | None) -> bool:

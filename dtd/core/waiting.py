@@ -22,7 +22,7 @@ MAX_DOUBLINGS = 6
 
 def may_form(books: Books, job: Job, now: float) -> bool:
     """Nothing is worth waiting for any more."""
-    if doubt.lasts(books, job):
+    if doubt.lasts(books, job) or doubt.is_exhausted(books):
         return False
     if _may_run_elsewhere(job):
         return False
@@ -134,6 +134,8 @@ def explain(books: Books, job: Job) -> str:
         return _explain_decision(books.decision, job)
     if doubt.lasts(books, job):
         return doubt.explain(books, job)
+    if doubt.is_exhausted(books):
+        return doubt.why_exhausted(books)
     if _may_run_elsewhere(job):
         away = ", ".join(job.roster)
         return (

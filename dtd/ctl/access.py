@@ -5,8 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.figures import NOTHING, duration
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
+from dtd.names import name_of
 from dtd.security.identity import JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s
 from dtd.wire import messages as m
@@ -38,21 +39,35 @@ def join(settings: Settings, text: str, *, name: str) -> int:
     return 0
 
 
-def create_token(settings: Settings, *, role: str, life: str) -> int:
+def create_token(
+    settings: Settings,
+    *,
+    role: str,
+    life: str,
+    uses: int = 1,
+    names: Sequence[str] = (),
+    replaces: bool = False,
+) -> int:
     """Make a token and print it: one word, shown this once."""
     if role not in JOINABLE:
         raise UsageError(f"--role: {role!r} is no role", remedy=f"one of {', '.join(JOINABLE)}")
     life_s = parse_life_s(life)
     command = "dtd-worker" if role == WORKER else "dtdctl"
-    request = m.CreateToken(role=role, life_s=life_s)
+    request = m.CreateToken(
+        role=role, life_s=life_s, uses=uses, names=",".join(names), replaces=replaces
+    )
     ask_and_show(settings, request, lambda answer: _print_token(answer, command))
     return 0
 
 
 def _print_token(answer: Answer, command: str) -> None:
     until = _date(answer["expires_s"]) if answer["expires_s"] else "it is revoked"
-    output.say(f"token {answer['id']}: good until {until}; to use it: {command} join TOKEN")
-    print(answer["token"], flush=True)
+    times = "once" if answer["uses"] == 1 else f"{answer['uses']} times"
+    names = f", for {', '.join(answer['names'])}" if answer["names"] else ""
+    output.say(
+        f"token {answer['id']}: good {times} until {until}{names}; to use it: {command} join TOKEN"
+    )
+    output.print_lines([answer["token"]])
 
 
 def list_tokens(settings: Settings) -> int:
@@ -62,7 +77,9 @@ def list_tokens(settings: Settings) -> int:
 
 
 def _print_tokens(answer: Answer) -> None:
-    output.print_table(("TOKEN", "ROLE", "MADE", "EXPIRES"), map(_token_row, answer["tokens"]))
+    output.print_table(
+        ("TOKEN", "ROLE", "USED", "NAMES", "MADE", "EXPIRES"), map(_token_row, answer["tokens"])
+    )
 
 
 def revoke_token(settings: Settings, token: str) -> int:
@@ -102,9 +119,43 @@ def _say_revoked(answer: Answer, name: str) -> None:
         output.say(f"evicted: {', '.join(answer['evicted'])}")
 
 
+def show_authority(settings: Settings) -> int:
+    """Show the authority, and how far its replacement is."""
+    ask_and_show(settings, m.ShowAuthority(), _say_authority)
+    return 0
+
+
+def rotate_authority(settings: Settings, *, overlap: str, finish: bool) -> int:
+    """Begin to replace the authority's key, or end it."""
+    overlap_s = parse_life_s(overlap) if overlap else 0
+    request = m.RotateAuthority(overlap_s=overlap_s, finish=finish)
+    ask_and_show(settings, request, _say_authority)
+    return 0
+
+
+def _say_authority(answer: Answer) -> None:
+    output.say(f"authority {answer['sha256'][:16]}, until {_date(answer['expires_s'])}")
+    for name in answer.get("out", ()):
+        output.say(f"{name} has not renewed, and has to join again")
+    rotation = answer["rotation"]
+    if rotation is None:
+        return
+    doing = "is made known" if rotation["phase"] == "spreads" else "signs"
+    output.say(
+        f"{rotation['sha256'][:16]} takes its place and {doing}; both count until"
+        f" {_date(rotation['ends_s'])} at most, or until all have renewed"
+    )
+    if rotation["waiting"]:
+        more = ", ..." if rotation["waiting"] > len(rotation["names"]) else ""
+        names = ", ".join(rotation["names"])
+        output.say(f"{rotation['waiting']} have not renewed yet: {names}{more}")
+
+
 def _token_row(one: dict[str, Any]) -> tuple[str, ...]:
     expires = "expired" if one["expired"] else _left(one["expires_s"])
-    return one["id"], one["role"], _date(one["created_s"]), expires
+    used = f"{len(one['used'])} of {one['uses']}"
+    names = ",".join(one["names"]) or NOTHING
+    return one["id"], one["role"], used, names, _date(one["created_s"]), expires
 
 
 def _credential_row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -127,5 +178,4 @@ def _own_place() -> Path:
 
 
 def _own_name() -> str:
-    text = f"{getpass.getuser()}-{platform.node()}"
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:60]
+    return name_of(f"{getpass.getuser()}-{platform.node()}", most=60)

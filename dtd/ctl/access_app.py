@@ -1,4 +1,4 @@
-"""Declares dtdctl's commands about tokens and credentials; `dtd.ctl.access` does them."""
+"""Declares dtdctl's commands about who may do what, and about who did it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Annotated
 import typer
 
 from dtd.ctl import access as access_commands
+from dtd.ctl.audit import show_audit
 
 token_app = typer.Typer(help="Tokens with which hosts and people join.", no_args_is_help=True)
+
+authority_app = typer.Typer(help="The cluster's certificate authority.", no_args_is_help=True)
 
 TokenRole = Annotated[
     str, typer.Option("--role", metavar="worker|operator|viewer", help="Who can join with it.")
@@ -18,7 +21,8 @@ TokenRole = Annotated[
 def add_access_commands(app: typer.Typer) -> None:
     """Make the commands known."""
     app.add_typer(token_app, name="token")
-    for command in (join, credentials, revoke):
+    app.add_typer(authority_app, name="authority")
+    for command in (join, credentials, revoke, audit):
         app.command()(command)
 
 
@@ -42,9 +46,23 @@ def create_token(
     life: Annotated[
         str, typer.Option("--ttl", metavar="24h|never", help="How long it is good for.")
     ] = "24h",
+    uses: Annotated[
+        int, typer.Option("--uses", min=1, max=256, help="How many can join with it.")
+    ] = 1,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="Who can join with it, once; may be repeated."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="What has this name gives way: needs --name.")
+    ] = False,
 ) -> None:
     """Make a token with which a host or a person can join; it is shown this once."""
-    _end(access_commands.create_token(context.obj, role=role, life=life))
+    _end(
+        access_commands.create_token(
+            context.obj, role=role, life=life, uses=uses, names=name or (), replaces=replace
+        )
+    )
 
 
 @token_app.command("list")
@@ -73,3 +91,46 @@ def revoke(
 ) -> None:
     """Take back a credential: its connections end at once, its workers are evicted."""
     _end(access_commands.revoke(context.obj, name))
+
+
+def audit(
+    context: typer.Context,
+    since: Annotated[
+        str, typer.Option("--since", metavar="AGO|TIME", help='Such as "90m", "2d", "2026-11-22".')
+    ] = "",
+    who: Annotated[
+        str, typer.Option("--who", metavar="NAME|SERIAL", help="Only what this one did.")
+    ] = "",
+    what: Annotated[
+        str, typer.Option("--what", metavar="WORD", help='Only requests such as "cancel".')
+    ] = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Look whether an entry is missing or was changed.")
+    ] = False,
+) -> None:
+    """List who changed what, from where, with which result: the audit log."""
+    _end(show_audit(context.obj, since=since, who=who, what=what, verifies=verify))
+
+
+@authority_app.command("show")
+def show_authority(context: typer.Context) -> None:
+    """Show the authority, and how far its replacement is."""
+    _end(access_commands.show_authority(context.obj))
+
+
+@authority_app.command("rotate")
+def rotate_authority(
+    context: typer.Context,
+    overlap: Annotated[
+        str,
+        typer.Option("--overlap", metavar="7d", help="How long both count at most; default: 30d."),
+    ] = "",
+) -> None:
+    """Replace the authority's key; members renew by themselves, and then the old one is dropped."""
+    _end(access_commands.rotate_authority(context.obj, overlap=overlap, finish=False))
+
+
+@authority_app.command("finish")
+def finish_authority(context: typer.Context) -> None:
+    """Drop the old authority now: who has not renewed has to join again."""
+    _end(access_commands.rotate_authority(context.obj, overlap="", finish=True))

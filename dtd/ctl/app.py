@@ -19,6 +19,7 @@ from dtd.ctl import events as event_commands
 from dtd.ctl import install as install_commands
 from dtd.ctl import jobs as job_commands
 from dtd.ctl import origins as origin_commands
+from dtd.ctl import output
 from dtd.ctl import status as status_commands
 from dtd.ctl import workers as worker_commands
 from dtd.ctl.access_app import add_access_commands
@@ -28,7 +29,6 @@ from dtd.ctl.service_host import config_home
 from dtd.ctl.settings import (
     ADDRESS_VARIABLE,
     CREDENTIAL_VARIABLE,
-    DEFAULT_ADDRESS,
     FORMS,
     Settings,
 )
@@ -79,7 +79,7 @@ class BetterMode(enum.StrEnum):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"dtd {__version__}")
+        output.print_lines([f"dtd {__version__}"])
         raise typer.Exit
 
 
@@ -87,8 +87,10 @@ def _print_version(wanted: bool) -> None:
 def declare_common_options(
     _coordinator: Annotated[
         str,
-        typer.Option("--coordinator", metavar="HOST:PORT[,...]", envvar=ADDRESS_VARIABLE),
-    ] = DEFAULT_ADDRESS,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT|unix:/PATH[,...]", envvar=ADDRESS_VARIABLE
+        ),
+    ] = "a coordinator of this host",
     _credential: Annotated[
         str, typer.Option("--credential", metavar="FILE", envvar=CREDENTIAL_VARIABLE)
     ] = "~/.config/dtd/ctl.credential",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
+from dtd.core.vouching import CONTRADICTED, UNCONFIRMED
 from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask, ask_and_show
 from dtd.ctl.loading import loading_lines
@@ -24,6 +25,7 @@ from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.net.handshake import Pass
 from dtd.security.identity import WORKER
+from dtd.shown import one_line
 from dtd.wire import messages as m
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -54,7 +56,7 @@ def _print_checkpoints(answer: Answer) -> None:
             figures.size(one["size_bytes"]),
             one["worker"],
             "yes" if one["alive"] else "no",
-            "yes" if one["verified"] else "no",
+            "yes" if one["verified"] else one["confirmation"],
             figures.metrics(one["metrics"]),
             "left" if one.get("left_behind") else "-",
             one["directory"],
@@ -90,10 +92,12 @@ def fetch(
         settings, job=job, step=step, best_metric=best_metric, mode=mode
     )
     target = (directory or Path(job)) / WEIGHTS_FILE
+    _say_whether_confirmed(holders[0], answer["checkpoints"])
     files = _fetch_from_any(holders, target.parent, _connect_for(settings, job, answer["spec"]))
     lines = loading_lines(answer["spec"], *files)
     if settings.as_json:
-        found = {key: holders[0][key] for key in ("job", "generation", "step", "digest", "metrics")}
+        shown = ("job", "generation", "step", "digest", "confirmation", "metrics")
+        found = {key: holders[0][key] for key in shown}
         averages = str(files[1]) if files[1:] else ""
         output.print_json({**found, "path": str(target), "averages": averages, "load": lines})
     else:
@@ -102,8 +106,26 @@ def fetch(
             f"{target}: weights of {job} after step {holders[0]['step']}{and_averages}; load"
             f" {'the averages' if files[1:] else 'them'} with"
         )
-        print("\n".join(lines))
+        output.print_lines(lines)
     return 0
+
+
+def _say_whether_confirmed(chosen: Checkpoint, known: Sequence[Checkpoint]) -> None:
+    """On whose word the digest is, and what is newer and nobody has confirmed."""
+    if not chosen["verified"]:
+        output.say(
+            f"step {chosen['step']} is not confirmed: its digest is {chosen['worker']}'s word alone"
+        )
+        return
+    output.say(f"step {chosen['step']}: all ranks agreed on its digest, {chosen['digest']}")
+    key = (chosen["generation"], chosen["step"])
+    newer = [one for one in known if (one["generation"], one["step"]) > key]
+    steps = [one["step"] for one in newer if one["confirmation"] == UNCONFIRMED]
+    if steps:
+        output.say(
+            f"step {max(steps)} is newer and not confirmed: dtdctl fetch"
+            f" {chosen['job']}@{max(steps)}"
+        )
 
 
 def _await_holders(
@@ -136,6 +158,8 @@ def holders_of(
 ) -> list[Checkpoint]:
     """Those who hold the checkpoint that is wanted, whether they are there or not.
 
+    One that all ranks agreed on goes before any that nobody has confirmed.
+
     Args:
         known: what the coordinator lists.
         job: for messages.
@@ -147,17 +171,19 @@ def holders_of(
     Raises:
         RequestRefused: there is none.
     """
-    wanted = [one for one in known if one["verified"] and step in (0, one["step"])]
+    wanted = [one for one in known if one["confirmation"] != CONTRADICTED]
+    wanted = [one for one in wanted if step in (0, one["step"])]
     if best_metric:
         wanted = [one for one in wanted if one["metrics"].get(best_metric) is not None]
     if not wanted:
         what = f"of step {step} " if step else ""
         what += f"with the metric {best_metric!r} " if best_metric else ""
         raise RequestRefused(
-            f"no verified checkpoint {what}of job {job} is known",
+            f"no checkpoint {what}of job {job} is known that the ranks do not contradict",
             remedy=f"see what there is with: dtdctl checkpoints {job}",
         )
-    first = max(wanted, key=lambda one: _rating(one, best_metric, mode))
+    confirmed = [one for one in wanted if one["verified"]]
+    first = max(confirmed or wanted, key=lambda one: _rating(one, best_metric, mode))
     return [one for one in wanted if _identity(one) == _identity(first)]
 
 
@@ -223,6 +249,22 @@ def _fetch_from_any(holders: Sequence[Checkpoint], directory: Path, connect: Con
     raise failure
 
 
+def _check_digest(one: Checkpoint, manifest: Mapping[str, Any]) -> None:
+    """The worker has to offer the state that was reported, and confirmed where it is.
+
+    Raises:
+        CheckpointError: it offers another one.
+    """
+    offered = manifest.get("digest")
+    if offered != one["digest"]:
+        said = "all ranks agreed on" if one["verified"] else "was reported as"
+        raise CheckpointError(
+            f"its checkpoint of step {one['step']} has the digest {one_line(str(offered))}, and"
+            f" {said} {one['digest']}",
+            remedy=f"look at that worker: {one['directory']} there is not what the job has saved",
+        )
+
+
 def _fetch_from(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
     address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
@@ -230,6 +272,7 @@ def _fetch_from(one: Checkpoint, directory: Path, connect: Connect) -> list[Path
         secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
     )
     with FetchClient(address, resource, ticket, connect=connect) as client:
+        _check_digest(one, client.manifest)
         targets = [directory / WEIGHTS_FILE]
         if AVERAGES_FILE in client.manifest.get("files", {}):
             targets.append(directory / AVERAGES_FILE)

@@ -40,7 +40,7 @@ def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
     output.say(f"this deletes {count} {what}: {size} on {workers}")
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to confirm it", remedy="say --yes if it is meant")
-    print("delete? [y/N] ", end="", file=sys.stderr, flush=True)
+    output.ask("delete? [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RequestRefused("nothing was deleted")
 

@@ -203,7 +203,7 @@ def _add_job(
 
 
 def _print(report: Report) -> None:
-    print("\n".join(report_lines(report, colour=output.wants_colour(sys.stdout))), flush=True)
+    output.print_lines(report_lines(report, colour=output.wants_colour(sys.stdout)))
 
 
 def report_lines(report: Report, *, colour: bool) -> list[str]:

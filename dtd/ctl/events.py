@@ -66,7 +66,7 @@ def _print_followed(events: Sequence[Event], *, as_json: bool) -> None:
         if as_json:
             output.print_json(event)
         else:
-            print(_line(event), flush=True)
+            output.print_lines([_line(event)])
 
 
 def _line(event: Event) -> str:

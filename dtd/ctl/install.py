@@ -249,6 +249,6 @@ def _report(settings: Settings, made: Installation, steps: Sequence[str]) -> Non
     if settings.as_json:
         output.print_json({"done": made.done, "next": list(steps)})
         return
-    print("\n".join(made.done or ["nothing to do"]))
+    output.print_lines(made.done or ["nothing to do"])
     for step in steps:
         output.say(f"next: {step}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ def submit(
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"], timeout_s=math.inf)
-    show(settings, answer, lambda answer: print(answer["job"]))
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
     return EXIT_DONE
 
 
@@ -136,7 +136,7 @@ def _held_up(settings: Settings, job: str) -> str:
 
 def _say_done(answer: Answer, job: str) -> None:
     if answer["state"] == "done":  # an error tells of any other end
-        print(job)
+        output.print_lines([job])
         output.say(f"job {job} is done: {result_words(answer['result'])}")
 
 
@@ -226,6 +226,11 @@ def _took(job: dict[str, Any]) -> str:
     return figures.duration((job["ended_s"] or time.time()) - job["started_s"])
 
 
+def printed_lines(line: Mapping[str, Any]) -> list[str]:
+    """A line that a job printed, with its rank; a progress bar begins the same one many times."""
+    return [f"[{line['rank']} {line['worker']}] {part}" for part in line["text"].split("\n")]
+
+
 def logs(settings: Settings, job: str) -> int:
     """Print what the job's own code printed, each line with its rank."""
     with settings.connect() as client:
@@ -236,5 +241,5 @@ def logs(settings: Settings, job: str) -> int:
                 if settings.as_json:
                     output.print_json(line)
                 else:
-                    print(f"[{line['rank']} {line['worker']}] {line['text']}")
+                    output.print_lines(printed_lines(line))
     return EXIT_DONE

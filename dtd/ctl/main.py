@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from dtd.ctl import output
+from dtd.ctl.renewal import renew_if_due
 from dtd.ctl.settings import Settings, make_settings, take_settings
 from dtd.errors import DtdError
 
@@ -51,8 +52,11 @@ def run(arguments: Sequence[str]) -> int:
         if rest == ["status"]:
             from dtd.ctl.status import show_status
 
-            return show_status(settings)
-        return _run_app(rest, settings)
+            exit_code = show_status(settings)
+        else:
+            exit_code = _run_app(rest, settings)
+        renew_if_due(settings)
+        return exit_code
     except DtdError as error:
         output.say_error(error, as_json=as_json)
         return error.exit_code

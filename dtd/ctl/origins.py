@@ -141,7 +141,7 @@ def extend(
         f"its plan is {total} from the beginning; the learning rate follows [schedule] name ="
         f' "{known["spec"]["schedule"]["name"]}" over that length'
     )
-    show(settings, answer, lambda answer: print(answer["job"]))
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
     return 0
 
 
@@ -164,7 +164,7 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
             remedy=f"make it longer with: dtdctl extend {job} --epochs N",
         )
     answer = _continue(settings, known, overrides)
-    show(settings, answer, lambda answer: print(answer["job"]))
+    show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
     return 0
 
 

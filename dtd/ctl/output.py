@@ -1,5 +1,7 @@
 """How dtdctl speaks: data on stdout, everything else on stderr.
 
+Every word goes out here, and everything that others may have written is escaped on the way
+(`dtd.shown`): answers as they are read (`dtd.ctl.settings`), errors and JSON in this file.
 Tables are plain columns, so that a shell can cut them; colour appears only on a terminal and never
 with NO_COLOR.  No heavy import: `dtdctl status` must answer at once.
 """
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from dtd.errors import DtdError
-from dtd.shown import plain
+from dtd.shown import escaped, indented, json_safe, one_line
 
 BOLD: Final = "1"
 RED: Final = "31"
@@ -69,7 +71,7 @@ def table_lines(
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(one_line(text).split())
 
 
 def _row(
@@ -85,13 +87,17 @@ def _row(
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns to stdout."""
-    print("\n".join(table_lines(headings, rows, colour=wants_colour(sys.stdout))), flush=True)
+    print_lines(table_lines(headings, rows, colour=wants_colour(sys.stdout)))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines to stdout, each of them as one; others' texts in them were escaped before."""
+    print("\n".join(" ".join(line.splitlines()) for line in lines), flush=True)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value on one line of stdout."""
-    text = json.dumps(value, ensure_ascii=False, default=_json_bytes)
-    print(plain(text) if sys.stdout.isatty() else text, flush=True)
+    print(json_safe(json.dumps(value, ensure_ascii=False, default=_json_bytes)), flush=True)
 
 
 def _json_bytes(value: object) -> str:
@@ -102,16 +108,25 @@ def _json_bytes(value: object) -> str:
 
 def say(text: str) -> None:
     """Tell the person something that is not data."""
+    _to_stderr(escaped(text))
+
+
+def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def ask(question: str) -> None:
+    """Ask the person at the terminal; the answer is read by the caller."""
+    print(question, end="", file=sys.stderr, flush=True)
 
 
 def say_error(error: DtdError, *, as_json: bool) -> None:
     """One sentence and what to do about it."""
     if as_json:
-        say(json.dumps({"error": error.message, "remedy": error.remedy}, ensure_ascii=False))
+        told = {"error": error.message, "remedy": error.remedy}
+        _to_stderr(json_safe(json.dumps(told, ensure_ascii=False)))
         return
     colour = wants_colour(sys.stderr)
-    # The coordinator's refusals may quote what others call themselves.
-    say(f"{paint('error:', RED, colour=colour)} {plain(error.message)}")
+    _to_stderr(f"{paint('error:', RED, colour=colour)} {indented(error.message)}")
     if error.remedy:
-        say(f"{paint('try:', BOLD, colour=colour)} {plain(error.remedy)}")
+        _to_stderr(f"{paint('try:', BOLD, colour=colour)} {indented(error.remedy)}")

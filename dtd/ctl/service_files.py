@@ -102,7 +102,10 @@ def data_patterns(parts: Parts) -> list[tuple[Path, str]]:
         state, settings = Path.home() / ".local/state/dtd", parts.config_home / "dtd"
         caches = []
     of_coordinator = [(state, "coordinator")]
-    of_workers = [(state, "worker-*"), (settings, "worker.credential"), (settings, "worker-*.env")]
+    of_workers = [
+        *((state, "worker-*"), (state, "workers")),
+        *((settings, "worker.credential"), (settings, "worker-*.env")),
+    ]
     return of_coordinator * parts.coordinator + (of_workers + caches) * parts.worker
 
 

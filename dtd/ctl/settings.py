@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
 from dtd.net.control_client import ControlClient
+from dtd.places import operator_file
 from dtd.security.credential_places import credential_places, find_credential
-from dtd.security.targets import Target, targets
-from dtd.shown import plain_value
+from dtd.security.targets import Target, targets, targets_here
+from dtd.shown import escaped_value
 
 if TYPE_CHECKING:  # loaded when there is one
     import ssl
@@ -29,14 +29,11 @@ if TYPE_CHECKING:  # loaded when there is one
     from dtd.security.credential import Credential
 
 ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
-DEFAULT_ADDRESS: Final = "127.0.0.1:7117"
+EXAMPLE_ADDRESS: Final = "10.0.0.1:7117"
 FORMS: Final = ("table", "json")
 CREDENTIAL_VARIABLE: Final = "DTD_CREDENTIAL"
 CREDENTIAL_FILE: Final = "ctl.credential"
-OPERATOR_FILES: Final = (
-    Path("/etc/dtd") / CREDENTIAL_FILE,
-    Path("/var/lib/dtd/coordinator/pki/operator.credential"),
-)
+SYSTEM_FILE: Final = Path("/etc/dtd") / CREDENTIAL_FILE
 _OPTIONS: Final = {
     "--coordinator": "coordinator",
     "--credential": "credential",
@@ -50,17 +47,19 @@ class Settings:
     """Whom to ask, and how to print.
 
     Attributes:
-        addresses: as typed; empty: the credential's, without one the default.
+        addresses: as typed; empty: the credential's, without one the sockets of this host.
         credential: as typed.
         as_json: the form of the output.
+        clients: the connections that the command has opened.
     """
 
-    addresses: tuple[Address, ...]
+    addresses: tuple[Endpoint, ...]
     credential: Path | None
     as_json: bool
+    clients: list[ControlClient] = field(default_factory=list, compare=False)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> Endpoint:
         """The coordinator's address that is tried first."""
         return self.targets()[0].address
 
@@ -72,28 +71,33 @@ class Settings:
             RequestRefused: the coordinator does not listen to this user.
             UsageError: it is on another host, and there is no credential.
         """
-        # What others wrote must not steer a terminal; JSON, files and pipes get it as it came.
-        clean = plain_value if sys.stdout.isatty() and not self.as_json else None
+        # What others wrote must not steer a terminal, now or when a file is looked at; JSON is
+        # escaped when it is printed, and reads as it came.
+        clean = None if self.as_json else escaped_value
         tried = self.targets()
         for target in tried[:-1]:
             with contextlib.suppress(CoordinatorUnreachable):
-                return ControlClient(target.address, context=target.context, clean=clean)
-        return ControlClient(tried[-1].address, context=tried[-1].context, clean=clean)
+                return self._kept(
+                    ControlClient(target.address, context=target.context, clean=clean)
+                )
+        last = tried[-1]
+        return self._kept(ControlClient(last.address, context=last.context, clean=clean))
+
+    def _kept(self, client: ControlClient) -> ControlClient:
+        self.clients.append(client)
+        return client
 
     def targets(self) -> tuple[Target, ...]:
         """Where and how the coordinator is called.
 
         Raises:
-            UsageError: it is on another host, and there is no credential; or that is no good.
+            UsageError: it is called over TCP, and there is no credential; or that is no good.
         """
-        credential = self._find_credential()
+        path = self.credential_file()
+        if not self.addresses and path in (None, operator_file(os.environ)):
+            return targets_here(os.environ)
         try:
-            return targets(
-                self.addresses,
-                credential,
-                on_purpose=self.credential is not None,
-                default=Address.parse(DEFAULT_ADDRESS),
-            )
+            return targets(self.addresses, _load(path) if path is not None else None)
         except ConfigError as error:
             raise UsageError(error.message, remedy=error.remedy) from None
 
@@ -103,16 +107,17 @@ class Settings:
         Raises:
             UsageError: the credential is no good.
         """
-        credential = self._find_credential()
-        return credential.client_context() if credential is not None else None
-
-    def _find_credential(self) -> Credential | None:
-        places = credential_places(CREDENTIAL_FILE, os.environ, system=OPERATOR_FILES)
-        path = self.credential or find_credential(places)
+        path = self.credential_file()
         try:
-            return _load(path) if path is not None else None
+            return _load(path).client_context() if path is not None else None
         except ConfigError as error:
             raise UsageError(error.message, remedy=error.remedy) from None
+
+    def credential_file(self) -> Path | None:
+        """The file of the credential of whoever asks, if there is one."""
+        own = operator_file(os.environ)
+        places = credential_places(CREDENTIAL_FILE, os.environ, system=(SYSTEM_FILE, own))
+        return self.credential or find_credential(places)
 
 
 def _load(path: Path) -> Credential:
@@ -170,10 +175,23 @@ def make_settings(values: dict[str, str]) -> Settings:
     credential = values.get("credential") or os.environ.get(CREDENTIAL_VARIABLE)
     words = text.split(",") if text else []
     return Settings(
-        addresses=tuple(read_address(word.strip(), source=source) for word in words),
+        addresses=tuple(read_endpoint(word.strip(), source=source) for word in words),
         credential=Path(credential).expanduser() if credential else None,
         as_json=form == "json",
     )
+
+
+def read_endpoint(text: str, *, source: str) -> Endpoint:
+    """Where a coordinator is called, as typed; the error names the flag or variable.
+
+    Raises:
+        UsageError: it is no address and no socket.
+    """
+    try:
+        return parse_endpoint(text)
+    except UsageError as error:
+        remedy = f"write HOST:PORT, for example {EXAMPLE_ADDRESS}, or unix:/PATH"
+        raise UsageError(f"{source} {error.message}", remedy=remedy) from None
 
 
 def read_address(text: str, *, source: str) -> Address:
@@ -185,7 +203,7 @@ def read_address(text: str, *, source: str) -> Address:
     try:
         return Address.parse(text)
     except UsageError as error:
-        remedy = f"write HOST:PORT, for example {DEFAULT_ADDRESS}"
+        remedy = f"write HOST:PORT, for example {EXAMPLE_ADDRESS}"
         raise UsageError(f"{source} {error.message}", remedy=remedy) from None
 
 
@@ -193,5 +211,5 @@ def _example(option: str) -> str:
     if option == "--credential":
         return f"write {option} FILE"
     if option == "--coordinator":
-        return f"write {option} HOST:PORT, for example {option} {DEFAULT_ADDRESS}"
+        return f"write {option} HOST:PORT, for example {option} {EXAMPLE_ADDRESS}"
     return f"write {option} {' or '.join(FORMS)}"

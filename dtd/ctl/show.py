@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from dtd.ctl import figures
+from dtd.ctl import figures, output
 from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.jobs import result_words
 from dtd.ctl.settings import Settings
@@ -23,7 +23,7 @@ _MODES: Final = {"resume": "everything", "weights": "the weights alone"}
 
 def show_job(settings: Settings, job: str) -> int:
     """Print everything that the coordinator knows of a job."""
-    ask_and_show(settings, m.ShowJob(job=job), lambda answer: print("\n".join(job_lines(answer))))
+    ask_and_show(settings, m.ShowJob(job=job), lambda answer: output.print_lines(job_lines(answer)))
     return 0
 
 

@@ -37,7 +37,7 @@ def show_status(settings: Settings) -> int:
 
 
 def _print_status(status: Status) -> None:
-    print("\n".join(status_lines(status, colour=output.wants_colour(sys.stdout))))
+    output.print_lines(status_lines(status, colour=output.wants_colour(sys.stdout)))
 
 
 def degraded_because(status: Status) -> str:

@@ -19,6 +19,7 @@ from dtd.ctl import figures, output
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.net.control_client import ControlClient
+from dtd.shown import one_line
 from dtd.wire import messages as m
 
 Values = Mapping[str, Any]
@@ -84,7 +85,7 @@ class Watcher:
             self.close()
             if not self.status:
                 raise
-            self.note = f"{error.message}; training goes on without it"
+            self.note = one_line(f"{error.message}; training goes on without it")
 
     def close(self) -> None:
         """Hang up."""
@@ -128,8 +129,7 @@ def _print_changes(watcher: Watcher, *, as_json: bool) -> None:
             if as_json:
                 output.print_json(watcher.status)
             else:
-                for line in change_lines(watcher, changed=now != before):
-                    print(line, flush=True)
+                output.print_lines(change_lines(watcher, changed=now != before))
         before = now
         time.sleep(LOOK_EVERY_S)
         watcher.look()

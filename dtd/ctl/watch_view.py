@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dtd.ctl import figures
 from dtd.ctl.watch_curve import curve, is_logarithmic, progress_bar, shares
+from dtd.shown import one_line
 
 Values = Mapping[str, Any]
 
@@ -86,7 +87,12 @@ def view(scene: Scene, *, width: int, height: int) -> Text:
 
 
 def _line(*pieces: str | tuple[str, str]) -> Text:
-    return Text.assemble(*pieces, no_wrap=True)
+    """One line, whatever others wrote into it."""
+    return Text.assemble(*map(_piece, pieces), no_wrap=True)
+
+
+def _piece(piece: str | tuple[str, str]) -> str | tuple[str, str]:
+    return one_line(piece) if isinstance(piece, str) else (one_line(piece[0]), piece[1])
 
 
 def _state(state: str) -> tuple[str, str]:

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dtd.job.learning import OptimizerTable, ScheduleTable, TrainTable
+from dtd.names import NAME, NAME_WORDS, REFERENCE
 from dtd.rules import rule
 from dtd.shown import INTEGER_LIMIT
 
 BUILT_IN_TASKS: Final = ("digits", "mnist", "cifar10", "chargpt", "synthetic")
 
-_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_DOTTED: Final = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*"
-_REFERENCE: Final = "|".join((*BUILT_IN_TASKS, rf"{_DOTTED}:{_DOTTED}"))
+_REFERENCE: Final = "|".join((*BUILT_IN_TASKS, REFERENCE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +27,8 @@ class JobTable:
     name: str = field(
         metadata=rule(
             "Name of the job in listings; ids and directories are derived from it.",
-            pattern=_NAME,
-            wording="1 to 64 letters, digits, dots, dashes or underscores, the first one a letter"
-            " or digit",
+            pattern=NAME,
+            wording=NAME_WORDS,
         )
     )
     task: str = field(
@@ -65,6 +62,13 @@ class JobTable:
             minimum=1,
             maximum=2**24,
         )
+    )
+    sandbox: Literal["normal", "strict"] = field(
+        default="normal",
+        metadata=rule(
+            "`strict`: only workers with the setting of the same name take part, where the job's"
+            " code reaches no network but the cluster's and writes nothing but its worker's own."
+        ),
     )
 
 
@@ -128,7 +132,7 @@ class ElasticTable:
         metadata=rule(
             "How long a worker may take to import the task and build model and data, and how long"
             " nothing may move in whatever it then does for the first time: its first step, its"
-            " first evaluation, a batch of another shape.",
+            " first evaluation, with a compiler or on a GPU a batch of another shape.",
             above=0,
             maximum=86400,
         ),
@@ -192,7 +196,7 @@ class CheckpointTable:
         default="",
         metadata=rule(
             "Metric of the evaluation by which the best checkpoint is kept as well; empty = none.",
-            pattern=rf"|{_NAME}",
+            pattern=rf"|{NAME}",
             wording='the name of a metric, such as "accuracy" or "loss", or empty',
         ),
     )

@@ -152,6 +152,12 @@ METRICS: Final = (
     _metric(
         "dtd_worker_evictions_total", "worker", COORDINATOR, "Times that it was evicted as dead."
     ),
+    _metric(
+        "dtd_reports_dropped_total",
+        "worker kind",
+        COORDINATOR,
+        "Lines, notices, figures and checkpoints that were left out, beyond the worker's share.",
+    ),
     # the cluster
     _metric("dtd_workers", "kind", COORDINATOR, "Known workers by state."),
     _metric("dtd_incidents_total", "kind", COORDINATOR, "Incidents; see docs/events.md."),

@@ -16,7 +16,7 @@ from dtd.address import Address
 from dtd.core.books import Books
 from dtd.core.membership_events import Disconnect, Effect, Incident
 from dtd.metrics.catalogue import Sample
-from dtd.metrics.exposition import Exposition
+from dtd.metrics.exposition import Context, Exposition
 from dtd.metrics.worker import next_in_ring, worker_samples
 from dtd.wire import messages as m
 
@@ -34,10 +34,12 @@ class ClusterFigures:
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
         store_errors: calls to the store that have failed.
+        reports_dropped: what was left out of workers' reports, by (worker, kind).
     """
 
     certificate_expires_s: float | None = None
     store_errors: int = 0
+    reports_dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     _incarnations: dict[str, int] = field(default_factory=dict)
     _restarts: Counter[str] = field(default_factory=Counter)
     _evictions: Counter[str] = field(default_factory=Counter)
@@ -107,6 +109,8 @@ class ClusterFigures:
         yield Sample("dtd_coordinator_uptime_seconds", (), status["coordinator"]["uptime_s"])
         yield Sample("dtd_queued_jobs", (), len(status["queue"]))
         yield Sample("dtd_store_errors_total", (), self.store_errors)
+        for (worker, kind), count in self.reports_dropped.items():
+            yield Sample("dtd_reports_dropped_total", (worker, kind), count)
         if self.certificate_expires_s is not None:
             expires_s = self.certificate_expires_s
             yield Sample("dtd_certificate_expiry_timestamp_seconds", (), expires_s)
@@ -140,11 +144,12 @@ class CoordinatorMetrics:
 
     Args:
         address: where to listen; None for no endpoint.
+        context: as of `Exposition`.
     """
 
-    def __init__(self, address: Address | None) -> None:
+    def __init__(self, address: Address | None, context: Context | None = None) -> None:
         self.figures = ClusterFigures()
-        self._exposition = None if address is None else Exposition(address)
+        self._exposition = None if address is None else Exposition(address, context)
 
     async def start(self) -> None:
         """Listen.
@@ -183,7 +188,9 @@ def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample("dtd_job_lost_steps_total", who, job["steps_lost"])
     if job["loss"] is not None:
         yield Sample("dtd_job_loss", who, job["loss"])
-    for kind in sorted(job["eval"])[:MAX_KINDS]:
+    for kind in sorted(kind for kind, value in job["eval"].items() if value is not None)[
+        :MAX_KINDS
+    ]:
         yield Sample("dtd_job_evaluation", (job["id"], kind), job["eval"][kind])
 
 

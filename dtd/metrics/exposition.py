@@ -1,16 +1,19 @@
-"""The endpoint that Prometheus scrapes: HTTP in a thread of its own, beside the event loop.
+"""The endpoint that Prometheus scrapes: HTTP in threads of its own, beside the event loop.
 
-The thread sees nothing of the daemon but an immutable snapshot, which the event loop replaces.
-Requests are answered one at a time and given up after a while, so whoever connects costs the
-daemon one thread and nothing else.
+The threads see nothing of the daemon but an immutable snapshot, which the event loop replaces.
+Some requests are answered at once, each in a thread and within a time; of more, the oldest of
+whoever has most makes way (`dtd.core.doorkeeper`): nobody who connects keeps others from reading.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
+import ssl
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -20,13 +23,41 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dtd.address import Address
+from dtd.core.doorkeeper import Doorkeeper
 from dtd.errors import ConfigError
 from dtd.metrics.catalogue import BY_NAME, Sample
+from dtd.shown import one_line
 
 log = structlog.get_logger()
 
+Context = Callable[[], ssl.SSLContext]
+
 REQUEST_TIMEOUT_S: Final = 5.0
+"""For all of a request: a connection that trickles ends as well."""
+
+AT_ONCE: Final = 16
+AT_ONCE_PER_ADDRESS: Final = 8
+MAX_LABEL_CHARACTERS: Final = 128
 _POLL_S: Final = 0.2
+
+
+def members_only(context: ssl.SSLContext | None) -> ssl.SSLContext:
+    """The TLS of an endpoint for members of the cluster.
+
+    Args:
+        context: of this daemon, for being called; changed, so that callers must show a certificate.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if context is None:
+        raise ConfigError(
+            'metrics_for = "members" needs a credential of a cluster, and this daemon has none',
+            remedy="join a cluster (a coordinator: --listen HOST:PORT), or leave it out and"
+            " serve figures on loopback",
+        )
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 class Exposition(Collector):
@@ -34,13 +65,16 @@ class Exposition(Collector):
 
     Args:
         address: where to listen; port 0 takes a free one.
+        context: gives the TLS that each caller has to speak, and whose certificate it has to show;
+            None: anybody is answered, in plain HTTP.
 
     Attributes:
         address: where it listens, once it does.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, context: Context | None = None) -> None:
         self.address = address
+        self._context = context
         self._samples: tuple[Sample, ...] = ()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -52,10 +86,13 @@ class Exposition(Collector):
         """Listen and answer.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: the address cannot be listened on, or there is nothing to prove this side
+                with.
         """
+        if self._context is not None:
+            self._context()
         try:
-            self._server = _Server(self.address)
+            self._server = _Server(self.address, self._context)
         except OSError as error:
             raise ConfigError(
                 f"metrics: cannot listen on {self.address}: {error.strerror or error}",
@@ -68,7 +105,7 @@ class Exposition(Collector):
         )
         self._thread.start()
         log.info("metrics_listening", host=self.address.host, port=self.address.port)
-        if not self.address.is_loopback:
+        if not self.address.is_loopback and self._context is None:
             log.warning("metrics_open", message="whoever can connect can read all figures")
 
     def publish(self, samples: Iterable[Sample]) -> None:
@@ -92,7 +129,9 @@ class Exposition(Collector):
         for sample in self._samples:
             if sample.name not in families:
                 families[sample.name] = _family(sample.name)
-            families[sample.name].add_metric(sample.labels, sample.value)
+            # The library escapes what would end a label, and no more.
+            labels = [one_line(label, MAX_LABEL_CHARACTERS) for label in sample.labels]
+            families[sample.name].add_metric(labels, sample.value)
         yield from families.values()
 
 
@@ -109,10 +148,19 @@ class _Handler(WSGIRequestHandler):
         """A scrape every few seconds is nothing to log."""
 
 
-class _Server(WSGIServer):
-    def __init__(self, address: Address) -> None:
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: Address, context: Context | None) -> None:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         self.address_family, *_, bind_to = found[0]
+        self._context = context
+        self._doorkeeper = Doorkeeper(
+            per_address=AT_ONCE_PER_ADDRESS, in_all=AT_ONCE, patience_s=REQUEST_TIMEOUT_S
+        )
+        self._open: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
         super().__init__(bind_to, _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -121,5 +169,45 @@ class _Server(WSGIServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more; others may have to make way."""
+        key, now = request.fileno(), time.monotonic()
+        with self._lock:
+            verdict = self._doorkeeper.arrived(key, str(client_address[0]), now)
+            if not verdict.refusal:
+                self._open[key] = request
+            self._cut(verdict.dropped)
+        return not verdict.refusal
+
+    def service_actions(self) -> None:
+        """Now and then: give up those who have had their time."""
+        with self._lock:
+            self._cut(self._doorkeeper.overdue(time.monotonic()))
+
+    def _cut(self, keys: Iterable[int]) -> None:
+        """End connections; their threads find out, and close them."""
+        for key in keys:
+            with contextlib.suppress(OSError):  # it has just ended by itself
+                self._open[key].shutdown(socket.SHUT_RDWR)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In a thread: answer; with TLS, once the caller has shown who it is."""
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(REQUEST_TIMEOUT_S)
+        # The raw socket stays open under its own number, by which it can be cut.
+        with self._context().wrap_socket(request.dup(), server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def close_request(self, request: Any) -> None:
+        """It is over: its place is free before its number is."""
+        with self._lock:
+            key = request.fileno()
+            if self._open.get(key) is request:
+                del self._open[key]
+                self._doorkeeper.gone(key, time.monotonic())
+        super().close_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever asked went away."""
+        """Whoever asked went away, or showed no certificate."""

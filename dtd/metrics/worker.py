@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dtd.address import Address
 from dtd.metrics.catalogue import Sample
-from dtd.metrics.exposition import Exposition
+from dtd.metrics.exposition import Context, Exposition
 from dtd.metrics.gpu import NO_GPU, gpu_figures
 from dtd.wire import messages as m
 
@@ -26,17 +26,20 @@ class WorkerMetrics:
         worker: its name.
         device: "cpu" or "cuda:N".
         address: where to listen; None for no endpoint.
+        context: as of `Exposition`.
 
     Attributes:
         certificate_expires_s: Unix time; None without a certificate.
     """
 
-    def __init__(self, worker: str, device: str, address: Address | None) -> None:
+    def __init__(
+        self, worker: str, device: str, address: Address | None, context: Context | None = None
+    ) -> None:
         self.certificate_expires_s: float | None = None
         self._worker = worker
         self._device = device
         self._gpu = NO_GPU
-        self._exposition = None if address is None else Exposition(address)
+        self._exposition = None if address is None else Exposition(address, context)
 
     async def start(self) -> None:
         """Listen.

@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from dtd.address import Address
-from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.address import Address, Endpoint, SocketPath
+from dtd.net.local_socket import call
+from dtd.net.told_off import answered_with
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, Frame, FrameDecoder
@@ -42,14 +43,16 @@ Connect = Callable[[Address, float], socket.socket]
 
 def connect_tcp(address: Address, timeout_s: float) -> socket.socket:
     """A connection without anything special about it."""
-    return socket.create_connection((address.host, address.port), timeout_s)
+    made = socket.create_connection((address.host, address.port), timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
 
 
 class BlockingLink:
     """An open connection of the given role; HELLO and WELCOME are behind it.
 
     Args:
-        address: whom to call.
+        address: whom to call: over TCP, or on this host.
         role: what for.
         name: who calls, for the other side's log.
         timeout_s: bound on connecting and on the handshake together, and on each send.
@@ -60,7 +63,7 @@ class BlockingLink:
 
     def __init__(
         self,
-        address: Address,
+        address: Endpoint,
         *,
         role: m.Role,
         name: str,
@@ -81,9 +84,11 @@ class BlockingLink:
         self._frames: deque[Frame] = deque()
         self._tag: Tag = CHECKSUM
         self._opening: Opening | None = None
-        self._socket = connect(address, timeout_s)
+        if isinstance(address, SocketPath):
+            self._socket = call(address, timeout_s)
+        else:
+            self._socket = connect(address, timeout_s)
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.send(hello(role, name) if entry is None else self._hello(role, name, entry))
             self.receive(timeout_s=deadline_s - time.monotonic())
             if entry is not None:
@@ -137,7 +142,7 @@ class BlockingLink:
         message = m.decode_message(frame.header)
         self._connection.receive(message, len(frame.payload))
         if isinstance(message, m.Error):
-            raise _told_off(message)
+            raise answered_with(message)
         if isinstance(message, m.Goodbye):
             raise ConnectionResetError(f"the other side left: {message.reason}")
         return message, frame.payload
@@ -188,12 +193,3 @@ def _remaining_s(deadline_s: float, silence_s: float) -> float | None:
     """A socket timeout: None is for ever; never 0, which would mean non-blocking."""
     remaining_s = min(deadline_s - time.monotonic(), silence_s)
     return None if math.isinf(remaining_s) else max(remaining_s, 1e-6)
-
-
-def _told_off(error: m.Error) -> DtdError:
-    """REFUSED is a plain no; with any other code the two sides do not understand each other."""
-    if error.code == ErrorCode.REFUSED:
-        return RequestRefused(error.message, remedy=error.remedy)
-    known = error.code in ErrorCode.__members__.values()
-    code = ErrorCode(error.code) if known else ErrorCode.INTERNAL
-    return ProtocolError(code, error.message, remedy=error.remedy)

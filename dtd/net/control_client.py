@@ -8,6 +8,7 @@ keys of their answers are in protocol.md, "dtdctl and coordinator".
 from __future__ import annotations
 
 import math
+import os
 import socket
 from collections.abc import Callable
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgpack
 
-from dtd.address import Address
+from dtd.address import Endpoint, SocketPath
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
@@ -33,8 +34,12 @@ class ControlClient:
     Args:
         address: where the coordinator listens.
         timeout_s: bound on connecting, and on each answer of `request`.
-        context: TLS with this side's credential; None: plain TCP, on loopback.
+        context: TLS with this side's credential; None for a socket of this host, and for nothing
+            else.
         clean: what every answer goes through before anybody sees it.
+
+    Attributes:
+        renew: it is time to renew the credential, the coordinator says.
 
     Raises:
         CoordinatorUnreachable: nobody answers there, or not in dtd's protocol.
@@ -43,7 +48,7 @@ class ControlClient:
 
     def __init__(
         self,
-        address: Address,
+        address: Endpoint,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         context: ssl.SSLContext | None = None,
@@ -53,6 +58,8 @@ class ControlClient:
         self._clean = clean
         self._timeout_s = timeout_s
         self._has_tls = context is not None
+        self.renew = False
+        assert self._has_tls or isinstance(address, SocketPath), "over TCP it is TLS, or nothing"
         try:
             self._link = BlockingLink(
                 address,
@@ -103,8 +110,9 @@ class ControlClient:
             CoordinatorUnreachable: it left, or what came is no answer.
         """
         try:
-            _result, payload = self._link.receive(timeout_s=timeout_s)
+            result, payload = self._link.receive(timeout_s=timeout_s)
             answer = _result_map(payload)
+            self.renew = isinstance(result, m.Result) and result.renew
         except TimeoutError:
             return None
         except (OSError, ProtocolError) as error:
@@ -118,8 +126,8 @@ class ControlClient:
     def _unreachable(self, error: OSError | ProtocolError) -> CoordinatorUnreachable:
         at = f"the coordinator's address {self._address}"
         start = (
-            f"start one with: dtd-coordinator --listen {self._address},"
-            " or name another with --coordinator HOST:PORT or DTD_COORDINATOR"
+            "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
+            " DTD_COORDINATOR"
         )
         fault = _tls_fault(error) if self._has_tls else ""
         if fault:
@@ -127,14 +135,17 @@ class ControlClient:
                 f"no TLS connection to {at}: {fault}",
                 remedy="check the credential: `dtdctl join TOKEN` makes a new one",
             )
+        if isinstance(self._address, SocketPath):
+            here = _unreachable_here(error, self._address)
+            if here is not None:
+                return here
         if isinstance(error, ProtocolError):
             return CoordinatorUnreachable(
                 f"what answers at {at} does not speak as a coordinator does: {error.message}",
                 remedy=error.remedy
-                or "check the port: the control port is 7117 by default; where it serves other"
-                " hosts it wants a credential: `dtdctl join TOKEN`",
+                or "check the address: --coordinator, DTD_COORDINATOR or the credential names it",
             )
-        if isinstance(error, ConnectionRefusedError):
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             return CoordinatorUnreachable(f"nobody listens at {at}", remedy=start)
         if isinstance(error, socket.gaierror):
             return CoordinatorUnreachable(
@@ -153,6 +164,21 @@ class ControlClient:
         return CoordinatorUnreachable(
             f"{at} cannot be reached: {error.strerror or error}", remedy=start
         )
+
+
+def _unreachable_here(
+    error: OSError | ProtocolError, at: SocketPath
+) -> CoordinatorUnreachable | None:
+    """What keeps from calling on this host alone; None: what befalls any call."""
+    from dtd import troubles
+
+    if isinstance(error, PermissionError):
+        trouble = troubles.may_not_open(str(at), os.geteuid())
+    elif isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED:
+        trouble = troubles.not_followed(str(at), error.message, error.remedy)
+    else:
+        return None
+    return CoordinatorUnreachable(trouble.message, remedy=trouble.remedy)
 
 
 def _over_tls(context: ssl.SSLContext) -> Connect:

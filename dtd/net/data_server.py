@@ -105,6 +105,10 @@ class DataServer:
         self._server.serve(context=context, plain_too=True)
         return bound
 
+    def use(self, context: ssl.SSLContext) -> None:
+        """TLS for whoever calls from now on."""
+        self._server.use(context)
+
     def close(self) -> None:
         """Close everything."""
         self._desk.close()

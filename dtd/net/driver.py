@@ -55,9 +55,11 @@ class Driver(Generic[AnyEvent, AnyEffect]):
         return self._loop.time()
 
     def handle(self, event: AnyEvent) -> None:
-        """Hand an event in and perform what the core answers."""
-        self._do(self._core.handle(event, self.now))
-        self._schedule()
+        """Hand an event in and perform what the core answers; whatever it raises, it is woken."""
+        try:
+            self._do(self._core.handle(event, self.now))
+        finally:
+            self._schedule()
 
     def stop(self) -> None:
         """Wake the core no more."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from dtd.address import Address
-from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError
+from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError, UsageError
+from dtd.names import NAME_WORDS, is_name
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.tls_connect import tls_connect
 from dtd.security import certificates
@@ -25,30 +26,41 @@ from dtd.security.credential import (
     parse_addresses,
     write_credential,
 )
-from dtd.security.identity import COORDINATOR
+from dtd.security.identity import COORDINATOR, WORKER
+from dtd.security.pending_key import forget_pending_key, pending_key
 from dtd.security.tls_faults import tls_fault
 from dtd.security.token import Token
+from dtd.security.worker_names import worker_names
+from dtd.shown import shown
 from dtd.wire import messages as m
 
 TIMEOUT_S: Final = 5.0
 _KIND = TypeVar("_KIND")
 
 
-def join(token: Token, *, name: str, path: Path) -> Credential:
+def join(
+    token: Token, *, name: str, path: Path, workers: tuple[str, ...] | None = None
+) -> Credential:
     """Get a credential and write it.
 
     Args:
         token: what the operator has given.
         name: who to be.
         path: where the credential goes; one that is there is replaced.
+        workers: the names that a worker's is to be good for; None: the usual ones of a host.
 
     Raises:
+        UsageError: nobody can be called so.
         CoordinatorUnreachable: nobody answers at any address of the token.
         RequestRefused: the coordinator said no.
         ConfigError: somebody else answers, or the file cannot be written.
     """
+    if not is_name(name):
+        raise UsageError(f"--name: {shown(name)} is no name", remedy=f"choose {NAME_WORDS}")
     address, authority_pem = _authority(token)
-    key = certificates.new_key()
+    if workers is None:
+        workers = worker_names(name) if token.role == WORKER else ()
+    key = pending_key(path, token.id)
     context = bare_client_context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority_pem)
@@ -58,6 +70,7 @@ def join(token: Token, *, name: str, path: Path) -> Credential:
         token_id=token.id,
         token_secret=token.secret,
         request_pem=certificates.request_pem(key).decode(),
+        workers=",".join(workers),
     )
     enrolled = _called(address, lambda: _ask(address, context, COORDINATOR, request, m.Enrolled))
     certificate_pem = enrolled.certificate_pem.encode()
@@ -65,12 +78,14 @@ def join(token: Token, *, name: str, path: Path) -> Credential:
         path,
         role=token.role,
         name=name,
+        workers=workers,
         coordinators=parse_addresses(enrolled.coordinators),
         key_pem=certificates.key_pem(key),
         certificate_pem=certificate_pem,
-        expires=certificates.end_of(certificate_pem),
+        facts=certificates.facts_of(certificate_pem),
         authority_pem=authority_pem.encode(),
     )
+    forget_pending_key(path)
     return Credential.load(path)
 
 
@@ -135,7 +150,7 @@ def _called(address: Address, call: Callable[[], _KIND]) -> _KIND:
     except ssl.SSLError as error:
         raise CoordinatorUnreachable(
             f"no TLS connection to {address}: {tls_fault(error)}",
-            remedy="check that the coordinator listens beyond loopback there",
+            remedy="check that it is the coordinator who listens there",
         ) from None
     except OSError as error:
         raise CoordinatorUnreachable(

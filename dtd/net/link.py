@@ -17,6 +17,7 @@ from dtd.net.drain import Drain
 from dtd.net.handshake import Opening, answer
 from dtd.net.link_handler import LinkHandler
 from dtd.net.remote import Remote
+from dtd.net.told_off import told_off
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import Frame, FrameDecoder, Hold, encode_frame, frame_bytes
@@ -277,8 +278,7 @@ class Link(Remote, asyncio.BufferedProtocol):
             self._opened()
             self.handler.link_received(self, message, payload)
         elif isinstance(message, m.Error):
-            code = message.code if message.code in set(ErrorCode) else ErrorCode.INTERNAL
-            self.close(ProtocolError(ErrorCode(code), message.message, remedy=message.remedy))
+            self.close(told_off(message))
         else:
             self.close()
 

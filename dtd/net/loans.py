@@ -4,21 +4,25 @@ Between two processes of one host a bucket need not pass through the sockets.  T
 names its memory once (LEND), the other side asks for it (BORROW), is handed the open file
 (`dtd.net.descriptors`) and says so (BORROWED).  From the next step on chunks come without payload
 and are read where they lie.  Nothing else changes: the same chunks in the same order on the same
-connection.  Where the file does not arrive, because one address has two hosts or network namespaces
-behind it, everything is sent.
+connection.  Where the file does not arrive, because one address has two hosts or containers behind
+it or the two processes belong to different users, everything is sent, and the log says why.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
 
 from dtd.core.collective import BucketMemory, Home, Lendable
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
-from dtd.net.descriptors import Letterbox, post
+from dtd.net.descriptors import Letterbox, aside, post
 from dtd.wire.messages import MAX_LENT, Borrow, Borrowed, Lend, Lot, Taken
+
+log = structlog.get_logger()
 
 NOTHING_LENT: tuple[int, frozenset[int]] = (0, frozenset())
 
@@ -33,6 +37,8 @@ class Loans:
         same_host: whether the next rank is on this host, as far as addresses tell.
         lost: called when what the previous rank has lent cannot be read: the machine has counted
             it all the same, so the ring must end before it hears of anything else.
+        letters: directory of this user alone, where an open file can be handed over; None: there
+            is none, and nothing is borrowed.
     """
 
     def __init__(
@@ -43,8 +49,10 @@ class Loans:
         to_previous: Callable[[Borrow | Borrowed | Taken], None],
         same_host: Callable[[], bool],
         lost: Callable[[ProtocolError], None],
+        letters: Path | None,
     ) -> None:
         self.lost = lost
+        self._letters = letters
         self._generation = generation
         self._to_next = to_next
         self._to_previous = to_previous
@@ -52,10 +60,11 @@ class Loans:
         self._homes: list[Home | None] = []
         self._lent: frozenset[int] = frozenset()
         self._offers = 0
+        self._asked = False
         self._agreed = False
         self._lending: Lendable | None = None
         self._named: Lend | None = None
-        self._letterbox: Letterbox | None = None
+        self._letterbox: Letterbox[BorrowedMemory] | None = None
         self._memory: BorrowedMemory | None = None
 
     # --- lending ---------------------------------------------------------------------------
@@ -81,7 +90,7 @@ class Loans:
             home.offset_bytes if home is not None and home.memory is memory else 0 for home in homes
         ]
         self._offers += 1
-        self._agreed = False
+        self._asked = self._agreed = False
         self._homes, self._lending = homes, memory
         self._lent = frozenset(index for index, offset in enumerate(offsets) if offset)
         self._to_next(
@@ -98,7 +107,8 @@ class Loans:
         """What a neighbour says of loans.
 
         Raises:
-            ProtocolError: it is of another generation, or about nothing that was offered.
+            ProtocolError: it is of another generation, about nothing that was offered, or asks for
+                the same file again.
         """
         if message.generation != self._generation:
             raise ProtocolError(
@@ -117,8 +127,16 @@ class Loans:
 
     def _on_borrow(self, message: Borrow) -> None:
         """The next rank asks for the file of a LEND."""
-        if message.number == self._offers and self._lending is not None:
-            post(message.socket, self._lending.descriptor)
+        if message.number != self._offers or self._lending is None:
+            return
+        if self._asked:
+            raise ProtocolError(ErrorCode.WRONG_STATE, f"borrows offer {message.number} twice")
+        self._asked = True
+        try:
+            descriptor = os.dup(self._lending.descriptor)
+        except OSError:  # it is closed, and will be followed by another
+            return
+        aside(_hand_over, message.socket, descriptor)
 
     def _on_borrowed(self, message: Borrowed) -> None:
         """The next rank can read what the LEND of this number named."""
@@ -130,29 +148,25 @@ class Loans:
         """The previous rank offers its memory: ask for it."""
         self.close()
         self._named = message
-        try:
-            self._letterbox = Letterbox(self._on_file)
-        except OSError:  # a host that does not let us: everything is sent
+        if self._letters is None:
             return
-        self._to_previous(
-            Borrow(
-                generation=self._generation,
-                number=message.number,
-                socket=self._letterbox.name,
-            )
-        )
 
-    def _on_file(self, descriptor: int) -> None:
-        """A file came by post, from whomever."""
-        named = self._named
-        assert named is not None, "a letterbox without a LEND"
-        self._memory = borrow(descriptor, nonce=named.nonce, size_bytes=named.size_bytes)
-        if self._memory is None:
-            _aside(os.close, descriptor)  # its file system may take its time
+        def look(descriptor: int) -> BorrowedMemory | None:
+            return borrow(descriptor, nonce=message.nonce, size_bytes=message.size_bytes)
+
+        try:
+            self._letterbox = Letterbox(self._letters, look, self._on_memory)
+        except OSError as error:  # a host that does not let us: everything is sent
+            log.info("memory_not_borrowed", reason=str(error))
             return
-        os.close(descriptor)
-        self._close_letterbox()
-        self._to_previous(Borrowed(generation=self._generation, number=named.number))
+        path, number = self._letterbox.path, message.number
+        self._to_previous(Borrow(generation=self._generation, number=number, socket=path))
+
+    def _on_memory(self, memory: BorrowedMemory) -> None:
+        """What the LEND at hand has named is here."""
+        assert self._named is not None, "a letterbox without a LEND"
+        self._memory, self._letterbox = memory, None
+        self._to_previous(Borrowed(generation=self._generation, number=self._named.number))
 
     def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
         """Bytes of the previous rank's bucket where they lie; `still_lent` once they were read.
@@ -185,17 +199,19 @@ class Loans:
 
     def close(self) -> None:
         """Read nothing more; idempotent."""
-        self._close_letterbox()
-        memory, self._named, self._memory = self._memory, None, None
-        if memory is not None:
-            _aside(memory.close)
-
-    def _close_letterbox(self) -> None:
         if self._letterbox is not None:
             self._letterbox.close()
             self._letterbox = None
+        memory, self._named, self._memory = self._memory, None, None
+        if memory is not None:
+            aside(memory.close)
 
 
-def _aside(function: Callable[..., None], *arguments: object) -> None:
-    """What may take longer than the event loop should wait."""
-    threading.Thread(target=function, args=arguments, name="loans", daemon=True).start()
+def _hand_over(path: str, descriptor: int) -> None:
+    """In a thread: where a neighbour's path leads to may take its time."""
+    try:
+        post(path, descriptor)
+    except (OSError, ValueError) as error:  # ValueError: no path has such characters
+        log.info("memory_not_lent", reason=str(error))
+    finally:
+        os.close(descriptor)

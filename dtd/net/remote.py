@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from dtd.address import SCHEME
 from dtd.net.handshake import is_private
 from dtd.net.keep_alive import keep_alive
 from dtd.net.tcp_info import round_trip_s
@@ -16,7 +17,8 @@ class Remote:
 
     Attributes:
         identity: who is there; None when nothing was found out.
-        peer: its address and port, for people; empty until the connection stands.
+        peer: its address and port, or its user on this host, for people; empty until the
+            connection stands.
         closing: this side has closed the connection, or it is gone.
         is_same_host: both ends have one address, so both are here, as far as addresses tell.
     """
@@ -32,9 +34,13 @@ class Remote:
         """The connection stands."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}" if name else "?"
+        if not isinstance(name, tuple):  # a Unix socket, or it is gone already
+            who = self.identity
+            self.peer = who.name if who is not None else f"{SCHEME}{name}" if name else "?"
+            return self._transport
+        self.peer = f"{name[0].removeprefix('::ffff:')}:{name[1]}"
         own = transport.get_extra_info("sockname")
-        self.is_same_host = bool(name) and bool(own) and name[0] == own[0]
+        self.is_same_host = bool(own) and name[0] == own[0]
         return self._transport
 
     def _identify(self, role: str) -> None:
@@ -72,5 +78,5 @@ class Remote:
         return transport is not None and transport.get_extra_info("ssl_object") is not None
 
     def peer_host(self) -> str:
-        """Address of the other side, without the port."""
-        return self.peer.rsplit(":", 1)[0]
+        """Address of the other side without the port, or its user on this host."""
+        return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]

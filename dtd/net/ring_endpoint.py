@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from dtd.address import Address
@@ -51,6 +52,8 @@ class RingEndpoint:
         words_done: called with all ranks' words.
         lifeline: holds connections to the neighbours that end with this process.
         context: TLS for all links, if the job wants that.
+        letters: directory of this user alone, through which neighbours hand each other memory to
+            read; None: everything is sent.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class RingEndpoint:
         words_done: Callable[[list[bytes]], None],
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
+        letters: Path | None = None,
     ) -> None:
         self.assign = assign
         self._server = server
@@ -111,6 +115,7 @@ class RingEndpoint:
             to_previous=self._answer,
             same_host=lambda: self._out is not None and self._out.is_same_host,
             lost=self._on_unreadable,
+            letters=letters,
         )
         self.node = RingNode(
             core,

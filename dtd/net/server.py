@@ -2,7 +2,7 @@
 
 One connection is accepted at a time and the event loop gets its turn after each, so that a flood
 delays nobody who is connected.  Who calls is known from a certificate (TLS), or from the kernel
-(loopback), before the first byte of the protocol is read.
+(a socket of this host), before the first byte of the protocol is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,21 +18,29 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import troubles
-from dtd.address import Address
+from dtd.address import Address, SocketPath
 from dtd.core.doorkeeper import PATIENCE_S, Doorkeeper
-from dtd.errors import ConfigError
+from dtd.core.shares import Shares
+from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.data_tls import begins_tls
 from dtd.net.link import Link
 from dtd.net.listening_sockets import listening_sockets
+from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity
-from dtd.security.loopback_peer import caller_of, owner_uid
+from dtd.security.local_users import LocalUsers
+from dtd.security.peer_credentials import peer_groups, peer_uid
 from dtd.security.tls_faults import tls_fault
 from dtd.wire import messages as m
 
 MAX_CONNECTIONS = 1024
 BACKLOG: Final = 512
 ACCEPT_PAUSE_S: Final = 0.1
+OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
+SHARE_REMEDY: Final = "close connections that are not needed; `dtdctl status` needs one only"
 TLS_SHUTDOWN_S: Final = 5.0
+
+# A listener and a key that it has given to a connection: what shares are reckoned by.
+Place = tuple["Server", int]
 
 # Told (address, why) of each connection that ended before anybody had spoken on it.
 Refused = Callable[[str, str], None]
@@ -54,6 +61,7 @@ class Server:
     Args:
         new_link: makes the protocol object of an accepted connection.
         doorkeeper: bounds those who have not shown who they are; None: there is nothing to show.
+        shares: bounds everybody, on all listeners of this process that have it.
         refused: told of callers who never got to speak.
     """
 
@@ -62,10 +70,12 @@ class Server:
         new_link: Callable[[], Link],
         *,
         doorkeeper: Doorkeeper | None = None,
+        shares: Shares[Place] | None = None,
         refused: Refused = lambda _host, _why: None,
     ) -> None:
         self._new_link = new_link
         self._doorkeeper = doorkeeper
+        self._shares = shares or Shares(in_all=MAX_CONNECTIONS, of_callers=False)
         self._refused = refused
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -73,8 +83,18 @@ class Server:
         self._keys = itertools.count()
         self._context: ssl.SSLContext | None = None
         self._plain_too = False
-        self._asks_kernel = False
+        self._users: LocalUsers | None = None
+        self._path: SocketPath | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    def bind_path(self, at: SocketPath) -> None:
+        """Bind a socket of this host without answering yet.
+
+        Raises:
+            ConfigError: it cannot be bound, or another process listens there.
+        """
+        self._listeners = [bound_socket(at)]
+        self._path = at
 
     async def listen(self, address: Address) -> Address:
         """Bind and serve plain TCP to everybody; as `bind`."""
@@ -103,19 +123,23 @@ class Server:
         *,
         context: ssl.SSLContext | None = None,
         plain_too: bool = False,
-        asks_kernel: bool = False,
+        users: LocalUsers | None = None,
     ) -> None:
         """Answer from now on.
 
         Args:
             context: TLS, with the certificates that callers may show.
             plain_too: serve those as well who do not speak TLS.
-            asks_kernel: find out which user of this machine calls; for loopback addresses.
+            users: what users of this machine may do; for a socket of this host.
         """
-        self._context, self._plain_too, self._asks_kernel = context, plain_too, asks_kernel
+        self._context, self._plain_too, self._users = context, plain_too, users
         for listener in self._listeners:
             listener.listen(BACKLOG)
             self._accepting.append(asyncio.create_task(self._accept(listener)))
+
+    def use(self, context: ssl.SSLContext) -> None:
+        """TLS for whoever calls from now on."""
+        self._context = context
 
     def close(self, farewell: m.Goodbye) -> None:
         """Listen no more and say goodbye on every connection."""
@@ -126,6 +150,8 @@ class Server:
             task.cancel()
         if not self._accepting:
             self._close_listeners()
+        if self._path is not None:
+            remove_socket(self._path)
         if self._timer is not None:
             self._timer.cancel()
         for caller in tuple(self._callers.values()):
@@ -157,31 +183,33 @@ class Server:
                     if error.errno == errno.EINVAL:  # it was shut down
                         return
                     self._refused("?", f"a connection could not be accepted: {error.strerror}")
-                    await asyncio.sleep(ACCEPT_PAUSE_S)  # out of files: closing some takes time
+                    if error.errno in OUT_OF_FILES:
+                        self._make_room()
+                    await asyncio.sleep(ACCEPT_PAUSE_S)  # closing some takes time
                     continue
                 with contextlib.suppress(OSError):  # gone before it was looked at
-                    await self._admit(accepted)
+                    self._admit(accepted)
                 await asyncio.sleep(0)
         finally:
             listener.close()
 
-    async def _admit(self, accepted: socket.socket) -> None:
+    def _admit(self, accepted: socket.socket) -> None:
         """Give a new connection a link, or close it.
 
         Raises:
             OSError: it is gone already.
         """
+        key = next(self._keys)
         try:
-            host = str(accepted.getpeername()[0])
-            who = await _local_caller(accepted) if self._asks_kernel else None
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            key = next(self._keys)
-            refusal = self._ask_doorkeeper(key, host, who)
+            host, who = self._look_at(accepted)
+            refusal = self._shares.opened((self, key)) or self._ask_doorkeeper(key, host, who)
         except BaseException:
             accepted.close()
+            self._shares.gone((self, key))
             raise
         if refusal:
             accepted.close()
+            self._shares.gone((self, key))
             self._refused(host, refusal)
             return
         link = self._new_link()
@@ -190,17 +218,27 @@ class Server:
         caller = self._callers[key] = _Caller(key, host, accepted, link)
         caller.opening = asyncio.create_task(self._open(caller))
 
+    def _look_at(self, accepted: socket.socket) -> tuple[str, identity.Identity | None]:
+        """Where the caller is, and who, as far as the kernel says so.
+
+        Raises:
+            OSError: he is gone already.
+        """
+        if self._users is not None:
+            who = self._users.identity(peer_uid(accepted), peer_groups(accepted))
+            return who.name, who
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return str(accepted.getpeername()[0]), None
+
     def _ask_doorkeeper(self, key: int, host: str, who: identity.Identity | None) -> str:
         """Why the caller cannot come in; empty when he can."""
-        if len(self._callers) >= MAX_CONNECTIONS:
-            return f"{MAX_CONNECTIONS} connections are open"
         if self._doorkeeper is None:
             return ""
         ours = who is not None and who.role == identity.LOCAL
         now = asyncio.get_running_loop().time()
         verdict = self._doorkeeper.arrived(key, host, now, no_rate=ours)
         for other in verdict.dropped:
-            self._turn_out(other, "too many callers had not shown who they are")
+            self.turn_out(other, "too many callers had not shown who they are")
         self._watch_time()
         return verdict.refusal
 
@@ -215,8 +253,12 @@ class Server:
                 self._refused(caller.host, tls_fault(error))
             return
         who = caller.link.identity
-        if who is not None and who.role != identity.STRANGER:
+        if who is not None and who.is_known and caller.key in self._callers:
             self.proven(caller.link)
+            why = self._shares.known((self, caller.key), who)
+            if why:
+                self._refused(caller.host, why)
+                caller.link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy=SHARE_REMEDY))
 
     async def _tls_options(self, accepted: socket.socket) -> dict[str, Any]:
         if self._context is None:
@@ -234,9 +276,18 @@ class Server:
     def _gone(self, key: int) -> bool:
         if self._doorkeeper is not None:
             self._doorkeeper.gone(key, asyncio.get_running_loop().time())
+        self._shares.gone((self, key))
         return self._callers.pop(key, None) is not None
 
-    def _turn_out(self, key: int, why: str) -> None:
+    def _make_room(self) -> None:
+        """This process can open no more files: those make way who need theirs least."""
+        newest = self._shares.newest_idler()
+        if newest is not None:
+            server, key = newest
+            server.turn_out(key, "there is no room for more connections")
+
+    def turn_out(self, key: int, why: str) -> None:
+        """Close a connection, and say why in this host's log."""
         caller = self._callers.get(key)
         if caller is not None:
             self._refused(caller.host, why)
@@ -244,6 +295,7 @@ class Server:
 
     def _drop(self, key: int) -> None:
         caller = self._callers.pop(key)
+        self._shares.gone((self, key))
         caller.link.abort()
         with contextlib.suppress(OSError):  # a handshake under way ends with this
             caller.socket.shutdown(socket.SHUT_RDWR)
@@ -258,16 +310,9 @@ class Server:
         assert self._doorkeeper is not None
         self._timer = None
         for key in self._doorkeeper.overdue(asyncio.get_running_loop().time()):
-            self._turn_out(key, f"did not show within {self._doorkeeper.patience_s:g} s who it is")
+            self.turn_out(key, f"did not show within {self._doorkeeper.patience_s:g} s who it is")
         self._watch_time()
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.close()
-
-
-async def _local_caller(accepted: socket.socket) -> identity.Identity:
-    caller, own = caller_of(accepted)
-    loop = asyncio.get_running_loop()
-    uid = await loop.run_in_executor(None, owner_uid, caller, own)
-    return identity.of_user(uid, own_uid=os.geteuid())

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from dtd.errors import TaskError
+from dtd.names import DIGEST
 
 MIB: Final = 1024 * 1024
 MAX_CONTENT_BYTES: Final = 16 * MIB
@@ -19,7 +20,7 @@ MAX_KEPT: Final = 16
 MAX_WEIGHTS_BYTES: Final = 4 * 1024 * MIB
 MAX_WEIGHTS_KEPT: Final = 4
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_DIGEST: Final = re.compile(DIGEST)
 
 
 def checked_digest(text: str) -> str:

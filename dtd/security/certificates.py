@@ -1,13 +1,16 @@
 """The X.509 certificates of a cluster: what is in them and how they are signed.
 
-EC P-256 throughout.  The authority's own lives ten years, all others 825 days.  Who somebody is
-stands in one URI (`dtd.security.identity`); host names play no part, since addresses of machines
+EC P-256 throughout.  The authority's own lives ten years, others as long as is said.  Who somebody
+is stands in URIs (`dtd.security.identity`); host names play no part, since addresses of machines
 change and roles do not.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -18,12 +21,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from dtd.errors import RequestRefused
 from dtd.security import identity
 
-LIFE_DAYS: Final = 825
 AUTHORITY_LIFE_DAYS: Final = 3650
 CLOCK_SKEW: Final = dt.timedelta(hours=1)
 
 _SERVES: Final = frozenset({identity.COORDINATOR, identity.WORKER})
 _CALLS: Final = frozenset({identity.WORKER, identity.OPERATOR, identity.VIEWER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Which credential a certificate belongs to, and how long it counts."""
+
+    serial: str
+    credential: str
+    issued: dt.datetime
+    expires: dt.datetime
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -50,13 +62,48 @@ def sha256_hex(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
-def end_of(pem: bytes) -> dt.datetime:
-    """When a certificate's life ends.
+def facts_of(pem: bytes) -> Facts:
+    """What a member's certificate says of the credential that it belongs to.
 
     Raises:
         ValueError: it is no certificate.
     """
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc
+    certificate = x509.load_pem_x509_certificate(pem)
+    issued_s, expires_s = life_of(certificate)
+    return Facts(
+        serial=f"{certificate.serial_number:x}",
+        credential=_credential_of(certificate),
+        issued=dt.datetime.fromtimestamp(issued_s, dt.UTC),
+        expires=dt.datetime.fromtimestamp(expires_s, dt.UTC),
+    )
+
+
+def _credential_of(certificate: x509.Certificate) -> str:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+        _dtd, slash, rest = uri.partition("/credential/")
+        if slash:
+            return str(rest)
+    return f"{certificate.serial_number:x}"
+
+
+def new_serial() -> int:
+    """A serial number that no other certificate has."""
+    return x509.random_serial_number()
+
+
+def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
+    """What a public key is known by."""
+    der = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(der).hexdigest()
+
+
+def life_of(certificate: x509.Certificate) -> tuple[float, float]:
+    """When a certificate was issued, and when it ends, in Unix seconds."""
+    issued = certificate.not_valid_before_utc + CLOCK_SKEW
+    return issued.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -91,7 +138,8 @@ def authority_certificate(
     """The authority's own certificate; it can sign others, but no further authorities."""
     name = _subject(f"dtd cluster {cluster}")
     return (
-        _builder(now, AUTHORITY_LIFE_DAYS)
+        _builder(now, AUTHORITY_LIFE_DAYS, dt.datetime.max.replace(tzinfo=dt.UTC))
+        .serial_number(new_serial())
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
@@ -107,18 +155,24 @@ def member_certificate(
     authority_key: ec.EllipticCurvePrivateKey,
     key: ec.EllipticCurvePublicKey,
     *,
-    uri: str,
+    uris: Sequence[str],
     role: str,
+    serial: int,
     now: dt.datetime,
+    life_days: float,
 ) -> x509.Certificate:
-    """A certificate that says who holds the key."""
+    """A certificate that says who holds the key; the first URI is the holder's.
+
+    It does not outlive the authority.
+    """
     issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     usages = [ExtendedKeyUsageOID.SERVER_AUTH] if role in _SERVES else []
     usages += [ExtendedKeyUsageOID.CLIENT_AUTH] if role in _CALLS else []
-    alternative = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+    alternative = x509.SubjectAlternativeName(list(map(x509.UniformResourceIdentifier, uris)))
     return (
-        _builder(now, LIFE_DAYS)
-        .subject_name(_subject(uri.removeprefix("dtd://").partition("/")[2]))
+        _builder(now, life_days, authority.not_valid_after_utc)
+        .serial_number(serial)
+        .subject_name(_subject(uris[0].removeprefix("dtd://").partition("/")[2]))
         .issuer_name(authority.subject)
         .public_key(key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -135,12 +189,11 @@ def _subject(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
-def _builder(now: dt.datetime, life_days: int) -> x509.CertificateBuilder:
+def _builder(now: dt.datetime, life_days: float, latest: dt.datetime) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + dt.timedelta(days=life_days))
+        .not_valid_after(min(now + dt.timedelta(days=life_days), latest))
     )
 
 

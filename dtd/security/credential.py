@@ -3,9 +3,13 @@
     # dtd credential 1
     # role: worker
     # name: host7
+    # workers: host7,host7-cpu,host7-cuda0
     # coordinator: 10.0.0.1:7117,10.0.0.2:7117
-    # expires: 2029-02-23T07:58:55+00:00
-    private key (PKCS8), its certificate, the authority's certificate, all PEM
+    # credential: 5d3c9a...
+    # serial: 5d3c9a...
+    # issued: 2026-11-22T07:58:55+00:00
+    # expires: 2026-12-22T07:58:55+00:00
+    private key (PKCS8), its certificate, the authority's certificate (or two), all PEM
 
 The lines of the head are for people and for finding the coordinator; what counts is in the
 certificate.  Nothing here keeps the private key in memory: TLS reads it from the file.
@@ -19,18 +23,44 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from dtd.address import Address
 from dtd.errors import ConfigError, UsageError
 from dtd.security import identity
 from dtd.security.private_files import make_private_directory, read_private, write_private
+from dtd.security.worker_names import split_names, worker_names
 
+LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
-WARN_BEFORE_DAYS: Final = 60
+MAX_AUTHORITIES: Final = 3
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 _REMEDY: Final = "make a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
+
+
+class Facts(Protocol):
+    """What stands in a certificate: `dtd.security.certificates.Facts`, which takes long to load."""
+
+    @property
+    def serial(self) -> str:
+        """Its own."""
+        ...
+
+    @property
+    def credential(self) -> str:
+        """The credential that it belongs to."""
+        ...
+
+    @property
+    def issued(self) -> dt.datetime:
+        """When it began to count."""
+        ...
+
+    @property
+    def expires(self) -> dt.datetime:
+        """When it ends."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +74,10 @@ class Credential:
         coordinators: where the cluster's coordinator is, most wanted first.
         expires: end of its life.
         authority_pem: the authority's certificate.
+        workers: the names that a worker's is good for.
+        id: what it has in common with those that renew it; empty in files of before.
+        serial: its certificate's own; empty in files of before.
+        issued: beginning of its life.
     """
 
     path: Path
@@ -52,6 +86,10 @@ class Credential:
     coordinators: tuple[Address, ...]
     expires: dt.datetime
     authority_pem: str
+    workers: tuple[str, ...] = ()
+    id: str = ""
+    serial: str = ""
+    issued: dt.datetime = LONG_AGO
 
     @classmethod
     def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> Self:
@@ -65,11 +103,15 @@ class Credential:
         text = read_private(path, group_may_read=guarded).decode("utf-8", "replace")
         head = _head(text)
         certificates = _certificates(text)
-        if not text.startswith(FIRST_LINE + "\n") or len(certificates) != 2:
+        if (
+            not text.startswith(FIRST_LINE + "\n")
+            or not 2 <= len(certificates) <= 1 + MAX_AUTHORITIES
+        ):
             raise ConfigError(f"{path} is no dtd credential", remedy=_REMEDY)
         try:
             coordinators = parse_addresses(head.get("coordinator", ""))
             expires = dt.datetime.fromisoformat(head.get("expires", ""))
+            issued = dt.datetime.fromisoformat(head.get("issued", LONG_AGO.isoformat()))
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
@@ -77,13 +119,21 @@ class Credential:
             raise ConfigError(
                 f"the credential {path} has expired on {expires:%Y-%m-%d}", remedy=_REMEDY
             )
+        role, name = head.get("role", ""), head.get("name", "")
+        workers = split_names(head.get("workers", ""))
+        if role == identity.WORKER and not workers:  # written before certificates had a list
+            workers = worker_names(name)
         return cls(
             path=path,
-            role=head.get("role", ""),
-            name=head.get("name", ""),
+            role=role,
+            name=name,
+            workers=workers,
             coordinators=coordinators,
             expires=expires,
-            authority_pem=certificates[1],
+            authority_pem="".join(certificates[1:]),
+            id=head.get("credential", ""),
+            serial=head.get("serial", ""),
+            issued=issued,
         )
 
     def client_context(self) -> ssl.SSLContext:
@@ -146,10 +196,11 @@ def write_credential(
     *,
     role: str,
     name: str,
+    workers: tuple[str, ...] = (),
     coordinators: tuple[Address, ...],
     key_pem: bytes,
     certificate_pem: bytes,
-    expires: dt.datetime,
+    facts: Facts,
     authority_pem: bytes,
 ) -> None:
     """Write a credential file of mode 0600, making its directory if need be.
@@ -161,8 +212,12 @@ def write_credential(
         FIRST_LINE,
         f"# role: {role}",
         f"# name: {name}",
+        *([f"# workers: {','.join(workers)}"] if workers else []),
         f"# coordinator: {','.join(map(str, coordinators))}",
-        f"# expires: {expires.isoformat()}",
+        f"# credential: {facts.credential}",
+        f"# serial: {facts.serial}",
+        f"# issued: {facts.issued.isoformat()}",
+        f"# expires: {facts.expires.isoformat()}",
     ]
     make_private_directory(path.parent)
     content = "\n".join(head).encode() + b"\n" + key_pem + certificate_pem + authority_pem

@@ -1,26 +1,60 @@
 """The credentials that a coordinator has issued, and which of them it has taken back.
 
-Two files, `issued.json` and `revoked.json`; a serial in the second never becomes valid again.
-Writing is blocking, one caller at a time; `is_revoked` only looks into memory.
+A certificate counts while it stands in here: one that the authority has signed and this book does
+not know is refused.  Certificates of one credential (the first, and what renews it) share its id,
+and are taken back together.  Two files, `issued.json` and `revoked.json`; an id in the second never
+counts again.
+
+A book that was restored from a backup knows neither what was issued nor what was revoked after it.
+Certificates that renew a credential of the backup count then, others do not, and workers say what
+was revoked (`dtd.security.revocation_list`).
+
+What has ended is forgotten when room is needed and not before, so that a clock that was wrong for a
+while loses nobody.  Writing is blocking, one caller at a time; `standing` only looks into memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security.private_files import read_records, write_records
+from dtd.security.token_book import TOKENS_FILE
 
 MAX_ISSUED: Final = 4096
+MAX_REVOKED: Final = 4096
 ISSUED_FILE: Final = "issued.json"
 REVOKED_FILE: Final = "revoked.json"
+RESTORED_FILE: Final = "restored.json"
+REVOKED_REMEDY: Final = "ask the operator for a new token, and join again"
+ENDED_REMEDY: Final = "ask the operator for a new token, and join again; compare both clocks"
+UNKNOWN_REMEDY: Final = (
+    "join again with a new token; if this coordinator was restored from a backup, it does not know"
+    " who joined after that"
+)
+_JOIN_AGAIN: Final = "a new token of `dtdctl token create --name {name} --replace` takes its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedRecord:
-    """One certificate; times are Unix seconds."""
+    """One certificate; times are Unix seconds.
+
+    Attributes:
+        serial: the certificate's.
+        role: its holder's.
+        name: its holder's.
+        issued_s: when it was made.
+        expires_s: when it ends.
+        token: id of the token that it was made for, empty without one.
+        workers: the names that it may register.
+        credential: the credential that it belongs to; empty: of its own serial.
+        key: SHA-256 of its public key.
+        signer: SHA-256 of the authority that has signed it.
+        knows: SHA-256 of the authorities that its holder got to know with it.
+    """
 
     serial: str
     role: str
@@ -28,19 +62,53 @@ class IssuedRecord:
     issued_s: float
     expires_s: float
     token: str
+    workers: tuple[str, ...] = ()
+    credential: str = ""
+    key: str = ""
+    signer: str = ""
+    knows: str = ""
+
+    @property
+    def id(self) -> str:
+        """The credential's."""
+        return self.credential or self.serial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevokedRecord:
-    """One certificate that counts no more."""
+    """A credential, or one certificate, that counts no more; `serial` is its id."""
 
     serial: str
     revoked_s: float
     expires_s: float
 
 
+class Holder(Protocol):
+    """Who shows a certificate: `dtd.security.identity.Identity`."""
+
+    @property
+    def serial(self) -> str:
+        """Of the certificate; empty without one."""
+        ...
+
+    @property
+    def credential(self) -> str:
+        """Which credential it belongs to."""
+        ...
+
+    @property
+    def issued_s(self) -> float:
+        """When it began to count."""
+        ...
+
+    @property
+    def expires_s(self) -> float:
+        """When it ends."""
+        ...
+
+
 class CredentialBook:
-    """All credentials of a cluster whose life is not over.
+    """All credentials of a cluster.
 
     Args:
         directory: where the two files are, or will be.
@@ -52,32 +120,151 @@ class CredentialBook:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         try:
-            issued = [IssuedRecord(**one) for one in read_records(directory / ISSUED_FILE)]
+            issued = [
+                IssuedRecord(**{**one, "workers": tuple(one.get("workers", ()))})
+                for one in read_records(directory / ISSUED_FILE)
+            ]
             revoked = [RevokedRecord(**one) for one in read_records(directory / REVOKED_FILE)]
         except TypeError as error:
             raise ConfigError(f"a list of credentials in {directory} is damaged: {error}") from None
         self._issued = {record.serial: record for record in issued}
         self._revoked = {record.serial: record for record in revoked}
+        self._restored_s = restored_s(directory)
+
+    # --- who counts --------------------------------------------------------------------------
+
+    def standing(self, who: Holder, *, now_s: float) -> tuple[str, str]:
+        """Why somebody's certificate does not count, and what he can do; empty when it counts."""
+        if not who.serial:
+            return "", ""
+        if self.is_revoked(who.serial, who.credential):
+            return f"the credential of {who} is revoked", REVOKED_REMEDY
+        if who.expires_s <= now_s:
+            return f"the credential of {who} has ended, and was not renewed", ENDED_REMEDY
+        if who.serial not in self._issued and not self._renewed_after_backup(who):
+            why = f"the certificate {who.serial} of {who} is not among those that were issued here"
+            return why, UNKNOWN_REMEDY
+        return "", ""
+
+    def _renewed_after_backup(self, who: Holder) -> bool:
+        """Whether a certificate renews a known credential, and was made after the backup."""
+        known = [one for one in self._issued.values() if one.id == who.credential]
+        if not known or who.issued_s >= self._restored_s:
+            return False
+        self._issued[who.serial] = replace(
+            known[-1],
+            serial=who.serial,
+            issued_s=who.issued_s,
+            expires_s=who.expires_s,
+            key="",
+            knows="",
+        )
+        return True
+
+    def is_revoked(self, serial: str, credential: str) -> bool:
+        """Whether this certificate was taken back."""
+        return serial in self._revoked or credential in self._revoked
+
+    def record(self, serial: str) -> IssuedRecord | None:
+        """What is known of a certificate."""
+        return self._issued.get(serial)
+
+    def living(self, *, now_s: float) -> list[IssuedRecord]:
+        """The certificates that count, oldest first."""
+        return sorted(
+            (
+                one
+                for one in self._issued.values()
+                if one.expires_s > now_s and not self.is_revoked(one.serial, one.id)
+            ),
+            key=lambda one: one.issued_s,
+        )
+
+    def holder_of(self, worker: str, *, now_s: float) -> IssuedRecord | None:
+        """Whose credential lists a worker's name."""
+        return next((one for one in self.living(now_s=now_s) if worker in one.workers), None)
+
+    def made_for(self, token: str, name: str, key: str) -> IssuedRecord | None:
+        """The first certificate that a token has brought to a key, also if it counts no more."""
+        wanted = token, name, key
+        found = (one for one in self._issued.values() if (one.token, one.name, one.key) == wanted)
+        return next(found, None)
+
+    # --- issuing -----------------------------------------------------------------------------
+
+    def check_free(
+        self,
+        role: str,
+        name: str,
+        workers: Iterable[str],
+        *,
+        replaces: bool,
+        key: str,
+        now_s: float,
+    ) -> list[IssuedRecord]:
+        """Whether a credential can be issued; returns the certificates whose place it takes.
+
+        Args:
+            role: of who joins.
+            name: of who joins.
+            workers: the names that it is to register.
+            replaces: an operator has said that it may take the place of one of its name.
+            key: SHA-256 of the key of who joins; what he has got for it before does not count.
+            now_s: Unix seconds.
+
+        Raises:
+            RequestRefused: somebody has the name, or a name of its workers.
+        """
+        wanted, same = frozenset(workers), []
+        for one in self.living(now_s=now_s):
+            if one.key == key:
+                continue
+            if (one.role, one.name) == (role, name):
+                same.append(one)
+            elif one.role == role and not wanted.isdisjoint(one.workers):
+                taken = min(wanted.intersection(one.workers))
+                raise RequestRefused(
+                    f"the name {taken} belongs to the credential {one.role}/{one.name}",
+                    remedy="choose another one with --name, or revoke that credential",
+                )
+        if same and not replaces:
+            raise RequestRefused(
+                f"{role}/{name} has a credential that counts",
+                remedy=f"choose another name with --name; {_JOIN_AGAIN.format(name=name)}",
+            )
+        return same
 
     def add(self, record: IssuedRecord) -> None:
         """Remember a certificate before it is handed out.
 
         Raises:
             RequestRefused: too many are valid.
+            ConfigError: it cannot be written down.
         """
-        kept = {key: one for key, one in self._issued.items() if one.expires_s > record.issued_s}
+        kept = dict(self._issued)
+        over = [one for one in kept.values() if one.expires_s <= record.issued_s]
+        over.sort(key=lambda one: one.expires_s)
+        # Their ids stay in the other list: they count no more, and need not keep others out.
+        over += [
+            one
+            for one in kept.values()
+            if one.expires_s > record.issued_s and self.is_revoked(one.serial, one.id)
+        ]
+        for one in over[: max(0, len(kept) + 1 - MAX_ISSUED)]:
+            del kept[one.serial]
         if len(kept) >= MAX_ISSUED:
-            raise RequestRefused(f"{MAX_ISSUED} credentials are valid", remedy="none is made then")
+            raise RequestRefused(
+                f"{MAX_ISSUED} certificates are valid",
+                remedy="some have to end before: see `dtdctl credentials`",
+            )
         kept[record.serial] = record
         write_records(self._directory / ISSUED_FILE, [asdict(one) for one in kept.values()])
         self._issued = kept
 
-    def is_revoked(self, serial: str) -> bool:
-        """Whether this certificate counts no more."""
-        return serial in self._revoked
+    # --- taking back -------------------------------------------------------------------------
 
     def revoke(self, name_or_serial: str, *, now_s: float) -> list[IssuedRecord]:
-        """Take back one certificate, or all of a name; returns those that counted until now.
+        """Take back a credential, or all of a name; returns the certificates that counted.
 
         Raises:
             RequestRefused: there is none.
@@ -85,7 +272,7 @@ class CredentialBook:
         wanted = [
             one
             for one in self._issued.values()
-            if name_or_serial in (one.serial, one.name, f"{one.role}/{one.name}")
+            if name_or_serial in (one.serial, one.id, one.name, f"{one.role}/{one.name}")
         ]
         if not wanted:
             raise RequestRefused(
@@ -97,23 +284,93 @@ class CredentialBook:
             raise RequestRefused(
                 f"several roles have a credential {name_or_serial!r}", remedy=f"say which: {names}"
             )
-        fresh = [one for one in wanted if one.serial not in self._revoked]
-        revoked = {key: one for key, one in self._revoked.items() if one.expires_s > now_s}
+        return self.take_back({one.id for one in wanted}, now_s=now_s)
+
+    def take_back(self, credentials: Iterable[str], *, now_s: float) -> list[IssuedRecord]:
+        """Have these credentials count no more; returns the certificates that did until now."""
+        gone = frozenset(credentials)
+        fresh = [
+            one
+            for one in self._issued.values()
+            if one.id in gone and not self.is_revoked(one.serial, one.id)
+        ]
+        revoked = dict(self._revoked)
         for one in fresh:
-            revoked[one.serial] = RevokedRecord(
-                serial=one.serial, revoked_s=now_s, expires_s=one.expires_s
-            )
-        write_records(self._directory / REVOKED_FILE, [asdict(one) for one in revoked.values()])
-        self._revoked = revoked
+            ends_s = max(one.expires_s, getattr(revoked.get(one.id), "expires_s", 0.0))
+            revoked[one.id] = RevokedRecord(serial=one.id, revoked_s=now_s, expires_s=ends_s)
+        self._keep_revoked(revoked, now_s)
         return fresh
 
-    def listed(self) -> list[dict[str, object]]:
-        """All credentials, oldest first; `revoked_s` is 0 for those that count."""
+    def revoked(self) -> list[RevokedRecord]:
+        """All that was taken back."""
+        return list(self._revoked.values())
+
+    def merge(self, records: Iterable[RevokedRecord], *, now_s: float) -> list[IssuedRecord]:
+        """Take back what was revoked before; returns the certificates that counted until now."""
+        news = {one.serial: one for one in records if one.serial not in self._revoked}
+        if not news:
+            return []
+        fresh = [
+            one
+            for one in self._issued.values()
+            if (one.id in news or one.serial in news) and not self.is_revoked(one.serial, one.id)
+        ]
+        self._keep_revoked({**self._revoked, **news}, now_s)
+        return fresh
+
+    def _keep_revoked(self, revoked: dict[str, RevokedRecord], now_s: float) -> None:
+        over = sorted(
+            (one for one in revoked.values() if one.expires_s <= now_s),
+            key=lambda one: one.expires_s,
+        )
+        for one in over[: max(0, len(revoked) - MAX_REVOKED)]:
+            del revoked[one.serial]
+        write_records(self._directory / REVOKED_FILE, [asdict(one) for one in revoked.values()])
+        self._revoked = revoked
+
+    # --- showing -----------------------------------------------------------------------------
+
+    def listed(self, *, now_s: float) -> list[dict[str, object]]:
+        """All that have not ended, oldest first; `revoked_s` is 0 for those that count."""
         return [
-            {**asdict(one), "revoked_s": self._revoked_s(one.serial)}
+            {
+                "serial": one.serial,
+                "credential": one.id,
+                "role": one.role,
+                "name": one.name,
+                "workers": list(one.workers),
+                "issued_s": one.issued_s,
+                "expires_s": one.expires_s,
+                "token": one.token,
+                "revoked_s": self._revoked_s(one),
+            }
             for one in sorted(self._issued.values(), key=lambda one: one.issued_s)
+            if one.expires_s > now_s
         ]
 
-    def _revoked_s(self, serial: str) -> float:
-        record = self._revoked.get(serial)
-        return record.revoked_s if record is not None else 0.0
+    def _revoked_s(self, record: IssuedRecord) -> float:
+        found = self._revoked.get(record.id) or self._revoked.get(record.serial)
+        return found.revoked_s if found is not None else 0.0
+
+
+def restored_s(directory: Path) -> float:
+    """Unix time at which a backup was made this directory of; 0: it never was.
+
+    Raises:
+        ConfigError: the file that says so is damaged.
+    """
+    records = read_records(directory / RESTORED_FILE)
+    try:
+        return max((float(one["restored_s"]) for one in records), default=0.0)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{directory / RESTORED_FILE} is damaged: {error}") from None
+
+
+def mark_restored(directory: Path, *, now_s: float) -> None:
+    """A backup becomes this directory: say when, and forget all tokens, which may have been used.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    (directory / TOKENS_FILE).unlink(missing_ok=True)
+    write_records(directory / RESTORED_FILE, [{"restored_s": now_s}])

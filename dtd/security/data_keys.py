@@ -37,6 +37,22 @@ def ticket_key(worker_secret: bytes, resource: str, expires_unix_s: int) -> byte
     return _derive(worker_secret, "ticket", resource, expires_unix_s)
 
 
+def membership_proof(
+    secret: bytes, *, job: str, generation: int, roster_id: int, name: str, incarnation: int
+) -> bytes:
+    """What shows that a worker's process was made a member of a generation: 32 bytes.
+
+    Args:
+        secret: of the generation.
+        job: its job's id.
+        generation: its number.
+        roster_id: the id of its roster.
+        name: of the worker.
+        incarnation: of its process.
+    """
+    return _derive(secret, "member", job, generation, roster_id, name, incarnation)
+
+
 def session_key(
     secret: bytes, *, hello: bytes, hello_nonce: bytes, welcome_nonce: bytes, sender: str
 ) -> bytes:

@@ -1,8 +1,10 @@
 """Who is at the other end of a connection, as a certificate or the kernel states it.
 
-A certificate of the cluster's authority names its holder in one URI of its subject's alternative
-names, `dtd://CLUSTER/ROLE/NAME`.  On loopback the kernel says which user the caller is.  Parsing
-only: that the certificate is genuine was checked by TLS before.
+A certificate of the cluster's authority names its holder in URIs among its subject's alternative
+names: `dtd://CLUSTER/ROLE/NAME`; of a worker's, the names that it may register,
+`dtd://CLUSTER/registers/NAME`; and the credential that it belongs to, `dtd://CLUSTER/credential/ID`.
+On the coordinator's own host the kernel says which user calls.  Parsing only: that the certificate
+is genuine was checked by TLS before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.names import NAME
+from dtd.security.worker_names import worker_names
 
 WORKER: Final = "worker"
 OPERATOR: Final = "operator"
@@ -22,14 +26,19 @@ JOINABLE: Final = (WORKER, OPERATOR, VIEWER)
 """The roles that a token can let somebody join as."""
 
 LOCAL: Final = "local"
-"""On loopback: the user whom the coordinator belongs to, or root."""
+"""On this host: the user whom the coordinator belongs to, or root."""
+OUTSIDER: Final = "outsider"
+"""On the socket: a user whom the coordinator's settings do not name."""
 STRANGER: Final = "stranger"
-"""On loopback: any other user.  Beyond: a caller without a certificate."""
+"""Over TCP: a caller without a certificate."""
 
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _URI: Final = re.compile(
     rf"dtd://(?P<cluster>[0-9a-f]{{32}})/(?P<role>worker|operator|viewer|coordinator)"
-    rf"/(?P<name>{NAME.pattern})"
+    rf"/(?P<name>{NAME})"
+)
+_REGISTERS: Final = re.compile(rf"dtd://(?P<cluster>[0-9a-f]{{32}})/registers/(?P<name>{NAME})")
+_CREDENTIAL: Final = re.compile(
+    r"dtd://(?P<cluster>[0-9a-f]{32})/credential/(?P<name>[0-9a-f]{1,40})"
 )
 
 
@@ -41,8 +50,13 @@ class Identity:
         role: what he may do; one of this file's roles.
         name: his own within the role, or what can be said of a stranger.
         serial: of his certificate, lower-case hexadecimal; empty without one.
-        where: how it is known: "certificate" or "loopback uid 0".
+        where: how it is known: "certificate" or "socket".
         cluster: id of the cluster that the certificate belongs to; empty without one.
+        uid: the user's number on this host, where the kernel has stated it; else None.
+        workers: the names that he may register; None: any, since it is his user that is known.
+        credential: the serial of the first certificate of his credential; renewed ones keep it.
+        issued_s: Unix time from which the certificate counts; 0 without one.
+        expires_s: Unix time at which it ends; 0 without one.
     """
 
     role: str
@@ -50,6 +64,21 @@ class Identity:
     serial: str = ""
     where: str
     cluster: str = ""
+    workers: tuple[str, ...] | None = None
+    credential: str = ""
+    issued_s: float = 0.0
+    expires_s: float = 0.0
+    uid: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether he has shown that he belongs to the cluster, in whatever role."""
+        return self.role not in (STRANGER, OUTSIDER)
+
+    @property
+    def is_worker_here(self) -> bool:
+        """Whether the coordinator's settings make him a worker, and no credential does."""
+        return self.role == WORKER and self.uid is not None
 
     def __str__(self) -> str:
         return f"{self.role}/{self.name}" if self.serial else self.name
@@ -65,6 +94,16 @@ def identity_uri(cluster: str, role: str, name: str) -> str:
     return uri
 
 
+def registers_uri(cluster: str, worker: str) -> str:
+    """The URI by which a certificate is good for a worker's name."""
+    return f"dtd://{cluster}/registers/{worker}"
+
+
+def credential_uri(cluster: str, credential: str) -> str:
+    """The URI by which a certificate belongs to a credential."""
+    return f"dtd://{cluster}/credential/{credential}"
+
+
 def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
     """The holder of a certificate that TLS has verified.
 
@@ -77,19 +116,31 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
     if not certificate:
         return NO_CERTIFICATE
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
-    found = _URI.fullmatch(uris[0]) if len(uris) == 1 else None
-    if found is None:
+    found = [match for match in map(_URI.fullmatch, uris) if match is not None]
+    workers = [match["name"] for match in map(_REGISTERS.fullmatch, uris) if match is not None]
+    first = [match["name"] for match in map(_CREDENTIAL.fullmatch, uris) if match is not None]
+    if len(found) != 1 or len(first) > 1 or len(uris) != 1 + len(workers) + len(first):
         raise ProtocolError(
             ErrorCode.REFUSED,
             "the certificate names no member of a dtd cluster",
             remedy="use a credential that `dtd-worker join` or `dtdctl join` has made",
         )
+    import ssl  # whoever shows a certificate has loaded it; a plain call of dtdctl has not
+
+    serial = serial_text(int(certificate["serialNumber"], 16))
+    role, name = found[0]["role"], found[0]["name"]
+    if role == WORKER and not workers:  # as dtd has issued them before certificates had a list
+        workers = list(worker_names(name))
     return Identity(
-        role=found["role"],
-        name=found["name"],
-        serial=serial_text(int(certificate["serialNumber"], 16)),
+        role=role,
+        name=name,
+        serial=serial,
         where="certificate",
-        cluster=found["cluster"],
+        cluster=found[0]["cluster"],
+        workers=tuple(workers),
+        credential=first[0] if first else serial,
+        issued_s=float(ssl.cert_time_to_seconds(certificate["notBefore"])),
+        expires_s=float(ssl.cert_time_to_seconds(certificate["notAfter"])),
     )
 
 
@@ -105,19 +156,6 @@ def check_role(who: Identity, role: str) -> None:
             f"a {role} was called, but {who} answers",
             remedy="check the address; somebody may be posing as it",
         )
-
-
-def of_user(uid: int | None, *, own_uid: int) -> Identity:
-    """A caller on loopback.
-
-    Args:
-        uid: his, None when the kernel does not know him (any more).
-        own_uid: whom this process belongs to.
-    """
-    if uid is None:
-        return Identity(role=STRANGER, name="a caller unknown to the kernel", where="loopback")
-    role = LOCAL if uid in (own_uid, 0) else STRANGER
-    return Identity(role=role, name=f"uid {uid}", where=f"loopback uid {uid}")
 
 
 def serial_text(serial: int) -> str:

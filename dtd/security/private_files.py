@@ -15,7 +15,7 @@ from typing import Any, Final
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import ConfigError
 
-LIMIT_BYTES: Final = 4 * 1024 * 1024
+LIMIT_BYTES: Final = 16 * 1024 * 1024
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -85,8 +85,15 @@ def make_private_directory(path: Path) -> None:
 
 
 def write_records(path: Path, records: list[dict[str, Any]]) -> None:
-    """Replace a file of records."""
-    write_private(path, json.dumps(records, indent=1).encode() + b"\n")
+    """Replace a file of records.
+
+    Raises:
+        ConfigError: it cannot be written, or could not be read again.
+    """
+    content = json.dumps(records, indent=1).encode() + b"\n"
+    if len(content) > LIMIT_BYTES:
+        raise ConfigError(f"{path} would be larger than {LIMIT_BYTES} bytes: nothing was changed")
+    write_private(path, content)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

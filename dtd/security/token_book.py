@@ -1,31 +1,53 @@
 """The tokens that a coordinator has given out: made, redeemed, listed, revoked.
 
-One file, `tokens.json`, without any secret in it.  Blocking; one caller at a time.
+One file, `tokens.json`, without any secret in it.  A token is good for so many uses, once unless it
+was made for more, and perhaps for certain names alone, each once.  A use is on disk before anybody
+gets a certificate for it; who asks again with the same key is the same one, whose answer got lost.
+Blocking; one caller at a time.
 """
 
 from __future__ import annotations
 
 import hmac
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security.private_files import read_records, write_records
 from dtd.security.token import Token, secret_sha256
 
+TOKENS_FILE: Final = "tokens.json"
 MAX_TOKENS: Final = 256
+MAX_USES: Final = 256
+_REMEDY: Final = "ask the operator for a new one: `dtdctl token create`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What is kept of a token; times are Unix seconds, `expires_s` 0 means never."""
+    """What is kept of a token; times are Unix seconds.
+
+    Attributes:
+        id: stands in the token.
+        role: what it lets somebody join as.
+        secret_sha256: hash of its secret.
+        created_s: when it was made.
+        expires_s: when it ends; 0: never.
+        uses: how often it is good.
+        names: who can join with it, each once; empty: whoever has it.
+        replaces: a living credential of the name gives way.
+        used: who has joined with it, by name and key ("NAME SHA256").
+    """
 
     id: str
     role: str
     secret_sha256: str
     created_s: float
     expires_s: float
+    uses: int = 1
+    names: tuple[str, ...] = ()
+    replaces: bool = False
+    used: tuple[str, ...] = ()
 
 
 class TokenBook:
@@ -41,55 +63,120 @@ class TokenBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            found = [TokenRecord(**record) for record in read_records(path)]
+            found = [_record(record) for record in read_records(path)]
         except TypeError as error:
             raise ConfigError(f"{path} is damaged: {error}") from None
         self._records = {record.id: record for record in found}
 
-    def add(self, token: Token, *, life_s: int, now_s: float) -> TokenRecord:
+    def add(
+        self,
+        token: Token,
+        *,
+        life_s: int,
+        now_s: float,
+        uses: int = 1,
+        names: tuple[str, ...] = (),
+        replaces: bool = False,
+    ) -> TokenRecord:
         """Remember a new token; the oldest that is over makes room.
 
         Args:
             token: the token; its secret is hashed.
-            life_s: how long it is good for; 0: until it is revoked.
+            life_s: how long it is good for; 0: until it is used or revoked.
             now_s: Unix seconds.
+            uses: how often it is good.
+            names: who can join with it; empty: whoever has it.
+            replaces: a living credential of the name gives way.
 
         Raises:
-            RequestRefused: too many tokens are valid.
+            RequestRefused: too many tokens are valid, or it would be good too often.
         """
+        if not 1 <= uses <= MAX_USES or len(names) > MAX_USES:
+            raise RequestRefused(f"a token is good for 1 to {MAX_USES} uses, not {uses}")
+        if replaces and not names:
+            raise RequestRefused(
+                "a token that replaces credentials must say whose",
+                remedy="name them: `dtdctl token create --name host7 --replace`",
+            )
         record = TokenRecord(
             id=token.id,
             role=token.role,
             secret_sha256=secret_sha256(token.secret),
             created_s=now_s,
             expires_s=now_s + life_s if life_s else 0.0,
+            uses=uses,
+            names=names,
+            replaces=replaces,
         )
-        kept = {key: one for key, one in self._records.items() if not _is_over(one, now_s)}
+        self._replace(self._with_room(now_s) | {record.id: record})
+        return record
+
+    def _with_room(self, now_s: float) -> dict[str, TokenRecord]:
+        """The tokens that are kept beside a new one; used ones as long as there is room."""
+        kept = {key: one for key, one in self._records.items() if not _has_expired(one, now_s)}
+        used = sorted(
+            (one for one in kept.values() if _is_over(one, now_s)), key=lambda one: one.created_s
+        )
+        for one in used[: max(0, len(kept) + 1 - MAX_TOKENS)]:
+            del kept[one.id]
         if len(kept) >= MAX_TOKENS:
             raise RequestRefused(
                 f"{MAX_TOKENS} tokens are valid", remedy="revoke some: `dtdctl token list`"
             )
-        self._replace(kept | {record.id: record})
-        return record
+        return kept
 
-    def redeem(self, token_id: str, secret: str, role: str, *, now_s: float) -> None:
-        """Check that a token is good for a role.
+    def check(
+        self, token_id: str, secret: str, role: str, name: str, key: str, *, now_s: float
+    ) -> TokenRecord:
+        """Check that somebody can join with a token.
+
+        Args:
+            token_id: as he says.
+            secret: as he says.
+            role: what he wants to be.
+            name: who he wants to be.
+            key: SHA-256 of his public key.
+            now_s: Unix seconds.
 
         Raises:
-            RequestRefused: it is unknown, revoked, expired, or for another role.
+            RequestRefused: it is unknown, revoked, expired, used, or for others.
         """
         record = self._records.get(token_id)
         expected = record.secret_sha256 if record is not None else secret_sha256("")
         genuine = hmac.compare_digest(secret_sha256(secret), expected)
-        remedy = "ask the operator for a new one: `dtdctl token create`"
         if record is None or not genuine:
-            raise RequestRefused("the token is not known here, or was revoked", remedy=remedy)
-        if _is_over(record, now_s):
-            raise RequestRefused(f"the token {token_id} has expired", remedy=remedy)
+            raise RequestRefused("the token is not known here, or was revoked", remedy=_REMEDY)
+        if _has_expired(record, now_s):
+            raise RequestRefused(f"the token {token_id} has expired", remedy=_REMEDY)
         if record.role != role:
             raise RequestRefused(
-                f"the token {token_id} is for the role {record.role}, not {role}", remedy=remedy
+                f"the token {token_id} is for the role {record.role}, not {role}", remedy=_REMEDY
             )
+        if record.names and name not in record.names:
+            raise RequestRefused(
+                f"the token {token_id} is for {', '.join(record.names)[:200]}, not {name[:80]}",
+                remedy=f"join with --name {record.names[0]}, or ask for a token of your own",
+            )
+        if _use(name, key) in record.used:  # its answer got lost
+            return record
+        if len(record.used) >= record.uses:
+            raise RequestRefused(
+                f"the token {token_id} is used up: it was good {_times(record.uses)}",
+                remedy=_REMEDY,
+            )
+        if record.names and any(one.split(" ")[0] == name for one in record.used):
+            raise RequestRefused(
+                f"the token {token_id} was used for {name} already", remedy=_REMEDY
+            )
+        return record
+
+    def use(self, token_id: str, name: str, key: str) -> None:
+        """Write down that somebody joins with a token that `check` has found good."""
+        record = self._records[token_id]
+        use = _use(name, key)
+        if use not in record.used:
+            used = replace(record, used=(*record.used, use))
+            self._replace(self._records | {token_id: used})
 
     def is_valid(self, token_id: str, *, now_s: float) -> bool:
         """Whether somebody can still join with it."""
@@ -108,12 +195,23 @@ class TokenBook:
             )
         self._replace({key: one for key, one in self._records.items() if key != token_id})
 
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._replace({})
+
     def listed(self, *, now_s: float) -> list[dict[str, object]]:
         """All tokens without their hashes, oldest first."""
         return [
             {
-                **{key: value for key, value in asdict(one).items() if key != "secret_sha256"},
-                "expired": _is_over(one, now_s),
+                "id": one.id,
+                "role": one.role,
+                "created_s": one.created_s,
+                "expires_s": one.expires_s,
+                "expired": _has_expired(one, now_s),
+                "uses": one.uses,
+                "used": [use.split(" ")[0] for use in one.used],
+                "names": list(one.names),
+                "replaces": one.replaces,
             }
             for one in sorted(self._records.values(), key=lambda one: one.created_s)
         ]
@@ -123,5 +221,22 @@ class TokenBook:
         self._records = records
 
 
-def _is_over(record: TokenRecord, now_s: float) -> bool:
+def _record(values: dict[str, Any]) -> TokenRecord:
+    lists = {key: tuple(values.get(key, ())) for key in ("names", "used")}
+    return TokenRecord(**{**values, **lists})
+
+
+def _use(name: str, key: str) -> str:
+    return f"{name} {key}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _has_expired(record: TokenRecord, now_s: float) -> bool:
     return bool(record.expires_s) and now_s >= record.expires_s
+
+
+def _is_over(record: TokenRecord, now_s: float) -> bool:
+    return _has_expired(record, now_s) or len(record.used) >= record.uses

@@ -218,6 +218,11 @@ def _kill(target: Target, name: str, signal: str) -> None:
     target.ask(KillRequested(name=name, signal=signal))
 
 
+def _lie(target: Target, name: str) -> None:
+    """From now on it tells the coordinator what is not so."""
+    target.oracle.liars.add(name)
+
+
 def _calm(target: Target) -> None:
     target.ambushes.lift()
     target.network.heal()
@@ -253,6 +258,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "resume": _resume,
     "drain": _drain,
     "kill": _kill,
+    "lie": _lie,
     "calm": _calm,
 }
 HARMLESS: Final = frozenset(

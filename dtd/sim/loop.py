@@ -87,7 +87,7 @@ def _joined(session: Session, ring: RingEndpoint) -> None:
 
 def _evaluate(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
     yield Reach(Phase.EVALUATE, _state(session).step)
-    session.watch.begins("evaluation")
+    session.watch.begins("evaluation", specialises=False)
     yield session.busy("evaluate_s")
     yield from _gather(session, ring, Flags())
 
@@ -97,7 +97,7 @@ def _step(session: Session, ring: RingEndpoint) -> Generator[Request, None, None
     step = _state(session).step
     session.prepared = None
     yield Reach(Phase.FORWARD, step + 1)
-    session.watch.begins("batch")
+    session.watch.begins("batch", len(ring.assign.roster), specialises=False)
     if step == session.shell.fails_at_step:
         raise TaskError(f"the task raised in step {step}")
     order = list(range(len(session.buckets)))
@@ -172,6 +172,9 @@ def _agreed(session: Session, state: State) -> None:
     """A checkpoint is valid once all ranks have the same digest."""
     session.agreed = state
     pending, session.pending = session.pending, None
+    last = state.step == session.steps
+    if last or (pending is not None and pending.key == state.key):
+        session.shell.tell(reports.agreed(state))
     if pending is not None and pending.key == state.key:
         session.save_soon(pending)
 

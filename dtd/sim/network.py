@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from dtd.sim.scheduler import Scheduler
+from dtd.wire import messages as m
 
 SMALL_BYTES = 64
 LARGE_BYTES = 160
@@ -249,10 +250,13 @@ class Network:
     def transmit(self, port: Port, content: object, size_bytes: int) -> None:
         """Carry something from a port to its peer, after all that was sent before."""
         begins = max(self._scheduler.now, port.free_at)
-        port.free_at = begins + size_bytes / self._bytes_per_s
-        rng = self._lifeline_rng if port.is_lifeline else self._rng
-        latency = rng.uniform(*self._latency_s)
-        port.arrives_at = max(port.arrives_at, port.free_at + latency)
+        if isinstance(content, m.Agreed):  # nothing depends on it in a plan without lies
+            port.arrives_at = max(port.arrives_at, begins)
+        else:
+            port.free_at = begins + size_bytes / self._bytes_per_s
+            rng = self._lifeline_rng if port.is_lifeline else self._rng
+            latency = rng.uniform(*self._latency_s)
+            port.arrives_at = max(port.arrives_at, port.free_at + latency)
         arrive = partial(self._arrive, port.peer, content, large=size_bytes > LARGE_BYTES)
         self._scheduler.at(port.arrives_at, arrive)
 

@@ -14,6 +14,7 @@ process could, so it never takes part in a decision.  What no committed step may
   plan that touches one of those concerned;
 * a job that is done has done all its steps, equally everywhere, and its result is on a disk;
 * a job that was cancelled or has failed leaves on a disk what those remember whom nothing befell;
+* what an honest worker says is never called false or out of turn;
 * the cores' own invariants hold after every event, and whoever waits says what for.
 """
 
@@ -55,6 +56,7 @@ class Oracle:
         self.checks = 0
         self.generations = 0
         self.ended_jobs: dict[str, Job] = {}
+        self.liars: set[str] = set()  # what these tell the coordinator is not so
         self._ended_for_good: set[str] = set()
         self.lineage = Lineage()
         self._touched: set[str] = set()
@@ -224,6 +226,11 @@ class Oracle:
 
     def incident(self, incident: Incident) -> None:
         """The coordinator tells of something."""
+        judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
+        if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
+            require(
+                incident.worker in self.liars, "an honest word does not count", incident.message
+            )
         if incident.kind == "worker_lost":
             self.caused([incident.worker], "a worker is evicted", incident.message)
         elif incident.kind in ("worker_barred", "link_bad"):

@@ -53,7 +53,14 @@ def saved(state: State) -> m.CheckpointSaved:
         size_bytes=1,
         directory="",
         metrics={},
-        kept={},
+        kept=(),
+    )
+
+
+def agreed(state: State) -> m.Agreed:
+    """All ranks hold this state, which is to be saved."""
+    return m.Agreed(
+        job=state.job, generation=state.generation, step=state.step, digest=state.content
     )
 
 

@@ -71,7 +71,7 @@ class Trainer:
 
     def _serve(self, ring: RingEndpoint) -> Routine:
         self.session.watch.begin(self._shell.surroundings.scheduler.now)
-        self.session.watch.begins("take over")
+        self.session.watch.begins("take over", specialises=False)
         try:
             yield from self._take_over(ring)
             yield Wait(ring.is_up, ring)
@@ -182,7 +182,8 @@ class Trainer:
     def _fetch(self, ring: RingEndpoint) -> Generator[Request, None, None]:
         assign, session = ring.assign, self.session
         oracle = self._shell.surroundings.oracle
-        oracle.lineage.copies(assign, self._shell.incarnation, session.state)
+        if self._shell.name not in oracle.liars:  # one of them may have denied what it holds
+            oracle.lineage.copies(assign, self._shell.incarnation, session.state)
         fetch = Fetch(
             self._shell,
             assign.generation,

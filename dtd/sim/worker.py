@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from dtd.core import member
 from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
-from dtd.sim import reports
+from dtd.sim import lies, reports
 from dtd.sim.control import Control
 from dtd.sim.data_port import DataPort
 from dtd.sim.lifeline import Lifeline
@@ -143,6 +143,8 @@ class WorkerProcess:
 
     def tell(self, message: m.Message) -> None:
         """Send something to the coordinator; lost when the connection is down."""
+        if self.name in self.surroundings.oracle.liars:
+            message = lies.instead_of(message, self.surroundings.rng)
         self._control.send(message)
 
     def _beat(self) -> None:

@@ -62,10 +62,11 @@ _NOTHING_SAVED = StateKey(-1, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A digest on which ranks have not agreed yet."""
+    """A digest on which ranks have not agreed yet; `key`: of the state, if it is to be saved."""
 
     step: int
     digest: bytes
+    key: StateKey | None = None
 
 
 class Checkpoints:
@@ -134,14 +135,14 @@ class Checkpoints:
                 one out: a disk that hangs must not hold up training.
         """
         if not writes:
-            self.compare(replica)
+            self.pending = Pending(step=replica.step, digest=self._digest(replica), key=key)
             return
         got_on = self._reporter.progress
         live = named_tensors(replica)
         tensors = {name: copied_to_host(tensor, got_on) for name, tensor in live.items()}
         about = metadata(replica)
         digest = digest_of(tensors, about, got_on)
-        self.pending = Pending(step=replica.step, digest=digest)
+        self.pending = Pending(step=replica.step, digest=digest, key=key)
         if not self._idle_within(math.inf if waits else _PATIENCE_S):
             name = checkpoint_name(*key)
             self._warn("checkpoint_left_out", f"{name} was not written: an earlier one still is")
@@ -173,7 +174,13 @@ class Checkpoints:
         }
 
     def agreed(self) -> None:
-        """All ranks hold the pending digest: publish the draft, if this rank wrote one."""
+        """All ranks hold the pending digest: say so, and publish what this rank has written."""
+        if self.pending is not None and self.pending.key is not None:
+            self._reporter.agreed(self.pending.key, self.pending.digest)
+        self._publish_draft()
+
+    def _publish_draft(self) -> None:
+        """Publish what this rank has written, if it is what was pending."""
         if self.pending is not None and self.pending.step == self._draft.step:
             step, metrics = self._metrics
             self._writer.publish(metrics if step == self.pending.step else {})
@@ -187,7 +194,7 @@ class Checkpoints:
 
     def settle(self, step: int, digest: bytes) -> None:
         """All ranks hold `digest` after `step` steps; whatever else was pending is dropped."""
-        if self.pending == Pending(step=step, digest=digest):
+        if self.pending is not None and (self.pending.step, self.pending.digest) == (step, digest):
             self.agreed()
         else:
             self.drop()
@@ -213,7 +220,7 @@ class Checkpoints:
             CheckpointError: it cannot be written.
         """
         self.take(replica, key=key, world_size=world_size, writes=True, waits=True)
-        self.agreed()
+        self._publish_draft()
         self._idle_within(math.inf)
         for failure in self._report():
             raise CheckpointError(f"{failure.name} was not saved: {failure.reason}")

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from dtd.core.sampler import slice_bounds
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.names import METRIC_WORDS, is_metric
+from dtd.shown import shown
 from dtd.train.data import Loader, warn_nobody
 from dtd.train.precision import autocast
 from dtd.train.rows import BatchRequest, shape_of
@@ -72,7 +74,7 @@ class Evaluator:
         world_size: int,
         gather: Gather,
         progress: Callable[[], None],
-        begins: Callable[[Hashable], None],
+        begins: Callable[[str, Hashable], None],
     ) -> dict[str, float]:
         """Metrics over all rows; every rank calls this at the same step.
 
@@ -82,13 +84,13 @@ class Evaluator:
             world_size: number of slices.
             gather: exchanges a word with all ranks.
             progress: called after every batch; may raise to give up.
-            begins: called with the kind of what comes next.
+            begins: called with the kind of what comes next, and the shape of its batch.
 
         Raises:
             TaskError: the task's metrics are malformed.
         """
         start, stop = slice_bounds(self.rows, world_size, rank)
-        begins("evaluation")
+        begins("evaluation", None)
         word = pack_sums(self._sums(model, start, stop, progress, begins))
         return mean_values([unpack_sums(word) for word in gather(word)])
 
@@ -113,7 +115,7 @@ class Evaluator:
         start: int,
         stop: int,
         progress: Callable[[], None],
-        begins: Callable[[Hashable], None],
+        begins: Callable[[str, Hashable], None],
     ) -> Sums:
         size = self._spec.train.eval_batch_size
         requests = [
@@ -128,7 +130,7 @@ class Evaluator:
                 for request in requests:
                     batch = self._loader.next(request).batch
                     progress()
-                    begins(("evaluation", shape_of(batch)))
+                    begins("evaluation batch", shape_of(batch))
                     _add(sums, self._measure(model, batch, len(request.rows)))
                     progress()
         finally:
@@ -147,7 +149,7 @@ class Evaluator:
         return sums
 
 
-def _unheard(kind: Hashable) -> None:
+def _unheard(kind: str, shape: Hashable) -> None:
     """A warm-up has one limit, whatever is done in it."""
 
 
@@ -207,6 +209,11 @@ def _checked(values: Any) -> Sums:
             raise TaskError(
                 f"metrics() of the task returned {name!r}: {pair!r}",
                 remedy="return {name: (sum over the batch, what to divide it by)}",
+            )
+        if not is_metric(name):
+            raise TaskError(
+                f"metrics() of the task names a metric {shown(name)}",
+                remedy=f"a metric's name has {METRIC_WORDS}",
             )
         sums[name] = (_number(name, pair[0]), _number(name, pair[1]))
     return sums

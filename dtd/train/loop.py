@@ -192,11 +192,13 @@ def _catch_up(
 ) -> None:
     """Save an agreed state that was due when its generation ended, or its writer did."""
     key, plan = session.key, session.plan
-    if ring.rank not in writers or session.checkpoints.holds(key):
+    if not (plan.checkpoint_due(key.step) or last):
         return
-    if plan.checkpoint_due(key.step) or last:
+    if ring.rank in writers and not session.checkpoints.holds(key):
         _checkpoint(session, ring, writers, waits=last)
         session.checkpoints.settle(key.step, digest)
+    else:
+        session.reporter.agreed(key, digest)
 
 
 def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:

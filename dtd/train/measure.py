@@ -32,7 +32,7 @@ from dtd.errors import DtdError
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
 from dtd.train.heap import keep_freed_memory
-from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
@@ -97,13 +97,16 @@ class _Silent:
     def progress(self) -> None:
         """Nobody waits."""
 
-    def begins(self, kind: Hashable) -> None:
+    def begins(self, kind: str, shape: Hashable = None) -> None:
         """Nobody waits."""
 
     def step_committed(self, record: StepRecord) -> None:
         """Nobody listens."""
 
     def evaluated(self, record: EvalRecord) -> None:
+        """Nobody listens."""
+
+    def agreed(self, key: StateKey, digest: bytes) -> None:
         """Nobody listens."""
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:

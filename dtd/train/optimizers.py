@@ -4,7 +4,9 @@ On a CPU it is torch's fused kernel: one pass over parameter, gradient and state
 sixth of the time, for SGD in two thirds.  It goes through memory as it lies and does not look
 whether all lie alike, and gradients lie as in a contiguous parameter; so other models
 (channels_last, bfloat16) get `foreach`, a handful of kernels over all parameters, as GPUs do.
-Learning rates are set before every update from the schedule.
+Learning rates are set before every update from the schedule.  The job's own are used without what
+torch puts around their methods for its compiler (`_plain`), so that a job that compiles nothing
+does not import it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def build_optimizer(
             fused=fused,
             foreach=not fused,
         )
-    kind = torch.optim.Adam if table.name == "adam" else torch.optim.AdamW
+    kind = _Adam if table.name == "adam" else _AdamW
     return kind(
         params,
         lr=table.lr,
@@ -51,7 +53,33 @@ def build_optimizer(
     )
 
 
-class _SGD(torch.optim.SGD):
+def _plain(method: Callable[..., Any]) -> Any:
+    """A method of torch's optimizers without the wrappers by which its compiler steps around it.
+
+    They import the compiler and sympy, 1.4 s of processor time in every worker's first step, for
+    functions that only dtd calls, and never from compiled code.
+    """
+    return torch.no_grad()(inspect.unwrap(method))
+
+
+class _Uncompiled(torch.optim.Optimizer):
+    """What all optimizers of torch have in common."""
+
+    add_param_group = _plain(torch.optim.Optimizer.add_param_group)
+    zero_grad = _plain(torch.optim.Optimizer.zero_grad)
+    state_dict = _plain(torch.optim.Optimizer.state_dict)
+    load_state_dict = _plain(torch.optim.Optimizer.load_state_dict)
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    step = _plain(torch.optim.Adam.step)
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    step = _plain(torch.optim.AdamW.step)
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
     """SGD whose parameters need not all have their first gradient in the same step.
 
     torch's fused kernel wants momentum of all parameters that it updates, or of none.  Momentum
@@ -66,7 +94,9 @@ class _SGD(torch.optim.SGD):
             for parameter in group["params"]:
                 if parameter.grad is not None and "momentum_buffer" not in self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return super().step(closure)
+        return self._update(closure)
+
+    _update = _plain(torch.optim.SGD.step)
 
 
 def _may_be_fused(parameter: nn.Parameter) -> bool:

@@ -219,8 +219,8 @@ class Reporter(Protocol):
         """
         ...
 
-    def begins(self, kind: Hashable) -> None:
-        """Work of a kind begins, such as a batch of some shape: the first time may take longer."""
+    def begins(self, kind: str, shape: Hashable = None) -> None:
+        """Work of a kind begins, on a batch of some shape: the first time may take longer."""
         ...
 
     def step_committed(self, record: StepRecord) -> None:
@@ -229,6 +229,10 @@ class Reporter(Protocol):
 
     def evaluated(self, record: EvalRecord) -> None:
         """An evaluation is complete."""
+        ...
+
+    def agreed(self, key: StateKey, digest: bytes) -> None:
+        """All ranks hold this state, which is to be saved."""
         ...
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:

@@ -149,7 +149,7 @@ def _load(session: Session, ring: Collective, request: BatchRequest, clock: Cloc
     session.used.add(request, loaded)
     clock.data_s += time.perf_counter() - begun_s
     session.reporter.progress()
-    session.reporter.begins(("batch", shape_of(loaded.batch)))
+    session.reporter.begins("batch", shape_of(loaded.batch))
     ring.check()
     return loaded.batch
 

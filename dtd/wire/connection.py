@@ -57,6 +57,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Failed,
         m.Evaluated,
         m.CheckpointSaved,
+        m.Agreed,
         m.JobOutput,
         m.Notice,
         m.Progress,
@@ -65,6 +66,8 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Measured,
         m.CheckpointDropped,
         m.GetPackage,
+        m.Renew,
+        m.Revocations,
     },
     m.Role.CTL: _ENDS
     | {
@@ -79,6 +82,7 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Delete,
         m.ReadLogs,
         m.ReadEvents,
+        m.ReadAudit,
         m.ListCheckpoints,
         m.ResumeJob,
         m.GetFigures,
@@ -89,6 +93,9 @@ FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.RevokeToken,
         m.ListCredentials,
         m.RevokeCredential,
+        m.ShowAuthority,
+        m.RotateAuthority,
+        m.Renew,
     },
     m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat, m.Lend},
     m.Role.LIFELINE: _ENDS,
@@ -112,8 +119,10 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
         m.Measure,
         m.DropCheckpoint,
         m.Package,
+        m.Renewed,
+        m.Revocations,
     },
-    m.Role.CTL: _ENDS | {m.Result},
+    m.Role.CTL: _ENDS | {m.Result, m.Renewed},
     m.Role.RING: _ENDS | {m.Beat, m.Borrow, m.Borrowed, m.Taken},
     m.Role.LIFELINE: _ENDS,
     m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
@@ -122,6 +131,7 @@ FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
 
 # The messages that carry a payload, and the most bytes of it; all others carry none.
 PAYLOAD_LIMIT_BYTES: Final[Mapping[type[Any], int]] = {
+    m.Revocations: 512 * 1024,
     m.Package: DEFAULT_MAX_PAYLOAD_BYTES,
     m.PutPackage: DEFAULT_MAX_PAYLOAD_BYTES,
     m.JobOutput: LARGEST_MAX_PAYLOAD_BYTES,

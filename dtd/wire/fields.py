@@ -1,20 +1,41 @@
 """The kinds of field a message may have, and the check of each (protocol.md, "Notation").
 
 A message declares `step: U64`; the alias carries the check as `typing.Annotated` metadata.  A value
-that does not fit raises ProtocolError BAD_FIELD naming message and field.  Pure.
+that does not fit raises ProtocolError BAD_FIELD naming message and field.  What has arrived is more
+than well formed: numbers are finite unless a model computed them, times can be times, and a map
+holds nothing that JSON cannot.  So whoever stores a field, reckons with it or shows it need not
+look again.  Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, ClassVar, Final, Protocol, get_type_hints
 
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.event_names import NOTICES
+from dtd.names import METRIC_WORDS, NAME_WORDS, is_metric, is_name
+from dtd.shown import shown
 
 NAME_CHARACTERS: Final = 255
 TEXT_CHARACTERS: Final = 16384
+WORDS_CHARACTERS: Final = 4096
+PATH_CHARACTERS: Final = 4096
+HOST_CHARACTERS: Final = 253
 OCTETS_BYTES: Final = 64
+MOST_SECONDS: Final = 1e9
+LEAST_SECONDS: Final = 1e-9
+MAP_NESTING: Final = 7
+"""A map within a message's map: a header may be nested one level deeper."""
+MAP_KEY_CHARACTERS: Final = 255
+FIGURES: Final = 256
+NAMES: Final = 2048
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]*")
+_MOST: Final = 2**63 - 1
 
 Check = Callable[[str, Any], Any]
 
@@ -35,9 +56,10 @@ def bad_field(where: str, problem: str) -> ProtocolError:
 
 @dataclass(frozen=True, slots=True)
 class _Integer:
-    """The check of an integer from 0 to `highest`."""
+    """The check of an integer from 0 to `highest`; may it name a generation?"""
 
     highest: int
+    names_generation: bool = False
 
     def __call__(self, where: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -47,7 +69,7 @@ class _Integer:
         return value
 
 
-def _text(limit: int) -> Check:
+def _text(limit: int) -> Callable[[str, Any], str]:
     def check(where: str, value: Any) -> str:
         if not isinstance(value, str):
             raise bad_field(where, f"expected text, got {type(value).__name__}")
@@ -56,6 +78,53 @@ def _text(limit: int) -> Check:
         return value
 
     return check
+
+
+def _name(where: str, value: Any) -> str:
+    """One line that can be shown as it is; what a peer says at length is a text."""
+    if not isinstance(value, str):
+        raise bad_field(where, f"expected text, got {type(value).__name__}")
+    if len(value) > NAME_CHARACTERS:
+        raise bad_field(where, f"text of {len(value)} characters > {NAME_CHARACTERS}")
+    if not value.isprintable():
+        raise bad_field(where, f"{shown(value)} is not one line of printable characters")
+    return value
+
+
+def _member(where: str, value: Any) -> str:
+    name = _name(where, value)
+    if not is_name(name):
+        raise bad_field(where, f"{shown(name)} is no name: {NAME_WORDS}")
+    return name
+
+
+def _notice(where: str, value: Any) -> str:
+    kind = _name(where, value)
+    if kind not in NOTICES:
+        raise bad_field(where, f"{shown(kind)} is nothing that a worker may report")
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The check of words for people: the sender cuts what is too long, for the rest says enough."""
+
+    limit: int
+
+    def __call__(self, where: str, value: Any) -> str:
+        return _text(self.limit)(where, value)
+
+    def cut(self, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > self.limit:
+            return value[: self.limit - 1] + "…"
+        return value
+
+
+def _host(where: str, value: Any) -> str:
+    host = _text(HOST_CHARACTERS)(where, value)
+    if not _HOST.fullmatch(host):
+        raise bad_field(where, "a host's name or address has letters, digits and . _ : % - only")
+    return host
 
 
 def _octets(limit: int) -> Check:
@@ -75,10 +144,25 @@ def _boolean(where: str, value: Any) -> bool:
     return value
 
 
-def _number(where: str, value: Any) -> float:
+def _figure(where: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise bad_field(where, f"expected a number, got {type(value).__name__}")
     return float(value)
+
+
+def _number(where: str, value: Any) -> float:
+    number = _figure(where, value)
+    if not math.isfinite(number):
+        raise bad_field(where, f"{number} is not finite")
+    return number
+
+
+def _seconds(where: str, value: Any) -> float:
+    """Too short to be measured is 0, so that a rate can be reckoned from any other."""
+    seconds = _number(where, value)
+    if seconds > MOST_SECONDS:
+        raise bad_field(where, f"{seconds:g} s is more than {MOST_SECONDS:g} s")
+    return seconds if seconds >= LEAST_SECONDS else 0.0
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:
@@ -88,20 +172,74 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
 
 
 def _figures(where: str, value: Any) -> dict[str, float]:
-    return {name: _number(f"{where}[{name}]", one) for name, one in _mapping(where, value).items()}
+    said = _mapping(where, value)
+    if len(said) > FIGURES:
+        raise bad_field(where, f"map of {len(said)} > {FIGURES}")
+    return {_metric(where, name): _figure(f"{where}[{name}]", one) for name, one in said.items()}
+
+
+def _metric(where: str, name: Any) -> str:
+    if not isinstance(name, str) or not is_metric(name):
+        raise bad_field(where, f"{shown(name)} is no metric's name: {METRIC_WORDS}")
+    return name
+
+
+def _key(where: str, name: Any) -> str:
+    if not isinstance(name, str) or len(name) > MAP_KEY_CHARACTERS:
+        raise bad_field(where, f"a key is no text of at most {MAP_KEY_CHARACTERS} characters")
+    return name
+
+
+def _plain_map(where: str, value: Any) -> dict[str, Any]:
+    made: dict[str, Any] = _plain(where, _mapping(where, value), 1)
+    return made
+
+
+def _plain(where: str, value: Any, depth: int) -> Any:
+    """The value as JSON can hold it: None for a number that is not finite."""
+    if isinstance(value, dict | list | tuple):
+        if depth > MAP_NESTING:
+            raise bad_field(where, f"nested more than {MAP_NESTING} levels deep")
+        if isinstance(value, dict):
+            return {_key(where, k): _plain(where, one, depth + 1) for k, one in value.items()}
+        return [_plain(where, one, depth + 1) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and not -_MOST <= value <= _MOST:
+        raise bad_field(where, f"{value} does not fit 64 bits")
+    if value is None or isinstance(value, str | int):
+        return value
+    raise bad_field(where, f"{type(value).__name__} is nothing that JSON can hold")
+
+
+def _names(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise bad_field(where, f"expected a list, got {type(value).__name__}")
+    if len(value) > NAMES:
+        raise bad_field(where, f"list of {len(value)} > {NAMES}")
+    return tuple(_name(f"{where}[{index}]", one) for index, one in enumerate(value))
 
 
 U8 = Annotated[int, "u8", _Integer(2**8 - 1)]
 U16 = Annotated[int, "u16", _Integer(2**16 - 1)]
 U32 = Annotated[int, "u32", _Integer(2**32 - 1)]
-U64 = Annotated[int, "u64", _Integer(2**63 - 1)]
+U64 = Annotated[int, "u64", _Integer(_MOST)]
+Generation = Annotated[int, "generation", _Integer(_MOST, names_generation=True)]
 F64 = Annotated[float, "f64", _number]
+Figure = Annotated[float, "figure", _figure]
+Seconds = Annotated[float, "seconds", _seconds]
 Flag = Annotated[bool, "bool", _boolean]
-Name = Annotated[str, f"text<={NAME_CHARACTERS}", _text(NAME_CHARACTERS)]
+Name = Annotated[str, f"line<={NAME_CHARACTERS}", _name]
+MemberName = Annotated[str, "name", _member]
+NoticeKind = Annotated[str, "notice", _notice]
 Text = Annotated[str, f"text<={TEXT_CHARACTERS}", _text(TEXT_CHARACTERS)]
+Directory = Annotated[str, f"text<={PATH_CHARACTERS}", _text(PATH_CHARACTERS)]
+Words = Annotated[str, f"words<={WORDS_CHARACTERS}", _Words(WORDS_CHARACTERS)]
+Host = Annotated[str, "host", _host]
 Octets = Annotated[bytes, f"octets<={OCTETS_BYTES}", _octets(OCTETS_BYTES)]
-Map = Annotated[dict[str, Any], "map", _mapping]
-Figures = Annotated[dict[str, float], "map of f64", _figures]
+Map = Annotated[dict[str, Any], "map", _plain_map]
+Figures = Annotated[dict[str, float], "map of figure", _figures]
+Names = Annotated[tuple[str, ...], f"names<={NAMES}", _names]
 
 
 def list_of(record: type[Record], limit: int) -> tuple[str, Check]:
@@ -129,6 +267,7 @@ _layouts: dict[type[Any], Layout] = {}
 # `__init__` of a frozen one takes twice as long.
 Row = tuple[str, int, Check, Callable[[Any, Any], None]]
 _rows: dict[type[Any], tuple[Row, ...]] = {}
+_naming: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
 
 
 def layout(record: type[Any]) -> Layout:
@@ -195,8 +334,37 @@ def record_values(record: Any, *, where: str, into: dict[str, Any] | None = None
     for name, highest, check, _put in _rows.get(kind) or _rows_of(kind):
         value = getattr(record, name)
         if type(value) is not int or not 0 <= value <= highest:
-            if isinstance(value, tuple):
-                value = [record_values(item, where=f"{where}.{name}") for item in value]
-            check(f"{where}.{name}", value)
+            value = _sendable(f"{where}.{name}", check, value)
         values[name] = value
     return values
+
+
+def _sendable(where: str, check: Check, value: Any) -> Any:
+    if isinstance(value, tuple):
+        items = [one if type(one) is str else record_values(one, where=where) for one in value]
+        check(where, items)
+        return items
+    return check(where, check.cut(value) if isinstance(check, _Words) else value)
+
+
+def generations_in(record: Any) -> Iterator[int]:
+    """Every number in a message, down to its lists of records, that names a generation."""
+    kind = type(record)
+    named = _naming.get(kind)
+    if named is None:
+        named = _naming[kind] = _naming_generations(kind)
+    for name, is_list in named:
+        value = getattr(record, name)
+        if is_list:
+            for one in value:
+                yield from generations_in(one)
+        else:
+            yield value
+
+
+def _naming_generations(record: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """(name, is it a list of records?) of the fields in which a generation can be named."""
+    rows = layout(record)
+    plain = {n for n, _, check, _ in rows if isinstance(check, _Integer) and check.names_generation}
+    lists = {name for name, kind, _check, _required in rows if kind.startswith("list<=")}
+    return tuple((name, name in lists) for name, *_ in rows if name in plain | lists)

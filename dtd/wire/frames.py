@@ -123,7 +123,8 @@ class FrameDecoder:
         self.tag = tag
         self.max_payload_bytes = max_payload_bytes
         self._sink = sink
-        self._staging = memoryview(bytearray(max(staging_bytes, PREFIX_BYTES + TAG_BYTES)))
+        self._staging_bytes = max(staging_bytes, PREFIX_BYTES + TAG_BYTES)
+        self._staging = memoryview(b"")
         self._begin = self._end = 0
         self._head_bytes = self._payload_bytes = self._filled = 0
         self._head = b""
@@ -144,6 +145,8 @@ class FrameDecoder:
         if self._payload is not None and self._filled < self._payload_bytes:
             return self._payload[self._filled :]
         if self._begin == self._end:
+            if not self._staging:  # a connection on which nothing comes costs nothing
+                self._staging = memoryview(bytearray(self._staging_bytes))
             self._begin = self._end = 0
             return self._staging
         if self._begin:

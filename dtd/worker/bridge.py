@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from dtd.core.collective import BucketMemory, CommTiming
 from dtd.errors import DtdError, RingBroken
@@ -67,6 +68,8 @@ class RingCollective:
         agreed: called on the training thread after the generation's first exchange of words.
         lifeline: tells the neighbours when this process ends.
         context: TLS for all links, if the job wants that.
+        letters: directory of this user alone, through which neighbours on this host hand each other
+            memory to read; None: everything is sent.
 
     Attributes:
         suspect: whom the ring lost; empty while it stands, and when this side ended it.
@@ -88,6 +91,7 @@ class RingCollective:
         agreed: Callable[[], None],
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
+        letters: Path | None = None,
     ) -> None:
         self.assign = assign
         self.suspect = ""
@@ -115,6 +119,7 @@ class RingCollective:
             words_done=self._on_words_done,
             lifeline=lifeline,
             context=context,
+            letters=letters,
         )
 
     @property

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from dtd.address import Address
-from dtd.config import DEFAULT_COORDINATOR, DEFAULT_DATA_ADDRESS, WorkerConfig
+from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
-from dtd.security.credential import WARN_BEFORE_DAYS, Credential, check_role
+from dtd.security.credential import Credential, check_role
 from dtd.security.credential_places import credential_places, find_credential
 from dtd.security.identity import WORKER
-from dtd.security.targets import Target, targets
+from dtd.security.lifetimes import WARN_BEFORE_DAYS
+from dtd.security.newest_credential import newest, places_of_renewed
+from dtd.security.targets import Target, targets, targets_here
 
 log = structlog.get_logger()
 
@@ -39,7 +41,7 @@ def load_credential(config: WorkerConfig, environ: Mapping[str, str]) -> Credent
     path = config.credential or find_credential(places(environ))
     if path is None:
         return None
-    credential = Credential.load(path, environ)
+    credential = Credential.load(newest(path, places_of_renewed(config.state_dir)), environ)
     check_role(credential, WORKER)
     return credential
 
@@ -59,29 +61,32 @@ def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig
             remedy="ask for a token: on the coordinator's host run `dtdctl token create`, then"
             " `dtd-worker join TOKEN` here; or listen on 127.0.0.1",
         )
-    if config.name != credential.name and not config.name.startswith(f"{credential.name}-"):
+    if config.name not in credential.workers:
+        some = ", ".join(credential.workers[:3])
+        ending = config.name.removeprefix(f"{credential.name}-")
         raise ConfigError(
             f"name: {config.name} is not what the credential {credential.path} is good for",
-            remedy=f"call the worker {credential.name} or {credential.name}-SOMETHING, or join"
-            f" with --name {config.name}",
+            remedy=f"call the worker as it says ({some}, ...), or ask for a token of"
+            f" `dtdctl token create --name {credential.name} --replace` and join with --instances"
+            f" {ending}"
+            if config.name.startswith(f"{credential.name}-")
+            else f"call the worker as it says ({some}, ...), or join with --name {config.name}",
         )
     if config.listen is DEFAULT_DATA_ADDRESS:  # nobody has chosen an address, not even this one
         return dataclasses.replace(config, listen=EVERYWHERE)
     return config
 
 
-def coordinator_targets(config: WorkerConfig, credential: Credential | None) -> tuple[Target, ...]:
-    """Where and how the coordinator is called.
+def coordinator_targets(
+    config: WorkerConfig, credential: Credential | None, environ: Mapping[str, str]
+) -> Callable[[], tuple[Target, ...]]:
+    """Tells where and how the coordinator is called; one of this host is looked for each time.
 
     Raises:
-        ConfigError: it is on another host, and there is no credential.
+        ConfigError: it is called over TCP, and there is no credential.
     """
-    return targets(
-        config.coordinator,
-        credential,
-        on_purpose=config.credential is not None,
-        default=DEFAULT_COORDINATOR,
-    )
+    told = targets(config.coordinator, credential)
+    return lambda: told or targets_here(environ)
 
 
 def warn_of_expiry(credential: Credential) -> None:

@@ -8,7 +8,7 @@ the member core (`dtd.worker.daemon`); none are decided on here.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,9 +16,11 @@ from typing import Any, Final
 import structlog
 
 from dtd import troubles
+from dtd.address import SocketPath
 from dtd.core.detector import Detector
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
+from dtd.net.local_socket import call
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault
@@ -47,7 +49,7 @@ class ControlConnection:
     """Keeps one connection to the coordinator.
 
     Args:
-        targets: where it listens; called in turn until one answers.
+        targets: tells where it listens; they are called in turn until one answers.
         name: this worker.
         opened: called when it has answered HELLO.
         received: called with each of its messages and the payload.
@@ -59,14 +61,14 @@ class ControlConnection:
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Callable[[], Sequence[Target]],
         *,
         name: str,
         opened: Callable[[], None],
         received: Callable[[m.Message, memoryview], None],
         epochs: Epochs,
     ) -> None:
-        self._targets = tuple(targets)
+        self._targets = targets
         self._name = name
         self._opened = opened
         self._received = received
@@ -77,9 +79,12 @@ class ControlConnection:
         self._outdated = ""
         self._detector: Detector | None = None
         self._calls = ""
-        self._has_tls = False
         self._calling_since: float | None = None
         self.trouble: Trouble | None = None
+
+    def use(self, targets: Callable[[], Sequence[Target]]) -> None:
+        """Call so from now on; the connection that stands goes on."""
+        self._targets = targets
 
     @property
     def is_open(self) -> bool:
@@ -100,22 +105,25 @@ class ControlConnection:
     async def keep(self) -> None:
         """Connect, and again whenever it is lost, until cancelled."""
         pause_s = FIRST_PAUSE_S
-        for count, target in enumerate(itertools.cycle(self._targets)):
-            self._disconnected.clear()
-            self._was_welcome = self._was_registered = False
-            self._has_tls = target.context is not None
-            self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
-            trouble = await self._connect(target)
-            if trouble is None:
-                await self._disconnected.wait()
-                self._calling_since = None
-                pause_s = FIRST_PAUSE_S if self._was_registered else pause_s
-            else:
-                self._calling_since = None
-                self._note(trouble)
-            if (count + 1) % len(self._targets) == 0:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._longest_pause_s())
+        while True:
+            for target in self._targets():
+                if await self._keep_one(target):
+                    pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._longest_pause_s())
+
+    async def _keep_one(self, target: Target) -> bool:
+        """Call, and stay while the connection stands; whether we were registered there."""
+        self._disconnected.clear()
+        self._was_welcome = self._was_registered = False
+        self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
+        trouble = await self._connect(target)
+        if trouble is None:
+            await self._disconnected.wait()
+        self._calling_since = None
+        if trouble is not None:
+            self._note(trouble)
+        return self._was_registered
 
     def _longest_pause_s(self) -> float:
         refused = self.trouble is not None and self.trouble.kind == REFUSED
@@ -135,19 +143,34 @@ class ControlConnection:
 
     async def _connect(self, target: Target) -> Trouble | None:
         """Call; says what went wrong."""
-        options: dict[str, Any] = {}
-        if target.context is not None:
-            options["ssl"] = target.context
-            options["server_hostname"] = ""  # its role is checked, not its name
-            options["ssl_handshake_timeout"] = TLS_HANDSHAKE_S
-            options["ssl_shutdown_timeout"] = TLS_HANDSHAKE_S
-        loop = asyncio.get_running_loop()
-        address = target.address
+        loop, address = asyncio.get_running_loop(), target.address
+        if isinstance(address, SocketPath):
+            return await self._connect_here(address)
+        assert target.context is not None, "nobody is called over TCP without a credential"
+        options: dict[str, Any] = {
+            "ssl": target.context,
+            "server_hostname": "",  # its role is checked, not its name
+            "ssl_handshake_timeout": TLS_HANDSHAKE_S,
+            "ssl_shutdown_timeout": TLS_HANDSHAKE_S,
+        }
         try:
             async with asyncio.timeout(CONNECT_S):
                 await loop.create_connection(self._new_link, address.host, address.port, **options)
         except OSError as error:  # a time-out and TLS's errors are some, too
-            return _trouble_of(error, str(address), has_tls=target.context is not None)
+            return _trouble_of(error, str(address))
+        return None
+
+    async def _connect_here(self, at: SocketPath) -> Trouble | None:
+        """Call on this host; says what went wrong."""
+        loop = asyncio.get_running_loop()
+        try:
+            made = await loop.run_in_executor(None, call, at, CONNECT_S)
+        except OSError as error:
+            return _trouble_here(error, str(at))
+        except ProtocolError as error:
+            return troubles.not_followed(str(at), error.message, error.remedy)
+        made.settimeout(0)
+        await loop.create_unix_connection(self._new_link, sock=made)
         return None
 
     def look(self, now: float) -> None:
@@ -172,7 +195,7 @@ class ControlConnection:
         """The coordinator answered."""
         self._link, self._detector, self._was_welcome = link, None, True
         self._calling_since = None
-        log.info("coordinator_connected", address=link.peer)
+        log.info("coordinator_connected", address=self._calls)
         self._opened()
 
     def link_place(
@@ -212,7 +235,7 @@ class ControlConnection:
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """The coordinator is away: training goes on, and we call again."""
         if isinstance(error, ProtocolError) or not (self._was_welcome or self._outdated):
-            self._note(_trouble_of_end(error, self._calls, has_tls=self._has_tls))
+            self._note(_trouble_of_end(error, self._calls))
         if link is self._link:
             self._link = None
         if self._was_registered:
@@ -220,9 +243,20 @@ class ControlConnection:
         self._disconnected.set()
 
 
-def _trouble_of(error: OSError, where: str, *, has_tls: bool) -> Trouble:
+def _trouble_here(error: OSError, where: str) -> Trouble:
+    """Why a call on this host did not come about."""
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return troubles.nobody_listens(where)
+    if isinstance(error, PermissionError):
+        return troubles.may_not_open(where, os.geteuid())
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return troubles.no_answer(where, CONNECT_S)
+    return troubles.cannot_call(where, error.strerror or str(error))
+
+
+def _trouble_of(error: OSError, where: str) -> Trouble:
     """Why a call did not come about."""
-    if isinstance(error, ssl.SSLError) or (has_tls and isinstance(error, ConnectionResetError)):
+    if isinstance(error, ssl.SSLError | ConnectionResetError):
         return troubles.no_tls(where, tls_fault(error))
     if isinstance(error, TimeoutError | ConnectionAbortedError):  # the latter: TLS took too long
         return troubles.no_answer(where, CONNECT_S)
@@ -231,14 +265,14 @@ def _trouble_of(error: OSError, where: str, *, has_tls: bool) -> Trouble:
     return troubles.cannot_call(where, error.strerror or str(error))
 
 
-def _trouble_of_end(error: DtdError | None, where: str, *, has_tls: bool) -> Trouble:
+def _trouble_of_end(error: DtdError | None, where: str) -> Trouble:
     """What it means that the coordinator has ended the connection, or has said no."""
     if isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT:
         return troubles.no_answer(where, CONNECT_S)
     if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_MAGIC:
-        return troubles.hung_up(where, has_tls=has_tls)
+        return troubles.hung_up(where)
     if isinstance(error, ProtocolError):
         return troubles.refused(where, error.message, error.remedy)
     if error is not None and isinstance(error.__cause__, ssl.SSLError):
         return troubles.no_tls(where, tls_fault(error.__cause__))
-    return troubles.hung_up(where, has_tls=has_tls)
+    return troubles.hung_up(where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import structlog
 from dtd import troubles
 from dtd.config import WorkerConfig
 from dtd.core import member
+from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import WorkerMetrics
 from dtd.net.data_server import DataServer
 from dtd.net.driver import Driver
@@ -29,6 +30,7 @@ from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge
 from dtd.worker.checkpoint_files import open_checkpoint
+from dtd.worker.cluster_access import coordinator_targets
 from dtd.worker.control import ControlConnection
 from dtd.worker.deletions import drop_checkpoint
 from dtd.worker.epochs import FILE_NAME as EPOCHS_FILE
@@ -40,7 +42,10 @@ from dtd.worker.output import capture_output
 from dtd.worker.packages import PACKAGES, TaskPackages
 from dtd.worker.peer_troubles import PeerTroubles
 from dtd.worker.probe import Probes
-from dtd.worker.registration import registration
+from dtd.worker.registration import proved, registration
+from dtd.worker.renewal import CredentialRenewal
+from dtd.worker.revocations import FILE_NAME as REVOCATIONS_FILE
+from dtd.worker.revocations import Revocations
 from dtd.worker.status_line import status_line
 from dtd.worker.traffic import TrafficMeter
 from dtd.worker.training import Training
@@ -57,7 +62,7 @@ class Worker:
 
     Args:
         config: who it is.
-        coordinators: where and how the coordinator is called.
+        coordinators: tells where and how the coordinator is called.
         credential: proves to other workers who this one is, for jobs that are encrypted.
         last_end: how the process before this one ended, if not in good order.
         instance: of its state directory.
@@ -69,7 +74,7 @@ class Worker:
     def __init__(
         self,
         config: WorkerConfig,
-        coordinators: Sequence[Target],
+        coordinators: Callable[[], Sequence[Target]],
         credential: Credential | None = None,
         *,
         last_end: str = "",
@@ -95,8 +100,20 @@ class Worker:
             received=self._on_message,
             epochs=Epochs(config.state_dir / EPOCHS_FILE),
         )
+        self._revocations = Revocations(config.state_dir / REVOCATIONS_FILE)
+        self._renewal: CredentialRenewal | None = None
+        if credential is not None:
+            self._renewal = CredentialRenewal(
+                credential, config.state_dir, send=self._control.send, renewed=self._use
+            )
         self._traffic = TrafficMeter()
-        self._metrics = WorkerMetrics(config.name, config.device, config.metrics)
+        only_members = config.metrics_for == "members"
+        self._metrics = WorkerMetrics(
+            config.name,
+            config.device,
+            config.metrics,
+            (lambda: members_only(self._serves_tls)) if only_members else None,
+        )
         if credential is not None:
             self._metrics.certificate_expires_s = credential.expires.timestamp()
         self._packages = TaskPackages(
@@ -155,7 +172,7 @@ class Worker:
 
     def describe(self) -> str:
         """What it does, in one line."""
-        absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators))
+        absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators()))
         trouble = self._control.trouble or self._peers.first
         if trouble is None and self._training is not None and self._training.disk_failure:
             trouble = troubles.disk(self.config.name, self._training.disk_failure)
@@ -170,6 +187,14 @@ class Worker:
         if isinstance(message, m.DropCheckpoint):
             self._begin_drop(message)
             return
+        if isinstance(message, m.Revocations):
+            if self._revocations.heard(bytes(payload)):
+                self._loop.run_in_executor(None, self._revocations.save)
+            return
+        if isinstance(message, m.Renewed):
+            if self._renewal is not None:
+                self._renewal.received(message)
+            return
         if isinstance(message, m.Measure):
             self._measurements.begin(message, idle=self._core.state is member.MemberState.IDLE)
             return
@@ -178,9 +203,19 @@ class Worker:
             self._interval_s = message.heartbeat_interval_s
             self._silence_s = message.heartbeat_timeout_s
             self._packages.ask_again()
+            self._control.send(m.Revocations(), self._revocations.document)
             if message.refused:
                 log.warning("coordinator_refused", reason=message.refused)
         self._feed(member.FromCoordinator(message=message))
+
+    def _use(self, credential: Credential) -> None:
+        """Connections that are made from now on show this credential."""
+        self._calls_tls, self._serves_tls = credential.client_context(), credential.server_context()
+        self._data.use(self._serves_tls)
+        self._control.use(coordinator_targets(self.config, credential, os.environ))
+        if self._training is not None:
+            self._training.use(self._calls_tls)
+        self._metrics.certificate_expires_s = credential.expires.timestamp()
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
         """Delete it in a thread, and answer."""
@@ -195,13 +230,18 @@ class Worker:
         if not self.ending.done():
             self._driver.handle(event)
 
+    def _tell(self, message: m.Message) -> None:
+        if isinstance(message, m.Register):
+            message = proved(message, self._core.assign)
+        self._control.send(message)
+
     # --- effects -----------------------------------------------------------------------------
 
     def _perform(self, effect: member.Effect) -> None:
         if isinstance(effect, member.Tell):
             if isinstance(effect.message, m.Finished | m.Failed):
                 self._send_output()  # who waits for the end finds all that was printed before it
-            self._control.send(effect.message)
+            self._tell(effect.message)
         elif isinstance(effect, member.WarmUp):
             self._warm_up(effect.prepare)
         elif isinstance(effect, member.FormRing):

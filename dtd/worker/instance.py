@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from dtd.errors import ConfigError
+from dtd.names import name_of
 
 _INSTANCE: Final = re.compile(r"(cpu|cuda)(0|[1-9][0-9]{0,2})?(-[A-Za-z0-9._-]{1,15})?")
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_HOST_CHARACTERS: Final = 40
 """A name has 64 characters at most, an instance 23."""
 
@@ -56,6 +56,6 @@ def with_instance(
     if not environ.get("DTD_DEVICE"):
         filled.setdefault("device", device)
     if not environ.get("DTD_NAME"):
-        plain = _NOT_IN_NAMES.sub("-", host).lstrip("._-")[:_MAX_HOST_CHARACTERS]
-        filled.setdefault("name", f"{plain or 'worker'}-{instance}")
+        named = name_of(host, most=_MAX_HOST_CHARACTERS) or "worker"
+        filled.setdefault("name", f"{named}-{instance}")
     return filled

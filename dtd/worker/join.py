@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dtd.errors import UsageError
+from dtd.names import name_of
 from dtd.net.join_client import join
 from dtd.security.identity import WORKER
 from dtd.security.token import Token
+from dtd.security.worker_names import USUAL_INSTANCES, check_names, split_names, worker_names
 from dtd.worker.cluster_access import FILE_NAME, SYSTEM_FILE
 
 COMMAND = "join"
@@ -30,6 +31,12 @@ def run_join(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("token", metavar="TOKEN", help="what `dtdctl token create` has printed")
     parser.add_argument("--name", help="the host's name in the cluster; default: its host name")
+    parser.add_argument(
+        "--instances",
+        metavar="LIST",
+        help="its workers, with commas between: what stands behind dtd-worker@, or any other ending"
+        " of their names; default: cpu,cuda0 and so on to cuda15",
+    )
     parser.add_argument("--credential", metavar="FILE", type=Path, help="where it goes")
     given = parser.parse_args(arguments)
     token = Token.parse(given.token)
@@ -39,7 +46,11 @@ def run_join(arguments: Sequence[str]) -> int:
             remedy=f"run `dtdctl join TOKEN`, or ask for a token of the role {WORKER}",
         )
     path = given.credential or own_place()
-    credential = join(token, name=given.name or host_name(), path=path.absolute())
+    name = given.name or host_name()
+    instances = USUAL_INSTANCES if given.instances is None else split_names(given.instances)
+    workers = worker_names(name, instances)
+    check_names(name, workers)
+    credential = join(token, name=name, path=path.absolute(), workers=workers)
     sys.stderr.write(
         f"{credential.path}: this host is {credential.name} until {credential.expires:%Y-%m-%d};"
         " start dtd-worker, or restart it\n"
@@ -57,4 +68,4 @@ def own_place() -> Path:
 
 def host_name() -> str:
     """This machine's name as a name in the cluster."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).lstrip("._-")[:40] or WORKER
+    return name_of(platform.node(), most=40) or WORKER

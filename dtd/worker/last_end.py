@@ -28,7 +28,7 @@ from typing import Final, TextIO
 
 import structlog
 
-from dtd.shown import plain
+from dtd.shown import escaped
 
 log = structlog.get_logger()
 
@@ -192,8 +192,8 @@ class LastEnd:
         return Traces(
             pid=pid,
             began=began,
-            fault=plain(_text(self._directory / FAULT_FILE)),
-            service=plain(_text(self._directory / SERVICE_FILE)).strip(),
+            fault=escaped(_text(self._directory / FAULT_FILE)),
+            service=escaped(_text(self._directory / SERVICE_FILE)).strip(),
         )
 
     def _forget(self) -> None:

@@ -14,13 +14,14 @@ from typing import Final, get_args
 import uvloop
 
 from dtd import __version__
-from dtd.config import WorkerConfig, load_worker_config
+from dtd.config import MetricsFor, Sandbox, WorkerConfig, load_worker_config
 from dtd.core import member
 from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier
 from dtd.platform import require_linux
 from dtd.security.credential import Credential
+from dtd.shown import indented
 from dtd.train.heap import keep_freed_memory
 from dtd.worker.cluster_access import (
     coordinator_targets,
@@ -33,6 +34,7 @@ from dtd.worker.device import check_device
 from dtd.worker.instance import with_instance
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
+from dtd.worker.sandbox import check_sandbox
 from dtd.worker.state_directory import StateDirectory
 
 # Python lets a thread keep the interpreter for 5 ms; the event loop must not wait that long for
@@ -60,7 +62,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--listen", metavar="HOST:PORT", help="data address")
     parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address to call")
     parser.add_argument("--state-dir", metavar="DIR", help="where checkpoints are kept")
+    parser.add_argument("--sandbox", choices=get_args(Sandbox), help="what jobs can reach")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
+    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read them")
     parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
     parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
@@ -86,7 +90,7 @@ async def _serve(
 ) -> member.Restart | int:
     """Serve; what comes then: begin afresh, or end with this exit code."""
     loop = asyncio.get_running_loop()
-    targets = coordinator_targets(config, credential)
+    targets = coordinator_targets(config, credential, os.environ)
     worker = Worker(config, targets, credential, last_end=last_end, instance=instance)
     notifier = Notifier.from_environment(os.environ)
     stopping = asyncio.Event()
@@ -142,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         flags = {key: value for key, value in vars(_parse(given)).items() if value is not None}
         config, credential = _load(flags, os.environ)
         check_device(config.device)
+        check_sandbox(config.sandbox)
         place = StateDirectory(config.state_dir, os.environ)
         stdout = own_stdout()
         configure_logging(config.log_format, stdout, config.log_level)
@@ -149,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warn_of_expiry(credential)
         ending = _run(config, credential, place.instance)
     except DtdError as error:
-        stderr.write(f"dtd-worker: {error}\n")
+        stderr.write(f"dtd-worker: {indented(str(error))}\n")
         Notifier.from_environment(os.environ).status(str(error))
         return error.exit_code
     hand_over_stdout(stdout)

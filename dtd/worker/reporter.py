@@ -9,6 +9,7 @@ control word.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
@@ -17,12 +18,14 @@ import structlog
 
 from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StateKey, StepRecord
 from dtd.wire import messages as m
 
 PROGRESS_EVERY_S: Final = 0.1
 RECENT: Final = 0.2
 TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimizer_s")
+_COMPILER: Final = "torch._dynamo"
+"""Imported by torch.compile, and by torch's optimizers where a task makes one itself."""
 OWN_TIMES: Final = ("data_s", "compute_s", "optimizer_s")
 """What a worker itself takes for a step; the rest is waiting for others."""
 
@@ -34,9 +37,18 @@ class JobReporter:
         job: the job's id.
         tell: hands a message to the event loop, for the coordinator.
         watch: is told that the training thread gets on.
+        on_gpu: the job trains on one, whose libraries try out kernels for each shape.
     """
 
-    def __init__(self, job: str, tell: Callable[[m.Message], None], watch: ProgressWatch) -> None:
+    def __init__(
+        self,
+        job: str,
+        tell: Callable[[m.Message], None],
+        watch: ProgressWatch,
+        *,
+        on_gpu: bool = False,
+    ) -> None:
+        self._on_gpu = on_gpu
         self._job = job
         self._tell = tell
         self._watch = watch
@@ -80,9 +92,10 @@ class JobReporter:
         """The training thread got on."""
         self._watch.mark(time.monotonic())
 
-    def begins(self, kind: Hashable) -> None:
+    def begins(self, kind: str, shape: Hashable = None) -> None:
         """Work of a kind begins: what was never done before may take its time."""
-        self._watch.begins(kind)
+        specialises = self._on_gpu or _COMPILER in sys.modules
+        self._watch.begins(kind, shape, specialises=specialises)
 
     def step_committed(self, record: StepRecord) -> None:
         """A step was committed."""
@@ -116,6 +129,13 @@ class JobReporter:
         if self._rank == 0:
             self._tell(m.Evaluated(job=self._job, step=record.step, metrics=dict(record.metrics)))
 
+    def agreed(self, key: StateKey, digest: bytes) -> None:
+        """All ranks hold this state, which is to be saved."""
+        agreed = m.Agreed(
+            job=self._job, generation=key.generation, step=key.step, digest=digest.hex()
+        )
+        self._tell(agreed)
+
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         """A checkpoint was published; called from the writer's thread."""
         self.disk_failure = ""
@@ -135,7 +155,7 @@ class JobReporter:
                 size_bytes=record.size_bytes,
                 directory=record.directory,
                 metrics=dict(record.metrics),
-                kept={"names": list(record.kept)},
+                kept=tuple(record.kept),
                 write_s=record.write_s,
             )
         )

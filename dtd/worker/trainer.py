@@ -20,16 +20,20 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from dtd import job
+from dtd.config import Sandbox
 from dtd.core import member
 from dtd.core.branches import told_by
 from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.core.progress import ProgressWatch
-from dtd.errors import CheckpointError, DivergenceError, DtdError, RingBroken
+from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
 from dtd.net.handshake import Pass
 from dtd.net.resource import Resource, memory_blob
+from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.worker.fetch import fetch_state
+from dtd.worker.lasting import made_to_last
 from dtd.worker.reporter import JobReporter
+from dtd.worker.sandbox import refuse_if_laxer
 from dtd.worker.task_code import look_first_in, task_digest
 
 if TYPE_CHECKING:
@@ -57,8 +61,10 @@ class Trainer(threading.Thread):
         prepare: the job.
         device: "cpu" or "cuda:N".
         threads: CPU threads; 0 means what the job says.
+        sandbox: what this worker keeps a job's code in.
         state_dir: where this worker keeps checkpoints unless the job names a directory.
         silence_s: after which a donor that sends nothing is given up.
+        can_encrypt: this worker has a credential to encrypt with.
         reporter: hears of steps, evaluations and checkpoints.
         watch: whether the thread gets on.
         post: hands an event to the member core, from any thread.
@@ -73,8 +79,10 @@ class Trainer(threading.Thread):
         *,
         device: str,
         threads: int,
+        sandbox: Sandbox,
         state_dir: Path,
         silence_s: float,
+        can_encrypt: bool,
         reporter: JobReporter,
         watch: ProgressWatch,
         post: Post,
@@ -86,8 +94,10 @@ class Trainer(threading.Thread):
         self._prepare = prepare
         self._device = device
         self._threads = threads
+        self._sandbox = sandbox
         self._state_dir = state_dir
         self._silence_s = silence_s
+        self._can_encrypt = can_encrypt
         self._copies = int(prepare.spec["checkpoint"]["copies"])
         self._reporter = reporter
         self._watch = watch
@@ -147,10 +157,17 @@ class Trainer(threading.Thread):
             self._reporter.warning("checkpoint_failed", str(error))
 
     def _warm_up(self) -> TrainingRun:
-        from dtd.train.record import InitFrom
-        from dtd.train.run import TrainingRun
-
         prepare = self._prepare
+        if prepare.spec["sync"].get("encryption") == "tls" and not self._can_encrypt:
+            raise ConfigError(
+                "the job is encrypted, and this worker has no credential to do so",
+                remedy="join with this host, too: `dtdctl token create`, `dtd-worker join TOKEN`",
+            )
+        refuse_if_laxer(self._sandbox, str(prepare.spec["job"].get("sandbox", "")))
+        with made_to_last():
+            from dtd.train.record import InitFrom
+            from dtd.train.run import TrainingRun
+
         place = self._fetch_package(prepare.package) if prepare.package else None
         look_first_in(place)
         spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
@@ -206,7 +223,7 @@ class Trainer(threading.Thread):
         assign = ring.assign
         self._reporter.begin_generation(assign)
         self._watch.begin(time.monotonic())
-        self._watch.begins("take over")
+        self._reporter.begins("take over")
         run.leave_behind(told_by(assign))
         try:
             run.expect(assign.held_step, rank=assign.rank, world_size=len(assign.roster))
@@ -294,7 +311,9 @@ class Trainer(threading.Thread):
                 evidence=evidence,
                 reason=reason,
                 diverged_step=diverged.step if diverged is not None else 0,
-                differs=diverged.entry[:MAX_ENTRY_CHARACTERS] if diverged is not None else "",
+                differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
+                if diverged is not None
+                else "",
             )
         )
 

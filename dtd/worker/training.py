@@ -7,6 +7,7 @@ to the event loop.
 from __future__ import annotations
 
 import dataclasses
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from dtd.net.lifeline import Lifeline
 from dtd.wire import messages as m
 from dtd.worker.bridge import Bridge, RingCollective
 from dtd.worker.evidence import EvidenceDesk
+from dtd.worker.letters import letter_directory
 from dtd.worker.reporter import JobReporter
 from dtd.worker.trainer import Trainer
 from dtd.worker.whereabouts import where_stalled
@@ -74,6 +76,7 @@ class Training:
         self._data = data
         self._lifeline = lifeline
         self._context = context if sync.get("encryption") == "tls" else None
+        self._letters = letter_directory(config.state_dir, os.environ)
         self._feed = feed
         self._chunk_bytes = int(sync["chunk_kib"]) * 1024
         self._watch = ProgressWatch(
@@ -81,13 +84,17 @@ class Training:
             least_patience_s=float(elastic["stall_timeout_s"]),
             busy_patience_s=float(elastic["busy_timeout_s"]),
         )
-        self._reporter = JobReporter(prepare.job, bridge.posting(tell), self._watch)
+        self._reporter = JobReporter(
+            prepare.job, bridge.posting(tell), self._watch, on_gpu=config.device != "cpu"
+        )
         self._trainer = Trainer(
             prepare,
             device=config.device,
             threads=config.threads,
+            sandbox=config.sandbox,
             state_dir=config.state_dir,
             silence_s=silence_s,
+            can_encrypt=context is not None,
             reporter=self._reporter,
             watch=self._watch,
             post=bridge.posting(feed),
@@ -146,9 +153,15 @@ class Training:
             agreed=self._bridge.posting(self._on_agreed, assign, agreed),
             lifeline=self._lifeline,
             context=self._context,
+            letters=self._letters,
         )
         self.ring.connect()
         self._trainer.assign(self.ring)
+
+    def use(self, context: ssl.SSLContext) -> None:
+        """TLS for calling other workers from the next generation on."""
+        if self._context is not None:
+            self._context = context
 
     def break_ring(self, reason: str) -> None:
         """Take no further part in the generation."""

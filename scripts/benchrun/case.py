@@ -111,7 +111,7 @@ def measure(case: Case) -> Record:
 def _surroundings(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
     """Where ranks run and where daemons do: the same hosts."""
     if case.link == LOOPBACK:
-        return OneHost(), Loopback()
+        return OneHost(), stack.enter_context(contextlib.closing(Loopback()))
     hosts = stack.enter_context(contextlib.closing(ShapedHosts(case.workers, case.link)))
     return hosts, hosts
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import threading
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -47,6 +49,7 @@ class RingSide:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._rank, self._world, self._host = setup["rank"], setup["world"], setup["host"]
         self._lends = setup["lends"]
+        self._letters = tempfile.TemporaryDirectory()
         self._memory: BucketMemory
         self._lent: RingMemory | None = None
         self._loop = uvloop.new_event_loop()
@@ -87,6 +90,7 @@ class RingSide:
             beat_interval_s=DEFAULT_HEARTBEAT_INTERVAL_S,
             silence_s=SILENCE_S,
             agreed=lambda: None,
+            letters=Path(self._letters.name),
         )
         ring.connect()
         return ring

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
@@ -42,7 +43,7 @@ class Death:
 
 
 class ChaosCluster:
-    """One coordinator and some workers; beyond loopback each has a credential.
+    """One coordinator and some workers; where they talk TCP, each has a credential.
 
     Args:
         directory: where state and logs go; exists.
@@ -77,7 +78,8 @@ class ChaosCluster:
         self._children: dict[str, Child] = {}
         self._due_s: dict[str, float] = {}
         self._not_before_s: dict[str, float] = {}
-        self._access = None if network.address.is_loopback else self._let_in(workers)
+        address = network.address
+        self._access = self._let_in(address, workers) if isinstance(address, Address) else None
         command = self._coordinator_command(coordinator)
         self._add(COORDINATOR, network.wrapped(COORDINATOR, command))
         for name in workers:
@@ -165,10 +167,10 @@ class ChaosCluster:
 
     # --- credentials and commands ------------------------------------------------------------
 
-    def _let_in(self, workers: Sequence[str]) -> ClusterAccess:
+    def _let_in(self, coordinator: Address, workers: Sequence[str]) -> ClusterAccess:
         return ClusterAccess(
             coordinator_dir=self.state_dir(COORDINATOR),
-            coordinator=self.network.address,
+            coordinator=coordinator,
             credentials_dir=self.directory / "credentials",
             workers=workers,
         )
@@ -187,8 +189,12 @@ class ChaosCluster:
     def _coordinator_command(self, program: Sequence[str]) -> list[str]:
         return [
             *(sys.executable, "-m", *program, "--log-format", "json"),
-            *("--listen", str(self.network.address)),
             *("--state-dir", str(self.state_dir(COORDINATOR))),
+            *(
+                ("--socket", self.network.address.path)
+                if isinstance(self.network.address, SocketPath)
+                else ("--listen", str(self.network.address))
+            ),
         ]
 
     def _worker_command(self, name: str, program: Sequence[str]) -> list[str]:

@@ -1,18 +1,21 @@
 """How the daemons of a chaos run reach each other, and how they are kept from it.
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
-one between each worker and the coordinator; it needs no privileges.  `scripts.chaosrun.namespaced`
-has the third one: kernel namespaces.  Who cuts asks for a `CuttableNetwork`.
+one between each worker and the coordinator's socket; it needs no privileges.
+`scripts.chaosrun.namespaced` has the third one: kernel namespaces.  Who cuts asks for a
+`CuttableNetwork`.
 """
 
 from __future__ import annotations
 
 import random
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint, SocketPath
 from scripts.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
 from scripts.local_cluster import COORDINATOR
 
@@ -28,12 +31,15 @@ class Network(Protocol):
     """Where daemons listen, and how they are reached.
 
     Attributes:
-        address: the coordinator's, for itself and for its clients.
         proxies: one before the data port of each worker; may be empty.
     """
 
-    address: Address
     proxies: dict[str, FaultProxy]
+
+    @property
+    def address(self) -> Endpoint:
+        """The coordinator's, for itself and for its clients; over TCP all have credentials."""
+        ...
 
     def arguments(self, name: str) -> list[str]:
         """A worker's options that have to do with the network."""
@@ -69,7 +75,8 @@ class Loopback:
     """One host, one loopback interface, nothing between the daemons."""
 
     def __init__(self) -> None:
-        self.address = Address(HOST, free_port())
+        self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
+        self.address = _socket(self._home, COORDINATOR)
         self.proxies: dict[str, FaultProxy] = {}
 
     def arguments(self, name: str) -> list[str]:
@@ -86,6 +93,7 @@ class Loopback:
 
     def close(self) -> None:
         """See `Network`."""
+        self._home.cleanup()
 
 
 class Proxied:
@@ -96,14 +104,15 @@ class Proxied:
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
-        self.address = Address(HOST, free_port())
+        self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
+        self.address = _socket(self._home, COORDINATOR)
         self.proxies: dict[str, FaultProxy] = {}
         self._control: dict[str, FaultProxy] = {}
         self._listen: dict[str, Address] = {}
         for name in workers:
             self._listen[name] = Address(HOST, free_port())
-            self.proxies[name] = _proxy(self._listen[name])
-            self._control[name] = _proxy(self.address)
+            self.proxies[name] = _proxy(Address(HOST, 0), self._listen[name])
+            self._control[name] = _proxy(_socket(self._home, name), self.address)
 
     def arguments(self, name: str) -> list[str]:
         """See `Network`."""
@@ -145,6 +154,7 @@ class Proxied:
         """See `Network`."""
         for proxy in (*self.proxies.values(), *self._control.values()):
             proxy.close()
+        self._home.cleanup()
 
 
 def free_port() -> int:
@@ -159,7 +169,11 @@ def free_port() -> int:
             return port
 
 
-def _proxy(target: Address) -> FaultProxy:
-    proxy = FaultProxy(Address(HOST, 0), target)
+def _socket(home: tempfile.TemporaryDirectory[str], name: str) -> SocketPath:
+    return SocketPath(str(Path(home.name) / f"{name}.sock"))
+
+
+def _proxy(listen: Endpoint, target: Endpoint) -> FaultProxy:
+    proxy = FaultProxy(listen, target)
     proxy.start()
     return proxy

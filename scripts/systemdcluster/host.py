@@ -219,6 +219,7 @@ class Host:
             *("--machine", f"dtd-{os.getpid()}-{self.name}"),
             f"--network-namespace-path={self._network}",
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"),
+            "--system-call-filter=bpf",  # with which systemd filters addresses
             *(f"--bind-ro={source}:{target}" for target, source in self._binds.items()),
             "systemd.show_status=0",
         ]

@@ -1,19 +1,18 @@
-"""Real daemons on loopback, jobs that stop where a test wants them to, and questions to both."""
+"""Real daemons, jobs that stop where a test wants them to, and questions to both."""
 
 from __future__ import annotations
 
 import fcntl
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from dtd.address import Address
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
+from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from scripts.child import Child
 from scripts.local_cluster import LocalCluster
@@ -62,7 +61,6 @@ class Daemons:
         self.directory = directory
         self.cluster = LocalCluster(
             directory=directory,
-            listen=Address("127.0.0.1", 0),
             workers=workers,
             device="cpu",
             say=lambda _text: None,
@@ -148,12 +146,11 @@ class Daemons:
         """Whatever has died is started again, with the same state."""
         self.cluster.tend()  # plans
         self.cluster.tend()  # starts
-        listening = Address(self.cluster.address.host, self.cluster.address.port)
         coordinator = self.child("coordinator")
         while True:
             try:
-                socket.create_connection((listening.host, listening.port), PATIENCE_S).close()
-            except ConnectionRefusedError:
+                call(self.cluster.address, PATIENCE_S).close()
+            except (ConnectionRefusedError, FileNotFoundError):
                 assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
             else:
                 return

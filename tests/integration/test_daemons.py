@@ -9,14 +9,15 @@ import json
 import os
 import re
 import signal
-import socket
 
 import pytest
 
 from dtd.address import Address
 from dtd.errors import ErrorCode, RequestRefused
+from dtd.net.blocking_link import connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.net.handshake import Pass
+from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
 
@@ -127,9 +128,9 @@ def test_a_checkpoint_is_listed_with_what_it_is_worth(daemons, two_jobs):
     assert (last["worker"], last["generation"], last["verified"]) == ("worker-0", 1, True)
 
 
-def garbage(address):
+def garbage(connection):
     """What is said to somebody who sends it; it ends because the other side closes."""
-    with socket.create_connection((address.host, address.port), timeout=60) as connection:
+    with connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: dtd\r\n\r\n")
         received = b""
         while data := connection.recv(65536):
@@ -146,8 +147,8 @@ def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
         secret=last["ticket_key"], scope=resource, expires_unix_s=last["ticket_expires_unix_s"]
     )
     with idle.connect() as operator, FetchClient(data_port, resource, ticket) as fetching:
-        for address in (idle.cluster.address, data_port):
-            (told,) = garbage(address)
+        for connection in (call(idle.cluster.address, 60), connect_tcp(data_port, 60)):
+            (told,) = garbage(connection)
             assert told.code == ErrorCode.BAD_MAGIC
         assert operator.request(m.GetStatus())["job"] is None
         fetching.fetch("model.safetensors", tmp_path / "model")

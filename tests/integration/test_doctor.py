@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.address import Address
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.local_cluster import LocalCluster
@@ -44,7 +43,6 @@ def cluster(tmp_path_factory):
     """Three idle workers and their coordinator."""
     made = LocalCluster(
         directory=tmp_path_factory.mktemp("cluster"),
-        listen=Address("127.0.0.1", 0),
         workers=3,
         device="cpu",
         say=lambda _text: None,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from dtd.address import Address
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 from scripts.local_cluster import LocalCluster
@@ -43,7 +42,6 @@ def cluster(state):
     """Two idle workers and their coordinator; whoever is killed was started again."""
     made = LocalCluster(
         directory=state,
-        listen=Address("127.0.0.1", 0),
         workers=2,
         device="cpu",
         say=lambda _text: None,
@@ -147,7 +145,7 @@ def test_what_does_not_exist_is_refused_with_a_remedy(dtdctl, tmp_path):
 
 def test_a_second_coordinator_on_the_same_state_is_refused(cluster, state):
     """It must not come up, or two would number generations; the first one goes on."""
-    second = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "127.0.0.1:0"]
+    second = [sys.executable, "-m", "dtd.coordinator.main"]
     done = subprocess.run(
         [*second, "--state-dir", str(state)],
         capture_output=True,

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address
 from dtd.job import load_job
 from scripts.local_cluster import LocalCluster
 
@@ -28,6 +27,9 @@ TRAINED_WITHIN_S = 240
 
 DOWNLOADED = {"mnist", "cifar10", "chargpt"}
 """Tasks whose data does not come with dtd; other tests run them."""
+
+BOTH = ["elastic.min_workers=2", "elastic.settle_s=0"]
+"""Nobody else is waited for."""
 
 SMALLER = {
     "compiled": ["job.epochs=1", "task.backend=eager"],
@@ -43,7 +45,6 @@ def cluster(tmp_path_factory):
     """A coordinator and two workers for all examples."""
     made = LocalCluster(
         directory=tmp_path_factory.mktemp("examples"),
-        listen=Address("127.0.0.1", 0),
         workers=2,
         device="cpu",
         say=lambda _text: None,
@@ -83,7 +84,7 @@ def jobs(request, dtdctl):
     tested = {item.callspec.params["name"] for item in request.session.items if item.path == FILE}
 
     def submit(example: Path) -> str:
-        options = [f"--set={change}" for change in SMALLER.get(example.stem, [])]
+        options = [f"--set={change}" for change in (*BOTH, *SMALLER.get(example.stem, []))]
         shown = dtdctl("submit", *options, "-o", "json", str(example.relative_to(ROOT)))
         return str(json.loads(shown)["job"])
 

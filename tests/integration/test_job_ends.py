@@ -55,7 +55,7 @@ def test_a_job_is_done_when_its_last_state_is_saved(
 ) -> None:
     disk = blocked(tmp_path)
     job = daemons.submit(f'checkpoint.directory="{disk}"')
-    daemons.await_event("job_saving")
+    daemons.await_event("job_saving", job)
 
     status = daemons.ask(m.GetStatus())
     assert (status["job"]["id"], status["job"]["state"]) == (job, "saving")
@@ -79,7 +79,7 @@ def test_a_job_that_cannot_be_saved_can_be_cancelled(
     daemons: Daemons, ctl: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     job = daemons.submit(f'checkpoint.directory="{blocked(tmp_path)}"')
-    daemons.await_event("job_saving")
+    daemons.await_event("job_saving", job)
     assert ctl("cancel", job)[0] == 0
     assert daemons.wait(job)["state"] == "cancelled"
     assert daemons.events("state_discarded", job)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dtd.ctl.settings import read_address
+from dtd.ctl.settings import read_endpoint
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
 
@@ -56,7 +56,7 @@ class Launched:
     def client(self) -> ControlClient:
         """A connection to the coordinator, whose address is in a line of its own."""
         line = next(line for line in self.process.stderr if line.startswith("coordinator at "))
-        address = read_address(line.split()[2].rstrip(","), source="launcher")
+        address = read_endpoint(line.split()[2].rstrip(","), source="launcher")
         return ControlClient(address, timeout_s=TIMEOUT_S)
 
     def child(self, module: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.errors import CoordinatorUnreachable
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
@@ -24,21 +23,6 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
-LOWEST_PORT = 32000
-"""Below those that the kernel gives to connections (ip_local_port_range)."""
-
-
-def held_port() -> socket.socket:
-    """Bound to a port that no connection of somebody else's is given when it is let go of."""
-    for port in range(LOWEST_PORT, 32768):
-        held = socket.socket()
-        try:
-            held.bind(("127.0.0.1", port))
-        except OSError:
-            held.close()
-        else:
-            return held
-    raise AssertionError("no port is free")
 
 
 class Cluster:
@@ -47,16 +31,12 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.children: dict[str, Child] = {}
-        self._held = [held_port() for _ in "AB"]
-        a, b = (Address(*one.getsockname()) for one in self._held)
-        self.addresses = {"A": a, "B": b}
+        self.addresses = {name: SocketPath(str(directory / f"{name}.sock")) for name in "AB"}
 
     def coordinator(self, name: str) -> None:
         """Start A or B and wait until it listens."""
-        self._held["AB".index(name)].close()
         state = self.directory / name
-        address = self.addresses[name]
-        arguments = ("--listen", str(address), "--state-dir", str(state))
+        arguments = ("--socket", self.addresses[name].path, "--state-dir", str(state))
         child = self.daemon(name, "dtd.coordinator.main", *arguments)
         while True:
             assert child.wait(LOOK_AGAIN_S) is None, child.log_tail()
@@ -118,8 +98,6 @@ class Cluster:
 
     def stop(self) -> None:
         stop_all(self.children.values())
-        for one in self._held:
-            one.close()
 
 
 @pytest.fixture

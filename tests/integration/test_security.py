@@ -28,7 +28,7 @@ from dtd.errors import (
     UsageError,
 )
 from dtd.job import parse_job, to_mapping
-from dtd.net.blocking_link import BlockingLink, connect_tcp
+from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
 from dtd.net.tls_connect import tls_connect
@@ -196,8 +196,8 @@ def test_an_encrypted_job_is_trained_and_its_weights_are_fetched(
 
 
 def test_without_a_credential_nobody_is_heard(cluster: Cluster) -> None:
-    with pytest.raises(CoordinatorUnreachable, match=r"closed the connection|does not speak"):
-        ControlClient(cluster.address, timeout_s=PATIENCE_S)
+    with pytest.raises((ProtocolError, ConnectionError)):
+        BlockingLink(cluster.address, role=m.Role.CTL, name="t", timeout_s=PATIENCE_S)
     with pytest.raises((RequestRefused, ssl.SSLError), match="may not open"):
         BlockingLink(
             cluster.address,
@@ -234,7 +234,7 @@ def test_a_token_that_is_not_good_lets_nobody_join(cluster: Cluster) -> None:
     other_role = parts | {"role": "operator"}
     with pytest.raises(RequestRefused, match="is for the role worker, not operator"):
         cluster.join(Token(**other_role, id=good.id, secret=good.secret), "n")
-    with pytest.raises(RequestRefused, match="nobody can join as"):
+    with pytest.raises(UsageError, match="is no name"):
         cluster.join(good, "a/b")
     cluster.ask(m.RevokeToken(id=good.id))
     with pytest.raises(RequestRefused, match="or was revoked"):
@@ -371,7 +371,7 @@ def test_dtdctl_and_the_worker_say_what_is_missing(
 def test_init_prints_what_hosts_join_with_and_can_be_repeated(tmp_path: Path) -> None:
     def init() -> str:
         command = [sys.executable, "-m", "dtd.coordinator.main", "init"]
-        command += ["--state-dir", str(tmp_path / "s"), "--advertise", "10.9.9.9"]
+        command += ["--state-dir", str(tmp_path / "s"), "--listen", "10.9.9.9:7117"]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
         )
@@ -381,33 +381,3 @@ def test_init_prints_what_hosts_join_with_and_can_be_repeated(tmp_path: Path) ->
     printed = init()
     assert printed.startswith("dtd-worker join dtd1/worker/10.9.9.9:7117/")
     assert init() == printed
-
-
-def test_on_loopback_another_user_is_refused_by_name(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
-    cluster_dir = tmp_path / "c"
-    command = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "127.0.0.1:0"]
-    child = Child("c", [*command, "--state-dir", str(cluster_dir)], tmp_path / "c.log", {})
-    child.start()
-    try:
-        while not (cluster_dir / "address").exists():
-            assert child.wait(0.05) is None, child.log_tail()
-        address = Address.parse((cluster_dir / "address").read_text())
-        with ControlClient(address, timeout_s=PATIENCE_S) as client:
-            assert client.request(m.GetStatus())["workers"] == []
-
-        def as_nobody(address: Address, timeout_s: float) -> socket.socket:
-            os.seteuid(65534)
-            try:
-                return connect_tcp(address, timeout_s)
-            finally:
-                os.seteuid(0)
-
-        with pytest.raises(RequestRefused, match="uid 65534 may not open") as caught:
-            BlockingLink(
-                address, role=m.Role.CTL, name="t", timeout_s=PATIENCE_S, connect=as_nobody
-            )
-        assert "belongs to uid 0" in caught.value.remedy
-    finally:
-        stop_all([child])

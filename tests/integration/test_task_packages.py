@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.net.control_client import ControlClient
+from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from scripts.child import Child, stop_all
 
@@ -69,11 +70,11 @@ class Market:
 
     def start(self) -> None:
         state = self.directory / "coordinator"
-        listen = ("--listen", "127.0.0.1:0", "--state-dir", str(state))
-        coordinator = self._daemon("coordinator", "dtd.coordinator.main", *listen)
+        place = ("--state-dir", str(state))
+        coordinator = self._daemon("coordinator", "dtd.coordinator.main", *place)
         while not (state / "address").exists():
             assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
-        self.address = Address.parse((state / "address").read_text())
+        self.address = SocketPath(str(state / SOCKET_NAME))
         for name in ("worker-0", "worker-1"):
             options = ("--coordinator", str(self.address), "--name", name)
             place = ("--state-dir", str(self.directory / name))

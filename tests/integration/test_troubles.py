@@ -22,11 +22,13 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import Address, Endpoint, SocketPath
 from dtd.errors import RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
+from dtd.net.local_socket import call
+from dtd.places import SOCKET_NAME
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential
@@ -34,6 +36,7 @@ from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import PROTOCOL_VERSION
 from scripts.child import Child, stop_all
+from tests.integration.moved_clock import MovedClock
 
 pytestmark = pytest.mark.integration
 
@@ -102,6 +105,13 @@ class Place:
             **environment,
         )
 
+    def stray(self, coordinator: Address) -> tuple[str, str]:
+        """Options of a worker named w with a credential of a cluster that is not here."""
+        path = self.directory / "w.credential"
+        made = Authority.create(self.directory / "pki")
+        made.enrol(path, identity.WORKER, "w", coordinators=(coordinator,))
+        return "--credential", str(path)
+
     def close(self) -> None:
         stop_all(self.children)
         for one in self.statuses:
@@ -109,14 +119,14 @@ class Place:
 
 
 class Cluster(Place):
-    """With a coordinator, beyond loopback or on it."""
+    """With a coordinator, which is called over TCP, or on its own host."""
 
     def __init__(self, directory: Path, *, secure: bool = True) -> None:
         super().__init__(directory)
         self.secure = secure
         self.state = directory / "coordinator"
         beyond = ["--listen", "0.0.0.0:0", "--advertise", "127.0.0.1"]
-        listen = beyond if secure else ["--listen", "127.0.0.1:0"]
+        listen = beyond if secure else []
         command = ["-m", "dtd.coordinator.main", *listen, "--state-dir", str(self.state)]
         coordinator, self.status = self.start("coordinator", *command, "--log-format", "json")
         file = self.state / "address"
@@ -124,8 +134,9 @@ class Cluster(Place):
         while not file.exists():
             assert time.monotonic() < deadline
             assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
-        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
+        self.address: Endpoint = SocketPath(str(self.state / SOCKET_NAME))
         if secure:
+            self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
             self.operator = Credential.load(self.state / "pki" / "operator.credential")
 
     def ask(self, message: m.Message) -> dict[str, Any]:
@@ -169,7 +180,12 @@ class Cluster(Place):
             coordinators=(self.address,),
             key_pem=certificates.key_pem(key),
             certificate_pem=certificates.certificate_pem(certificate),
-            expires=dt.datetime.now(dt.UTC) + dt.timedelta(days=90),
+            facts=certificates.Facts(
+                serial="",
+                credential="",
+                issued=dt.datetime.now(dt.UTC),
+                expires=dt.datetime.now(dt.UTC) + dt.timedelta(days=90),
+            ),
             authority_pem=authority.certificate_pem,
         )
         return path
@@ -177,16 +193,16 @@ class Cluster(Place):
 
 def living(authority: Authority, key: Any, role: str, name: str, start: dt.datetime, days: int):
     """A certificate of this authority that lives from `start` for so many days."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificates, "LIFE_DAYS", days)
-        return certificates.member_certificate(
-            authority._certificate,
-            authority._key,
-            key,
-            uri=identity.identity_uri(authority.cluster, role, name),
-            role=role,
-            now=start,
-        )
+    return certificates.member_certificate(
+        authority.signers.current.certificate,
+        authority.signers.current.key,
+        key,
+        uris=[identity.identity_uri(authority.cluster, role, name)],
+        role=role,
+        serial=certificates.new_serial(),
+        now=start,
+        life_days=days,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +250,7 @@ def logged(child: Child, event: str) -> list[dict[str, Any]]:
 
 
 def test_a_blocked_port(place, full_port):
-    child, status = place.worker("w", "--coordinator", str(full_port))
+    child, status = place.worker("w", *place.stray(full_port))
     text = status.await_words(
         f"no answer within 5 s from the coordinator at {full_port}: check that its host is up,"
         f" and let TCP port {full_port.port} through its firewall",
@@ -249,7 +265,7 @@ def test_nobody_listens(place):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         free = Address(*held.getsockname())
-        child, status = place.worker("w", "--coordinator", str(free))
+        child, status = place.worker("w", *place.stray(free))
         status.await_words(f"nobody listens at the coordinator's address {free}: start", START_S)
     (line,) = logged(child, "coordinator_unreachable")
     assert line["kind"] == "nobody-listens"
@@ -258,7 +274,7 @@ def test_nobody_listens(place):
 def test_a_listener_that_never_answers(place):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = Address(*listener.getsockname())
-        _child, status = place.worker("w", "--coordinator", str(silent))
+        _child, status = place.worker("w", *place.stray(silent))
         status.await_words(f"no answer within 5 s from the coordinator at {silent}", START_S)
 
 
@@ -282,11 +298,16 @@ def test_a_wrong_token(secure, tmp_path):
 
 
 def test_no_credential(secure):
-    _child, status = secure.worker("bare", "--coordinator", str(secure.address))
+    child, status = secure.worker("bare", "--coordinator", str(secure.address))
     status.await_words(
-        f"the coordinator at {secure.address} hung up without a word: it wants a credential",
+        f"no credential for {secure.address} (on the coordinator's own host name no address",
         START_S,
     )
+    assert child.wait(NAMED_WITHIN_S) == 78
+    with socket.create_connection((secure.address.host, secure.address.port), START_S) as caller:
+        caller.sendall(m.message_bytes(m.Goodbye()))
+        with contextlib.suppress(ConnectionResetError):
+            assert caller.recv(1) == b"", "nothing is answered without TLS"
     secure.await_trouble("no-tls", "127.0.0.1 was turned away: it does not speak TLS")
 
 
@@ -316,32 +337,16 @@ def test_a_revoked_credential(secure):
     secure.await_trouble("turned-away", "gone is revoked")
 
 
-def test_a_workers_clock_that_is_behind(tmp_path):
-    """Certificates are then not valid yet; here the coordinator's is from the future."""
-    first = Cluster(tmp_path)
-    credential = first.joined("h")
-    first.close()
-    pki = tmp_path / "coordinator" / "pki"
-    authority, key = Authority(pki), certificates.new_key()
-    start = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
-    made = living(authority, key.public_key(), identity.COORDINATOR, "coordinator", start, 825)
-    (pki / "server.key").write_bytes(certificates.key_pem(key))
-    (pki / "server.pem").write_bytes(certificates.certificate_pem(made))
-    port = str(first.address.port)
-    again = Place(tmp_path)
-    try:
-        again.statuses = first.statuses.copy()
-        command = ["-m", "dtd.coordinator.main", "--listen", f"0.0.0.0:{port}"]
-        command += ["--advertise", "127.0.0.1", "--state-dir", str(tmp_path / "coordinator")]
-        again.start("coordinator", *command)
-        _child, status = again.worker("h", "--credential", str(credential.path))
-        status.await_words(
-            f"no TLS connection to the coordinator at {first.address}: its certificate is not valid"
-            " yet: compare both clocks: compare `date -u` on both hosts",
-            START_S,
-        )
-    finally:
-        again.close()
+def test_a_workers_clock_that_is_behind(secure, tmp_path):
+    clock = MovedClock(tmp_path)
+    clock.jumps(-3)
+    behind = ("--credential", str(secure.joined("behind").path))
+    _child, status = secure.worker("behind", *behind, **clock.environment)
+    status.await_words(
+        f"no TLS connection to the coordinator at {secure.address}: its certificate is not valid"
+        " yet: compare both clocks: compare `date -u` on both hosts",
+        START_S,
+    )
 
 
 def test_a_coordinators_clock_that_is_behind(secure):
@@ -363,12 +368,12 @@ def test_another_protocol(plain):
         version="9.9.0",
         max_payload_bytes=1024,
     )
-    with socket.create_connection((plain.address.host, plain.address.port), START_S) as caller:
+    with call(plain.address, START_S) as caller:
         caller.sendall(m.message_bytes(hello))
         caller.recv(4096)
     words = f"w speaks protocol {PROTOCOL_VERSION + 1}..{PROTOCOL_VERSION + 1} (dtd 9.9.0)"
     trouble = plain.await_trouble("protocol", words)
-    assert trouble["remedy"].startswith("install the same dtd version on 127.0.0.1")
+    assert trouble["remedy"].startswith("install the same dtd version there as on")
 
 
 def test_another_version_of_dtd(plain):

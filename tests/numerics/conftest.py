@@ -25,6 +25,7 @@ from dtd.train.record import (
     EvalRecord,
     InitFrom,
     Outcome,
+    StateKey,
     StepRecord,
 )
 from dtd.train.run import TrainingRun
@@ -76,6 +77,7 @@ class Recorder:
     evals: list[EvalRecord] = field(default_factory=list)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
+    agreements: list[tuple[StateKey, str]] = field(default_factory=list)
     ask: Callable[[int], Flags] = lambda step: Flags()
     marks: int = 0
     kinds: list[Hashable] = field(default_factory=list)
@@ -83,14 +85,17 @@ class Recorder:
     def progress(self) -> None:
         self.marks += 1
 
-    def begins(self, kind: Hashable) -> None:
-        self.kinds.append(kind)
+    def begins(self, kind: str, shape: Hashable = None) -> None:
+        self.kinds.append((kind, shape))
 
     def step_committed(self, record: StepRecord) -> None:
         self.steps.append(record)
 
     def evaluated(self, record: EvalRecord) -> None:
         self.evals.append(record)
+
+    def agreed(self, key: StateKey, digest: bytes) -> None:
+        self.agreements.append((key, digest.hex()))
 
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         self.checkpoints.append(record)

@@ -11,7 +11,7 @@ from torch import nn
 from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken, TaskError
 from dtd.train.order import batch_rows
-from dtd.train.record import FRESH
+from tests.numerics.cuts import Cut, ranks_of
 
 pytestmark = pytest.mark.numerics
 
@@ -145,33 +145,6 @@ def test_the_task_says_which_updates_a_step_makes(arena, regression) -> None:
     assert heard[1] == ["critic_loss", "grad_norm", "loss", "lr"]
 
 
-class Cut:
-    """A collective that raises in the n-th call of one method in one step."""
-
-    def __init__(self, inner, *, method: str, step: int, call: int) -> None:
-        self._inner, self._method, self._step, self._left = inner, method, step, call
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != self._step:
-            return value
-        self._left -= 1
-        if self._left >= 0:
-            return value
-
-        def call(*arguments):
-            raise RingBroken("cut by the test")
-
-        return call
-
-
-def ranks_of(arena, task, spec, count, name="w"):
-    ranks = [arena.start(task, spec, name=f"{name}{index}") for index in range(count)]
-    for rank in ranks:
-        rank.run.adopt_local(*FRESH)
-    return ranks
-
-
 CUTS = [(method, call) for method in ("start", "wait") for call in range(7)]
 
 
@@ -182,7 +155,7 @@ def test_a_step_that_breaks_between_its_updates_is_redone_exactly(
     task, spec = of(regression), arena.spec(job={"steps": 7})
     whole = arena.train(task, spec, 2, job_id="whole")
     ranks = ranks_of(arena, task, spec, 2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, method=method, step=4, call=call))
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 4, method=method, call=call))
     assert all(isinstance(rank.error, RingBroken) for rank in ranks)
     for rank in ranks:
         assert rank.run.held().step == 4
@@ -204,7 +177,7 @@ def test_who_prepared_all_updates_commits_them(arena, regression) -> None:
     ranks = ranks_of(arena, task, spec, 2)
 
     def wrap(index, inner):
-        return Cut(inner, method="gather", step=4, call=0) if index else inner
+        return Cut(inner, 4, method="gather") if index else inner
 
     arena.generation(ranks, wrap=wrap)
     assert ranks[1].run.prepared_key == (1, 5)
@@ -253,7 +226,7 @@ def test_the_state_of_all_optimizers_goes_through_a_checkpoint(arena, regression
     whole = arena.train(task, arena.spec(job={"steps": 8}), 1, job_id="whole")
     first = arena.spec(job={"steps": 8}, checkpoint={"every_steps": 4})
     (rank,) = ranks_of(arena, task, first, 1)
-    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="start", step=6, call=0))
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, 6, method="start"))
     rank.run.close()
     again = arena.start(task, first, name="w0")
     again.run.adopt_local(1, 4)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from dtd.errors import RingBroken, TaskError
-from dtd.train.record import FRESH
 from dtd.train.rows import kept_random_state, load_rows
 from dtd.train.stream import StreamRows
+from tests.numerics.cuts import Cut, ranks_of
 
 pytestmark = pytest.mark.numerics
 
@@ -101,30 +101,6 @@ def parameters_after(rows_of, steps: int, spec):
     return [parameter.detach() for parameter in model.parameters()]
 
 
-class Cut:
-    """A collective that raises in one call of one step."""
-
-    def __init__(self, inner, *, method: str, step: int) -> None:
-        self._inner, self._method, self._step = inner, method, step
-
-    def __getattr__(self, name):
-        value = getattr(self._inner, name)
-        if name != self._method or self._inner.node.core.step != self._step:
-            return value
-
-        def call(*arguments):
-            raise RingBroken("cut by the test")
-
-        return call
-
-
-def ranks_of(arena, task, spec, count, name="w"):
-    ranks = [arena.start(task, spec, name=f"{name}{index}") for index in range(count)]
-    for rank in ranks:
-        rank.run.adopt_local(*FRESH)
-    return ranks
-
-
 @pytest.mark.parametrize("world_size", [1, 3, 10])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1000, 21])
@@ -160,7 +136,7 @@ def test_a_break_redoes_just_the_uncommitted_rows(arena, kind, method) -> None:
     task, spec = task_of(KINDS[kind], 30), arena.spec()
     whole = arena.train(task, spec, 2, job_id="whole")
     ranks = ranks_of(arena, task, spec, 2)
-    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, method=method, step=5))
+    arena.generation(ranks, wrap=lambda _, inner: Cut(inner, 5, method=method))
     for rank in ranks:
         assert isinstance(rank.error, RingBroken)
         rank.run.adopt_local(1, 5)
@@ -181,7 +157,7 @@ def test_a_checkpoint_knows_the_position(arena, kind) -> None:
     task, spec = task_of(KINDS[kind], 30), arena.spec(checkpoint={"every_steps": 4})
     whole = arena.train(task, spec, 1, job_id="whole")
     (rank,) = ranks_of(arena, task, spec, 1)
-    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="start", step=6))
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, 6, method="start"))
     rank.run.close()
     again = arena.start(task, spec, name="w0")
     stream = again.run._session.task.stream

@@ -13,6 +13,7 @@ from dtd.train.averages import Averages
 from dtd.train.checkpoint_format import list_checkpoints
 from dtd.train.record import Flags, InitFrom
 from dtd.train.weights import load_weights
+from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics
 
@@ -38,18 +39,6 @@ def normed(regression):
             return self.rows
 
     return Task(48)
-
-
-class Cut:
-    """Breaks the ring where a step would have been exchanged."""
-
-    def __init__(self, inner, step: int) -> None:
-        self._inner, self._step = inner, step
-
-    def __getattr__(self, name):
-        if name == "wait" and self._inner.node.core.step == self._step:
-            raise RingBroken("cut by the test")
-        return getattr(self._inner, name)
 
 
 def averaged_by_torch(plain_torch, task, spec):

@@ -362,6 +362,8 @@ def test_a_checkpoint_that_fell_due_as_the_ring_broke_is_written_afterwards(
     arena.generation(ranks[1:], generation=2)  # and rank 0, who would have written, is gone
     ranks[1].run.close()
     assert saved(arena, "w1") == ["g000002-s000000009", "g000002-s000000008", "g000001-s000000004"]
+    told = {tuple(key) for key, _ in ranks[1].recorder.agreements}
+    assert told == {(1, 4), (2, 8), (2, 9)}
 
 
 def test_what_was_loaded_is_not_saved_again(arena, regression) -> None:

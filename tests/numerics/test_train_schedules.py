@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as ls
 from dtd.errors import CheckpointError, RingBroken, TaskError
 from dtd.train.record import Flags, InitFrom
 from dtd.train.task_schedule import TaskSchedule, schedule_of
+from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics
 
@@ -54,18 +55,6 @@ def scheduled(regression, schedule):
             return schedule(optimizer, total_steps)
 
     return Task(48)
-
-
-class Cut:
-    """Breaks the ring where a step would have been exchanged."""
-
-    def __init__(self, inner, step: int) -> None:
-        self._inner, self._step = inner, step
-
-    def __getattr__(self, name):
-        if name == "wait" and self._inner.node.core.step == self._step:
-            raise RingBroken("cut by the test")
-        return getattr(self._inner, name)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

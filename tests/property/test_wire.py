@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.event_names import NOTICES
+from dtd.names import NAME
 from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
@@ -23,8 +25,8 @@ TYPES = sorted(m.message_types().values(), key=m.message_name)
 plain_values = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
@@ -38,20 +40,32 @@ def nesting(value: Any) -> int:
 
 
 maps = st.dictionaries(st.text(max_size=9), plain_values, max_size=4).filter(
-    lambda value: nesting(value) < 7
+    lambda value: nesting(value) <= 7
 )
+PRINTABLE = st.characters(exclude_categories=("C", "Z"), include_characters=" ")
 KINDS: dict[str, st.SearchStrategy[Any]] = {
     "u8": st.integers(0, 2**8 - 1),
     "u16": st.integers(0, 2**16 - 1),
     "u32": st.integers(0, 2**32 - 1),
     "u64": st.integers(0, 2**63 - 1),
-    "f64": st.floats(),
+    "generation": st.integers(0, 2**63 - 1),
+    "f64": st.floats(allow_nan=False, allow_infinity=False),
+    "figure": st.floats(),
+    "seconds": st.just(0.0) | st.floats(1e-9, 1e9),
     "bool": st.booleans(),
-    "text<=255": st.text(max_size=255),
+    "line<=255": st.text(PRINTABLE, max_size=255),
+    "name": st.from_regex(NAME, fullmatch=True),
+    "notice": st.sampled_from(sorted(NOTICES)),
+    "text<=4096": st.text(max_size=300),
     "text<=16384": st.text(max_size=300),
+    "words<=4096": st.text(max_size=300),
+    "host": st.from_regex(r"[A-Za-z0-9._:%-]{0,253}", fullmatch=True),
     "octets<=64": st.binary(max_size=64),
     "map": maps,
-    "map of f64": st.dictionaries(st.text(max_size=9), st.floats(), max_size=4),
+    "names<=2048": st.lists(st.text(PRINTABLE, max_size=9), max_size=4).map(tuple),
+    "map of figure": st.dictionaries(
+        st.text(PRINTABLE, min_size=1, max_size=9), st.floats(), max_size=4
+    ),
 }
 
 

@@ -14,8 +14,10 @@ import msgpack
 import pytest
 import uvloop
 
-from dtd.address import Address
+from dtd.address import Address, SocketPath
 from dtd.net.handshake import answer as answer_hello
+from dtd.net.local_socket import bound_socket
+from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import (
@@ -48,9 +50,14 @@ def _welcome() -> bytes:
 
 
 class ScriptedServer:
-    """Accepts connections on loopback and answers each message as the script says."""
+    """Accepts connections and answers each message as the script says.
 
-    def __init__(self) -> None:
+    Attributes:
+        address: a data port's.
+        control: a coordinator's.
+    """
+
+    def __init__(self, directory: Path) -> None:
         self.script: Script = lambda _message: None
         self.welcome = _welcome()
         self.refuses = False
@@ -58,15 +65,18 @@ class ScriptedServer:
         self.tag: Tag = CHECKSUM
         self.received: list[m.Message] = []
         self._arrival = threading.Condition()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.control = SocketPath(str(directory / SOCKET_NAME))
+        here = bound_socket(self.control)
+        here.settimeout(None)
+        here.listen()
+        self._listeners = [socket.create_server(("127.0.0.1", 0)), here]
+        self.address = Address(*self._listeners[0].getsockname())
         self._open: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._accept)
-        self._thread.start()
-
-    @property
-    def address(self) -> Address:
-        host, port = self._listener.getsockname()
-        return Address(host, port)
+        self._threads = [
+            threading.Thread(target=self._accept, args=(one,)) for one in self._listeners
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def wait_for(self, kind: type[Any]) -> None:
         """Block until a message of this kind has arrived."""
@@ -77,18 +87,21 @@ class ScriptedServer:
 
     def close(self) -> None:
         # shutdown() wakes accept() and recv(), close() alone would not.
-        self._listener.shutdown(socket.SHUT_RDWR)
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+        for thread in self._threads:
+            thread.join()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         threads = []
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 break
             self._open.append(connection)
@@ -154,9 +167,9 @@ def _sealed(frames: bytes, tag: Tag) -> bytes:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     """A running scripted server."""
-    running = ScriptedServer()
+    running = ScriptedServer(tmp_path_factory.mktemp("server"))
     yield running
     running.close()
 
@@ -177,6 +190,12 @@ def refusal() -> bytes:
     return m.message_bytes(
         m.Error(code=17, message="job 'x' does not exist", remedy="see `dtdctl jobs`")
     )
+
+
+@pytest.fixture
+def free_socket(tmp_path: Path) -> SocketPath:
+    """A coordinator's socket that is not there."""
+    return SocketPath(str(tmp_path / SOCKET_NAME))
 
 
 @pytest.fixture

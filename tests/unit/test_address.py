@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.address import Address, is_host
+from dtd.address import Address, SocketPath, is_host, parse_endpoint
 from dtd.errors import UsageError
 
 
@@ -67,6 +67,37 @@ def test_what_is_no_address_is_refused_with_the_reason(text: str, why: str) -> N
 )
 def test_loopback_is_what_only_this_machine_reaches(host: str, loopback: bool) -> None:
     assert Address(host, 1).is_loopback is loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("unix:/run/dtd/control.sock", SocketPath("/run/dtd/control.sock")),
+        ("unix:/a b/\u00e4", SocketPath("/a b/\u00e4")),
+        ("127.0.0.1:7117", Address("127.0.0.1", 7117)),
+    ],
+)
+def test_a_coordinator_is_called_on_this_host_or_over_tcp(text: str, read: object) -> None:
+    assert parse_endpoint(text) == read
+    assert str(parse_endpoint(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("unix:", "an absolute path"),
+        ("unix:control.sock", "an absolute path"),
+        ("unix:/run/", "must name a file"),
+        ("unix:/a,/b", "must name a file"),
+        ("unix:/a/../b", "must name a file"),
+        ("unix:/a\nb", "must name a file"),
+        ("/run/control.sock", "must be HOST:PORT or unix:/PATH"),
+        ("nonsense", "must be HOST:PORT, not"),
+    ],
+)
+def test_what_names_no_socket_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_endpoint(text)
 
 
 def test_a_host_stands_alone() -> None:

@@ -38,10 +38,37 @@ def worker_problems(
 
 def test_the_coordinators_defaults() -> None:
     config = load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=NOWHERE)
-    assert config.listen == Address("127.0.0.1", 7117)
+    assert config.listen is None
     assert config.state_dir == Path("/s")
+    assert config.socket == Path("/s/control.sock")
+    assert config.local_workers == ("dtd-worker",)
+    assert (config.local_operators, config.local_viewers) == ((), ())
     assert (config.heartbeat_interval_s, config.heartbeat_timeout_s) == (0.25, 1.5)
     assert config.log_format == "auto"
+
+
+def test_under_systemd_the_socket_lies_in_the_runtime_directory() -> None:
+    environ = {"STATE_DIRECTORY": "/s", "RUNTIME_DIRECTORY": "/run/dtd/coordinator"}
+    config = load_coordinator_config({}, environ, default_file=NOWHERE)
+    assert config.socket == Path("/run/dtd/coordinator/control.sock")
+    config = load_coordinator_config({"socket": "/x/s"}, environ, default_file=NOWHERE)
+    assert config.socket == Path("/x/s")
+
+
+def test_users_of_this_host_are_named(file: Path) -> None:
+    file.write_text('local_workers = []\nlocal_viewers = ["eve", "@staff"]\n')
+    environ = {"STATE_DIRECTORY": "/s", "DTD_LOCAL_OPERATORS": "ann, 1000,dom\\\\bob@corp"}
+    config = load_coordinator_config({}, environ, default_file=file)
+    assert config.local_workers == ()
+    assert config.local_viewers == ("eve", "@staff")
+    assert config.local_operators == ("ann", "1000", "dom\\\\bob@corp")
+
+
+@pytest.mark.parametrize("value", ['"a,,b"', '["@"]', "[1]", '["a b"]', "1"])
+def test_what_names_no_user_is_refused(file: Path, value: str) -> None:
+    file.write_text(f"local_viewers = {value}\n")
+    with pytest.raises(ConfigError, match="line 1: local_viewers: must be"):
+        load_coordinator_config({}, {"STATE_DIRECTORY": "/s"}, default_file=file)
 
 
 def test_a_workers_defaults() -> None:

@@ -1,4 +1,7 @@
-"""The documents: what they tell people to install is ours, or a package that dtd itself names."""
+"""The documents: what they tell people to install is ours, or a package that dtd itself names.
+
+And the files that they name are there.
+"""
 
 from __future__ import annotations
 
@@ -88,3 +91,12 @@ def test_the_check_reads_commands(text, names):
 def test_the_distribution_has_a_name_of_its_own():
     assert PROJECT["name"] == "distributed-training-daemon"
     assert "dtd" not in known_packages()
+
+
+@pytest.mark.parametrize("document", ["SECURITY.md", "docs/operations.md"])
+def test_the_files_that_a_document_names_are_there(document):
+    """A defence counts with the test that tries it."""
+    text = (ROOT / document).read_text("utf-8")
+    named = set(re.findall(r"`((?:tests|dtd|scripts|systemd)/[\w/.@-]+\.\w+)`", text))
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+    assert any(name.startswith("tests/") for name in named) or document != "SECURITY.md"

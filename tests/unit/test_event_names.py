@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtd.coordinator.effects import QUIET_INCIDENTS
-from dtd.event_names import EVENTS, INCIDENTS
+from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 from scripts import gen_events
 
 USES = list(gen_events.uses())
@@ -33,6 +33,15 @@ def test_names_are_constants_with_one_sentence_each() -> None:
     for name, meaning in (EVENTS | INCIDENTS).items():
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name)
         assert re.fullmatch(r"[A-Z][^.|\n]*[^.|\n ]\.", meaning), name
+
+
+def test_a_worker_can_report_what_its_code_reports_and_nothing_else() -> None:
+    """Those of dtd.train and dtd.worker, which a NOTICE carries; dtd.core.member has one more."""
+    elsewhere = ("dtd/core/", "dtd/coordinator/")
+    said = [use for use in USES if use.kind == "incident"]
+    told = {use.name for use in said if not use.where.startswith(elsewhere)}
+    assert told | {"replicas_diverged"} == NOTICES
+    assert set(INCIDENTS) >= NOTICES
 
 
 def test_quiet_incidents_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from dtd.lent_memory import HEAD_BYTES, NONCE_BYTES, BorrowedMemory, LentMemory, borrow
 
 WORDS = b"gradients"
+FUTURE_WRITE = 0x10
 
 READER = """
 import sys
@@ -24,6 +26,13 @@ descriptor, nonce, size_bytes = sys.argv[1:]
 memory = borrow(int(descriptor), nonce=bytes.fromhex(nonce), size_bytes=int(size_bytes))
 for _ in sys.stdin:
     print(memory.loan, bytes(memory.view(4096, 9)).decode(), flush=True)
+"""
+
+BORROWER = """
+import ctypes, fcntl, mmap, os, sys
+from dtd.lent_memory import borrow
+descriptor, nonce, memory_bytes = int(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
+memory = borrow(descriptor, nonce=nonce, size_bytes=memory_bytes)
 """
 
 OWNER = """
@@ -48,6 +57,19 @@ def borrowed(memory: LentMemory) -> BorrowedMemory:
     found = borrow(memory.descriptor, nonce=memory.nonce, size_bytes=memory.size_bytes)
     assert found is not None
     return found
+
+
+def run_borrower(memory: LentMemory, source: str) -> subprocess.CompletedProcess[str]:
+    """Another process, which borrows the memory and then tries something."""
+    named = [str(memory.descriptor), memory.nonce.hex(), str(memory.size_bytes)]
+    return subprocess.run(
+        [sys.executable, "-c", BORROWER + source, *named],
+        pass_fds=[memory.descriptor],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def file_of(content: bytes, seals: int) -> int:
@@ -78,10 +100,57 @@ def test_a_reader_sees_what_is_written_later(lent: LentMemory) -> None:
     assert bytes(memory.view(HEAD_BYTES, len(WORDS))) == b"GRADients"
 
 
-def test_what_a_reader_writes_stays_its_own(lent: LentMemory) -> None:
-    borrowed(lent).view(HEAD_BYTES, len(WORDS))[:] = bytes(len(WORDS))
+def test_a_reader_cannot_write(lent: LentMemory) -> None:
+    tried = run_borrower(lent, "memory.view(4096, 9)[:] = bytes(9)")
+    assert tried.returncode == -signal.SIGSEGV
     assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
-    assert bytes(borrowed(lent).view(HEAD_BYTES, len(WORDS))) == WORDS
+
+
+MAKE_WRITABLE = """
+library = ctypes.CDLL(None)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory._map))
+assert library.mprotect(ctypes.c_void_p(address), memory_bytes, 3) == 0
+memory.view(4096, 9)[:] = bytes(9)
+"""
+
+WAYS_TO_WRITE = {
+    "write": "os.pwrite(descriptor, b'x', 4096)",
+    "map it": "mmap.mmap(descriptor, memory_bytes)",
+    "open it anew": "os.pwrite(os.open(f'/proc/self/fd/{descriptor}', os.O_RDWR), b'x', 4096)",
+    "map it anew": "mmap.mmap(os.open(f'/proc/self/fd/{descriptor}', os.O_RDWR), memory_bytes)",
+    "shrink it": "os.ftruncate(descriptor, 0)",
+    "grow it": "os.posix_fallocate(descriptor, 0, 2 * memory_bytes)",
+    "break the seals": "fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_WRITE)
+def test_a_borrower_finds_no_way_to_write(lent: LentMemory, way: str) -> None:
+    tried = run_borrower(lent, WAYS_TO_WRITE[way])
+    assert "Operation not permitted" in tried.stderr
+    assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
+
+
+def test_what_a_borrower_forces_into_its_own_mapping_stays_there(lent: LentMemory) -> None:
+    assert run_borrower(lent, MAKE_WRITABLE).returncode == 0
+    assert bytes(lent.view(HEAD_BYTES, len(WORDS))) == WORDS
+
+
+def test_the_owner_goes_on_writing(lent: LentMemory) -> None:
+    lent.recall()
+    lent.view(HEAD_BYTES, len(WORDS))[:] = b"something"
+    assert bytes(borrowed(lent).view(HEAD_BYTES, len(WORDS))) == b"something"
+    assert borrowed(lent).loan == 2
+
+
+def test_memory_that_cannot_be_sealed_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 5.1 a borrower could write."""
+    monkeypatch.setattr("dtd.lent_memory._SEALS", 1 << 30)
+    memory = LentMemory(100)
+    assert not memory.lendable
+    memory.view(HEAD_BYTES, 4)[:] = b"own "
+    memory.recall()
+    memory.close()
 
 
 def test_another_process_reads_and_sees_a_recall(lent: LentMemory) -> None:
@@ -163,12 +232,13 @@ def test_memory_that_is_not_the_one_that_was_named_is_not_borrowed(
     "seals",
     [
         0,
-        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW,
-        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
-        fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | FUTURE_WRITE,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL | FUTURE_WRITE,
+        fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | FUTURE_WRITE,
+        fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL,
     ],
 )
-def test_a_file_whose_size_can_change_is_not_borrowed(seals: int) -> None:
+def test_a_file_that_can_change_otherwise_is_not_borrowed(seals: int) -> None:
     content = bytes(HEAD_BYTES)
     descriptor = file_of(content, seals)
     nonce = content[:NONCE_BYTES]
@@ -177,7 +247,7 @@ def test_a_file_whose_size_can_change_is_not_borrowed(seals: int) -> None:
 
 
 def test_a_file_without_room_for_a_head_is_not_borrowed() -> None:
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | FUTURE_WRITE
     descriptor = file_of(bytes(100), seals)
     assert borrow(descriptor, nonce=bytes(NONCE_BYTES), size_bytes=100) is None
     os.close(descriptor)

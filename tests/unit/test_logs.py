@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -138,13 +139,49 @@ def test_a_terminal_gets_a_coloured_console(monkeypatch: pytest.MonkeyPatch) -> 
     assert "hello" in terminal.getvalue()
 
 
-def test_what_a_job_printed_does_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+HOSTILE = "gone\x1b[2J\x9b2J\u202e\u2028\r\n2026-01-01 [error] forged level=error worker=w-9"
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_others_texts_are_values_on_a_console(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    terminal, file = Terminal(), io.StringIO()
-    configure_logging("auto", terminal)
-    get_logger().info("job_output", line="\x1b[2Jgone\x1b]0;title\x07")
-    assert "gone" in terminal.getvalue()
-    assert "\x1b" not in terminal.getvalue()
+    configure_logging("console", stream)
+    get_logger().info("job_output", line=HOSTILE, more=[HOSTILE], n=1, host="w-1", none=None)
+    get_logger().info("job_output", line="two words")
+    first, second = stream.getvalue().splitlines()
+    assert first.isprintable()
+    assert "\\u001b[2J\\u009b2J\\u202e\\u2028\\r\\n" in first
+    unquoted = re.sub(r'"(?:[^"\\]|\\.)*"', "", first)
+    assert "forged" not in unquoted
+    assert {"n=1", "host=w-1", "none=None", "line=", "more=[]"} <= set(unquoted.split())
+    assert 'line="two words"' in second
+
+
+def test_a_traceback_on_a_console_cannot_pass_for_lines_of_ours() -> None:
+    file = io.StringIO()
+    configure_logging("console", file)
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError:
+        get_logger().exception("task_failed")
+    first, *rest = file.getvalue().splitlines()
+    assert "task_failed" in first
+    assert rest
+    assert all(line.startswith("  ") for line in rest if line)
+    assert "\x1b" not in file.getvalue()
+    assert "\x9b" not in file.getvalue()
+
+
+def test_what_a_job_printed_reads_as_it_came_in_json() -> None:
+    file = io.StringIO()
+    configure_logging("json", file)
+    get_logger().info("job_output", line=HOSTILE)
+    assert file.getvalue().isascii()
+    assert file.getvalue().count("\n") == 1
+    assert lines(file)[0]["line"] == HOSTILE
+    file = io.StringIO()
     configure_logging("json", file)
     get_logger().info("job_output", line="\x1b[2Jgone")
     assert lines(file)[0]["line"] == "\x1b[2Jgone"

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from dtd import notify
 from dtd.notify import Notifier
 
 
@@ -65,8 +66,14 @@ def test_a_status_is_said_once_in_one_short_line(manager):
     notifier.status("step 1, READY=1")
     notifier.status("x" * 10_000)
     assert manager.hear() == "STATUS=step 1, READY=1"
-    assert manager.hear() == f"STATUS={'x' * 500}"
+    assert manager.hear() == f"STATUS={'x' * 497}..."
     assert manager.hears_nothing()
+
+
+def test_a_status_cannot_say_more_than_a_status(manager):
+    notifier = Notifier.from_environment(environment(manager))
+    notifier.status("job a\u2028MAINPID=1\x1b[2J\x9b2J\u202e\x00WATCHDOG=trigger")
+    assert manager.hear() == "STATUS=job a MAINPID=1\\x1b[2J\\x9b2J\\u202e\\x00WATCHDOG=trigger"
 
 
 def test_what_could_not_be_said_is_said_later(tmp_path):
@@ -100,6 +107,20 @@ async def test_the_loop_feeds_the_watchdog_and_tells_the_status(manager):
     keeping.cancel()
     assert heard[0] == "STATUS=waits for a job"
     assert heard[1:] == ["WATCHDOG=1"] * 3
+
+
+async def test_a_watchdog_that_took_nothing_is_fed_again_soon(monkeypatch, tmp_path):
+    """A busy manager's socket is full for a moment; half the watchdog's time later is too late."""
+    monkeypatch.setattr(notify, "STATUS_EVERY_S", 0.01)
+    address = str(tmp_path / "notify")
+    notifier = Notifier.from_environment({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000"})
+    keeping = asyncio.create_task(notifier.keep(lambda: ""))
+    await asyncio.sleep(0)  # nobody is there: whatever is due at once comes to nothing
+    await asyncio.sleep(0)
+    manager = Manager(address)
+    assert await manager.hear_soon() == "WATCHDOG=1"
+    keeping.cancel()
+    manager.close()
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "soon"}, {"WATCHDOG_PID": "1"}])

@@ -157,6 +157,9 @@ def test_table_of_frames_is_what_connections_allow() -> None:
             assert (role, sender, state) == ("ring, lifeline, fetch", "opener", "await prove")
             continue
         assert state == "open"
+        if cls in (m.Renew, m.Renewed):
+            assert (role, sender) == ("worker, ctl", "opener" if cls is m.Renew else "coordinator")
+            continue
         by_opener = [r for r in m.Role if cls in connection.FROM_OPENER[r]]
         by_acceptor = [r for r in m.Role if cls in connection.FROM_ACCEPTOR[r]]
         [only] = set(by_opener + by_acceptor)

@@ -1,14 +1,15 @@
-"""Values as people typed them, and others' texts on a terminal."""
+"""Values as people typed them, and others' texts wherever they are shown."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.shown import plain, plain_value, shown
+from dtd.shown import escaped, escaped_value, indented, json_safe, one_line, quoted, shown
 
 
 @pytest.mark.parametrize(
@@ -40,30 +41,74 @@ def test_a_long_value_is_cut() -> None:
         ("plain text, \u00e4\u6f22", "plain text, \u00e4\u6f22"),
         ("two\n\tlines", "two\n\tlines"),
         ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b[2J\x1b[Hgone", "gone"),
-        ("\x1b]0;title\x07after", "after"),
-        ("\x1b]52;c;cm0gLXJm\x1b\\after", "after"),
-        ("\x1b]0;never ends", ""),
         ("\x9b31mred", "red"),
-        ("\x90payload\x9cafter", "after"),
-        ("a\x1bcb", "ab"),
-        ("a\x1b", "a"),
+        ("\x1b[2J\x1b[Hgone", "\\x1b[2J\\x1b[Hgone"),
+        ("\x1b]0;title\x07after", "\\x1b]0;title\\x07after"),
+        ("\x1b]0;never ends", "\\x1b]0;never ends"),
+        ("\x90payload\x9cafter", "\\x90payload\\x9cafter"),
+        ("a\x1b", "a\\x1b"),
         ("10%\r50%\r\n", "10%\n50%\n"),
-        ("a\x00\x08\x7fb", "ab"),
-        ("user\u202exe.txt", "userxe.txt"),
+        ("a\x00\x08\x7fb", "a\\x00\\x08\\x7fb"),
+        ("user\u202exe.txt", "user\\u202exe.txt"),
+        ("one\u2028two\x85three", "one\\u2028two\\x85three"),
+        ("\ud800\U000e0041", "\\ud800\\U000e0041"),
+        ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
     ],
 )
 def test_nothing_that_steers_a_terminal_is_left(text: str, left: str) -> None:
-    assert plain(text) == left
-    assert plain(plain(text)) == left
+    assert escaped(text) == left
+    assert escaped(escaped(text)) == left
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8")))
-def test_no_text_whatever_keeps_a_control_character(text: str) -> None:
-    left = plain(text)
-    assert not [c for c in left if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+BAD_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
+BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+ANY_TEXT = st.text(
+    alphabet=st.one_of(
+        st.characters(codec=None),
+        st.sampled_from("\x1b\x9b\x9d[]0m;?J\r\n\t\x00\x7f\x85\u2028\u202e\u2066\ud800\"'=\\ ab"),
+    )
+)
 
 
-def test_all_texts_of_an_answer_are_cleaned() -> None:
+def unsafe(text: str, but: str = "") -> list[str]:
+    """What no terminal, log or console may get of others' texts."""
+    return [
+        c for c in text if (unicodedata.category(c) in BAD_CATEGORIES or c in BIDI) and c not in but
+    ]
+
+
+@given(ANY_TEXT)
+def test_no_text_whatever_gets_through_any_way_of_showing_it(text: str) -> None:
+    assert not unsafe(escaped(text), but="\n\t")
+    assert not unsafe(indented(text), but="\n\t")
+    assert not unsafe(one_line(text))
+    assert not unsafe(quoted(text))
+    as_json = json_safe(json.dumps([text, {text: text}], ensure_ascii=False))
+    assert not unsafe(as_json)
+    assert json.loads(as_json) == [text, {text: text}]
+
+
+@given(ANY_TEXT)
+def test_a_quoted_text_is_one_value(text: str) -> None:
+    made = quoted(text)
+    if made.startswith('"'):
+        assert json.loads(made) == text
+    else:
+        assert made == text
+        assert not set(made) & set(" \"'=")
+
+
+@given(ANY_TEXT)
+def test_only_the_first_line_can_begin_as_one_of_ours(text: str) -> None:
+    assert not [line for line in indented(text).split("\n")[1:] if line and line[0] != " "]
+
+
+def test_one_line_keeps_its_layout_and_has_an_end() -> None:
+    assert one_line("  a   b") == "  a   b"
+    assert one_line("a\r\n\n\tb") == "a b"
+    assert one_line("x" * 20, most=10) == "xxxxxxx..."
+
+
+def test_all_texts_of_an_answer_are_escaped() -> None:
     answer = {"a\x1b[1m": ["\x1b[31mx", {"y": "\x07z"}, 3, None, 0.5]}
-    assert plain_value(answer) == {"a": ["x", {"y": "z"}, 3, None, 0.5]}
+    assert escaped_value(answer) == {"a": ["x", {"y": "\\x07z"}, 3, None, 0.5]}

@@ -13,6 +13,7 @@ import pytest
 
 from dtd.ctl.service_files import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
+from dtd.net.server import MAX_CONNECTIONS
 from dtd.worker.instance import device_of
 from dtd.worker.main import STOP_PATIENCE_S
 
@@ -110,6 +111,41 @@ def test_a_worker_may_finish_its_step(name):
 def test_instances_in_the_text_name_devices(name):
     instances = re.findall(r"dtd-worker@([a-z0-9-]+)\b(?!\.)", (UNITS / name).read_text())
     assert {device_of(instance) for instance in instances} == {"cpu", "cuda:0"}
+
+
+def setting(name, key):
+    (value,) = re.findall(rf"^{key}=(.*)$", (UNITS / name).read_text(), re.MULTILINE)
+    return value
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_what_a_service_may_use_is_bounded(name):
+    """Files for all connections, and as many again for what else is open."""
+    assert int(setting(name, "LimitNOFILE")) >= 2 * MAX_CONNECTIONS
+    assert int(setting(name, "TasksMax")) >= 128
+    assert re.fullmatch(r"[0-9]+G|[0-9]{2}%", setting(name, "MemoryMax"))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("key", ["LimitNOFILE", "TasksMax", "MemoryMax"])
+def test_a_user_has_the_same_bounds(name, key):
+    assert setting(f"user/{name}", key) == setting(name, key)
+
+
+def test_a_worker_sees_its_own_of_what_workers_keep():
+    """As the unit's directories are named, so the rest of them is hidden."""
+    unit = "dtd-worker@.service"
+    hidden = {place.split(":")[0] for place in setting(unit, "TemporaryFileSystem").split()}
+    shown = setting(unit, "BindPaths").split()
+    for key, place in [("StateDirectory", "%S"), ("CacheDirectory", "%C")]:
+        assert f"{place}/dtd" in hidden
+        assert {f"{place}/{one}" for one in setting(unit, key).split()} <= set(shown)
+
+
+def test_a_workers_own_state_comes_before_what_it_shares():
+    """systemd sorts the directories, and the first of STATE_DIRECTORY is the worker's."""
+    own, shared = setting("dtd-worker@.service", "StateDirectory").split()
+    assert own < shared == "dtd/workers"
 
 
 def test_newer_keys_stand_in_drop_ins_only():

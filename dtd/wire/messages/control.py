@@ -5,7 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Octets, Text, list_of
+from dtd.wire.fields import (
+    F64,
+    U16,
+    U32,
+    U64,
+    Figure,
+    Flag,
+    Generation,
+    Host,
+    Map,
+    MemberName,
+    Name,
+    Octets,
+    Seconds,
+    Text,
+    Words,
+    list_of,
+)
 from dtd.wire.messages.registry import message
 
 MAX_WORLD: Final = 64
@@ -21,7 +38,7 @@ class Member:
 
     name: Name
     incarnation: U64
-    host: Name
+    host: Host
     port: U16
     holds: Flag
 
@@ -34,7 +51,7 @@ class Held:
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     step: U64
     digest: Name
     where: Name
@@ -44,9 +61,9 @@ class Held:
 class Branch:
     """States that a job has left: after (`generation`, `step`), of generations < `before`."""
 
-    generation: U32
+    generation: Generation
     step: U64
-    before: U32
+    before: Generation
 
 
 @message(0x10)
@@ -56,27 +73,29 @@ class Register:
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
     `identity` tells its job from one of the same id of another store; `roster`, `held_generation`
     and `held_step` are those of its ASSIGN.  `instance` names its state directory.
-    `last_end` says how the process before this one ended; empty if in good order.
+    `last_end` says how the process before this one ended; empty if in good order.  `proof` shows a
+    coordinator that has forgotten the generation that it made this process a member of it.
     """
 
-    name: Name
+    name: MemberName
     incarnation: U64
     pid: U32
     host: Name
     device: Name
-    data_host: Name
+    data_host: Host
     data_port: U16
     version: Name
     job: Name = ""
-    generation: U32 = 0
+    generation: Generation = 0
     roster_id: U64 = 0
     phase: Name = ""
     identity: Name = ""
     roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)] = ()
-    held_generation: U32 = 0
+    held_generation: Generation = 0
     held_step: U64 = 0
     instance: Name = ""
     last_end: Name = ""
+    proof: Octets = field(default=b"", repr=False)
 
 
 @message(0x11)
@@ -87,12 +106,12 @@ class Registered:
     restore.  `refused`: why the worker takes no part in any job; empty when it does.
     """
 
-    heartbeat_interval_s: F64
-    heartbeat_timeout_s: F64
+    heartbeat_interval_s: Seconds
+    heartbeat_timeout_s: Seconds
     secret: Octets = field(default=b"", repr=False)
     store_id: Name = ""
     epoch: U64 = 0
-    refused: Text = ""
+    refused: Words = ""
 
 
 @message(0x12)
@@ -109,34 +128,34 @@ class Heartbeat:
 
     state: Name
     job: Name = ""
-    generation: U32 = 0
+    generation: Generation = 0
     step: U64 = 0
     epoch: U64 = 0
-    loss: F64 = 0.0
+    loss: Figure = 0.0
     samples_per_s: F64 = 0.0
-    step_s: F64 = 0.0
-    compute_s: F64 = 0.0
-    comm_s: F64 = 0.0
-    exposed_s: F64 = 0.0
-    own_s: F64 = 0.0
-    data_s: F64 = 0.0
-    optimizer_s: F64 = 0.0
+    step_s: Seconds = 0.0
+    compute_s: Seconds = 0.0
+    comm_s: Seconds = 0.0
+    exposed_s: Seconds = 0.0
+    own_s: Seconds = 0.0
+    data_s: Seconds = 0.0
+    optimizer_s: Seconds = 0.0
     memory_bytes: U64 = 0
-    stalled_s: F64 = 0.0
-    patience_s: F64 = 0.0
-    where: Text = ""
-    waiting: Text = ""
-    learning_rate: F64 = 0.0
-    grad_norm: F64 = 0.0
+    stalled_s: Seconds = 0.0
+    patience_s: Seconds = 0.0
+    where: Words = ""
+    waiting: Words = ""
+    learning_rate: Figure = 0.0
+    grad_norm: Figure = 0.0
     cpu_s: F64 = 0.0
     sent_bytes: U64 = 0
     received_bytes: U64 = 0
-    rtt_s: F64 = 0.0
+    rtt_s: Seconds = 0.0
     link_bytes_per_s: F64 = 0.0
     gpu_use: F64 = -1.0
     gpu_memory_bytes: U64 = 0
-    still_s: F64 = 0.0
-    evidence: Text = ""
+    still_s: Seconds = 0.0
+    evidence: Words = ""
 
 
 @message(0x13)
@@ -190,11 +209,11 @@ class Assign:
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     roster_id: U64
     rank: U16
     roster: Annotated[tuple[Member, ...], list_of(Member, MAX_WORLD)]
-    held_generation: U32
+    held_generation: Generation
     held_step: U64
     branches: Annotated[tuple[Branch, ...], list_of(Branch, MAX_BRANCHES)] = ()
     secret: Octets = field(default=b"", repr=False)
@@ -205,7 +224,7 @@ class Running:
     """The worker's ring is up, its state agreed with all ranks: it trains."""
 
     job: Name
-    generation: U32
+    generation: Generation
     step: U64
 
 
@@ -213,10 +232,10 @@ class Running:
 class Freeze:
     """End the generation: at the next step boundary, or now; `leave`: this worker leaves then."""
 
-    generation: U32
+    generation: Generation
     at_boundary: Flag
     stop: Flag
-    reason: Text
+    reason: Words
     leave: Flag = False
 
 
@@ -232,14 +251,14 @@ class Frozen:
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     roster_id: U64
-    prepared_generation: U32
+    prepared_generation: Generation
     prepared_step: U64
     held: Annotated[tuple[Held, ...], list_of(Held, 1)]
     suspect: Name
     evidence: Name
-    reason: Text
+    reason: Words
     diverged_step: U64 = 0
     differs: Name = ""
 
@@ -252,8 +271,8 @@ class Finished:
     """
 
     job: Name
-    generation: U32
-    held_generation: U32
+    generation: Generation
+    held_generation: Generation
     step: U64
     digest: Name
     result: Map
@@ -267,7 +286,7 @@ class Failed:
     """
 
     job: Name
-    reason: Text
+    reason: Words
     traceback: Text
     step: U64 = 0
 
@@ -280,7 +299,7 @@ class Save:
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     step: U64
 
 
@@ -290,14 +309,14 @@ class Release:
 
     job: Name
     state: Name
-    reason: Text
+    reason: Words
 
 
 @message(0x22)
 class Leave:
     """The worker wants to leave at the next step boundary; it is released when it may go."""
 
-    reason: Text
+    reason: Words
 
 
 @message(0x4B)

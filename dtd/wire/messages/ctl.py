@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.wire.fields import U16, U32, U64, Flag, Map, Name
+from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Text
 from dtd.wire.messages.registry import message
 
 
@@ -96,6 +96,19 @@ class ReadEvents:
     follow: Flag = False
 
 
+@message(0x58)
+class ReadAudit:
+    """Ask who did what, from a cursor on; of everybody and everything unless it is narrowed down.
+
+    `who`: a name, a certificate's serial, or ROLE/NAME.  `what`: part of the name of a request.
+    """
+
+    after: U64 = 0
+    since_s: F64 = 0.0
+    who: Name = ""
+    what: Name = ""
+
+
 @message(0x49)
 class ListCheckpoints:
     """Ask for known checkpoints, of one job or of all; with `tickets` also to fetch them."""
@@ -134,10 +147,17 @@ class ResumeJob:
 
 @message(0x50)
 class CreateToken:
-    """Make a token with which hosts or people can join; `life_s` 0: until it is revoked."""
+    """Make a token with which hosts or people can join; `life_s` 0: until it is used up or revoked.
+
+    `names`: who can join with it, each once, with commas between; empty: whoever has it.
+    `replaces`: a credential of that name that counts gives way.
+    """
 
     role: Name
     life_s: U32
+    uses: U16 = 1
+    names: Text = ""
+    replaces: Flag = False
 
 
 @message(0x51)
@@ -179,7 +199,28 @@ class PutPackage:
 
 @message(0x4A)
 class Result:
-    """The answer to a dtdctl request; the payload is a msgpack map."""
+    """The answer to a dtdctl request; the payload is a msgpack map.
+
+    `renew`: it is time to renew the certificate with which the connection was opened.
+    """
+
+    renew: Flag = False
+
+
+@message(0x59)
+class ShowAuthority:
+    """Ask for the authority, and how far its replacement is."""
+
+
+@message(0x5A)
+class RotateAuthority:
+    """Begin to replace the authority's key; or `finish` it, whoever has not renewed by now.
+
+    `overlap_s`: how long both count at most; 0: as long as a credential lives.
+    """
+
+    overlap_s: U32 = 0
+    finish: Flag = False
 
 
 CtlMessage = (
@@ -194,6 +235,7 @@ CtlMessage = (
     | Delete
     | ReadLogs
     | ReadEvents
+    | ReadAudit
     | ListCheckpoints
     | GetFigures
     | Examine
@@ -203,6 +245,8 @@ CtlMessage = (
     | RevokeToken
     | ListCredentials
     | RevokeCredential
+    | ShowAuthority
+    | RotateAuthority
     | PutPackage
     | Result
 )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from dtd.wire.fields import U16, U32, U64, Flag, Map, Name, Octets, Text
+from dtd.wire.fields import (
+    U16,
+    U64,
+    Directory,
+    Flag,
+    Generation,
+    Host,
+    Map,
+    Name,
+    Octets,
+    Words,
+)
 from dtd.wire.messages.registry import message
 
 
@@ -13,7 +24,7 @@ class Probe:
     """Coordinator to worker: can you fetch something from that worker's data port?"""
 
     name: Name
-    host: Name
+    host: Host
     port: U16
     ticket_expires_unix_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
@@ -25,7 +36,7 @@ class Probed:
 
     name: Name
     reachable: Flag
-    reason: Text = ""
+    reason: Words = ""
     greeted: Flag = False
 
 
@@ -55,10 +66,10 @@ class Measure:
     one) or "step" (of the job `spec` for worlds of 1 to `worlds` workers); `package` as in PREPARE.
     """
 
-    number: U32
+    number: U64
     what: Name
     name: Name = ""
-    host: Name = ""
+    host: Host = ""
     port: U16 = 0
     ticket_expires_unix_s: U64 = 0
     ticket_key: Octets = field(default=b"", repr=False)
@@ -71,10 +82,10 @@ class Measure:
 class Measured:
     """The answer to MEASURE; `reason` says why there are no figures."""
 
-    number: U32
+    number: U64
     figures: Map
-    reason: Text = ""
-    remedy: Text = ""
+    reason: Words = ""
+    remedy: Words = ""
 
 
 @message(0x2B)
@@ -83,17 +94,17 @@ class DropCheckpoint:
 
     job: Name
     identity: Name
-    generation: U32
+    generation: Generation
     step: U64
-    directory: Text
+    directory: Directory
 
 
 @message(0x2C)
 class CheckpointDropped:
     """The answer to DROP_CHECKPOINT; `reason` says why it is still there."""
 
-    directory: Text
-    reason: Text = ""
+    directory: Directory
+    reason: Words = ""
 
 
 ErrandMessage = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from dtd.wire.fields import U8, U16, U32, U64, Name, Octets, Text
+from dtd.wire.fields import U8, U16, U32, U64, Generation, Name, Octets, Text, Words
 from dtd.wire.messages.registry import message
 from dtd.wire.tags import FLAG_XXH3
 
@@ -30,7 +30,7 @@ class Hello:
     protocol_max: U8
     version: Name
     max_payload_bytes: U32
-    generation: U32 = 0
+    generation: Generation = 0
     roster_id: U64 = 0
     rank: U16 = 0
     nonce: Octets = b""
@@ -56,15 +56,15 @@ class Error:
     """The last frame before the sender closes the connection."""
 
     code: U16
-    message: Text
-    remedy: Text = ""
+    message: Words
+    remedy: Words = ""
 
 
 @message(0x04)
 class Goodbye:
     """The sender leaves in good order and will close the connection."""
 
-    reason: Text = ""
+    reason: Words = ""
 
 
 @message(0x05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from dtd.wire.fields import Name, Text
+from dtd.wire.fields import MemberName, Name, Text
 from dtd.wire.messages.registry import message
 
 
@@ -22,13 +22,17 @@ class Authority:
 
 @message(0x08)
 class Enrol:
-    """Ask for a credential: who one wants to be, a token for it, and a signing request, PEM."""
+    """Ask for a credential: who one wants to be, a token for it, and a signing request, PEM.
+
+    `workers`: the names that a worker's credential is to be good for, with commas between.
+    """
 
     role: Name
-    name: Name
+    name: MemberName
     token_id: Name
     token_secret: Name = field(repr=False)
     request_pem: Text
+    workers: Text = ""
 
 
 @message(0x09)
@@ -39,4 +43,36 @@ class Enrolled:
     coordinators: Text
 
 
-JoiningMessage = GetAuthority | Authority | Enrol | Enrolled
+@message(0x0A)
+class Renew:
+    """Ask for a certificate that renews the one of this connection: a signing request, PEM.
+
+    Without one it says that the certificate with the serial `taken` is on disk.
+    """
+
+    request_pem: Text = ""
+    taken: Name = ""
+
+
+@message(0x0B)
+class Renewed:
+    """The new certificate, PEM, and all that goes with it into the credential.
+
+    Without a certificate: `reason` says why there is none yet.
+    """
+
+    certificate_pem: Text = ""
+    authority_pem: Text = ""
+    coordinators: Text = ""
+    reason: Text = ""
+
+
+@message(0x0C)
+class Revocations:
+    """What was revoked, as the authority has signed it: a payload, empty when nothing is known.
+
+    A worker says what it remembers; the coordinator answers when that is not all, or news.
+    """
+
+
+JoiningMessage = GetAuthority | Authority | Enrol | Enrolled | Renew | Renewed | Revocations

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from dtd.wire.fields import F64, U16, U32, U64, Figures, Flag, Map, Name, Text
+from dtd.wire.fields import (
+    U16,
+    U32,
+    U64,
+    Directory,
+    Figure,
+    Figures,
+    Flag,
+    Generation,
+    Name,
+    Names,
+    NoticeKind,
+    Seconds,
+    Words,
+)
 from dtd.wire.messages.registry import message
 
 
@@ -17,20 +31,33 @@ class Evaluated:
 
 @message(0x1E)
 class CheckpointSaved:
-    """A checkpoint was published on the worker's disk; `kept` {"names"}: those still there.
+    """A checkpoint was published on the worker's disk; `kept`: the names of those still there.
 
     `write_s`: how long it took, in the background; 0 when it was not measured.
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     step: U64
     digest: Name
     size_bytes: U64
-    directory: Text
+    directory: Directory
     metrics: Figures
-    kept: Map
-    write_s: F64 = 0.0
+    kept: Names
+    write_s: Seconds = 0.0
+
+
+@message(0x29)
+class Agreed:
+    """All ranks hold this state, which is to be saved: they have compared its digests in the ring.
+
+    Sent by each of them as soon as it has seen that, before anybody publishes the checkpoint.
+    """
+
+    job: Name
+    generation: Generation
+    step: U64
+    digest: Name
 
 
 @message(0x1F)
@@ -46,8 +73,8 @@ class Notice:
     """Something the operator should know and that stopped nothing."""
 
     job: Name
-    event: Name
-    message: Text
+    event: NoticeKind
+    message: Words
 
 
 @message(0x21)
@@ -58,19 +85,19 @@ class Progress:
     """
 
     job: Name
-    generation: U32
+    generation: Generation
     step: U64
     epoch: U64
-    loss: F64
-    learning_rate: F64
-    grad_norm: F64
+    loss: Figure
+    learning_rate: Figure
+    grad_norm: Figure
     rows: U32
-    step_s: F64
-    compute_s: F64
-    comm_s: F64
-    exposed_s: F64
+    step_s: Seconds
+    compute_s: Seconds
+    comm_s: Seconds
+    exposed_s: Seconds
     skipped: Flag
     skipped_steps: U64
 
 
-Report = Evaluated | CheckpointSaved | JobOutput | Notice | Progress
+Report = Agreed | Evaluated | CheckpointSaved | JobOutput | Notice | Progress

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from dtd.wire.fields import U8, U16, U32, U64, Name, Octets, list_of
+from dtd.wire.fields import U8, U16, U32, U64, Generation, Octets, Text, list_of
 from dtd.wire.messages.registry import message
 
 MAX_WORD_BYTES: Final = 32 * 1024
@@ -29,7 +29,7 @@ class Chunk:
     With a loan there is no payload: the elements lie in memory that the sender lends.
     """
 
-    generation: U32
+    generation: Generation
     step: U64
     phase: U8
     hop: U16
@@ -43,9 +43,9 @@ class Chunk:
 class Word:
     """One rank's small word on its way round the ring; the payload is the word."""
 
-    generation: U32
+    generation: Generation
     step: U64
-    sequence: U32
+    sequence: U64
     hop: U16
     origin: U16
     source: U16
@@ -55,7 +55,7 @@ class Word:
 class Beat:
     """Sent in both directions of a ring link at the heartbeat interval: this side is alive."""
 
-    generation: U32
+    generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class Lend:
     `lots` has one entry for each bucket of a step, in their order.
     """
 
-    generation: U32
-    number: U32
+    generation: Generation
+    number: U64
     nonce: Octets
     size_bytes: U64
     lots: Annotated[tuple[Lot, ...], list_of(Lot, MAX_LENT)]
@@ -81,26 +81,26 @@ class Lend:
 
 @message(0x34)
 class Borrow:
-    """The next rank asks for the file of this LEND, by post to a socket of its own."""
+    """The next rank asks for the file of this LEND, by post to a socket of its own: its path."""
 
-    generation: U32
-    number: U32
-    socket: Name
+    generation: Generation
+    number: U64
+    socket: Text
 
 
 @message(0x35)
 class Borrowed:
     """The next rank can read what the LEND of this number names."""
 
-    generation: U32
-    number: U32
+    generation: Generation
+    number: U64
 
 
 @message(0x36)
 class Taken:
     """The next rank has read all that it was lent of a bucket."""
 
-    generation: U32
+    generation: Generation
     step: U64
     bucket: U16
 

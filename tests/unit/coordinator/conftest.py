@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import pytest
 
 from dtd import __version__
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.store import Store
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
+from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
 
@@ -31,10 +32,12 @@ class Daemon:
     def __init__(self, loop_thread: Any, state_dir: Path) -> None:
         self._loop_thread = loop_thread
         self.config = CoordinatorConfig(
-            listen=Address("127.0.0.1", 0), state_dir=state_dir, heartbeat_timeout_s=600.0
+            state_dir=state_dir,
+            socket=state_dir / SOCKET_NAME,
+            heartbeat_timeout_s=600.0,
         )
         self.coordinator: Coordinator = loop_thread.run(self._start())
-        self.address = Address.parse(self.coordinator.address)
+        self.address = SocketPath(str(self.config.socket))
 
     async def _start(self) -> Coordinator:
         made = Coordinator(self.config, Store(self.config.state_dir))
@@ -111,19 +114,23 @@ class PlayedWorker:
     def warm_up(self) -> m.Prepare:
         """Answer PREPARE."""
         prepare = self.hear(m.Prepare)
+        self.tell_warm(prepare.job)
+        return prepare
+
+    def tell_warm(self, job: str) -> None:
+        """Say with what it trains."""
         self.say(
             m.Warmed(
-                job=prepare.job,
+                job=job,
                 dataset_rows=100,
                 dataset_fingerprint="f",
                 plan_digest="p",
                 numerics_fingerprint="n",
                 parameters=10,
                 steps_total=20,
-                held=(m.Held(job=prepare.job, generation=0, step=0, digest="", where="none"),),
+                held=(m.Held(job=job, generation=0, step=0, digest="", where="none"),),
             )
         )
-        return prepare
 
     def run_alone(self) -> m.Assign:
         """Warm up, and run in a generation of its own."""
@@ -143,10 +150,17 @@ class PlayedWorker:
             "size_bytes": 1000,
             "directory": f"/state/checkpoints/{assign.job}/{name}",
             "metrics": {"accuracy": 0.5},
-            "kept": {"names": [*kept, name]},
+            "kept": (*kept, name),
         }
         self._kept = [*kept, name]
-        self.say(m.CheckpointSaved(**(values | changed)))
+        saved = m.CheckpointSaved(**(values | changed))
+        self.agree(saved)
+        self.say(saved)
+
+    def agree(self, saved: m.CheckpointSaved) -> None:
+        """All ranks have agreed on the digest of this state."""
+        key = {"generation": saved.generation, "step": saved.step}
+        self.say(m.Agreed(job=saved.job, digest=saved.digest, **key))
 
     def finish(self, assign: m.Assign, step: int = 20, **changed: Any) -> None:
         """Report the end of the job, whose last state is saved."""

@@ -56,7 +56,7 @@ def test_a_backup_of_a_store_in_use_is_restored_in_a_new_epoch(
     original.save_job(2, {"id": "j-2", "state": "queued", "spec": {"job": {}}})
     restored = tmp_path / "restored"
     assert restore(backup, restored) == original.identity()[1] + 1 == 2
-    expected = {FILE_NAME, "lock", "pki/ca.key", f"packages/{DIGEST}.tar"}
+    expected = {FILE_NAME, "lock", "pki/ca.key", "pki/restored.json", f"packages/{DIGEST}.tar"}
     assert files(restored) == expected
     store = Store(restored)
     assert store.identity() == (original.identity()[0], 2)

@@ -12,12 +12,12 @@ import dtd.coordinator.main as main_module
 from dtd import __version__
 from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError, RequestRefused
 from dtd.wire import messages as m
+from dtd.wire.header import MAX_HEADER_BYTES
 
 
 def test_it_says_where_it_listens(daemon):
     text = (daemon.config.state_dir / "address").read_text()
-    assert text == str(daemon.address)
-    assert daemon.address.port > 0
+    assert text == daemon.coordinator.address == str(daemon.address)
 
 
 def test_a_worker_is_known_by_where_it_calls_from_unless_it_says_so(daemon, play):
@@ -38,6 +38,28 @@ def test_nothing_is_heard_before_register(daemon, play):
     assert caught.value.code == ErrorCode.WRONG_STATE
     worker.say(m.Heartbeat(state="idle"))
     worker.hear(m.HeartbeatAck)
+
+
+@pytest.mark.parametrize("number", [7, 10**6, 2**32 - 1, 2**63 - 1])
+def test_nobody_makes_up_generations(start_daemon, play, spec, number):
+    """The highest number was durable, and with 2**32 - 1 no coordinator ever assigned again."""
+    daemon = start_daemon()
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    worker = play(daemon)
+    identity = worker.hear(m.Prepare).identity
+    liar = play(daemon, "worker-1", joins=False)
+    liar.say(
+        dataclasses.replace(
+            liar.register, job=job, identity=identity, generation=number, phase="running"
+        )
+    )
+    with pytest.raises(RequestRefused, match="does not show that it was in it"):
+        liar.hear(m.Registered)
+    books = daemon.coordinator.membership.books
+    assert (books.epoch, books.generation, books.highest_seen) == (1, 0, 0)
+    again = play(start_daemon(), "worker-2")
+    again.warm_up()
+    assert again.hear(m.Assign).generation == 1
 
 
 def test_the_newer_worker_of_a_name_takes_the_place(daemon, play):
@@ -169,3 +191,56 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit):
         main_module.main(["--version"])
     assert capsys.readouterr().out == f"dtd {__version__}\n"
+
+
+def test_a_job_that_no_worker_can_be_told_of_is_refused(daemon, play, spec):
+    """It was written down, and every start of a coordinator ended with its first worker."""
+    play(daemon)
+    room = MAX_HEADER_BYTES - len(m.encode_header(m.SubmitJob(spec=spec)))
+    long = {**spec, "task": {"text": "x" * (room - 20)}}
+    with pytest.raises(RequestRefused, match="bytes to tell a worker, 65536 at most"):
+        daemon.ask(m.SubmitJob(spec=long))
+    assert daemon.ask(m.ListJobs())["jobs"] == []
+    assert daemon.ask(m.SubmitJob(spec=spec))["job"]
+
+
+def test_a_checkpoint_in_no_directory_can_be_listed(daemon, play, spec):
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    worker = play(daemon)
+    assign = worker.run_alone()
+    for step, directory in enumerate(("", "/", "x", "a\0b"), start=1):
+        worker.save(assign, step, directory=directory)
+        worker.say(m.Heartbeat(state="running"))
+        worker.hear(m.HeartbeatAck)
+        daemon.ask(m.ListCheckpoints(job=job))
+
+
+def test_an_error_while_a_message_is_handled_ends_its_connection_alone(daemon, play, monkeypatch):
+    """Whatever it is: the peer is told, the operator can read of it, and all others go on."""
+
+    def fail(*_arguments):
+        raise KeyError("a defect")
+
+    other, hostile = play(daemon), play(daemon, "worker-1")
+    monkeypatch.setattr(daemon.coordinator.examiner, "measured", fail)
+    hostile.say(m.Measured(number=1, figures={}))
+    with pytest.raises(RequestRefused, match="the coordinator failed at MEASURED"):
+        hostile.hear(m.Release)
+    other.say(m.Heartbeat(state="idle"))
+    other.hear(m.HeartbeatAck)
+    events = daemon.ask(m.ReadEvents())["events"]
+    (told,) = [one for one in events if one["kind"] == "internal_error"]
+    assert told["worker"] == "worker-1"
+    assert "worker-1: MEASURED failed at" in told["message"]
+    assert "KeyError" in told["message"]
+
+
+def test_a_request_that_fails_is_answered(daemon, monkeypatch):
+    def fail(*_arguments, **_more):
+        raise KeyError("a defect")
+
+    monkeypatch.setattr("dtd.coordinator.questions.status_of", fail)
+    with pytest.raises(RequestRefused, match="the coordinator failed at answering a request"):
+        daemon.ask(m.GetStatus())
+    monkeypatch.undo()
+    assert daemon.ask(m.GetStatus())["schema"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import sqlite3
 import threading
 from types import SimpleNamespace
@@ -11,11 +12,22 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
+from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
 from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership_events import Disconnect, Incident, Job, JobEnded, JobSaved, SaveJob, Send
+from dtd.core.membership_events import (
+    Disconnect,
+    Incident,
+    Job,
+    JobEnded,
+    JobSaved,
+    SaveJob,
+    Send,
+    Undeliverable,
+)
+from dtd.errors import ErrorCode
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}
@@ -46,6 +58,16 @@ class PlayedLink:
 
     def fail(self, error):
         self.told.append(error.message)
+
+
+class Teller:
+    """Keeps what operators are told."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def incident(self, kind, message, *, worker=""):
+        self.told.append((kind, worker))
 
 
 class PlayedStore:
@@ -98,6 +120,8 @@ async def desk():
         desk=desk,
         job_numbers={"digits-1": 7},
         saved=told.append,
+        undeliverable=told.append,
+        containment=Containment(lambda: 0.0, Teller(told)),
     )
     running = asyncio.create_task(effects.run())
     yield SimpleNamespace(
@@ -214,3 +238,39 @@ def test_details_stand_beside_what_every_incident_has():
         "step": 0,
         "cause": "reset",
     }
+
+
+async def test_a_message_that_cannot_be_sent_costs_its_connection_and_fails_its_job(desk):
+    """It ended the process: and again at each start, since the job was written down."""
+
+    def send(message):
+        m.message_bytes(message)
+
+    desk.link.send, failed = send, []
+    desk.link.fail = failed.append
+    spec = {"task": {"text": "x" * 70_000}}
+    desk.effects.put(Send(name="worker-0", message=m.Prepare(job="digits-1", spec=spec)))
+    desk.effects.put(Send(name="worker-0", message=m.Running(job="", generation=-1, step=0)))
+    await desk.effects.settled()
+    assert [one.code for one in failed] == [ErrorCode.INTERNAL, ErrorCode.INTERNAL]
+    undeliverable = desk.told[0]
+    assert (type(undeliverable), undeliverable.job) == (Undeliverable, "digits-1")
+    assert "header of" in undeliverable.reason
+    assert ("internal_error", "worker-0") in desk.told
+
+
+async def test_a_job_that_is_no_json_is_not_written_and_the_next_one_is(desk):
+    desk.store.may_write.set()
+    write = desk.store.save_job
+
+    def save(number, body):
+        write(number, json.loads(json.dumps(body)))
+
+    desk.store.save_job = save
+    bad = Job(id="digits-1", spec=SPEC, result={"x": b"octets"})
+    desk.effects.put(SaveJob(job=bad, announces=4))
+    desk.effects.put(SaveJob(job=Job(id="digits-1", spec=SPEC, step=3)))
+    await desk.effects.settled()
+    assert desk.store.written[-1] == (7, 3)
+    told = [one for one in desk.told if isinstance(one, JobSaved)]
+    assert [(one.generation, "bytes" in one.failure) for one in told] == [(4, True)]

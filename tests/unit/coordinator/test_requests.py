@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from dtd.coordinator.requests import MAX_PENDING_REQUESTS
+from dtd.coordinator.requests import MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
 from dtd.core.membership_events import ResumeRequested
+from dtd.core.pages import PAGE_ROWS
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -45,7 +46,7 @@ def test_the_status_of_a_coordinator_that_nobody_knows(daemon):
         [],
         [],
     )
-    assert status["coordinator"]["address"] == str(daemon.address)
+    assert status["coordinator"]["address"] == daemon.coordinator.address
     assert status["coordinator"]["uptime_s"] >= 0
     assert "dtdctl submit" in status["explain"]
 
@@ -78,8 +79,8 @@ def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
 def test_an_encrypted_job_needs_credentials(daemon, spec):
     spec["sync"] = {"encryption": "tls"}
     words, remedy = refused(daemon, m.SubmitJob(spec=spec))
-    assert words.startswith("[sync] encryption: this coordinator listens on loopback only")
-    assert "listen beyond loopback" in remedy
+    assert words.startswith("[sync] encryption: this coordinator serves its own host only")
+    assert "--listen HOST:PORT" in remedy
     assert daemon.ask(m.ListJobs()) == {"jobs": []}
 
 
@@ -201,8 +202,9 @@ def test_a_job_that_does_not_exist_cannot_be_cancelled_or_gone_on_with(daemon, s
 def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
     worker = play(daemon)
     parent = submit(daemon, spec)
-    words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job=parent))
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec, from_job=parent))
     assert words == f"job {parent} has no checkpoint"
+    assert remedy.startswith("submit its job file again")
     assign = worker.run_alone()
     await_state(daemon, parent, "running")
     worker.save(assign, 5)
@@ -334,8 +336,8 @@ def test_what_a_job_printed(daemon, play, spec):
     job = submit(daemon, spec)
     worker.hear(m.Prepare)
     assert daemon.ask(m.ReadLogs(job=job, after=3)) == {"lines": [], "next": 3}
-    worker.say(m.JobOutput(job=job, rank=2), "first\nsecond: é\ufffd".encode())
-    worker.say(m.JobOutput(job=job, rank=2), b"broken \xff")
+    worker.say(m.JobOutput(job=job, rank=0), "first\nsecond: é\ufffd".encode())
+    worker.say(m.JobOutput(job=job, rank=0), b"broken \xff")
     worker.say(m.Failed(job=job, reason="no", traceback=""))
     daemon.ask(m.WaitJob(job=job))
     answer = daemon.ask(m.ReadLogs(job=job))
@@ -344,10 +346,31 @@ def test_what_a_job_printed(daemon, play, spec):
         "second: é\ufffd",
         "broken \ufffd",
     ]
-    assert {(line["rank"], line["worker"]) for line in answer["lines"]} == {(2, "worker-0")}
+    assert {(line["rank"], line["worker"]) for line in answer["lines"]} == {(0, "worker-0")}
     assert answer["next"] == answer["lines"][-1]["seq"]
     rest = daemon.ask(m.ReadLogs(job=job, after=answer["lines"][0]["seq"]))
     assert len(rest["lines"]) == 2
+
+
+def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
+    """Lines are written after everything else, so whoever reads them waits for that."""
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    gate = threading.Event()
+    daemon.coordinator._store_thread.later(gate.wait)
+    try:
+        worker.say(m.JobOutput(job=job, rank=0), b"\n".join([b"line"] * 2000))
+        worker.say(m.Heartbeat(state="warming"))
+        worker.hear(m.HeartbeatAck)
+        with daemon.connect() as client, daemon.connect() as other:
+            client.ask(m.ReadLogs(job=job, after=1))
+            other.ask(m.ShowJob(job=job))
+            gate.set()
+            answer, shown = client.answer(), other.answer()
+    finally:
+        gate.set()
+    assert (len(answer["lines"]), shown["lines"]) == (PAGE_ROWS, 2000)
 
 
 def test_events_from_a_cursor_on(daemon, play):
@@ -428,6 +451,18 @@ def test_too_many_unanswered_requests_are_refused(daemon, spec):
         for _ in range(MAX_PENDING_REQUESTS + 1):
             client.ask(m.GetStatus())
         with pytest.raises(RequestRefused, match=f"{MAX_PENDING_REQUESTS} requests are unanswered"):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"]["id"] == job
+
+
+def test_too_many_bytes_of_unanswered_requests_are_refused(daemon, spec):
+    job, piece = submit(daemon, spec), b"x" * 1024 * 1024
+    pieces = MAX_PENDING_BYTES // len(piece) + 1
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job=job))
+        for _ in range(pieces):
+            client.ask(m.PutPackage(digest="0" * 64, size=2 * pieces, offset=0), piece)
+        with pytest.raises(RequestRefused, match=f"requests of {MAX_PENDING_BYTES} bytes are un"):
             client.answer()
     assert daemon.ask(m.GetStatus())["job"]["id"] == job
 

@@ -28,7 +28,7 @@ def saved(step, *kept, generation=1, **changed):
         "size_bytes": 1000 + step,
         "directory": f"/state/checkpoints/digits-1/step-{step}",
         "metrics": {"accuracy": 0.5},
-        "kept": {"names": [*kept, f"step-{step}"]},
+        "kept": (*kept, f"step-{step}"),
     }
     return m.CheckpointSaved(**(values | changed))
 
@@ -235,7 +235,7 @@ def test_what_fails_half_way_leaves_nothing_and_what_follows_is_durable(state_di
     store.save_checkpoint("worker-0", saved(10))
     if broken == "checkpoint":
         with pytest.raises(TypeError):
-            store.save_checkpoint("worker-0", saved(20, kept={"names": 5}))
+            store.save_checkpoint("worker-0", saved(20, kept=5))
     else:
         with pytest.raises(sqlite3.Error):
             store.add_lines("digits-1", 0, "worker-0", ["good", object()])
@@ -260,6 +260,18 @@ def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
     assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
     (unfinished,) = store.unfinished_jobs()
     assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
+
+
+def test_checkpoints_are_compared_with_what_all_ranks_agreed_on(store):
+    digest = saved(10).digest
+    store.save_job(1, job_body(job(agreed=((1, 10, digest), (1, 20, "other")))))
+    store.save_checkpoint("worker-0", saved(10, "step-20", "step-30"))
+    store.save_checkpoint("worker-0", saved(20, "step-10", "step-30"))
+    store.save_checkpoint("worker-0", saved(30, "step-10", "step-20"))
+    said = {one["step"]: one["confirmation"] for one in store.checkpoints("")}
+    assert said == {10: "verified", 20: "contradicted", 30: "unconfirmed"}
+    (unfinished,) = store.unfinished_jobs()
+    assert [tuple(one) for one in unfinished[1].agreed] == [(1, 10, digest), (1, 20, "other")]
 
 
 def test_checkpoints_of_a_diverged_job_are_listed(store):

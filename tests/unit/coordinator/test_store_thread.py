@@ -10,18 +10,19 @@ import pytest
 import structlog
 
 import dtd.coordinator.store_thread as module
-from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.store_thread import StoreThread, Turn
 
 
 async def test_a_job_does_not_wait_behind_incidents():
     """What a generation waits for overtakes everything that has not begun."""
     thread, go_on, done = StoreThread(), threading.Event(), []
     thread.later(go_on.wait, 30)
+    thread.later(done.append, "printed line", turn=Turn.PATIENT)
     for number in range(3):
         thread.later(done.append, f"incident {number}")
     reading = asyncio.create_task(thread.run(done.append, "read"))
     urgent = [
-        asyncio.create_task(thread.run(done.append, f"job {number}", urgent=True))
+        asyncio.create_task(thread.run(done.append, f"job {number}", turn=Turn.URGENT))
         for number in range(2)
     ]
     await asyncio.sleep(0)  # now all are asked for
@@ -29,21 +30,27 @@ async def test_a_job_does_not_wait_behind_incidents():
     await asyncio.gather(*urgent, reading)
     await thread.close(lambda: done.append("closed"))
     incidents = [f"incident {number}" for number in range(3)]
-    assert done == ["job 0", "job 1", *incidents, "read", "closed"]
+    assert done == ["job 0", "job 1", *incidents, "read", "printed line", "closed"]
 
 
 async def test_failures_belong_to_whoever_asked():
-    thread = StoreThread()
+    defects = []
+    thread = StoreThread(defects.append)
 
     def fail():
         raise ValueError("no")
+
+    def fill():
+        raise OSError("no room")
 
     with pytest.raises(ValueError, match="no"):
         await thread.run(fail)
     with structlog.testing.capture_logs() as logged:
         thread.later(fail)
+        thread.later(fill)
         assert await thread.run(lambda: 5) == 5
-    assert [(line["event"], line["error"]) for line in logged] == [("store_failed", "no")]
+    assert [(line["event"], line["error"]) for line in logged] == [("store_failed", "no room")]
+    assert [str(one) for one in defects] == ["no"]
     await thread.close(lambda: None)
 
 

@@ -304,3 +304,8 @@ assert "torch" not in sys.modules
     )
     assert done.returncode == 0, done.stderr
     assert curve(tmp_path / "j-1", "train/loss") == [(1, 0.5)]
+
+
+def test_a_tag_can_be_shown():
+    evaluated = m.Evaluated(job="j", step=1, metrics={"a\x1b[2J\u202e\nb": 1.0})
+    assert list(point_of(evaluated, 0.0).scalars) == ["eval/a\\x1b[2J\\u202e b"]

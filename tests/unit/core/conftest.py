@@ -111,6 +111,8 @@ class Desk:
             **more,
         )
         self.say(name, register)
+        if register.generation and register.job:
+            self.warmed(name, job=register.job)  # a member says again with what it trains
 
     def warmed(self, name: str, job: str = "j-1", **more: Any) -> None:
         values: dict[str, Any] = {
@@ -119,7 +121,7 @@ class Desk:
             "plan_digest": "p",
             "numerics_fingerprint": "n",
             "parameters": 1,
-            "steps_total": 10,
+            "steps_total": 10_000,
             "held": (),
         }
         self.say(name, m.Warmed(job=job, **{**values, **more}))
@@ -139,6 +141,11 @@ class Desk:
         """A heartbeat of a member."""
         values = {"generation": self.books.generation, **more}
         self.say(name, m.Heartbeat(state="running", job="j-1", step=step, **values))
+
+    def commit(self, step: int) -> None:
+        """All members have committed so many steps, and say so."""
+        for name in self.books.roster:
+            self.beat(name, step=step)
 
     def warm_up(self, *names: str) -> None:
         """All of them register, and then all of them are ready."""
@@ -204,7 +211,7 @@ class Desk:
             size_bytes=1,
             directory="",
             metrics={},
-            kept={},
+            kept=(),
         )
         self.say(name, message)
 

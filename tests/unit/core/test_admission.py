@@ -180,13 +180,15 @@ def test_what_a_returning_worker_says_of_its_data_is_remembered(desk: Any) -> No
 # --- warming up ------------------------------------------------------------------------------
 
 
-def test_warm_worker_reports_what_it_holds(desk: Any) -> None:
+def test_warm_worker_reports_what_it_holds(make_desk: Any) -> None:
+    desk = make_desk(last_generation=2)
     job = desk.submit(min_workers=2)
+    job.generation, job.store_epoch = 2, 1
     desk.register("a")
     desk.warmed("a", held=held(2, 6))
     assert desk.state("a") == "ready"
     assert desk.books.workers["a"].held == held(2, 6)[0]
-    assert job.total_steps == 10
+    assert job.total_steps == 10_000
 
 
 @pytest.mark.parametrize("job", ["j-0", "j-1"])
@@ -194,7 +196,7 @@ def test_late_or_foreign_warmth_is_ignored(desk: Any, job: str) -> None:
     desk.submit(min_workers=3)
     desk.warm_up("a")
     desk.warmed("a", job=job, steps_total=99)
-    assert desk.books.job.total_steps == 10
+    assert desk.books.job.total_steps == 10_000
     desk.register("b")
     desk.warmed("b", job="j-0")
     assert desk.state("b") == "warming"
@@ -234,7 +236,7 @@ def test_newcomer_that_differs_from_those_who_train_is_refused(desk: Any) -> Non
     desk.warmed("a", numerics_fingerprint="arm", steps_total=99)
     assert desk.state("a") == "refused"
     assert "arm, not n" in desk.books.workers["a"].reason
-    assert job.total_steps == 10
+    assert job.total_steps == 10_000
 
 
 def test_before_anybody_has_trained_the_majority_decides(desk: Any) -> None:
@@ -246,7 +248,7 @@ def test_before_anybody_has_trained_the_majority_decides(desk: Any) -> None:
     desk.warmed("b")
     desk.warmed("c")
     assert [desk.state(name) for name in "abc"] == ["refused", "forming", "forming"]
-    assert job.total_steps == 10
+    assert job.total_steps == 10_000
 
 
 def test_refused_worker_is_looked_at_again_when_the_other_is_gone(desk: Any) -> None:

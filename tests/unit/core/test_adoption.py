@@ -172,7 +172,7 @@ def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -
     for name in "ab":
         desk.back(name)
         desk.warmed(name)
-    desk.beat("a", step=9)
+    desk.commit(9)
     assert [desk.state(name) for name in "ab"] == ["running", "running"]
     assert (desk.books.generation, job.state, job.step) == (3, JobState.RUNNING, 9)
     assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []

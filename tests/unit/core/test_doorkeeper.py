@@ -129,7 +129,7 @@ def test_addresses_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
     door = Doorkeeper()
     for number in range(10):
         door.arrived(number, f"10.0.0.{number}", 0.0)
-    assert list(door._buckets) == ["10.0.0.8", "10.0.0.9"]
+    assert list(door._allowances) == ["10.0.0.8", "10.0.0.9"]
 
 
 def test_who_says_nothing_is_dropped_in_time() -> None:
@@ -154,3 +154,36 @@ def test_who_says_nothing_is_dropped_in_time() -> None:
 )
 def test_an_ipv6_host_has_a_whole_network_and_counts_once(host: str, origin: str) -> None:
     assert origin_of(host) == origin
+
+
+def test_strangers_of_all_addresses_share_one_rate() -> None:
+    """Each of them costs a handshake, and a flood has many addresses."""
+    door = Doorkeeper()
+    for number in range(int(bounds.STRANGERS_BURST)):
+        assert not door.arrived(number, f"10.0.{number // 250}.{number % 250}", 0.0).refusal
+    refused = door.arrived(1000, "10.1.0.1", 0.0)
+    assert refused.refusal == "more than 100 connections a second from unknown addresses"
+    assert not door.arrived(1001, "10.1.0.1", 1.001 / bounds.STRANGERS_PER_S).refusal
+
+
+def test_where_somebody_is_known_others_are_let_in_before_strangers() -> None:
+    door = Doorkeeper(in_all=2)
+    door.arrived(0, "10.0.0.1", 0.0)
+    door.proven(0)
+    for number in range(1, int(bounds.STRANGERS_BURST)):
+        door.arrived(number, f"10.1.{number // 250}.{number % 250}", 0.0)
+    assert door.arrived(1000, "10.9.9.9", 0.0).refusal
+    assert not door.arrived(1001, "10.0.0.1", 0.0).refusal
+    assert door.arrived(1002, "10.0.0.1", 0.0).dropped != (1001,)
+    assert door.arrived(1003, "10.0.0.1", 0.0) == Verdict(dropped=(1001,))
+
+
+def test_known_addresses_are_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "MAX_KNOWN", 2)
+    door = Doorkeeper()
+    for number in range(4):
+        door.arrived(number, f"10.0.0.{number}", 0.0)
+        door.proven(number)
+    assert list(door._known) == ["10.0.0.2", "10.0.0.3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
     assert desk.told("b", m.Freeze)
     assert [desk.state(name) for name in "abc"] == ["running", "warming", "running"]
     assert (desk.books.generation, desk.books.roster) == (3, ["a", "c"])
-    desk.beat("a", step=7)
+    desk.commit(7)
     assert desk.books.job.step == 7
     assert "c train in it" in desk.told_of("generation_adopted")[0].message
     desk.lost("c")
@@ -203,6 +204,77 @@ def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, ep
     number = desk.books.generation
     desk.froze("b", generation=number, step=1, prepared=(beyond, 2))
     assert desk.state("b") == "running"
+    assert desk.books.generation == number
     refused = [one.name for one in desk.disconnected]
     assert refused == ["a", "b", "b"]
     assert f"no generation the number {beyond}" in desk.disconnected[0].reason
+
+
+REGISTER = m.Register(
+    name="a",
+    incarnation=1,
+    pid=1,
+    host="h",
+    device="cpu",
+    data_host="h",
+    data_port=1,
+    version="0",
+    job="j-1",
+    generation=1,
+)
+
+
+def test_only_who_shows_that_it_was_there_is_believed_of_another_generation(desk: Any) -> None:
+    """What counts as known is said here; the daemon, which has the key, looks at the proof."""
+    assert not doubt.must_be_proved(desk.books, REGISTER)
+    desk.submit()
+    assert doubt.must_be_proved(desk.books, REGISTER)
+    desk.run_generation("a")
+    here = replace(REGISTER, roster_id=desk.books.roster_id)
+    assert not doubt.must_be_proved(desk.books, here)
+    assert doubt.must_be_proved(desk.books, replace(here, name="b"))
+    assert doubt.must_be_proved(desk.books, REGISTER)
+    assert doubt.must_be_proved(desk.books, replace(here, generation=2))
+    assert not doubt.must_be_proved(desk.books, replace(REGISTER, generation=0))
+    assert not doubt.must_be_proved(desk.books, replace(REGISTER, generation=9, job="j-0"))
+
+
+def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    comes(desk, "b", 7, "b")
+    desk.froze("b", generation=7, step=3)
+    assert desk.disconnected == []
+
+
+def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
+    """A restored store does not know which of their numbers were given, and gives none of them."""
+    desk = make_desk(here=SECOND)
+    desk.submit()
+    desk.register("a")
+    last = doubt.NUMBERS_PER_EPOCH
+    for number, refused in ((last, 0), (last + 2, 1)):
+        held = m.Held(job="j-1", generation=number, step=1, digest="", where="checkpoint")
+        desk.warmed("a", held=(held,))
+        assert len(desk.disconnected) == refused
+    assert desk.books.generation == last + 1
+
+
+@pytest.mark.parametrize("last", [2**32 - 1, 2**62])
+def test_a_large_number_in_the_store_is_a_number_like_any_other(make_desk: Any, last: int) -> None:
+    desk = make_desk(last_generation=last)
+    desk.submit()
+    desk.warm_up("a")
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == last + 1
+    m.encode_header(assign)
+
+
+def test_without_a_number_left_the_job_waits_and_says_what_to_do(make_desk: Any) -> None:
+    desk = make_desk(last_generation=doubt.MOST_NUMBER)
+    desk.submit()
+    desk.warm_up("a")
+    assert desk.told("a", m.Assign) == []
+    explained = desk.core.explain()
+    assert f"generation {doubt.MOST_NUMBER} is the last that has a number" in explained
+    assert "dtd-coordinator restore" in explained

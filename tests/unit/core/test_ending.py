@@ -176,7 +176,7 @@ def test_deaths_that_say_nothing_about_the_step_do_not_count(desk: Any, why: str
         elif why == "leaving":
             desk.books.workers["b"].leaving = True
         elif why == "progress":
-            desk.beat("a", step=step)
+            desk.commit(step)
         if why == "prepared":
             number = desk.books.generation
             desk.lost("b", incarnation=step)
@@ -269,7 +269,7 @@ def test_released_member_does_not_keep_the_job_from_ending(desk: Any) -> None:
     number = desk.run_generation("a", "b", "c")
     desk.lost("c")
     desk.froze("b", generation=number, step=9)
-    desk.saved_checkpoint("a", generation=number, step=10)
+    desk.saved_checkpoint("a", generation=number, step=9)
     desk.say("b", m.Leave(reason="stop"))
     assert desk.state("b") == "released"
     desk.finished("a", generation=number)

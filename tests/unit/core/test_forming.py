@@ -45,13 +45,25 @@ def test_job_is_saved_with_its_decision_before_its_generation_is_announced(desk:
     assert saved[0] == (1, True)
 
 
-def test_numbers_exceed_all_that_were_ever_seen(make_desk: Any) -> None:
+def test_numbers_exceed_all_that_were_ever_given(make_desk: Any) -> None:
+    desk = make_desk(last_generation=7)
+    desk.submit()
+    desk.register("a")
+    held = m.Held(job="j-1", generation=7, step=5, digest="", where="checkpoint")
+    desk.warmed("a", held=(held,))
+    assert desk.books.generation == 8
+
+
+def test_a_checkpoint_cannot_raise_the_number_of_generations(make_desk: Any) -> None:
     desk = make_desk(last_generation=7)
     desk.submit()
     desk.register("a")
     held = m.Held(job="j-1", generation=11, step=5, digest="", where="checkpoint")
     desk.warmed("a", held=(held,))
-    assert desk.books.generation == 12
+    assert desk.books.generation == 7
+    (refused,) = desk.disconnected
+    assert refused.name == "a"
+    assert "no generation the number 11; if the store is older" in refused.reason
 
 
 # --- which state -----------------------------------------------------------------------------

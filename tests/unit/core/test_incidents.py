@@ -111,7 +111,7 @@ def test_nothing_is_redone_at_a_boundary(desk: Any) -> None:
     desk.warm_up("b")
     desk.froze("a", generation=number, step=3)
     desk.all_run("a", "b")
-    desk.beat("a", step=4)
+    desk.commit(4)
     (told,) = desk.told_of("recovered")
     assert (told.details["cause"], told.details["steps_redone"]) == ("b joins", 0)
 
@@ -123,7 +123,7 @@ def test_death_on_the_way_to_a_boundary_costs_a_step(desk: Any) -> None:
     desk.lost("b")
     desk.froze("a", generation=number, step=0)
     desk.all_run("a", "c")
-    desk.beat("a", step=1)
+    desk.commit(1)
     (told,) = desk.told_of("recovered")
     assert (told.details["cause"], told.details["steps_redone"]) == ("b is lost: gone", 1)
 

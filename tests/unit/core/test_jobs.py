@@ -106,7 +106,7 @@ def test_cancel_after_the_last_step_comes_too_late(desk: Any) -> None:
     job = desk.submit()
     number = desk.run_generation("a")
     cancel(desk)
-    desk.finished("a", generation=number, step=10)
+    desk.finished("a", generation=number, step=10_000)
     assert job.state is JobState.DONE
 
 
@@ -153,6 +153,7 @@ def test_newest_checkpoint_and_its_holders_are_known(desk: Any) -> None:
     assert job.checkpoint_holders == ("a", "b")
     desk.saved_checkpoint("a", generation=1, step=7)
     desk.saved_checkpoint("b", generation=1, step=6)
+    desk.commit(7)
     assert (job.checkpoint_generation, job.checkpoint_step) == (1, 7)
     assert job.checkpoint_holders == ("a",)
 

@@ -261,7 +261,7 @@ def test_replica_that_differs_says_so_and_starts_afresh(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     notice, restart = worker.does(diverged(4))
     assert notice == member.Tell(
-        message=m.Notice(job="j", event="replica_diverged", message="others differ")
+        message=m.Notice(job="j", event="replicas_diverged", message="others differ")
     )
     assert restart == member.Restart(reason="others differ")
 

@@ -28,7 +28,7 @@ class Thread:
     def usual(self) -> Thread:
         """It has committed a step, and goes on with what it has done before."""
         for _ in range(3):
-            self.watch.begins("batch")
+            self.watch.begins("batch", specialises=False)
             self.watch.committed()
         return self
 
@@ -135,7 +135,7 @@ def test_silence_that_turned_out_well_is_learned_from(thread: Thread) -> None:
 def test_the_longest_silence_is_not_forgotten_at_the_first_step() -> None:
     """A micro-batch that sleeps for seven seconds does so in every step."""
     thread = Thread()
-    thread.watch.begins("batch")
+    thread.watch.begins("batch", specialises=False)
     thread.passes(7.0)
     thread.mark()
     thread.usual()
@@ -217,22 +217,48 @@ def test_a_limit_above_that_of_the_warm_up_holds_for_the_first_step_too() -> Non
     assert not is_stuck(thread.passes(300.0))
 
 
+def limits(thread: Thread, *works: Any, specialises: bool) -> list[float]:
+    """How long nothing may move as each of these begins, (kind, shape)."""
+    found = []
+    for kind, shape in works:
+        thread.watch.begins(kind, shape, specialises=specialises)
+        found.append(thread.beat().patience_s)
+    return found
+
+
 def test_whatever_is_done_for_the_first_time_has_the_limit_of_a_warm_up(thread: Thread) -> None:
-    for kind in ("evaluation", "batch", "smaller batch", "batch"):
-        thread.watch.begins(kind)
-        assert thread.beat().patience_s == FIRST_S, kind
-        thread.watch.begins(kind)
-        thread.watch.begins(kind)
-        assert thread.beat().patience_s == LEAST_S, kind
-    for kind in ("evaluation", "batch", "smaller batch", "batch"):
-        thread.watch.begins(kind)
-        assert thread.beat().patience_s == LEAST_S, kind
+    works = [("evaluation", None), ("evaluation batch", 8), ("batch", 8)]
+    assert limits(thread, *works, specialises=False) == [FIRST_S, FIRST_S, LEAST_S]
+    assert limits(thread, *works, specialises=False) == [LEAST_S] * 3
+
+
+def test_the_first_step_after_a_change_of_members_is_nothing_new(thread: Thread) -> None:
+    """Its batch has another size: who computes as it is written has nothing to make for that."""
+    change = [("take over", None), ("batch", 12), ("batch", 12)]
+    assert limits(thread, *change, specialises=False) == [FIRST_S, LEAST_S, LEAST_S]
+    change = [("take over", None), ("batch", 8), ("batch", 8)]
+    assert limits(thread, *change, specialises=False) == [LEAST_S] * 3
+
+
+def test_where_code_is_made_for_shapes_another_one_is_new(thread: Thread) -> None:
+    works = [("batch", 8), ("batch", 8), ("batch", 8), ("batch", 3), ("batch", 8), ("batch", 8)]
+    first = [FIRST_S, FIRST_S, LEAST_S, FIRST_S, FIRST_S, LEAST_S]
+    assert limits(thread, *works, specialises=True) == first
+    assert limits(thread, *works, specialises=True) == [LEAST_S] * 6
+    change = [("take over", None), ("batch", 8)]
+    assert limits(thread, *change, specialises=True) == [FIRST_S] * 2
+    assert limits(thread, *change, specialises=True) == [LEAST_S] * 2
+
+
+def test_a_compiler_that_is_loaded_late_makes_every_shape_new(thread: Thread) -> None:
+    assert limits(thread, ("batch", 8), specialises=False) == [LEAST_S]
+    assert limits(thread, ("batch", 8), specialises=True) == [FIRST_S]
 
 
 def test_where_every_batch_has_another_shape_a_new_one_is_nothing_special(thread: Thread) -> None:
-    for length in range(MOST_KINDS):
-        thread.watch.begins(length)
-    assert thread.beat().patience_s == LEAST_S
+    works = [("batch", length) for length in range(MOST_KINDS)]
+    found = limits(thread, *works, specialises=True)
+    assert found == [FIRST_S] * (MOST_KINDS - 1) + [LEAST_S]
 
 
 # --- a process that stands still -----------------------------------------------------------------

@@ -17,6 +17,8 @@ from dtd.wire.greeting import hello
 class Who:
     role: str
     name: str = "host7"
+    uid: int | None = None
+    workers: tuple[str, ...] | None = ("host7", "host7-cuda1")
 
 
 def register(name: str) -> m.Register:
@@ -32,6 +34,7 @@ OPENS = {
     "operator": {"ctl", "join"},
     "viewer": {"ctl", "join"},
     "stranger": {"join"},
+    "outsider": set(),
     "coordinator": set(),
 }
 
@@ -42,6 +45,13 @@ def test_each_role_opens_its_own_connections(role: str, wanted: m.Role) -> None:
     assert (refusal(Who(role), hello(wanted, "x")) == "") == (wanted in OPENS[role])
 
 
+@pytest.mark.parametrize("role", OPENS)
+def test_on_the_coordinators_host_nobody_joins(role: str) -> None:
+    for wanted in m.Role:
+        may = wanted in OPENS[role] - {"join"}
+        assert (refusal(Who(role, "uid 1", 1), hello(wanted, "x")) == "") == may
+
+
 def test_refusals_say_who_and_what() -> None:
     assert refusal(Who("worker"), hello(m.Role.CTL, "x")) == (
         "a credential of role worker (host7) does not open a connection of role ctl"
@@ -49,15 +59,25 @@ def test_refusals_say_who_and_what() -> None:
     assert refusal(Who("stranger", "uid 1000"), hello(m.Role.CTL, "x")) == (
         "uid 1000 may not open a connection of role ctl here"
     )
+    assert refusal(Who("outsider", "uid 1001", 1001), hello(m.Role.WORKER, "x")) == (
+        "uid 1001 may not open a connection of role worker here"
+    )
+    assert refusal(Who("worker", "uid 1002", 1002), hello(m.Role.CTL, "x")) == (
+        "uid 1002 has the role worker here and may not open a connection of role ctl"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("host7", True), ("host7-cuda1", True), ("host70", False), ("host", False), ("HOST7", False)],
+    [
+        *(("host7", True), ("host7-cuda1", True), ("host7-cuda2", False), ("host7-", False)),
+        *(("host70", False), ("host", False), ("HOST7", False), ("", False)),
+    ],
 )
 def test_a_worker_is_called_as_its_credential_says(name: str, allowed: bool) -> None:
     assert (refusal(Who("worker"), register(name)) == "") == allowed
-    assert refusal(Who("local", "uid 0"), register(name)) == ""
+    assert refusal(Who("local", "uid 0", 0, None), register(name)) == ""
+    assert refusal(Who("worker", "uid 1002", 1002, None), register(name)) == ""
 
 
 @pytest.mark.parametrize("kind", sorted(FROM_OPENER[m.Role.CTL], key=lambda kind: kind.__name__))

@@ -262,12 +262,13 @@ def test_finished_worker_holds_the_last_step_in_memory() -> None:
 def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
     one, other = [worker("a"), worker("b")], [worker("a"), replace(worker("b"), incarnation=2)]
     ids = {
-        roster.roster_id("j", 1, one),
-        roster.roster_id("j", 2, one),
-        roster.roster_id("k", 1, one),
-        roster.roster_id("j", 1, other),
+        roster.roster_id("j", 1, one, start=(0, 0)),
+        roster.roster_id("j", 1, one, start=(0, 1)),
+        roster.roster_id("j", 2, one, start=(0, 0)),
+        roster.roster_id("k", 1, one, start=(0, 0)),
+        roster.roster_id("j", 1, other, start=(0, 0)),
     }
-    assert len(ids) == 4
+    assert len(ids) == 5
     assert all(0 <= number < 2**63 for number in ids)
 
 
@@ -278,6 +279,7 @@ def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
         ({"dataset_fingerprint": "e"}, "sampled rows"),
         ({"plan_digest": "q"}, "other parameters"),
         ({"numerics_fingerprint": "o"}, "o, not n"),
+        ({"steps_total": 7}, "7 steps, not"),
     ],
 )
 def test_disagreement_names_what_differs(change: dict[str, Any], word: str) -> None:

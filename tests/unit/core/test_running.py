@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core import running
+from dtd.core.books import GenerationState
 from dtd.core.membership_events import CancelRequested
 from dtd.wire import messages as m
 
@@ -30,7 +31,41 @@ def test_steps_that_only_a_frozen_report_tells_of_are_progress(desk: Any) -> Non
     job = desk.submit()
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=2)
-    assert (job.step, desk.books.fruitless) == (2, 0)
+    desk.froze("b", generation=number, step=2)
+    assert (job.step, desk.books.generation_state) == (2, GenerationState.FORMING)
+    assert desk.books.fruitless == 1  # of the generation that forms now
+
+
+def test_a_step_counts_once_two_members_bear_it_out(desk: Any) -> None:
+    """One that lies about its step makes nobody wait for it."""
+    job = desk.submit()
+    desk.run_generation("a", "b", "c")
+    desk.beat("a", step=9_000)
+    assert job.step == 0
+    desk.beat("b", step=5)
+    assert job.step == 5
+    desk.beat("c", step=7)
+    assert job.step == 7
+    desk.beat("a", step=2)
+    assert job.step == 7
+
+
+def test_who_is_not_heard_from_need_not_bear_a_step_out(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a", "b", "c")
+    desk.lost("c", farewell=False)
+    desk.silence(3 * desk.books.heartbeat_interval_s, "a")
+    desk.beat("a", step=5)
+    assert (desk.state("b"), desk.state("c"), job.step) == ("running", "away", 5)
+
+
+def test_of_a_generation_in_which_nobody_is_heard_nothing_is_borne_out(desk: Any) -> None:
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    for name in "ab":
+        desk.lost(name, farewell=False)
+    running.progressed(desk.books, job, "a", number, 5, desk.now)
+    assert job.step == 0
 
 
 def test_old_checkpoint_of_a_joiner_is_no_progress(desk: Any) -> None:

@@ -275,6 +275,7 @@ def test_a_newer_state_that_comes_back_is_saved_instead(desk: Any) -> None:
     desk.lost("b")
     roster_id = desk.books.roster_id
     desk.froze("a", generation=number, step=5)
+    desk.books.workers["a"].frozen_in = 0  # as if it had it from before the last generation
     desk.back("b", "frozen", generation=number, roster_id=roster_id)
     cancel(desk)
     assert asked(desk, "a") == [(1, 5)]
@@ -376,3 +377,36 @@ def test_who_comes_back_and_computes_has_its_time_to_say_what_it_holds(desk: Any
     assert job.state is JobState.SAVING
     desk.silence(desk.now + 61.0, "a", **figures)
     assert job.state is JobState.FAILED
+
+
+def test_who_has_written_another_state_is_not_waited_for(desk: Any) -> None:
+    job = finished_unsaved(desk, "a", "b")
+    for name in ("a", "b"):
+        desk.say(name, m.Agreed(job="j-1", generation=1, step=10, digest="x"))
+    told = m.CheckpointSaved(
+        job="j-1",
+        generation=1,
+        step=10,
+        digest="y",
+        size_bytes=1,
+        directory="",
+        metrics={},
+        kept=(),
+    )
+    assert desk.core.awaits("a", told)
+    desk.say("a", told)
+    assert not desk.core.awaits("a", told)
+    assert asked(desk, "b") == [(1, 10)]
+    assert "what it has written is not what the ranks hold" in desk.core.explain()
+    assert job.state is JobState.SAVING
+
+
+def test_what_answers_save_is_awaited(desk: Any) -> None:
+    failed = m.Notice(job="j-1", event="checkpoint_failed", message=FULL)
+    assert not desk.core.awaits("a", failed)
+    finished_unsaved(desk, "a", "b")
+    assert desk.core.awaits("a", failed)
+    assert not desk.core.awaits("a", m.Notice(job="j-1", event="row_retried", message="again"))
+    assert not desk.core.awaits("b", failed)
+    cannot_write(desk, "a")
+    assert not desk.core.awaits("a", failed)

@@ -75,7 +75,7 @@ def test_member_may_be_stuck_in_any_phase(desk: Any, state: str) -> None:
 
 def test_who_was_stuck_in_another_generation_is_not_to_blame(desk: Any) -> None:
     number = train(desk, "a", "b")
-    desk.beat("b", step=17, generation=number + 1, **STUCK)
+    desk.beat("b", step=17, generation=number - 1, **STUCK)
     desk.beat("b", step=17, stalled_s=6.0, patience_s=0.0)
     assert desk.disconnected == []
 
@@ -306,3 +306,27 @@ def test_who_comes_back_with_what_others_remember_is_given_up(desk: Any) -> None
     desk.register("b", job="j-1", generation=number)
     desk.silence(30.0, "a", "b", step=17)
     assert [one.name for one in desk.disconnected] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ({"patience_s": 1e9, "stalled_s": 1.0, "step_s": 0.5}, (1200.0, 0.5)),
+        ({"patience_s": 5.0, "step_s": 1e9}, (5.0, 1200.0)),
+        ({"patience_s": 1200.0, "step_s": 7.0}, (1200.0, 7.0)),
+    ],
+)
+def test_nobody_is_given_more_time_than_the_job_can_have_led_to(
+    desk: Any, said: dict[str, float], believed: tuple[float, float]
+) -> None:
+    """A member that lies kept a job that was to end waiting for ever."""
+    train(desk, "a", "b")
+    desk.beat("b", step=5, **said)
+    beat = desk.books.workers["b"].heartbeat
+    assert (beat.patience_s, beat.step_s) == believed
+
+
+def test_without_a_job_there_is_nothing_to_measure_patience_by(desk: Any) -> None:
+    desk.register("a")
+    desk.beat("a", patience_s=1e9)
+    assert desk.books.workers["a"].heartbeat.patience_s == 1e9

@@ -37,6 +37,7 @@ def test_silence_is_excused_while_the_generation_advances(desk: Any) -> None:
 def test_slow_steps_count_as_advancing_for_longer(desk: Any) -> None:
     desk.submit()
     desk.run_generation("a", "b")
+    desk.beat("a", step=1)
     desk.beat("b", step=1, step_s=4.0)
     for _ in range(4 * 6):
         desk.now += 0.25

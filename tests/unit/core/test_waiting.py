@@ -63,7 +63,7 @@ def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
     desk.register("b", job="j-1", generation=number)
-    desk.froze("a", generation=number, step=5)
+    desk.froze("a", generation=number, step=5, prepared=(number, 6))
     assert desk.books.roster == []
     desk.froze("b", generation=number, step=6)
     assert desk.told("a", m.Assign)[-1].held_step == 6
@@ -71,8 +71,8 @@ def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
 
 def test_after_a_total_loss_it_goes_on_once_all_are_back(desk: Any) -> None:
     job = desk.submit()
-    number = desk.run_generation("a", "b")
-    desk.say("a", m.Heartbeat(state="running", job="j-1", generation=number, step=9))
+    desk.run_generation("a", "b")
+    desk.commit(9)
     desk.lost("a")
     desk.lost("b")
     desk.register("a", incarnation=2)
@@ -165,7 +165,7 @@ def test_who_is_more_than_one_step_behind_is_no_survivor(desk: Any) -> None:
     """Members of one ring are never two steps apart: it must have been elsewhere."""
     job = desk.submit()
     number = desk.run_generation("a", "b")
-    desk.beat("b", step=4)
+    desk.commit(4)
     desk.lost("b")
     desk.froze("a", generation=number, step=2)
     assert desk.books.survivors(job) == []
@@ -198,7 +198,7 @@ def test_same_process_that_comes_back_has_stopped_only_when_it_says_so(desk: Any
 def test_operator_may_say_that_nobody_comes_back(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a", "b")
-    desk.beat("a", step=9)
+    desk.commit(9)
     desk.lost("a")
     desk.lost("b")
     desk.register("a", incarnation=2)

@@ -55,7 +55,7 @@ def status() -> dict[str, Any]:
 @pytest.fixture
 def dtdctl(server, capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
     """Runs a command line against the scripted server; (exit code, stdout, stderr)."""
-    monkeypatch.setenv("DTD_COORDINATOR", str(server.address))
+    monkeypatch.setenv("DTD_COORDINATOR", str(server.control))
     monkeypatch.setenv("NO_COLOR", "1")
 
     def command(*arguments: str) -> tuple[int, str, str]:

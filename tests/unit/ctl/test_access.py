@@ -25,9 +25,9 @@ def _utc(monkeypatch):
 
 @pytest.mark.parametrize(("role", "program"), [("worker", "dtd-worker"), ("viewer", "dtdctl")])
 def test_a_token_is_printed_alone_and_explained_beside_it(dtdctl, server, result, role, program):
-    token = {"id": "t1", "token": "dtd1-secret", "expires_s": EXPIRES_S}
+    token = {"id": "t1", "token": "dtd1-secret", "expires_s": EXPIRES_S, "uses": 1, "names": []}
     server.script = lambda _message: result(token)
-    words = f"token t1: good until 2027-01-15 08:00; to use it: {program} join TOKEN\n"
+    words = f"token t1: good once until 2027-01-15 08:00; to use it: {program} join TOKEN\n"
     assert dtdctl("token", "create", "--role", role, "--ttl", "1h") == (0, "dtd1-secret\n", words)
     assert server.received == [m.CreateToken(role=role, life_s=3600.0)]
     exit_code, out, err = dtdctl("token", "create", "-o", "json")
@@ -35,9 +35,22 @@ def test_a_token_is_printed_alone_and_explained_beside_it(dtdctl, server, result
 
 
 def test_a_token_that_never_expires(dtdctl, server, result):
-    server.script = lambda _message: result({"id": "t1", "token": "x", "expires_s": 0})
+    token = {"id": "t1", "token": "x", "expires_s": 0, "uses": 2, "names": ["a", "b"]}
+    server.script = lambda _message: result(token)
     _, _, err = dtdctl("token", "create", "--ttl", "never")
-    assert err == "token t1: good until it is revoked; to use it: dtd-worker join TOKEN\n"
+    words = "good 2 times until it is revoked, for a, b; to use it: dtd-worker join TOKEN"
+    assert err == f"token t1: {words}\n"
+
+
+def test_a_token_says_how_often_and_for_whom_it_is_good(dtdctl, server, result):
+    token = {"id": "t1", "token": "x", "expires_s": 0, "uses": 8, "names": []}
+    server.script = lambda _message: result(token)
+    dtdctl("token", "create", "--uses", "8")
+    dtdctl("token", "create", "--name", "host7", "--name", "host8", "--replace")
+    assert server.received == [
+        m.CreateToken(role="worker", life_s=86400, uses=8),
+        m.CreateToken(role="worker", life_s=86400, names="host7,host8", replaces=True),
+    ]
 
 
 def test_a_role_that_there_is_not(dtdctl, server):
@@ -48,18 +61,20 @@ def test_a_role_that_there_is_not(dtdctl, server):
 
 
 def test_tokens_are_listed_without_secrets(dtdctl, server, result):
-    common = {"role": "worker", "created_s": MADE_S}
+    common = {"role": "worker", "created_s": MADE_S, "replaces": False}
+    open_to_all = {"uses": 8, "used": ["a", "b"], "names": []}
+    named = {"uses": 1, "used": [], "names": ["host7"]}
     tokens = [
-        {"id": "t1", "expires_s": 0, "expired": False, **common},
-        {"id": "t2", "expires_s": MADE_S + 1, "expired": True, **common},
+        {"id": "t1", "expires_s": 0, "expired": False, **common, **open_to_all},
+        {"id": "t2", "expires_s": MADE_S + 1, "expired": True, **common, **named},
     ]
     server.script = lambda _message: result({"tokens": tokens})
     exit_code, out, err = dtdctl("token", "list")
     assert (exit_code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
-        ["TOKEN", "ROLE", "MADE", "EXPIRES"],
-        ["t1", "worker", "2023-11-14", "22:13", "never"],
-        ["t2", "worker", "2023-11-14", "22:13", "expired"],
+        ["TOKEN", "ROLE", "USED", "NAMES", "MADE", "EXPIRES"],
+        ["t1", "worker", "2", "of", "8", "-", "2023-11-14", "22:13", "never"],
+        ["t2", "worker", "0", "of", "1", "host7", "2023-11-14", "22:13", "expired"],
     ]
     assert json.loads(dtdctl("token", "list", "-o", "json")[1]) == {"tokens": tokens}
 
@@ -104,3 +119,45 @@ def test_a_credential_is_taken_back(dtdctl, server, result, answer, words):
     assert dtdctl("revoke", "w-0") == (0, "", words)
     assert server.received == [m.RevokeCredential(name="w-0")]
     assert json.loads(dtdctl("revoke", "w-0", "-o", "json")[1]) == answer
+
+
+ROTATION = {
+    "phase": "spreads",
+    "sha256": "cd" * 32,
+    "began_s": MADE_S,
+    "ends_s": EXPIRES_S,
+    "waiting": 2,
+    "names": ["worker/host7"],
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "request_"),
+    [
+        (("show",), m.ShowAuthority()),
+        (("rotate",), m.RotateAuthority()),
+        (("rotate", "--overlap", "7d"), m.RotateAuthority(overlap_s=7 * 86400)),
+        (("finish",), m.RotateAuthority(finish=True)),
+    ],
+)
+def test_the_authority_is_shown_and_replaced(dtdctl, server, result, words, request_):
+    answer = {"sha256": "ab" * 32, "expires_s": EXPIRES_S, "rotation": ROTATION, "out": ["a/b"]}
+    server.script = lambda _message: result(answer)
+    exit_code, out, err = dtdctl("authority", *words)
+    assert (exit_code, out, server.received) == (0, "", [request_])
+    assert err.splitlines() == [
+        "authority abababababababab, until 2027-01-15 08:00",
+        "a/b has not renewed, and has to join again",
+        (
+            "cdcdcdcdcdcdcdcd takes its place and is made known; both count until 2027-01-15 08:00"
+            " at most, or until all have renewed"
+        ),
+        "2 have not renewed yet: worker/host7, ...",
+    ]
+    assert json.loads(dtdctl("authority", *words, "-o", "json")[1]) == answer
+
+
+def test_an_authority_that_is_not_replaced(dtdctl, server, result):
+    answer = {"sha256": "ab" * 32, "expires_s": EXPIRES_S, "rotation": None}
+    server.script = lambda _message: result(answer)
+    assert dtdctl("authority", "show")[2] == "authority abababababababab, until 2027-01-15 08:00\n"

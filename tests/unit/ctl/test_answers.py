@@ -15,7 +15,7 @@ ANSWER = {"name": "worker-é", "steps": [1, 2]}
 @pytest.fixture
 def settings_as(server):
     def make(*, as_json):
-        return Settings(addresses=(server.address,), credential=None, as_json=as_json)
+        return Settings(addresses=(server.control,), credential=None, as_json=as_json)
 
     return make
 

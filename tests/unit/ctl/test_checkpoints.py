@@ -34,6 +34,7 @@ def checkpoint(**changes):
         "digest": "ab",
         "metrics": {"accuracy": 0.9, "loss": 0.3},
         "verified": True,
+        "confirmation": "verified",
         **changes,
     }
 
@@ -43,7 +44,8 @@ KNOWN = [
     checkpoint(),
     checkpoint(worker="worker-1"),
     checkpoint(worker="worker-2", alive=False),
-    checkpoint(step=30, verified=False),
+    checkpoint(step=30, verified=False, confirmation="contradicted"),
+    checkpoint(step=50, verified=False, confirmation="unconfirmed"),
     checkpoint(generation=0, step=40, metrics={}),
     checkpoint(step=5, metrics={"accuracy": None, "loss": None}),
 ]
@@ -69,8 +71,8 @@ def test_who_holds_what_is_wanted(wanted, step, workers):
 @pytest.mark.parametrize(
     ("known", "step", "metric", "why"),
     [
-        ([], 0, "", "no verified checkpoint of job digits-1 is known"),
-        (KNOWN, 30, "", "no verified checkpoint of step 30 of job digits-1"),
+        ([], 0, "", "no checkpoint of job digits-1 is known that the ranks do not contradict"),
+        (KNOWN, 30, "", "no checkpoint of step 30 of job digits-1"),
         (KNOWN, 0, "bleu", "with the metric 'bleu'"),
         ([checkpoint(alive=False)], 0, "", "nobody who holds .* step 20 is connected: worker-0"),
     ],
@@ -109,10 +111,8 @@ def test_what_the_job_has_left_behind_and_the_way_back(dtdctl, server, result):
 def credential(tmp_path, monkeypatch):
     """This user has one, of a cluster whose coordinator is elsewhere."""
     authority = Authority.create(tmp_path / "pki")
-    authority.equip((Address("127.0.0.1", 1),))
-    monkeypatch.setattr(
-        "dtd.ctl.settings.OPERATOR_FILES", (tmp_path / "pki" / "operator.credential",)
-    )
+    own = tmp_path / "dtd" / "ctl.credential"
+    authority.enrol(own, "operator", "ann", coordinators=(Address("127.0.0.1", 1),))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
@@ -129,7 +129,13 @@ def files():
 
 
 @pytest.fixture
-def cluster(server, result, free_address, spec, files):
+def offers():
+    """What the worker that serves it says of the state, and what the coordinator knows of it."""
+    return {"digest": "ab", "verified": True, "confirmation": "verified"}
+
+
+@pytest.fixture
+def cluster(server, result, free_address, spec, files, offers):
     """The newest checkpoint is held by a worker that is away and by one that serves it."""
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
@@ -138,11 +144,13 @@ def cluster(server, result, free_address, spec, files):
 
     def manifest():
         hashes = {name: xxhash.xxh3_128(content).hexdigest() for name, content in files.items()}
-        return json.dumps({"files": {name: {"hash": one} for name, one in hashes.items()}}).encode()
+        said = {name: {"hash": one} for name, one in hashes.items()}
+        return json.dumps({"files": said, "digest": offers["digest"]}).encode()
 
     def script(message):
         if isinstance(message, m.ListCheckpoints):
-            return result({"checkpoints": known, "spec": spec})
+            about = {key: offers[key] for key in ("verified", "confirmation")}
+            return result({"checkpoints": [{**one, **about} for one in known], "spec": spec})
         if isinstance(message, m.FetchOpen):
             assert message.resource == "checkpoint/digits-1/step-20"
             blobs = tuple(m.BlobInfo(name=n, size_bytes=len(c)) for n, c in files.items())
@@ -166,6 +174,33 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     ]
     assert "worker-0: checkpoint/digits-1/step-20" in err
     assert "weights of digits-1 after step 20" in err
+
+
+def test_fetch_says_whether_all_ranks_agreed(dtdctl, cluster, offers, tmp_path):
+    assert "all ranks agreed on its digest, ab" in dtdctl("fetch", "digits-1", str(tmp_path))[2]
+    offers |= {"verified": False, "confirmation": "unconfirmed"}
+    exit_code, _, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 0
+    assert "not confirmed: its digest is worker-0's word alone" in err
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_what_a_worker_offers_instead_is_not_taken(dtdctl, cluster, offers, tmp_path, verified):
+    """It has told of one state, and has another on its disk, or has made one up."""
+    offers |= {"digest": "cd", "verified": verified}
+    exit_code, _, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert exit_code == 1
+    assert "has the digest cd, and" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_newer_one_that_nobody_has_confirmed_is_named(dtdctl, server, result, spec, tmp_path):
+    unsure = checkpoint(step=30, verified=False, confirmation="unconfirmed", alive=False)
+    ticket = {"ticket_key": bytes(32), "ticket_expires_unix_s": 1 << 40}
+    known = [unsure, checkpoint(**ticket)]
+    server.script = lambda _message: result({"checkpoints": known, "spec": spec})
+    err = dtdctl("fetch", "digits-1", str(tmp_path))[2]
+    assert "step 30 is newer and not confirmed: dtdctl fetch digits-1@30" in err
 
 
 def test_averages_come_along_and_are_what_is_loaded(dtdctl, cluster, files, tmp_path):
@@ -203,7 +238,8 @@ def test_without_a_credential_no_encrypted_weights_are_fetched(
     dtdctl, cluster, spec, tmp_path, monkeypatch
 ):
     spec["sync"] = {"encryption": "tls"}
-    monkeypatch.setattr("dtd.ctl.settings.OPERATOR_FILES", ())
+    monkeypatch.setattr("dtd.ctl.settings.SYSTEM_FILE", tmp_path / "none")
+    monkeypatch.setattr("dtd.ctl.settings.operator_file", lambda _environ: tmp_path / "none")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "weights"))
     assert exit_code == UsageError.exit_code

@@ -130,8 +130,8 @@ def test_no_worker_and_no_idle_worker(dtdctl, server, cluster, status, tmp_path)
     assert "warn  no worker is idle" in out
 
 
-def test_nobody_answers(dtdctl, free_address, monkeypatch):
-    monkeypatch.setenv("DTD_COORDINATOR", str(free_address))
+def test_nobody_answers(dtdctl, free_socket, monkeypatch):
+    monkeypatch.setenv("DTD_COORDINATOR", str(free_socket))
     exit_code, out, _ = dtdctl("doctor", "-o", "json")
     [finding] = json.loads(out)["checks"]
     assert exit_code == 3

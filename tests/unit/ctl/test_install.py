@@ -145,6 +145,9 @@ def test_state_stays_unless_it_is_purged(dtdctl, root):
     state.mkdir(parents=True)
     credential.write_text("secret")
     (root / "var/lib/dtd/other").write_text("somebody else's")
+    renewed = root / "var/lib/dtd/workers/worker.credential"
+    renewed.parent.mkdir()
+    renewed.write_text("secret")
     _, lines, _ = dtdctl("uninstall")
     assert lines[-1] == "kept state and credentials: --purge removes them"
     assert state.is_dir()
@@ -152,6 +155,7 @@ def test_state_stays_unless_it_is_purged(dtdctl, root):
     dtdctl("uninstall", "--purge")
     assert files(root) == {"var/lib/dtd/other"}
     assert not state.parent.exists()
+    assert not renewed.parent.exists()
 
 
 def test_a_dry_run_writes_nothing(dtdctl, root):

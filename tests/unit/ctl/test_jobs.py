@@ -185,11 +185,18 @@ def test_jobs(dtdctl, server, result):
 
 
 def test_what_a_job_printed_does_not_steer_a_terminal(dtdctl, server, result, monkeypatch):
-    line = {"seq": 1, "rank": 0, "worker": "worker-0", "text": "\x1b[2Jgone", "time_s": 1.0}
+    text = "\x1b[31mred\x1b[0m \x1b[2J\x9b2J\r[1 other] forged\u2028[2 other] forged"
+    line = {"seq": 1, "rank": 0, "worker": "worker-0", "text": text, "time_s": 1.0}
     server.script = lambda message: result({"lines": [line][message.after :], "next": 1})
-    assert dtdctl("logs", "a")[1] == "[0 worker-0] \x1b[2Jgone\n"  # a pipe gets it as it came
+    told = (
+        "[0 worker-0] red \\x1b[2J\\x9b2J\n[0 worker-0] [1 other] forged\\u2028[2 other] forged\n"
+    )
+    assert dtdctl("logs", "a")[1] == told  # a file is looked at later
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert dtdctl("logs", "a")[1] == "[0 worker-0] gone\n"
+    assert dtdctl("logs", "a")[1] == told
+    as_json = dtdctl("logs", "a", "-o", "json")[1]
+    assert as_json.rstrip("\n").isprintable()
+    assert json.loads(as_json)["text"] == text
 
 
 def test_logs_are_read_page_by_page(dtdctl, server, result):

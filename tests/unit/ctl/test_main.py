@@ -17,7 +17,7 @@ from dtd.wire import messages as m
 DTDCTL = (sys.executable, "-m", "dtd.ctl.main")
 
 
-def start(*arguments, address="127.0.0.1:1", **environment):
+def start(*arguments, address="unix:/nonexistent/control.sock", **environment):
     return subprocess.Popen(
         [*DTDCTL, *arguments],
         stdout=subprocess.PIPE,
@@ -45,7 +45,7 @@ def test_status_loads_nothing_heavy(server, result, status):
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        env={**os.environ, "DTD_COORDINATOR": str(server.address)},
+        env={**os.environ, "DTD_COORDINATOR": str(server.control)},
         timeout=30,
         check=True,
     )
@@ -59,17 +59,15 @@ def test_no_command_loads_torch():
 
 
 @pytest.mark.parametrize("command", ["status", "jobs", "events --follow", "wait a", "drain w"])
-def test_no_coordinator_exits_3_with_a_remedy(command, free_address):
-    exit_code, out, err = dtdctl(*command.split(), address=free_address)
+def test_no_coordinator_exits_3_with_a_remedy(command, free_socket):
+    exit_code, out, err = dtdctl(*command.split(), address=free_socket)
     assert (exit_code, out) == (3, "")
-    assert err.startswith(
-        f"error: nobody listens at the coordinator's address {free_address}\ntry:"
-    )
+    assert err.startswith(f"error: nobody listens at the coordinator's address {free_socket}\ntry:")
     assert "Traceback" not in err
 
 
-def test_errors_as_json(free_address):
-    exit_code, out, err = dtdctl("-o", "json", "jobs", address=free_address)
+def test_errors_as_json(free_socket):
+    exit_code, out, err = dtdctl("-o", "json", "jobs", address=free_socket)
     assert (exit_code, out) == (3, "")
     assert set(json.loads(err)) == {"error", "remedy"}
 
@@ -104,7 +102,7 @@ def test_help_and_completion():
 
 def test_ctrl_c_is_quiet(server):
     server.script = lambda _message: b""
-    process = start("logs", "digits-1", address=server.address)
+    process = start("logs", "digits-1", address=server.control)
     server.wait_for(m.ReadLogs)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -114,7 +112,7 @@ def test_ctrl_c_is_quiet(server):
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_ctrl_c_of_a_wait_says_that_the_job_goes_on(server, form):
     server.script = lambda _message: b""
-    process = start("wait", "digits-1", "-o", form, address=server.address)
+    process = start("wait", "digits-1", "-o", form, address=server.control)
     server.wait_for(m.WaitJob)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -133,7 +131,7 @@ def test_ctrl_c_of_submit_and_wait_says_so_too(server, result, tmp_path):
     server.script = lambda message: (
         result({"job": "a-1"}) if isinstance(message, m.SubmitJob) else b""
     )
-    process = start("submit", str(path), "--wait", address=server.address)
+    process = start("submit", str(path), "--wait", address=server.control)
     server.wait_for(m.WaitJob)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -151,7 +149,7 @@ def test_a_reader_that_leaves_is_told_no_traceback(server, result):
         return result({"lines": [line] * 500, "next": message.after + 1})
 
     server.script = script
-    process = start("logs", "digits-1", address=server.address)
+    process = start("logs", "digits-1", address=server.control)
     process.stdout.readline()
     process.stdout.close()
     err = process.stderr.read()
@@ -168,7 +166,7 @@ def test_watch_prints_each_change_when_nobody_looks(server, result, status):
         return result({**status, "job": {**status["job"], "epoch": next(epochs)}})
 
     server.script = script
-    process = start("status", "--watch", "-o", "json", address=server.address)
+    process = start("status", "--watch", "-o", "json", address=server.control)
     lines = [json.loads(process.stdout.readline()) for _ in range(2)]
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=30)

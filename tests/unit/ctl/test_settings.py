@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import Address, SocketPath
 from dtd.ctl.settings import make_settings, take_settings
 from dtd.errors import UsageError
 
@@ -39,10 +39,14 @@ def test_an_option_without_its_value(line):
 def test_precedence_flag_environment_default(monkeypatch):
     monkeypatch.delenv("DTD_COORDINATOR", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
-    assert make_settings({}).address == Address("127.0.0.1", 7117)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
+    assert str(make_settings({}).address).endswith("dtd/coordinator/control.sock")
+    assert make_settings({"coordinator": "unix:/s"}).address == SocketPath("/s")
     monkeypatch.setenv("DTD_COORDINATOR", "there:5,[::1]:6")
     assert make_settings({}).addresses == (Address("there", 5), Address("::1", 6))
-    assert make_settings({"coordinator": "[::1]:9"}).address == Address("::1", 9)
+    assert make_settings({"coordinator": "[::1]:9"}).addresses == (Address("::1", 9),)
+    with pytest.raises(UsageError, match=r"no credential for \[::1\]:9"):
+        make_settings({"coordinator": "[::1]:9"}).targets()
     assert not make_settings({}).as_json
     assert make_settings({"output": "json"}).as_json
 

@@ -23,7 +23,7 @@ def watcher(server, result, status):
         return result({"events": new, "next": 7})
 
     server.script = script
-    made = Watcher(make_settings({"coordinator": str(server.address)}))
+    made = Watcher(make_settings({"coordinator": str(server.control)}))
     yield made
     made.close()
 

@@ -145,3 +145,16 @@ def test_how_long_it_will_take(status):
     status["job"]["total_steps"] = 0
     assert eta_s(status) is None
     assert "ETA" not in drawn(Scene(status, {}, []))
+
+
+def test_nothing_that_others_wrote_makes_a_line_of_its_own(scene):
+    hostile = "x\nforged\x1b[2J\u2028\u202e"
+    scene.status["troubles"] = [{"where": hostile, "message": hostile, "remedy": hostile}]
+    scene.status["explain"] = scene.status["job"]["id"] = hostile
+    for worker in scene.status["workers"]:
+        worker["state"] = hostile
+    events = [{"time_s": 1.0, "kind": hostile, "message": hostile}]
+    text = str(view(scene._replace(events=events, note=hostile), width=200, height=HEIGHT))
+    assert "forged" in text
+    assert not [line for line in text.split("\n") if line.startswith("forged")]
+    assert not set(text) & set("\x1b\u2028\u202e")

@@ -109,7 +109,7 @@ def saved(step: int, generation: int = 1, job: str = "j-1", **more: Any) -> m.Ch
         size_bytes=100 * step,
         directory="/d",
         metrics={},
-        kept={"names": []},
+        kept=(),
         **more,
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +15,12 @@ import dtd.metrics.exposition as module
 from dtd.address import Address
 from dtd.errors import ConfigError
 from dtd.metrics.catalogue import Sample
-from dtd.metrics.exposition import Exposition
+from dtd.metrics.exposition import Exposition, members_only
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential, bare_client_context
 
 LOOPBACK = Address("127.0.0.1", 0)
+PATIENCE_S = 10.0
 
 
 @pytest.fixture
@@ -47,6 +53,15 @@ def test_what_is_published_is_scraped(exposition, scrape):
         ("dtd_queued_jobs", ()): 0,
     }
     assert seen["process_resident_memory_bytes", ()] > 0
+
+
+def test_a_label_is_one_short_line_of_what_can_be_shown(exposition, scrape):
+    hostile = 'j"\n# HELP forged\nforged 1\x1b[2J\x9b\u202e\u2028' + "x" * 999
+    exposition.publish([Sample("dtd_job_step", (hostile,), 7)])
+    ((_name, labels),) = [key for key in scrape(exposition.address) if key[0] == "dtd_job_step"]
+    ((_label, shown),) = labels
+    assert shown.isprintable()
+    assert len(shown) == module.MAX_LABEL_CHARACTERS
 
 
 def test_the_next_snapshot_replaces_the_last(exposition, scrape):
@@ -102,6 +117,125 @@ def test_whoever_asks_nothing_is_given_up(monkeypatch, scrape):
         assert scrape(made.address)["process_resident_memory_bytes", ()] > 0
         assert silent.recv(1) == b""
     made.close()
+
+
+def call(exposition: Exposition) -> socket.socket:
+    return socket.create_connection((exposition.address.host, exposition.address.port), PATIENCE_S)
+
+
+def answering() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_several_are_answered_at_once(exposition, scrape):
+    """One who asks nothing kept all others waiting for five seconds."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(module.AT_ONCE_PER_ADDRESS - 1):
+            stack.enter_context(call(exposition))
+        begun_s = time.monotonic()
+        for _ in range(3):
+            assert scrape(exposition.address)["process_resident_memory_bytes", ()] > 0
+        assert time.monotonic() - begun_s < module.REQUEST_TIMEOUT_S / 2
+
+
+def test_who_takes_all_places_makes_way(exposition, scrape):
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(call(exposition)) for _ in range(3 * module.AT_ONCE)]
+        begun_s = time.monotonic()
+        assert scrape(exposition.address)["process_resident_memory_bytes", ()] > 0
+        assert held[0].recv(1) == b"", "the oldest one was cut"
+        assert time.monotonic() - begun_s < module.REQUEST_TIMEOUT_S / 2
+        assert answering() <= module.AT_ONCE
+
+
+def test_a_flood_is_refused_and_costs_no_threads(exposition):
+    for _ in range(300):
+        with call(exposition):
+            pass
+    assert answering() <= module.AT_ONCE
+    with call(exposition) as late:
+        assert late.recv(1) == b""
+
+
+def test_who_trickles_is_given_up_as_well(monkeypatch):
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.3)
+    made = Exposition(LOOPBACK)
+    made.start()
+    with call(made) as slow:
+        slow.settimeout(0.02)
+        begun_s, ended = time.monotonic(), False
+        while not ended and time.monotonic() - begun_s < PATIENCE_S:
+            with contextlib.suppress(ConnectionError):
+                slow.sendall(b"G")
+            with contextlib.suppress(TimeoutError):
+                ended = _ended(slow)
+        assert ended
+        assert time.monotonic() - begun_s < PATIENCE_S / 2
+    made.close()
+
+
+def _ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+# --- for members ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority.create(tmp_path / "pki")
+
+
+@pytest.fixture
+def members(authority):
+    """An endpoint that answers members of the authority's cluster only."""
+    made = Exposition(LOOPBACK, lambda: members_only(authority.server_context()))
+    made.start()
+    made.publish([Sample("dtd_queued_jobs", (), 3)])
+    yield made
+    made.close()
+
+
+def viewer(directory, authority):
+    path = directory / "viewer.credential"
+    authority.enrol(path, "viewer", "prometheus", coordinators=(Address("127.0.0.1", 7117),))
+    return Credential.load(path).client_context()
+
+
+def read_as(exposition, context):
+    with context.wrap_socket(call(exposition)) as secured:
+        secured.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return b"".join(iter(lambda: secured.recv(65536), b"")).decode()
+
+
+def test_a_member_reads_what_others_cannot(members, authority, tmp_path):
+    assert "dtd_queued_jobs 3.0" in read_as(members, viewer(tmp_path, authority))
+    with pytest.raises((OSError, ssl.SSLError)):
+        read_as(members, bare_client_context())
+    stranger = Authority.create(tmp_path / "other")
+    (tmp_path / "strangers").mkdir()
+    foreign = viewer(tmp_path / "strangers", stranger)
+    foreign.verify_mode = ssl.CERT_NONE
+    with pytest.raises((OSError, ssl.SSLError)):
+        read_as(members, foreign)
+    with call(members) as plain:
+        plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"dtd_" not in plain.recv(65536)
+
+
+def test_who_does_not_shake_hands_holds_up_nobody(members, authority, tmp_path):
+    context = viewer(tmp_path, authority)
+    with call(members):
+        assert "dtd_queued_jobs" in read_as(members, context)
+
+
+def test_without_a_cluster_there_are_no_members():
+    with pytest.raises(ConfigError, match=r"metrics_for = .members. needs a credential"):
+        Exposition(LOOPBACK, lambda: members_only(None)).start()
 
 
 def test_whoever_hangs_up_is_nobodys_trouble(exposition, scrape, capfd):

@@ -55,6 +55,14 @@ def memory_of() -> Callable[[np.ndarray], BucketMemory]:
 
 
 @pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    """A directory in which open files can be handed over."""
+    made = tmp_path / "letters"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@pytest.fixture
 def mapped() -> Callable[[LentMemory], int]:
     """A function: how often lent memory is mapped into this process.
 

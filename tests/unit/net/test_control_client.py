@@ -11,12 +11,13 @@ import pytest
 from dtd.address import Address
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.net.control_client import ControlClient
+from dtd.security.credential import bare_client_context
 from dtd.wire import messages as m
 
 
 def test_a_request_is_answered(server, result):
     server.script = lambda _message: result({"jobs": [1, {"a": None}]})
-    with ControlClient(server.address) as client:
+    with ControlClient(server.control) as client:
         assert client.request(m.ListJobs()) == {"jobs": [1, {"a": None}]}
         assert client.request(m.WaitJob(job="digits-1")) == {"jobs": [1, {"a": None}]}
     assert server.received == [m.ListJobs(), m.WaitJob(job="digits-1")]
@@ -25,7 +26,7 @@ def test_a_request_is_answered(server, result):
 def test_a_large_answer_arrives_whole(server, result):
     # 1 MiB is what the client gets by offering more than it is offered.
     server.script = lambda _message: result({"text": "x" * 3_000_000})
-    with ControlClient(server.address) as client:
+    with ControlClient(server.control) as client:
         assert len(client.request(m.GetStatus())["text"]) == 3_000_000
 
 
@@ -33,7 +34,7 @@ def test_two_answers_in_one_read(server, result):
     server.script = lambda message: (
         b"" if isinstance(message, m.GetStatus) else result({"n": 1}) + result({"n": 2})
     )
-    with ControlClient(server.address) as client:
+    with ControlClient(server.control) as client:
         client.ask(m.GetStatus())
         client.ask(m.ListJobs())
         assert [client.answer(), client.answer()] == [{"n": 1}, {"n": 2}]
@@ -47,7 +48,7 @@ def test_an_answer_that_is_late_comes_later(server, result):
         return result({"state": "done"})
 
     server.script = script
-    with ControlClient(server.address) as client:
+    with ControlClient(server.control) as client:
         client.ask(m.WaitJob(job="a"))
         assert client.answer(timeout_s=0.01) is None
         go.set()
@@ -57,7 +58,7 @@ def test_an_answer_that_is_late_comes_later(server, result):
 def test_half_an_answer_is_kept_over_a_timeout(server, result):
     whole = result({"state": "done"})
     server.script = lambda message: whole[:20] if isinstance(message, m.WaitJob) else whole[20:]
-    with ControlClient(server.address) as client:
+    with ControlClient(server.control) as client:
         client.ask(m.WaitJob(job="a"))
         assert client.answer(timeout_s=0.05) is None
         client.ask(m.GetStatus())
@@ -66,31 +67,36 @@ def test_half_an_answer_is_kept_over_a_timeout(server, result):
 
 def test_a_refusal_carries_its_remedy(server, refusal):
     server.script = lambda _message: refusal
-    with ControlClient(server.address) as client, pytest.raises(RequestRefused) as caught:
+    with ControlClient(server.control) as client, pytest.raises(RequestRefused) as caught:
         client.request(m.CancelJob(job="x"))
     assert caught.value.message == "job 'x' does not exist"
     assert caught.value.remedy == "see `dtdctl jobs`"
     assert caught.value.exit_code == 1
 
 
-def test_nobody_listens(free_address):
+def test_nobody_listens(free_socket):
     with pytest.raises(CoordinatorUnreachable, match="nobody listens") as caught:
-        ControlClient(free_address)
-    assert str(free_address) in caught.value.message
-    assert f"dtd-coordinator --listen {free_address}" in caught.value.remedy
+        ControlClient(free_socket)
+    assert str(free_socket) in caught.value.message
+    assert "start one with: dtd-coordinator" in caught.value.remedy
     assert "DTD_COORDINATOR" in caught.value.remedy
     assert caught.value.exit_code == 3
 
 
 def test_a_name_that_does_not_resolve():
     with pytest.raises(CoordinatorUnreachable, match="cannot be resolved"):
-        ControlClient(Address("no-such-host.invalid", 7117))
+        ControlClient(Address("no-such-host.invalid", 7117), context=bare_client_context())
+
+
+def test_nobody_is_called_over_tcp_without_tls(free_address):
+    with pytest.raises(AssertionError, match="TLS"):
+        ControlClient(free_address)
 
 
 def test_no_answer_in_time(server):
     server.script = lambda _message: b""
     with (
-        ControlClient(server.address, timeout_s=0.5) as client,
+        ControlClient(server.control, timeout_s=0.5) as client,
         pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.5 s"),
     ):
         client.request(m.GetStatus())
@@ -99,12 +105,12 @@ def test_no_answer_in_time(server):
 def test_no_welcome_in_time(server):
     server.welcome = b""
     with pytest.raises(CoordinatorUnreachable, match="no answer within"):
-        ControlClient(server.address, timeout_s=0.05)
+        ControlClient(server.control, timeout_s=0.05)
 
 
 def test_the_coordinator_closes(server):
     with (
-        ControlClient(server.address) as client,
+        ControlClient(server.control) as client,
         pytest.raises(CoordinatorUnreachable, match="closed the connection before it answered"),
     ):
         client.request(m.GetStatus())
@@ -113,7 +119,7 @@ def test_the_coordinator_closes(server):
 def test_the_coordinator_says_goodbye(server):
     server.script = lambda _message: m.message_bytes(m.Goodbye(reason="it stops"))
     with (
-        ControlClient(server.address) as client,
+        ControlClient(server.control) as client,
         pytest.raises(CoordinatorUnreachable, match="closed the connection before it answered"),
     ):
         client.request(m.GetStatus())
@@ -136,7 +142,7 @@ def test_the_coordinator_says_goodbye(server):
 def test_what_answers_is_no_coordinator(server, bytes_, why):
     server.script = lambda _message: bytes_
     with (
-        ControlClient(server.address) as client,
+        ControlClient(server.control) as client,
         pytest.raises(CoordinatorUnreachable, match=why) as caught,
     ):
         client.request(m.GetStatus())
@@ -146,10 +152,10 @@ def test_what_answers_is_no_coordinator(server, bytes_, why):
 def test_something_else_answers_the_handshake(server):
     server.welcome = b"SSH-2.0-OpenSSH_9.2\r\n"
     with pytest.raises(CoordinatorUnreachable, match="does not speak as a coordinator does"):
-        ControlClient(server.address)
+        ControlClient(server.control)
 
 
 def test_an_error_instead_of_welcome(server):
     server.welcome = m.message_bytes(m.Error(code=10, message="role 'ctl' is not served here"))
     with pytest.raises(CoordinatorUnreachable, match="role 'ctl' is not served here"):
-        ControlClient(server.address)
+        ControlClient(server.control)

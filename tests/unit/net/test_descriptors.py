@@ -4,152 +4,391 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
 
 import pytest
 
 from dtd.net import descriptors
 from dtd.net.descriptors import Letterbox, post
+from dtd.net.socket_names import short_name
 
 PATIENCE_S = 10.0
+WORDS = b"content"
+
+# Another user, who looks for whatever a worker listens on, and sends it a file.
+INTRUDER = """
+import os, socket, sys
+directory, = sys.argv[1:]
+names = [line.split()[-1] for line in open("/proc/net/unix") if len(line.split()) == 8]
+paths = [name.replace("@", chr(0)) for name in names if name.startswith("@dtd-")]
+paths += [f"{directory}/{os.path.basename(name)}" for name in names if "/box-" in name]
+for path in paths:
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        try:
+            with socket.socket(socket.AF_UNIX, kind) as sender:
+                sender.connect(path)
+                print(path, "connected")
+                socket.send_fds(sender, [b"x"], [os.open("/etc/passwd", os.O_RDONLY)])
+        except OSError as error:
+            print(path, type(error).__name__)
+print("over", flush=True)
+sys.stdin.read()
+"""
+
+LINGERS_S = 3
 
 
 class Box:
-    """A letterbox whose files a test can ask for; those that nobody asked for are closed."""
+    """A letterbox whose letters a test can ask for: what is read in each file that comes."""
 
-    def __init__(self):
-        self.files = asyncio.Queue()
-        self.letterbox = Letterbox(self.files.put_nowait)
+    def __init__(self, directory):
+        self.looked = []
+        self.threads = set()
+        self.contents = asyncio.Queue()
+        self.letterbox = Letterbox(directory, self._look, self.contents.put_nowait)
+
+    def _look(self, descriptor):
+        self.threads.add(threading.current_thread())
+        self.looked.append(os.get_inheritable(descriptor))
+        try:
+            return os.pread(descriptor, 100, 0) or None
+        except OSError:
+            return None
 
     async def next(self):
         async with asyncio.timeout(PATIENCE_S):
-            return await self.files.get()
+            return await self.contents.get()
 
     def close(self):
         self.letterbox.close()
-        while not self.files.empty():
-            os.close(self.files.get_nowait())
+
+
+def put_aside():
+    """Wait for what was left to threads."""
+    for thread in threading.enumerate():
+        if thread.name == "loans":
+            thread.join(PATIENCE_S)
+
+
+async def soon():
+    """Until what threads have asked of the event loop so far has been done."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.call_soon_threadsafe(over.set_result, None)
+    await over
 
 
 @pytest.fixture
-async def box():
-    made = Box()
+async def box(letters):
+    made = Box(letters)
     yield made
     made.close()
+    put_aside()
 
 
 @pytest.fixture
 def file():
     descriptor = os.memfd_create("test")
-    os.write(descriptor, b"content")
+    os.write(descriptor, WORDS)
     yield descriptor
     os.close(descriptor)
 
 
-def send(name, *, files=(), octets=b"\0"):
+@pytest.fixture
+def tmp_path():
+    """A shorter one than pytest's: an address of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def empty():
+    descriptor = os.memfd_create("empty")
+    yield descriptor
+    os.close(descriptor)
+
+
+def send(path, *, files=(), octets=b"\0"):
     """What somebody else puts into a letterbox."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect("\0" + name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+        with short_name(path) as name:
+            sender.connect(name)
         sender.sendmsg([octets], ancillary)
 
 
-async def test_a_file_arrives_open_and_is_not_inherited(box, file):
-    post(box.letterbox.name, file)
-    received = await box.next()
-    assert received != file
-    assert os.pread(received, 100, 0) == b"content"
-    assert not os.get_inheritable(received)
-    os.close(received)
+def taken_down(path):
+    """Whether a letterbox's socket is gone; it is taken down in a thread."""
+    put_aside()
+    return not Path(path).exists()
 
 
-async def test_several_files_arrive_one_by_one(box, file, open_files):
+async def test_a_file_arrives_open_is_not_inherited_and_is_looked_at_elsewhere(box, file):
+    post(box.letterbox.path, file)
+    assert await box.next() == WORDS
+    assert box.looked == [False]
+    assert threading.current_thread() not in box.threads
+    assert taken_down(box.letterbox.path)
+
+
+async def test_nothing_stays_open(letters, file, empty, open_files):
     before = open_files()
-    send(box.letterbox.name, files=[file, file])  # more than one is too many
-    post(box.letterbox.name, file)
-    for _ in range(2):
-        os.close(await box.next())
-    assert box.files.empty()
+    box = Box(letters)
+    send(box.letterbox.path, files=[empty])
+    send(box.letterbox.path, files=[file, file])  # more than one is too many
+    assert await box.next() == WORDS
+    put_aside()
     assert open_files() <= before
 
 
-async def test_letters_without_a_file_are_passed_over(box, file):
-    send(box.letterbox.name, octets=b"hello")
-    send(box.letterbox.name, octets=b"")
-    post(box.letterbox.name, file)
-    os.close(await box.next())
+async def test_letters_without_the_right_file_are_passed_over(box, file, empty):
+    send(box.letterbox.path, octets=b"hello")
+    send(box.letterbox.path, octets=b"")
+    send(box.letterbox.path, files=[empty])
+    post(box.letterbox.path, file)
+    assert await box.next() == WORDS
+
+
+async def test_only_the_first_right_file_is_received(letters, file):
+    box = Box(letters)
+    for _ in range(3):
+        post(box.letterbox.path, file)
+    assert await box.next() == WORDS
+    put_aside()
+    await soon()
+    assert box.contents.empty()
 
 
 async def test_a_letterbox_takes_a_few_letters_only(box, file):
     for _ in range(descriptors._MAX_LETTERS - 1):
-        send(box.letterbox.name)
-    post(box.letterbox.name, file)
-    os.close(await box.next())
-    with pytest.raises(ConnectionRefusedError):
-        send(box.letterbox.name)
+        send(box.letterbox.path)
+    post(box.letterbox.path, file)
+    assert await box.next() == WORDS
+    assert taken_down(box.letterbox.path)
+    with pytest.raises(FileNotFoundError):
+        send(box.letterbox.path)
 
 
-async def test_a_letterbox_that_is_closed_is_gone(file, open_files):
-    box = Box()
-    box.close()
-    box.close()
+async def test_who_connects_and_says_nothing_holds_nobody_up(box, file):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        with short_name(box.letterbox.path) as name:
+            silent.connect(name)
+        post(box.letterbox.path, file)
+        assert await box.next() == WORDS
+
+
+async def test_a_letterbox_that_is_closed_is_gone(letters, file, open_files):
     before = open_files()
-    post(box.letterbox.name, file)
+    box = Box(letters)
+    box.close()
+    box.close()
+    assert taken_down(box.letterbox.path)
     assert open_files() <= before
-    with pytest.raises(ConnectionRefusedError):
-        send(box.letterbox.name)
-
-
-async def test_what_is_in_a_letterbox_when_it_closes_is_lost(file, open_files):
-    before = open_files()
-    box = Box()
-    post(box.letterbox.name, file)
-    box.close()
-    assert open_files() <= before
-    assert box.files.empty()
-
-
-@pytest.mark.parametrize("name", ["", "/run/systemd/notify", "dtd-" + "x" * 200, "dtd-nobody"])
-def test_a_name_that_is_no_letterbox_gets_nothing(file, name, open_files):
-    before = open_files()
-    post(name, file)
+    with pytest.raises(FileNotFoundError):
+        post(box.letterbox.path, file)
     assert open_files() <= before
 
 
-def test_only_letterboxes_get_anything(file):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-        other.bind("\0other")
-        post("other", file)
+async def test_what_is_in_a_letterbox_when_it_closes_is_lost(letters, file, open_files):
+    before = open_files()
+    box = Box(letters)
+    post(box.letterbox.path, file)
+    box.close()
+    put_aside()
+    assert open_files() <= before
+    assert box.contents.empty()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "dtd-" + "0" * 32, "/run/systemd/notify", "/" + "x" * 5000, "/tmp/box-" + "g" * 32],
+)
+def test_a_name_that_is_no_letterbox_gets_nothing(file, path):
+    with pytest.raises(OSError, match="no letterbox"):
+        post(path, file)
+
+
+@pytest.mark.parametrize(
+    "directory", ["/nowhere", "/" + "x" * 300, "/a\udc80b", "/" + "x/" * 3000, "/dev/null"]
+)
+def test_a_letterbox_that_cannot_be_reached_gets_nothing(file, directory, open_files):
+    before = open_files()
+    with pytest.raises(OSError, match=r"Errno|too long"):
+        post(f"{directory}/box-{'0' * 32}", file)
+    assert open_files() <= before
+
+
+async def test_a_path_may_be_longer_than_an_address(tmp_path, file):
+    deep = tmp_path / ("d" * 200)
+    deep.mkdir()
+    box = Box(deep)
+    post(box.letterbox.path, file)
+    assert await box.next() == WORDS
+    assert taken_down(box.letterbox.path)
+
+
+def test_a_full_letterbox_does_not_hold_up_whoever_posts(letters, file):
+    path = str(letters / f"box-{'0' * 32}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as nobody_accepts:
+        with short_name(path) as name:
+            nobody_accepts.bind(name)
+        nobody_accepts.listen(1)
+        for _ in range(2):
+            post(path, file)
         with pytest.raises(BlockingIOError):
-            other.recv(1, socket.MSG_DONTWAIT)
-
-
-async def test_a_full_letterbox_does_not_hold_up_whoever_posts(file):
-    name = "dtd-full"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as nobody_reads:
-        nobody_reads.bind("\0" + name)
-        for _ in range(3000):  # far more than the kernel keeps
-            post(name, file)
+            post(path, file)
 
 
 async def test_a_file_that_is_closed_meanwhile_is_not_posted(box, file):
-    post(box.letterbox.name, -1)
-    post(box.letterbox.name, file)
-    os.close(await box.next())
-    assert box.files.empty()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        post(box.letterbox.path, -1)
+    post(box.letterbox.path, file)
+    assert await box.next() == WORDS
 
 
-async def test_names_cannot_be_guessed(box):
-    other = Box()
-    assert box.letterbox.name != other.letterbox.name
-    assert len(box.letterbox.name) == len("dtd-") + 32
+async def test_names_cannot_be_guessed(box, letters):
+    other = Box(letters)
+    assert box.letterbox.path != other.letterbox.path
+    assert len(Path(box.letterbox.path).name) == len("box-") + 32
     other.close()
 
 
-async def test_no_socket_is_left_where_there_can_be_no_letterbox(monkeypatch, open_files):
+@pytest.mark.parametrize("name", ["missing", "odd\udc80"])
+async def test_no_socket_is_left_where_there_can_be_no_letterbox(tmp_path, name, open_files):
     before = open_files()
-    monkeypatch.setattr(descriptors.secrets, "token_hex", lambda count: "x" * 200)
-    with pytest.raises(OSError, match="too long"):
-        Letterbox(os.close)
+    with pytest.raises(OSError, match=r"No such file|cannot be said"):
+        Letterbox(tmp_path / name, os.close, lambda _: None)
     assert open_files() <= before
+
+
+# --- users of the same host ----------------------------------------------------------------------
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
+
+
+@contextlib.contextmanager
+def nobody_runs(source, *arguments):
+    """A program of that user; it is asked to end by closing what it reads."""
+    python = shutil.which("python3", path="/usr/bin") or sys.executable
+    with subprocess.Popen(
+        [python, "-c", source, *arguments],
+        user="nobody",
+        group="nogroup",
+        extra_groups=[],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    ) as program:
+        yield program
+
+
+def heard(program, word):
+    """All that a program has printed up to a line with this word."""
+    lines = []
+    for line in program.stdout:
+        lines.append(line)
+        if word in line:
+            return "".join(lines)
+    raise AssertionError(f"it said {lines}")
+
+
+@pytest.fixture
+def open_place():
+    """A directory that everybody can enter."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@needs_root
+async def test_another_user_cannot_put_anything_in(open_place, file):
+    place = open_place / "letters"
+    place.mkdir(mode=0o700)
+    box = Box(place)
+    with nobody_runs(INTRUDER, str(place)) as intruder:
+        said = await asyncio.to_thread(heard, intruder, "over")
+        assert f"{box.letterbox.path} PermissionError" in said  # it was found, which is no secret
+        assert "connected" not in said
+        post(box.letterbox.path, file)
+        assert await box.next() == WORDS
+    assert len(box.looked) == 1
+
+
+@needs_root
+async def test_what_another_user_sends_is_not_even_received(open_place, file):
+    """Where the directory does not keep him out, the kernel's word about him does."""
+    box = Box(open_place)
+    os.chmod(box.letterbox.path, 0o777)  # noqa: PTH101 - at once
+    with nobody_runs(INTRUDER, str(open_place)) as intruder:
+        said = await asyncio.to_thread(heard, intruder, "over")
+        assert f"{box.letterbox.path} connected" in said
+        post(box.letterbox.path, file)
+        assert await box.next() == WORDS
+    assert len(box.looked) == 1
+
+
+LISTENER = """
+import os, socket, sys
+os.umask(0)
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.bind(sys.argv[1])
+made.listen(1)
+print("ready", flush=True)
+caller, _ = made.accept()
+print("received", socket.recv_fds(caller, 1, 1)[1], flush=True)
+"""
+
+
+@needs_root
+def test_memory_is_not_handed_to_another_user(open_place, file):
+    open_place.chmod(0o777)
+    path = str(open_place / f"box-{'0' * 32}")
+    with nobody_runs(LISTENER, path) as listener:
+        heard(listener, "ready")
+        with pytest.raises(PermissionError, match="belongs to user"):
+            post(path, file)
+        assert "received []" in heard(listener, "received")
+
+
+# --- what takes its time to close ----------------------------------------------------------------
+
+
+def lingering():
+    """A socket that takes LINGERS_S to close, and what has to stay open meanwhile."""
+    server = socket.create_server(("127.0.0.1", 0))
+    made = socket.create_connection(server.getsockname())
+    made.settimeout(0)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            made.send(bytes(65536))  # nobody reads it
+    linger = array.array("i", [1, LINGERS_S]).tobytes()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    return server, made
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_no_close_keeps_the_event_loop(letters, file, accepted):
+    """Whoever may put something in, the loop goes on; when the box is closed, too."""
+    box = Box(letters)
+    server, parcel = lingering()
+    loop = asyncio.get_running_loop()
+    send(box.letterbox.path, files=[parcel.fileno()])
+    parcel.close()  # not the last one: this does not wait
+    begun = loop.time()
+    if accepted:
+        post(box.letterbox.path, file)
+        assert await box.next() == WORDS
+    box.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert loop.time() - begun < LINGERS_S / 2
+    server.close()  # resets the connection, for which nobody has to wait any more

@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+import structlog
 
 import dtd.net.loans as loans_module
 from dtd.core.collective import BucketMemory, Home
@@ -24,7 +25,7 @@ WORDS = b"gradients"
 class Side:
     """The loans of one rank, and what it has said to the other, which hears it at once or never."""
 
-    def __init__(self, generation=GENERATION):
+    def __init__(self, letters, generation=GENERATION):
         self.same_host = True
         self.said = []
         self.borrowed = asyncio.Event()
@@ -35,6 +36,7 @@ class Side:
             to_previous=self._say,
             same_host=lambda: self.same_host,
             lost=lambda error: None,
+            letters=letters,
         )
 
     def _say(self, message):
@@ -63,9 +65,9 @@ def bucket(view, home=None):
 
 
 @pytest.fixture
-async def sides():
+async def sides(letters):
     """(the rank that lends, the one that borrows), who hear each other."""
-    one, other = Side(), Side()
+    one, other = Side(letters), Side(letters)
     one.other, other.other = other, one
     yield one, other
     one.loans.close()
@@ -117,8 +119,8 @@ async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
     other.loans.still_lent(2)
 
 
-async def test_nothing_is_lent_before_the_next_rank_has_it(lender):
-    side = Side()  # nobody hears what it says
+async def test_nothing_is_lent_before_the_next_rank_has_it(lender, letters):
+    side = Side(letters)  # nobody hears what it says
     for _ in range(3):
         assert side.loans.lendable(lender.buckets) == NOTHING_LENT
     (offer,) = side.said
@@ -149,8 +151,8 @@ async def test_only_what_lies_in_the_memory_is_lent(sides, lender):
     elsewhere.memory.close()
 
 
-async def test_nothing_is_offered_that_cannot_be_lent(lender):
-    side = Side()
+async def test_nothing_is_offered_that_cannot_be_lent(lender, letters):
+    side = Side(letters)
     homeless = [bucket(memoryview(bytearray(4)))]
     for buckets in ([], homeless, lender.buckets[:1] * (m.MAX_LENT + 1)):
         assert side.loans.lendable(buckets) == NOTHING_LENT
@@ -189,8 +191,8 @@ async def test_other_memory_is_another_offer(sides, lender):
     following.memory.close()
 
 
-async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender):
-    side = Side()
+async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
+    side = Side(letters)
     side.loans.lendable(lender.buckets)
     side.loans.lendable(lender.buckets[:1])
     side.loans.received(m.Borrowed(generation=GENERATION, number=1))
@@ -201,15 +203,50 @@ async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender):
     assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
 
 
-async def test_an_older_offer_is_not_handed_out(lender, monkeypatch):
+async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
     posted = []
-    monkeypatch.setattr(loans_module, "post", lambda *letter: posted.append(letter))
-    side = Side()
+
+    def note(path, descriptor):
+        posted.append((path, os.path.sameopenfile(descriptor, lender.memory.descriptor)))
+
+    monkeypatch.setattr(loans_module, "post", note)
+    side = Side(letters)
     side.loans.lendable(lender.buckets)
     side.loans.lendable(lender.buckets[:1])
     for number in (1, 2):
         side.loans.received(m.Borrow(generation=GENERATION, number=number, socket=f"s{number}"))
-    assert posted == [("s2", lender.memory.descriptor)]
+    put_aside()
+    assert posted == [("s2", True)]
+
+
+async def test_an_offer_is_handed_out_once(lender, letters):
+    side = Side(letters)
+    side.loans.lendable(lender.buckets)
+    ask = m.Borrow(generation=GENERATION, number=1, socket="s")
+    side.loans.received(ask)
+    error = refused(side.loans.received, ask)
+    assert (error.code, error.message) == (ErrorCode.WRONG_STATE, "borrows offer 1 twice")
+    put_aside()
+
+
+@pytest.mark.parametrize("path", ["", "/run/systemd/notify", "/no/box-" + "0" * 32, "/a\0b"])
+async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, path):
+    before = open_files()
+    side = Side(letters)
+    side.loans.lendable(lender.buckets)
+    with structlog.testing.capture_logs() as logs:
+        side.loans.received(m.Borrow(generation=GENERATION, number=1, socket=path))
+        put_aside()
+    assert [line["event"] for line in logs] == ["memory_not_lent"]
+    assert open_files() <= before
+
+
+async def test_without_a_directory_nothing_is_asked_for(lender, letters):
+    one, other = Side(letters), Side(None)
+    one.loans.lendable(lender.buckets)
+    other.loans.received(one.said[0])
+    assert other.said == []
+    other.loans.close()
 
 
 async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
@@ -221,7 +258,7 @@ async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
 
 
 async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender, monkeypatch):
-    def refuse(received):
+    def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
     monkeypatch.setattr(loans_module, "Letterbox", refuse)
@@ -233,8 +270,8 @@ async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender,
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("kind", [m.Borrow, m.Borrowed])
-async def test_what_was_never_offered_is_not_borrowed(lender, kind, number):
-    side = Side()
+async def test_what_was_never_offered_is_not_borrowed(lender, kind, number, letters):
+    side = Side(letters)
     side.loans.lendable(lender.buckets)
     more = {"socket": "dtd-x"} if kind is m.Borrow else {}
     error = refused(side.loans.received, kind(generation=GENERATION, number=number, **more))
@@ -244,8 +281,8 @@ async def test_what_was_never_offered_is_not_borrowed(lender, kind, number):
 
 
 @pytest.mark.parametrize("generation", [GENERATION - 1, GENERATION + 1])
-async def test_other_generations_are_refused(lender, generation):
-    side = Side()
+async def test_other_generations_are_refused(lender, generation, letters):
+    side = Side(letters)
     side.loans.lendable(lender.buckets)
     (lend,) = side.said
     for message in (
@@ -259,8 +296,8 @@ async def test_other_generations_are_refused(lender, generation):
 # --- the post ------------------------------------------------------------------------------------
 
 
-async def test_a_wrong_file_is_passed_over(lender, open_files):
-    one, other = Side(), Side()
+async def test_a_wrong_file_is_passed_over(lender, open_files, letters):
+    one, other = Side(letters), Side(letters)
     strange = Lender(WORDS, b"more")
     reading, writing = os.pipe()
     before = open_files()
@@ -281,14 +318,16 @@ async def test_a_wrong_file_is_passed_over(lender, open_files):
     os.close(writing)
 
 
-async def test_a_second_offer_makes_the_first_letterbox_useless(lender):
-    one, other = Side(), Side()
+async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters):
+    one, other = Side(letters), Side(letters)
     one.loans.lendable(lender.buckets)
     one.loans.lendable(lender.buckets[:1])
     for offer in one.said:
         other.loans.received(offer)
     first, second = other.said
-    post(first.socket, lender.memory.descriptor)
+    put_aside()
+    with pytest.raises(FileNotFoundError):
+        post(first.socket, lender.memory.descriptor)
     post(second.socket, lender.memory.descriptor)
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
@@ -320,8 +359,8 @@ async def test_nothing_is_read_beyond_the_memory(sides, lender):
     assert "bucket 1 ends beyond the memory that is lent" in error.message
 
 
-async def test_an_offset_beyond_the_memory_is_no_bucket(lender):
-    one, other = Side(), Side()
+async def test_an_offset_beyond_the_memory_is_no_bucket(lender, letters):
+    one, other = Side(letters), Side(letters)
     one.loans.lendable(lender.buckets)
     offer = one.said[0]
     far = m.Lend(
@@ -339,8 +378,8 @@ async def test_an_offset_beyond_the_memory_is_no_bucket(lender):
     other.loans.close()
 
 
-async def test_nothing_is_read_that_was_not_borrowed(lender):
-    one, other = Side(), Side()
+async def test_nothing_is_read_that_was_not_borrowed(lender, letters):
+    one, other = Side(letters), Side(letters)
     assert refused(other.loans.read, 0, 0, 0).code == ErrorCode.UNEXPECTED_CHUNK
     one.loans.lendable(lender.buckets)
     other.loans.received(one.said[0])
@@ -349,8 +388,8 @@ async def test_nothing_is_read_that_was_not_borrowed(lender):
     other.loans.close()
 
 
-async def test_giving_back_is_said_to_the_previous_rank():
-    side = Side()
+async def test_giving_back_is_said_to_the_previous_rank(letters):
+    side = Side(letters)
     taken = m.Taken(generation=GENERATION, step=3, bucket=1)
     side.loans.give_back(taken)
     assert side.said == [taken]
@@ -368,12 +407,14 @@ async def test_closing_leaves_nothing_behind(sides, lender, mapped):
     assert mapped(lender.memory) == before
 
 
-async def test_whoever_waits_for_a_file_can_close(lender, open_files):
+async def test_whoever_waits_for_a_file_can_close(lender, open_files, letters):
     before = open_files()
-    one, other = Side(), Side()
+    one, other = Side(letters), Side(letters)
     one.loans.lendable(lender.buckets)
     other.loans.received(one.said[0])
     other.loans.close()
+    put_aside()
     assert open_files() <= before
-    post(other.said[0].socket, lender.memory.descriptor)
-    assert other.said == other.said[:1]
+    assert list(letters.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        post(other.said[0].socket, lender.memory.descriptor)

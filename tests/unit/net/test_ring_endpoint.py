@@ -35,7 +35,8 @@ def no_checkpoint(name):
 class Node:
     """One rank: its data port, its endpoint once it is made, and what that reports."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, letters):
+        self.letters = letters
         self.name = f"worker-{rank}"
         self.server = DataServer(self.name, no_checkpoint)
         self.up = asyncio.Event()
@@ -54,6 +55,7 @@ class Node:
             broken=lambda *report: self.broken.set_result(report),
             bucket_done=self.buckets.put_nowait,
             words_done=self.words.put_nowait,
+            letters=self.letters,
         )
 
     def _on_up(self):
@@ -76,8 +78,8 @@ class Node:
 class Ranks:
     """All ranks of one ring."""
 
-    def __init__(self, size):
-        self.nodes = [Node(rank) for rank in range(size)]
+    def __init__(self, size, letters):
+        self.nodes = [Node(rank, letters) for rank in range(size)]
 
     async def listen(self, ports=None, *, chunk_bytes=64, silence_s=PATIENCE_S):
         """Make the endpoints; a rank whose port is given does not listen yet."""
@@ -126,12 +128,12 @@ class Ranks:
 
 
 @pytest.fixture
-async def ranks():
+async def ranks(letters):
     """Makes rings of a size; they are closed in the end."""
     made = []
 
     def make(size):
-        made.append(Ranks(size))
+        made.append(Ranks(size, letters))
         return made[-1]
 
     yield make
@@ -439,7 +441,7 @@ async def test_a_rank_that_lends_nothing_beside_one_that_does(ranks, lent, memor
 
 
 async def test_a_rank_that_cannot_borrow_is_sent_everything(ranks, lent, monkeypatch):
-    def refuse(received):
+    def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
     monkeypatch.setattr(loans_module, "Letterbox", refuse)

@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
-import dtd.net.server as server_module
 from dtd.address import Address
+from dtd.core.doorkeeper import Doorkeeper
+from dtd.core.shares import Shares
 from dtd.errors import ConfigError
 from dtd.net.link import Link
 from dtd.net.server import Server
+from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 
@@ -22,7 +24,7 @@ class Welcoming:
     """Welcomes everyone, and counts."""
 
     def __init__(self):
-        self.server = Server(self._new_link)
+        self.server = Server(self._new_link, shares=Shares(in_all=2))
         self.gone = asyncio.Queue()
 
     def _new_link(self):
@@ -77,8 +79,7 @@ async def test_everyone_hears_a_goodbye_and_nobody_new_is_served(welcoming, dial
         await dial(bound, m.Role.CTL, secret=b"")
 
 
-async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, dial, monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, dial):
     bound = await welcoming.server.listen(LOOPBACK)
     first, second = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
     await first.welcomed()
@@ -91,3 +92,41 @@ async def test_one_connection_too_many_is_dropped_until_another_ends(welcoming, 
     fourth = await dial(bound, m.Role.CTL, secret=b"")
     await fourth.welcomed()
     assert not second.link.closing
+
+
+async def test_when_no_more_files_can_be_opened_the_newest_stranger_makes_way(welcoming, dial):
+    bound = await welcoming.server.listen(LOOPBACK)
+    first, second = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
+    await first.welcomed()
+    await second.welcomed()
+    welcoming.server._make_room()  # what an accept(2) that fails with EMFILE leads to
+    assert await second.end() is not None
+    assert not first.link.closing
+    third = await dial(bound, m.Role.CTL, secret=b"")
+    await third.welcomed()
+
+
+async def test_who_has_its_share_of_connections_is_told_so(dial):
+    class Sharing(Welcoming):
+        def _new_link(self):
+            link = super()._new_link()
+            link.identity = Identity(role="viewer", name="ann", serial="ab", where="certificate")
+            return link
+
+    sharing = Sharing()
+    sharing.server = Server(sharing._new_link, doorkeeper=Doorkeeper(), shares=Shares(in_all=16))
+    bound = await sharing.server.bind(LOOPBACK)
+    sharing.server._look_at = seen
+    sharing.server.serve()
+    peers = [await dial(bound, m.Role.CTL, secret=b"") for _ in range(2)]
+    for peer in peers:
+        await peer.welcomed()
+    third = await dial(bound, m.Role.CTL, secret=b"")
+    error = await third.end()
+    assert error.message == "2 connections of viewer/ann are open"
+    assert "close connections" in error.remedy
+    sharing.server.close(m.Goodbye())
+
+
+def seen(accepted):
+    return "10.0.0.1", Identity(role="viewer", name="ann", serial="ab", where="certificate")

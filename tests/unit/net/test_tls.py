@@ -16,7 +16,6 @@ from dtd.core.doorkeeper import Doorkeeper
 from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.net.server import Server
-from dtd.security import certificates
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
@@ -174,15 +173,12 @@ async def test_a_credential_of_another_cluster_does_not_get_in(
 async def test_an_expired_credential_does_not_get_in(
     listening: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "LIFE_DAYS", 0)
+    monkeypatch.setattr(authority, "_life_days", 0)
     address = await listening.listen()
-    key = certificates.new_key()
-    request = certificates.request_pem(key).decode()
-    issued = authority.issue(role="worker", name="late", request_pem=request, token="t")
+    path = authority.directory / "late.pem"
+    authority.enrol(path, "worker", "late", coordinators=(address,))
     monkeypatch.undo()
     (authority.directory / "server.pem").unlink()
-    path = authority.directory / "late.pem"
-    path.write_bytes(certificates.key_pem(key) + issued)
     context = bare_client_context()
     context.load_cert_chain(path)
     calling = Calling(peer_role="")

@@ -53,6 +53,21 @@ def test_a_table_is_made_of_a_report():
     assert r"| a \| b | bad | good |" in made
 
 
+def test_tests_are_run_as_their_file_has_them():
+    here = "tests/unit/scripts/test_tryout.py"
+    stories = "tests/simulation/test_stories.py::test_story_is_told_again_word_for_word"
+    first, second = (
+        f"{here}::{name}"
+        for name in (
+            "test_the_tests_of_a_row_exist",
+            "test_a_table_is_made_of_a_report",
+        )
+    )
+    assert first > second
+    given = {first, second, f"{stories}[b]", f"{stories}[a]"}
+    assert tryout.in_file_order(given) == [f"{stories}[a]", f"{stories}[b]", first, second]
+
+
 def test_a_row_whose_test_did_not_run_does_not_hold():
     assert "does not hold" in tryout.verdict([Outcome()])
 
@@ -63,12 +78,3 @@ def test_rows_are_chosen_by_their_words():
     assert tryout.chosen(rows, []) == rows
     with pytest.raises(UsageError, match="no row contains x or y"):
         tryout.chosen(rows, ["x", "y"])
-
-
-def test_the_page_has_one_place_for_the_table():
-    page = tryout.PAGE.read_text("utf-8")
-    once = tryout.render(page, "| made |")
-    assert "\n| made |\n" in once
-    assert tryout.render(once, "| made |") == once
-    with pytest.raises(UsageError, match="0 places"):
-        tryout.render("nothing", "| made |")

@@ -13,8 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from dtd.address import Address
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security import certificates
-from dtd.security.authority import Authority, open_authority, open_data_key
+from dtd.security.authority import Admitted, Authority, Enrolment, open_authority, open_data_key
 from dtd.security.credential import Credential
+from dtd.security.identity import Identity
+from dtd.security.token import Token
 
 HERE = (Address("10.0.0.1", 7117),)
 
@@ -30,6 +32,31 @@ def request_of(key: object) -> str:
     )
 
 
+def admit(
+    authority: Authority,
+    role: str = "worker",
+    name: str = "host7",
+    *,
+    pem: str = "",
+    workers: tuple[str, ...] = (),
+    token: Token | None = None,
+    **more: object,
+) -> Admitted:
+    if token is None:
+        joinable = role if role in ("worker", "operator", "viewer") else "worker"
+        given = {"life_s": 60, "coordinators": HERE, **more}
+        token, _ = authority.create_token(joinable, **given)  # type: ignore[arg-type]
+    wanted = Enrolment(role=role, name=name, workers=workers, request_pem=pem or request())
+    return authority.admit(wanted, token.id, token.secret)
+
+
+def uris_of(pem: bytes) -> list[str]:
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    return names.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
 def test_it_is_made_once_and_found_again(tmp_path: Path) -> None:
     made = open_authority(tmp_path / "pki")
     again = open_authority(tmp_path / "pki")
@@ -43,20 +70,24 @@ def test_every_file_is_its_owners_alone(authority: Authority) -> None:
     assert authority.directory.stat().st_mode & 0o777 == 0o700
     modes = {path.name: path.stat().st_mode & 0o777 for path in authority.directory.iterdir()}
     assert set(modes) == {
-        *("ca.key", "ca.pem", "server.key", "server.pem", "data.key", "tokens.json"),
+        *("ca.key", "ca.pem", "server.pem", "data.key", "tokens.json"),
         *("issued.json", "operator.credential", "worker.token"),
     }
     assert set(modes.values()) == {0o600}
 
 
-def test_a_certificate_says_role_and_name_and_lives_825_days(authority: Authority) -> None:
-    pem = authority.issue(role="worker", name="host7", request_pem=request(), token="t")
+def test_a_certificate_says_role_and_name_and_lives_30_days(authority: Authority) -> None:
+    pem = admit(authority, workers=("host7", "host7-cpu")).certificate_pem
     made = x509.load_pem_x509_certificate(pem)
-    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    assert uris == [f"dtd://{authority.cluster}/worker/host7"]
-    assert 824 <= (made.not_valid_after_utc - made.not_valid_before_utc).days <= 826
-    assert authority.credentials.listed()[0]["name"] == "host7"
+    cluster = f"dtd://{authority.cluster}"
+    assert uris_of(pem) == [
+        f"{cluster}/worker/host7",
+        f"{cluster}/registers/host7",
+        f"{cluster}/registers/host7-cpu",
+        f"{cluster}/credential/{made.serial_number:x}",
+    ]
+    assert 29 <= (made.not_valid_after_utc - made.not_valid_before_utc).days <= 30
+    assert authority.credentials.listed(now_s=time.time())[0]["name"] == "host7"
     basic = made.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert not basic.ca
 
@@ -69,13 +100,66 @@ def test_nobody_joins_as_the_coordinator_or_under_an_odd_name(
     authority: Authority, role: str, name: str
 ) -> None:
     with pytest.raises(RequestRefused, match="nobody can join as"):
-        authority.issue(role=role, name=name, request_pem=request(), token="t")
+        admit(authority, role, name)
+    assert authority.tokens.listed(now_s=0.0)[0]["used"] == []
+
+
+def test_nobody_is_given_names_of_others_or_too_many(authority: Authority) -> None:
+    with pytest.raises(RequestRefused, match="host7 cannot be given the name 'host8-cpu'"):
+        admit(authority, workers=("host7", "host8-cpu"))
+    with pytest.raises(RequestRefused, match="asks for 65 names"):
+        admit(authority, workers=tuple(f"host7-{number}" for number in range(65)))
+    with pytest.raises(RequestRefused, match="a viewer registers no workers"):
+        admit(authority, "viewer", "eve", workers=("eve",))
+    admit(authority, workers=("host7", "host7-cpu"))
+    with pytest.raises(RequestRefused, match="host7-cpu belongs to the credential worker/host7"):
+        admit(authority, name="host7-cpu", workers=("host7-cpu",))
+
+
+def test_a_living_name_gives_way_only_when_an_operator_says_so(authority: Authority) -> None:
+    first = certificate_serial(admit(authority).certificate_pem)
+    with pytest.raises(RequestRefused, match="worker/host7 has a credential that counts"):
+        admit(authority)
+    admitted = admit(authority, names=("host7",), replaces=True)
+    assert [one.serial for one in admitted.replaced] == [first]
+    assert authority.credentials.is_revoked(first, first)
+    second = certificate_serial(admitted.certificate_pem)
+    assert not authority.credentials.is_revoked(second, second)
+
+
+def test_who_asks_again_with_his_key_is_not_punished(authority: Authority) -> None:
+    """The answer got lost: no second use of the token, and nobody else's credential gives way."""
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
+    pem = request()
+    for _ in range(2):
+        assert admit(authority, token=token, pem=pem).replaced == ()
+    with pytest.raises(RequestRefused, match="is used up"):
+        admit(authority, token=token)
+
+
+def test_a_token_is_used_before_its_certificate_is_made(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE)
+
+    def fail(*_arguments: object, **_more: object) -> bytes:
+        raise OSError("the power is gone")
+
+    monkeypatch.setattr(authority, "_issue", fail)
+    with pytest.raises(OSError, match="power"):
+        admit(authority, token=token)
+    with pytest.raises(RequestRefused, match="is used up"):
+        admit(Authority(authority.directory), token=token)
+
+
+def certificate_serial(pem: bytes) -> str:
+    return f"{x509.load_pem_x509_certificate(pem).serial_number:x}"
 
 
 def test_odd_requests_are_refused(authority: Authority) -> None:
     def refused(pem: str, why: str) -> None:
         with pytest.raises(RequestRefused, match=why):
-            authority.issue(role="worker", name="w", request_pem=pem, token="t")
+            admit(authority, pem=pem)
 
     refused("nonsense", "cannot be read")
     refused(request_of(rsa.generate_private_key(65537, 2048)), "not EC P-256")
@@ -104,24 +188,103 @@ def test_operator_and_first_token_follow_the_address(authority: Authority) -> No
     assert not authority.equip(HERE)
 
 
-def test_the_servers_certificate_is_renewed_in_good_time(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+def passes(authority: Authority, days: float) -> None:
+    """Let so many days pass for an authority."""
+    before = authority.now_s
+    authority.now_s = lambda: before() + days * 86400.0  # type: ignore[method-assign]
+
+
+def test_the_servers_certificate_and_the_operators_are_renewed_in_good_time(
+    authority: Authority,
 ) -> None:
+    files = [authority.directory / leaf for leaf in ("server.pem", "operator.credential")]
+    authority.equip(HERE)
+    authority.server_context()
+    first = [path.read_bytes() for path in files]
+    passes(authority, 19.9)
+    assert not authority.own_are_due()
+    authority.equip(HERE)
+    assert not authority.renew_server()
+    assert [path.read_bytes() for path in files] == first
+    passes(authority, 0.2)
+    assert authority.own_are_due()
+    authority.equip(HERE)
+    assert authority.renew_server()
+    assert not authority.own_are_due()
+    assert all(path.read_bytes() != old for path, old in zip(files, first, strict=True))
+    assert authority.server_expires_s() > time.time() + 49 * 86400
+
+
+def test_a_servers_certificate_whose_key_is_elsewhere_is_made_anew(authority: Authority) -> None:
+    """As dtd has kept it before: two files, of which one could be older."""
     authority.server_context()
     path = authority.directory / "server.pem"
-    first = path.read_bytes()
+    path.write_bytes(path.read_bytes().partition(b"-----BEGIN CERT")[2])
     authority.server_context()
-    assert path.read_bytes() == first
-    monkeypatch.setattr(certificates, "LIFE_DAYS", 30)
-    path.unlink()
-    authority.server_context()
-    short = path.read_bytes()
-    monkeypatch.undo()
-    in_a_month_s = authority.server_expires_s()
-    assert in_a_month_s < time.time() + 31 * 86400
-    authority.server_context()
-    assert path.read_bytes() not in (first, short)
-    assert authority.server_expires_s() > in_a_month_s + 365 * 86400
+    assert b"PRIVATE KEY" in path.read_bytes()
+
+
+def identity_of(pem: bytes, authority: Authority) -> Identity:
+    made = x509.load_pem_x509_certificate(pem)
+    issued_s, expires_s = certificates.life_of(made)
+    (name,) = [one for one in uris_of(pem) if "/worker/" in one]
+    (credential,) = [one for one in uris_of(pem) if "/credential/" in one]
+    return Identity(
+        role="worker",
+        name=name.rpartition("/")[2],
+        serial=f"{made.serial_number:x}",
+        where="certificate",
+        cluster=authority.cluster,
+        workers=tuple(one.rpartition("/")[2] for one in uris_of(pem) if "/registers/" in one),
+        credential=credential.rpartition("/")[2],
+        issued_s=issued_s,
+        expires_s=expires_s,
+    )
+
+
+def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
+    authority: Authority,
+) -> None:
+    first = identity_of(admit(authority, workers=("host7", "host7-cpu")).certificate_pem, authority)
+    early = authority.renew(first, request())
+    assert early.certificate_pem == b""
+    assert early.reason.startswith("it is renewed from 20")
+    passes(authority, 20.1)
+    second = identity_of(authority.renew(first, request()).certificate_pem, authority)
+    assert (second.workers, second.credential) == (first.workers, first.serial)
+    assert second.serial != first.serial
+    assert authority.standing(first) == authority.standing(second) == ("", "")
+    assert not authority.is_due(second)
+    passes(authority, 10)
+    assert "has ended" in authority.standing(first)[0]
+    with pytest.raises(RequestRefused, match="has ended"):
+        authority.renew(first, request())
+    authority.credentials.revoke("host7", now_s=authority.now_s())
+    with pytest.raises(RequestRefused, match="is revoked"):
+        authority.renew(second, request())
+
+
+def test_nobody_renews_without_end(authority: Authority) -> None:
+    first = identity_of(admit(authority, workers=("host7",)).certificate_pem, authority)
+    passes(authority, 20.1)
+    for _ in range(9):
+        assert authority.renew(first, request()).certificate_pem
+    assert "certificates of it count" in authority.renew(first, request()).reason
+
+
+def test_who_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
+    user = Identity(role="local", name="uid 0", where="socket")
+    with pytest.raises(RequestRefused, match="nothing was shown"):
+        authority.renew(user, request())
+
+
+def test_no_certificate_outlives_the_authority(authority: Authority) -> None:
+    passes(authority, 3640)
+    made = admit(authority).certificate_pem
+    assert (
+        certificates.facts_of(made).expires
+        == authority.signers.current.certificate.not_valid_after_utc
+    )
 
 
 @pytest.mark.parametrize(

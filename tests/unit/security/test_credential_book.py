@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security import credential_book
-from dtd.security.credential_book import CredentialBook, IssuedRecord
+from dtd.security.credential_book import (
+    CredentialBook,
+    IssuedRecord,
+    RevokedRecord,
+    mark_restored,
+)
 
 
-def issued(serial: str, role: str = "worker", name: str = "host7") -> IssuedRecord:
+@dataclass(frozen=True)
+class Who:
+    serial: str
+    credential: str = ""
+    issued_s: float = 100.0
+    expires_s: float = 1000.0
+
+    def __str__(self) -> str:
+        return "worker/host7"
+
+
+def issued(serial: str, role: str = "worker", name: str = "host7", **more: object) -> IssuedRecord:
     return IssuedRecord(
-        serial=serial, role=role, name=name, issued_s=100.0, expires_s=1000.0, token="t"
+        serial=serial,
+        role=role,
+        name=name,
+        **{"issued_s": 100.0, "expires_s": 1000.0, "token": "t", **more},  # type: ignore[arg-type]
     )
 
 
@@ -31,15 +51,83 @@ def test_all_of_a_name_are_revoked_at_once_and_stay_so(
 ) -> None:
     assert {one.serial for one in book.revoke("host7", now_s=200.0)} == {"a1", "a2"}
     for known in (book, CredentialBook(tmp_path)):
-        assert [known.is_revoked(serial) for serial in ("a1", "a2", "b1")] == [True, True, False]
-        assert [one["revoked_s"] for one in known.listed()] == [200.0, 200.0, 0.0]
+        assert [known.is_revoked(serial, serial) for serial in ("a1", "a2", "b1")] == [
+            *(True, True, False)
+        ]
+        assert [one["revoked_s"] for one in known.listed(now_s=200.0)] == [200.0, 200.0, 0.0]
     assert book.revoke("host7", now_s=300.0) == []
 
 
 def test_one_serial_can_be_revoked(book: CredentialBook) -> None:
     assert [one.serial for one in book.revoke("a2", now_s=200.0)] == ["a2"]
-    assert not book.is_revoked("a1")
-    assert not book.is_revoked("")
+    assert not book.is_revoked("a1", "a1")
+    assert not book.is_revoked("", "")
+
+
+def test_a_certificate_counts_only_while_it_is_in_the_book(book: CredentialBook) -> None:
+    assert book.standing(Who("a1", "a1"), now_s=300.0) == ("", "")
+    assert book.standing(Who(""), now_s=300.0) == ("", "")
+    why, _remedy = book.standing(Who("a1", "a1"), now_s=1000.0)
+    assert why == "the credential of worker/host7 has ended, and was not renewed"
+    why, remedy = book.standing(Who("ffff", "ffff"), now_s=300.0)
+    assert why == "the certificate ffff of worker/host7 is not among those that were issued here"
+    assert "join again" in remedy
+    book.revoke("a1", now_s=200.0)
+    assert (
+        book.standing(Who("a1", "a1"), now_s=300.0)[0]
+        == "the credential of worker/host7 is revoked"
+    )
+
+
+def test_what_renews_a_credential_is_taken_back_with_it(book: CredentialBook) -> None:
+    book.add(issued("a3", credential="a1", expires_s=2000.0))
+    assert {one.serial for one in book.revoke("a3", now_s=200.0)} == {"a1", "a3"}
+    assert book.standing(Who("a3", "a1"), now_s=300.0)[0].endswith("is revoked")
+    assert book.standing(Who("a4", "a1"), now_s=300.0)[0].endswith(
+        "is revoked"
+    )  # made from an older backup
+    assert book.standing(Who("a2", "a2"), now_s=300.0) == ("", "")
+
+
+def free(book: CredentialBook, name: str, *workers: str, **more: object) -> list[IssuedRecord]:
+    given = {"replaces": False, "key": "k", "now_s": 200.0, **more}
+    return book.check_free("worker", name, workers, **given)  # type: ignore[arg-type]
+
+
+def test_a_living_name_is_taken_unless_an_operator_says_otherwise(book: CredentialBook) -> None:
+    assert free(book, "host8") == []
+    with pytest.raises(RequestRefused, match="worker/host7 has a credential that counts") as caught:
+        free(book, "host7")
+    assert "dtdctl token create --name host7 --replace" in caught.value.remedy
+    assert {one.serial for one in free(book, "host7", replaces=True)} == {"a1", "a2"}
+    assert free(book, "host7", now_s=1000.0) == []
+    book.revoke("host7", now_s=200.0)
+    assert free(book, "host7") == []
+
+
+def test_a_workers_name_of_another_credential_is_taken(book: CredentialBook) -> None:
+    book.add(issued("c1", "worker", "big", workers=("big", "big-cpu"), key="big"))
+    with pytest.raises(RequestRefused, match="big-cpu belongs to the credential worker/big"):
+        free(book, "big-cpu", "big-cpu", replaces=True)
+    assert free(book, "big-cpu", "big-cpu", key="big") == []  # the same host, which asks again
+
+
+def test_a_workers_name_leads_to_its_credential(book: CredentialBook) -> None:
+    book.add(issued("c1", name="host8", workers=("host8", "host8-cpu")))
+    found = book.holder_of("host8-cpu", now_s=200.0)
+    assert found is not None
+    assert (found.role, found.name) == ("worker", "host8")
+    assert book.holder_of("host8-cpu", now_s=2000.0) is None
+    assert book.holder_of("host9", now_s=200.0) is None
+    book.revoke("host8", now_s=300.0)
+    assert book.holder_of("host8-cpu", now_s=400.0) is None
+
+
+def test_what_ended_is_kept_while_there_is_room(book: CredentialBook, tmp_path: Path) -> None:
+    """A clock that is a year ahead for a while must not cost anybody his credential."""
+    year_s = 365 * 86400.0
+    book.add(issued("d1", issued_s=year_s, expires_s=2 * year_s))
+    assert CredentialBook(tmp_path).standing(Who("a1", "a1"), now_s=300.0) == ("", "")
 
 
 def test_a_name_of_two_roles_needs_the_role(book: CredentialBook) -> None:
@@ -57,17 +145,50 @@ def test_nobody_of_that_name(book: CredentialBook) -> None:
 
 def test_what_has_expired_makes_room(book: CredentialBook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credential_book, "MAX_ISSUED", 3)
-    with pytest.raises(RequestRefused, match="3 credentials are valid"):
+    with pytest.raises(RequestRefused, match="3 certificates are valid"):
         book.add(issued("d1"))
-    late = IssuedRecord(
-        serial="d1", role="worker", name="x", issued_s=1000.0, expires_s=2000.0, token="t"
-    )
-    book.add(late)
-    assert [one["serial"] for one in book.listed()] == ["d1"]
+    book.add(issued("d1", name="x", issued_s=1000.0, expires_s=2000.0))
+    assert [one["serial"] for one in book.listed(now_s=1000.0)] == ["d1"]
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "issued.json").touch(0o600)
     (tmp_path / "issued.json").write_text('[{"serial": "x"}]')
+    with pytest.raises(ConfigError, match="is damaged"):
+        CredentialBook(tmp_path)
+
+
+def test_after_a_restore_what_renews_a_known_credential_counts(
+    book: CredentialBook, tmp_path: Path
+) -> None:
+    later = Who("a9", "a1", issued_s=150.0)
+    assert "is not among those" in book.standing(later, now_s=300.0)[0]
+    (tmp_path / "tokens.json").touch()
+    mark_restored(tmp_path, now_s=200.0)
+    assert not (tmp_path / "tokens.json").exists()
+    restored = CredentialBook(tmp_path)
+    assert restored.standing(later, now_s=300.0) == ("", "")
+    assert (
+        "is not among those" in restored.standing(Who("a8", "a1", issued_s=200.0), now_s=300.0)[0]
+    )
+    assert (
+        "is not among those" in restored.standing(Who("f9", "f9", issued_s=150.0), now_s=300.0)[0]
+    )
+    with pytest.raises(RequestRefused, match="has a credential that counts"):
+        free(restored, "host7")
+    assert {one.serial for one in restored.revoke("host7", now_s=300.0)} == {"a1", "a2", "a9"}
+    assert restored.standing(later, now_s=300.0)[0].endswith("is revoked")
+
+
+def test_what_was_revoked_before_is_merged(book: CredentialBook, tmp_path: Path) -> None:
+    records = [RevokedRecord(serial=one, revoked_s=1.0, expires_s=9.0) for one in ("a1", "zz")]
+    assert [one.serial for one in book.merge(records, now_s=200.0)] == ["a1"]
+    assert book.merge(records, now_s=200.0) == []
+    assert CredentialBook(tmp_path).is_revoked("zz", "zz")
+
+
+def test_a_damaged_word_about_a_restore_is_named(tmp_path: Path) -> None:
+    (tmp_path / "restored.json").touch(0o600)
+    (tmp_path / "restored.json").write_text('[{"x": 1}]')
     with pytest.raises(ConfigError, match="is damaged"):
         CredentialBook(tmp_path)

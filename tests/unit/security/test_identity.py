@@ -11,14 +11,39 @@ CLUSTER = "0123456789abcdef" * 2
 
 
 def certificate(*uris: str) -> dict:
-    return {"subjectAltName": [("URI", uri) for uri in uris], "serialNumber": "0A1B"}
+    return {
+        "subjectAltName": [("URI", uri) for uri in uris],
+        "serialNumber": "0A1B",
+        "notBefore": "Jan  1 00:00:00 2026 GMT",
+        "notAfter": "Jan 31 00:00:00 2026 GMT",
+    }
 
 
 def test_a_certificate_names_its_holder() -> None:
     uri = identity.identity_uri(CLUSTER, "worker", "host7")
-    assert identity.of_certificate(certificate(uri)) == identity.Identity(
-        role="worker", name="host7", serial="a1b", where="certificate", cluster=CLUSTER
+    registers = [identity.registers_uri(CLUSTER, name) for name in ("host7", "host7-cpu")]
+    first = identity.credential_uri(CLUSTER, "ab12")
+    assert identity.of_certificate(certificate(uri, *registers, first)) == identity.Identity(
+        role="worker",
+        name="host7",
+        serial="a1b",
+        where="certificate",
+        cluster=CLUSTER,
+        workers=("host7", "host7-cpu"),
+        credential="ab12",
+        issued_s=1767225600.0,
+        expires_s=1767225600.0 + 30 * 86400,
     )
+
+
+def test_a_certificate_without_a_list_is_good_for_the_usual_names() -> None:
+    who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/host7"))
+    assert who.workers is not None
+    assert {"host7", "host7-cpu", "host7-cuda0"} < set(who.workers)
+    assert "host7-b" not in who.workers
+    assert who.credential == "a1b"
+    viewer = identity.of_certificate(certificate(f"dtd://{CLUSTER}/viewer/eve"))
+    assert viewer.workers == ()
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
@@ -32,6 +57,9 @@ def test_without_a_certificate_one_is_a_stranger(nothing: dict | None) -> None:
         (),
         (f"dtd://{CLUSTER}/worker/a", f"dtd://{CLUSTER}/operator/a"),
         (f"dtd://{CLUSTER}/root/a",),
+        (f"dtd://{CLUSTER}/registers/a",),
+        (f"dtd://{CLUSTER}/worker/a", f"dtd://{CLUSTER}/registers/a/b"),
+        (f"dtd://{CLUSTER}/worker/a", "dtd://x/credential/1", "dtd://x/credential/2"),
         (f"dtd://{CLUSTER}/worker/a/b",),
         ("dtd://short/worker/a",),
         (f"https://{CLUSTER}/worker/a",),
@@ -41,20 +69,6 @@ def test_an_odd_certificate_names_nobody(uris: tuple[str, ...]) -> None:
     with pytest.raises(ProtocolError, match="names no member of a dtd cluster") as caught:
         identity.of_certificate(certificate(*uris))
     assert caught.value.code == ErrorCode.REFUSED
-
-
-@pytest.mark.parametrize(
-    ("uid", "role", "name"),
-    [
-        (1000, "local", "uid 1000"),
-        (0, "local", "uid 0"),
-        (1001, "stranger", "uid 1001"),
-        (None, "stranger", "a caller unknown to the kernel"),
-    ],
-)
-def test_on_loopback_the_own_user_and_root_are_local(uid: int | None, role: str, name: str) -> None:
-    who = identity.of_user(uid, own_uid=1000)
-    assert (who.role, who.name) == (role, name)
 
 
 def test_the_role_of_the_other_side_is_checked() -> None:

@@ -22,11 +22,79 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tokens.json"
 
 
-def test_a_token_is_good_again_and_again_after_a_restart_too(path: Path) -> None:
+KEY, OTHER_KEY = "a" * 64, "b" * 64
+
+
+def redeem(book: TokenBook, token: Token, name: str, key: str = KEY, *, now_s: float = 1.0) -> None:
+    book.check(token.id, token.secret, token.role, name, key, now_s=now_s)
+    book.use(token.id, name, key)
+
+
+def test_a_token_is_good_once_after_a_restart_too(path: Path) -> None:
     token = new_token()
-    TokenBook(path).add(token, life_s=0, now_s=1000.0)
-    for _ in range(2):
-        TokenBook(path).redeem(token.id, token.secret, "worker", now_s=1e12)
+    TokenBook(path).add(token, life_s=0, now_s=1.0)
+    redeem(TokenBook(path), token, "host7")
+    assert not TokenBook(path).is_valid(token.id, now_s=1.0)
+    for name, key in (("host8", OTHER_KEY), ("host7", OTHER_KEY), ("host8", KEY)):
+        with pytest.raises(RequestRefused, match="is used up: it was good once"):
+            redeem(TokenBook(path), token, name, key)
+
+
+def test_who_asks_again_with_the_same_key_gets_his_answer(path: Path) -> None:
+    token = new_token()
+    book = TokenBook(path)
+    book.add(token, life_s=0, now_s=1.0)
+    redeem(book, token, "host7")
+    before = path.read_text()
+    redeem(TokenBook(path), token, "host7")
+    assert path.read_text() == before
+
+
+def test_a_token_with_a_count_is_good_so_often(path: Path) -> None:
+    token = new_token()
+    book = TokenBook(path)
+    book.add(token, life_s=0, now_s=1.0, uses=2)
+    redeem(book, token, "host7")
+    assert book.is_valid(token.id, now_s=1.0)
+    redeem(book, token, "host8", OTHER_KEY)
+    assert [one["used"] for one in book.listed(now_s=1.0)] == [["host7", "host8"]]
+    with pytest.raises(RequestRefused, match="it was good 2 times"):
+        redeem(book, token, "host9", "c" * 64)
+
+
+def test_a_token_for_names_is_good_for_each_of_them_once(path: Path) -> None:
+    token = new_token()
+    book = TokenBook(path)
+    book.add(token, life_s=0, now_s=1.0, uses=2, names=("host7", "host8"))
+    with pytest.raises(RequestRefused, match="is for host7, host8, not host9"):
+        redeem(book, token, "host9")
+    redeem(book, token, "host7")
+    with pytest.raises(RequestRefused, match="was used for host7 already"):
+        redeem(book, token, "host7", OTHER_KEY)
+    redeem(TokenBook(path), token, "host8", OTHER_KEY)
+
+
+@pytest.mark.parametrize("uses", [0, 257])
+def test_the_number_of_uses_is_bounded(path: Path, uses: int) -> None:
+    with pytest.raises(RequestRefused, match="good for 1 to 256 uses"):
+        TokenBook(path).add(new_token(), life_s=0, now_s=1.0, uses=uses)
+
+
+def test_what_replaces_must_say_whom(path: Path) -> None:
+    with pytest.raises(RequestRefused, match="must say whose"):
+        TokenBook(path).add(new_token(), life_s=0, now_s=1.0, replaces=True)
+
+
+def test_used_tokens_make_room_and_no_sooner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_book, "MAX_TOKENS", 2)
+    book = TokenBook(path)
+    first, second, third = new_token(), new_token(), new_token()
+    book.add(first, life_s=0, now_s=1.0)
+    redeem(book, first, "host7")
+    book.add(second, life_s=0, now_s=2.0)
+    redeem(book, first, "host7")  # still remembered
+    book.add(third, life_s=0, now_s=3.0)
+    assert [one["id"] for one in book.listed(now_s=4.0)] == [second.id, third.id]
 
 
 def test_its_secret_is_not_on_disk(path: Path) -> None:
@@ -52,16 +120,17 @@ def test_who_cannot_join_is_told_why(path: Path, change: dict, why: str) -> None
     book = TokenBook(path)
     book.add(token, life_s=60, now_s=1000.0)
     good = {"token_id": token.id, "secret": token.secret, "role": "worker", "now_s": 1059.0}
-    book.redeem(**good)
+    good |= {"name": "host7", "key": KEY}
+    book.check(**good)
     with pytest.raises(RequestRefused, match=why) as caught:
-        book.redeem(**(good | change))
+        book.check(**(good | change))
     assert "dtdctl token create" in caught.value.remedy
     assert token.secret not in str(caught.value)
 
 
 def test_an_unknown_token_with_an_empty_secret_is_not_known(path: Path) -> None:
     with pytest.raises(RequestRefused, match="not known"):
-        TokenBook(path).redeem("00000000", "", "worker", now_s=0.0)
+        TokenBook(path).check("00000000", "", "worker", "h", KEY, now_s=0.0)
 
 
 def test_a_revoked_token_is_gone(path: Path) -> None:

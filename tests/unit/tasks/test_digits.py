@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from dtd.core.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
@@ -20,6 +21,14 @@ def test_the_split_is_fixed_and_disjoint() -> None:
     assert len(both) == 1797  # no image is in both parts
     assert test.labels.bincount().min() > 25
     assert test.labels.bincount().max() < 50
+
+
+def test_rows_are_those_that_scikit_learn_gives() -> None:
+    images, labels = load_digits(return_X_y=True)
+    rows = torch.cat([Digits().train_dataset().inputs, Digits().eval_dataset().inputs])
+    assert sorted((rows * 3 + 5).round().int().tolist()) == sorted(images.astype(int).tolist())
+    mine = torch.cat([Digits().train_dataset().labels, Digits().eval_dataset().labels])
+    assert mine.bincount().tolist() == torch.from_numpy(labels).bincount().tolist()
 
 
 def test_sgd_learns_it_to_95_percent() -> None:
@@ -42,7 +51,7 @@ def test_sgd_learns_it_to_95_percent() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(TaskError, match="pip install scikit-learn"):
         Digits().train_dataset()
 

@@ -75,7 +75,7 @@ def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None):
             world_size=world_size,
             gather=collect,
             progress=progress,
-            begins=kinds.append,
+            begins=lambda kind, shape: kinds.append((kind, shape)),
         )
     evaluator.close()
     assert model.training
@@ -97,8 +97,8 @@ def test_whoever_watches_hears_of_every_batch_and_its_shape() -> None:
     kinds, marks = [], []
     task = Counting(lambda batch: {"loss": (batch.sum() * 0 + 1.0, 1)})
     evaluate(task, progress=lambda: marks.append(1), kinds=kinds)
-    assert kinds[0] == "evaluation"
-    assert set(kinds[1:]) == {("evaluation", ((3,),)), ("evaluation", ((1,),))}
+    assert kinds[0] == ("evaluation", None)
+    assert set(kinds[1:]) == {("evaluation batch", ((3,),)), ("evaluation batch", ((1,),))}
     assert len(marks) == 2 * len(kinds[1:])
 
 
@@ -113,3 +113,12 @@ def test_an_evaluation_can_be_given_up_between_batches() -> None:
 def test_malformed_metrics(wrong) -> None:
     with pytest.raises(TaskError, match=r"metrics\(\) of the task returned"):
         evaluate(Counting(lambda batch: wrong))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "x" * 101, "user\u202eexe"])
+def test_a_metric_has_a_name_that_can_be_shown(name: str) -> None:
+    with pytest.raises(
+        TaskError, match=r"names a metric .* 1 to 100 printable characters"
+    ) as error:
+        evaluate(Counting(lambda batch: {name: (batch.sum(), 1)}))
+    assert error.value.message.isprintable()

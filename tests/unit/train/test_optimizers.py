@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -137,3 +140,29 @@ def test_complex_parameters_are_trained(name: str) -> None:
     build_optimizer(table, [own]).step()
     reference_of(table, [plain]).step()
     torch.testing.assert_close(own.detach(), plain.detach())
+
+
+NOTHING_COMPILED = """
+import sys, torch
+from dtd.job import OptimizerTable
+from dtd.tasks.digits import Digits
+from dtd.train.optimizers import build_optimizer
+
+Digits().train_dataset()
+for name in ("sgd", "adam", "adamw"):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer(OptimizerTable(name=name), [parameter])
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+sys.exit(" ".join({"torch._dynamo", "sympy", "sklearn"} & sys.modules.keys()) or None)
+"""
+
+
+def test_a_job_that_compiles_nothing_does_not_import_the_compiler() -> None:
+    """Nor the package that holds its data: each would cost every worker a second and more."""
+    ended = subprocess.run(
+        [sys.executable, "-c", NOTHING_COMPILED], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

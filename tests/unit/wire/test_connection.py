@@ -17,7 +17,23 @@ from dtd.wire.messages.registry import message_number
 
 ROLES = list(m.Role)
 TYPES = list(m.message_types().values())
-VALUES = {"u": 1, "f": 0.5, "bool": True, "text": "x", "map": {}, "list": [], "octets": b"x"}
+VALUES = {
+    "u": 1,
+    "generation": 1,
+    "f": 0.5,
+    "seconds": 0.5,
+    "bool": True,
+    "text": "x",
+    "words": "x",
+    "line": "x",
+    "host": "x",
+    "names": [],
+    "name": "x",
+    "notice": "row_retried",
+    "map": {},
+    "list": [],
+    "octets": b"x",
+}
 HELLO = m.Hello(
     role="worker",
     name="w0",
@@ -112,7 +128,9 @@ def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
 
 
 def test_every_message_has_exactly_one_sender() -> None:
-    for cls in set(TYPES) - {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye, m.Beat}:
+    several = {m.Beat, m.Revocations, m.Renew, m.Renewed}
+    either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
+    for cls in set(TYPES) - either:
         senders = [
             role
             for table in (c.FROM_OPENER, c.FROM_ACCEPTOR)
@@ -122,6 +140,9 @@ def test_every_message_has_exactly_one_sender() -> None:
         assert len(senders) == 1, cls
     for table in (c.FROM_OPENER, c.FROM_ACCEPTOR):
         assert [role for role in ROLES if m.Beat in table[role]] == [m.Role.RING]
+        assert [role for role in ROLES if m.Revocations in table[role]] == [m.Role.WORKER]
+        renew = [role for role in ROLES if {m.Renew, m.Renewed} & table[role]]
+        assert renew == [m.Role.WORKER, m.Role.CTL]
         assert set(table) == set(ROLES)
         assert all({m.Error, m.Goodbye} <= allowed for allowed in table.values())
 

@@ -9,18 +9,28 @@ from typing import Annotated, Any
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
+from dtd.wire import messages as m
 from dtd.wire.fields import (
     F64,
     U8,
     U16,
     U32,
     U64,
+    Figure,
     Figures,
     Flag,
+    Generation,
+    Host,
     Map,
+    MemberName,
     Name,
+    Names,
+    NoticeKind,
     Octets,
+    Seconds,
     Text,
+    Words,
+    generations_in,
     layout,
     list_of,
     parse_record,
@@ -46,6 +56,8 @@ class Everything:
     f64: F64 = 0.0
     flag: Flag = False
     name: Name = ""
+    member: MemberName = "w0"
+    notice: NoticeKind = "row_retried"
     text: Text = ""
     octets: Octets = b""
     map: Map
@@ -66,9 +78,11 @@ FITS: list[tuple[str, Any]] = [
     *[("u16", n) for n in (0, 2**16 - 1)],
     *[("u32", n) for n in (0, 2**32 - 1)],
     *[("u64", n) for n in (0, 2**63 - 1)],
-    *[("f64", n) for n in (0.5, -1, 2**63, float("inf"))],
+    *[("f64", n) for n in (0.5, -1, 2**63)],
     *[("flag", b) for b in (True, False)],
     *[("name", s) for s in ("", "w0", "ü" * 255)],
+    *[("member", s) for s in ("w0", "A.b_c-9", "x" * 64)],
+    *[("notice", s) for s in ("row_retried", "checkpoint_failed")],
     *[("text", s) for s in ("", "x" * 16384)],
     *[("octets", b) for b in (b"", bytes(64))],
     *[("map", d) for d in ({}, {"any": ["thing"]})],
@@ -88,6 +102,16 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("flag", 1, "expected a boolean, got int"),
     ("name", b"w0", "expected text, got bytes"),
     ("name", "x" * 256, "text of 256 characters > 255"),
+    ("name", "a\nb", 'name: "a\\nb" is not one line of printable characters'),
+    ("name", "a\x1b[2J", 'name: "a\\u001b[2J" is not one line of printable characters'),
+    ("name", "a\u202eb", "is not one line of printable characters"),
+    ("member", "", 'member: "" is no name: 1 to 64 letters'),
+    ("member", "-w", "is no name: 1 to 64 letters"),
+    ("member", "w/../0", "is no name: 1 to 64 letters"),
+    ("member", "w" * 65, "is no name: 1 to 64 letters"),
+    ("member", 7, "expected text, got int"),
+    ("notice", "generation_running", '"generation_running" is nothing that a worker may report'),
+    ("notice", "audit", "is nothing that a worker may report"),
     ("text", "x" * 16385, "text of 16385 characters > 16384"),
     ("octets", "text", "expected octets, got str"),
     ("octets", bytes(65), "65 octets > 64"),
@@ -185,3 +209,148 @@ def test_a_map_of_figures_holds_numbers_only() -> None:
     for wrong in ({"loss": "low"}, {"loss": {}}, {"loss": True}):
         with pytest.raises(ProtocolError, match=r"X\.metrics\[loss\]: expected a number"):
             parse_record(Result, {"metrics": wrong}, where="X")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * 101, "user\u202eexe", 7])
+def test_a_figure_has_a_name_that_can_be_shown(name: Any) -> None:
+    with pytest.raises(ProtocolError, match=r"X\.metrics: .* is no metric's name: 1 to 100"):
+        parse_record(Result, {"metrics": {name: 1.0}}, where="X")
+    assert parse_record(Result, {"metrics": {"précision @ 5": 1}}, where="X").metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One field of each kind that says what its values mean."""
+
+    generation: Generation = 0
+    figure: Figure = 0.0
+    seconds: Seconds = 0.0
+    words: Words = ""
+    host: Host = ""
+    names: Names = ()
+
+
+def checked(**values: Any) -> Checked:
+    """As it arrives."""
+    made: Checked = parse_record(Checked, values, where="X")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("generation", 2**63, "is not in"),
+        ("figure", "low", "expected a number"),
+        ("seconds", float("inf"), "inf is not finite"),
+        ("seconds", float("nan"), "nan is not finite"),
+        ("seconds", 1e300, "more than 1e\\+09 s"),
+        ("words", "x" * 4097, "text of 4097 characters > 4096"),
+        ("host", "a\x1b[2J", "letters, digits and"),
+        ("host", "ü", "letters, digits and"),
+        ("host", "h" * 254, "254 characters > 253"),
+        ("names", {"names": 5}, "expected a list, got dict"),
+        ("names", [5], r"names\[0\]: expected text, got int"),
+        ("names", ["x"] * 2049, "list of 2049 > 2048"),
+    ],
+)
+def test_what_cannot_be_true_is_refused_by_its_kind(field: str, value: Any, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        checked(**{field: value})
+
+
+def test_a_model_may_compute_what_is_no_number() -> None:
+    for value in (float("nan"), float("inf"), -1.5):
+        assert repr(checked(figure=value).figure) == repr(value)
+    for value in (float("nan"), float("-inf")):
+        with pytest.raises(ProtocolError, match=r"X\.f64: .* is not finite"):
+            parse_record(Everything, {"map": {}, "f64": value}, where="X")
+
+
+@pytest.mark.parametrize("value", [-0.5, 5e-324, 0, 1e-10])
+def test_a_time_too_short_to_be_measured_is_none(value: float) -> None:
+    assert checked(seconds=value).seconds == 0.0
+    assert record_values(Checked(seconds=value), where="X")["seconds"] == 0.0
+
+
+def test_words_for_people_are_cut_by_their_sender() -> None:
+    values = record_values(Checked(words="x" * 5000), where="X")
+    assert values["words"] == "x" * 4095 + "…"
+    assert checked(**values).words == values["words"]
+    with pytest.raises(ProtocolError, match="expected text"):
+        record_values(Checked(words=5), where="X")  # type: ignore[arg-type]
+
+
+def test_names_and_hosts_come_back() -> None:
+    values = record_values(Checked(names=("a", "b"), host="fe80::1%eth0"), where="X")
+    assert (values["names"], values["host"]) == (["a", "b"], "fe80::1%eth0")
+    assert checked(**values) == Checked(names=("a", "b"), host="fe80::1%eth0")
+
+
+PLAIN: list[tuple[Any, Any]] = [
+    ({"a": [1, "x", None, True, {"b": 1.5}]}, {"a": [1, "x", None, True, {"b": 1.5}]}),
+    ({"a": (1, 2)}, {"a": [1, 2]}),
+    ({"a": {"b": float("nan")}, "c": [float("inf")]}, {"a": {"b": None}, "c": [None]}),
+]
+
+
+@pytest.mark.parametrize(("said", "kept"), PLAIN)
+def test_a_map_is_as_json_can_hold_it_on_both_sides(said: Any, kept: Any) -> None:
+    assert parse_record(Everything, {"map": said}, where="X").map == kept
+    assert record_values(Everything(map=said), where="X")["map"] == kept
+
+
+DEEP: Any = "the bottom"
+for _level in range(8):
+    DEEP = {"a": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": b"octets"}, "bytes is nothing that JSON can hold"),
+        ({"a": [object()]}, "object is nothing"),
+        ({"a": 2**63}, "does not fit 64 bits"),
+        ({"a": -(2**63)}, "does not fit 64 bits"),
+        ({1: 2}, "a key is no text"),
+        ({"k" * 256: 2}, "a key is no text of at most 255"),
+        ({"a": {2: 1}}, "a key is no text"),
+        (DEEP, "nested more than 7 levels deep"),
+    ],
+)
+def test_a_map_holds_nothing_that_json_cannot(value: Any, problem: str) -> None:
+    with pytest.raises(ProtocolError, match=problem):
+        parse_record(Everything, {"map": value}, where="X")
+    with pytest.raises(ProtocolError, match=problem):
+        record_values(Everything(map=value), where="X")
+
+
+def test_a_map_of_figures_is_bounded() -> None:
+    many = {f"m{number}": 1.0 for number in range(257)}
+    with pytest.raises(ProtocolError, match="map of 257 > 256"):
+        parse_record(Result, {"metrics": many}, where="X")
+
+
+def test_generations_are_found_wherever_a_message_names_them() -> None:
+    held = m.Held(job="j-1", generation=7, step=1, digest="", where="memory")
+    frozen = m.Frozen(
+        job="j-1",
+        generation=5,
+        roster_id=1,
+        prepared_generation=6,
+        prepared_step=2,
+        held=(held,),
+        suspect="",
+        evidence="",
+        reason="",
+    )
+    for _ in range(2):
+        assert sorted(generations_in(frozen)) == [5, 6, 7]
+    assert list(generations_in(Checked(generation=3, names=("a",)))) == [3]
+
+
+def test_every_number_of_a_generation_is_declared_as_one() -> None:
+    """So that no new field escapes the coordinator's check of what it has announced."""
+    for record in (*m.message_types().values(), m.Held, m.Branch, m.Member):
+        for name, kind, _check, _required in layout(record):
+            if "generation" in name or name == "before":
+                assert kind == "generation", f"{record.__name__}.{name} is a {kind}"

@@ -214,8 +214,14 @@ def test_payload_is_not_allocated_before_its_header_is_accepted() -> None:
 
 def test_announced_header_is_not_allocated_before_it_arrives() -> None:
     decoder = FrameDecoder()
+    decoder.next_buffer()  # what is read ahead has its memory, from the first byte on
     data = prefix(header=MAX_HEADER_BYTES, payload=1)
     assert peak_bytes(lambda: seen(decoder.feed(data + b"\x81" * 10))) < 5_000
+
+
+def test_a_connection_on_which_nothing_comes_costs_no_memory() -> None:
+    """Thousands of half-open connections may wait to be found out, or to be collected."""
+    assert peak_bytes(lambda: FrameDecoder(staging_bytes=16 * 1024)) < 4_000
 
 
 def peak_bytes(function: Callable[[], object]) -> int:

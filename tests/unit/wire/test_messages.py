@@ -16,7 +16,22 @@ from dtd.wire.header import MAX_HEADER_BYTES, decode_header
 from dtd.wire.messages.registry import message
 
 TYPES = sorted(m.message_types().items())
-SAMPLES: dict[str, Any] = {"u": 1, "f": 0.5, "bool": True, "text": "x", "octets": b"x", "map": {}}
+SAMPLES: dict[str, Any] = {
+    "u": 1,
+    "generation": 1,
+    "f": 0.5,
+    "seconds": 0.5,
+    "bool": True,
+    "text": "x",
+    "words": "x",
+    "line": "x",
+    "host": "x",
+    "names": ["x"],
+    "name": "x",
+    "notice": "row_retried",
+    "octets": b"x",
+    "map": {},
+}
 
 
 def sample(cls: type[Any]) -> dict[str, Any]:
@@ -148,12 +163,12 @@ def test_whole_frame_carries_message_and_payload() -> None:
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (m.Goodbye(reason="x" * 16385), r"GOODBYE cannot be sent: GOODBYE\.reason: text of 16385"),
+        (m.ShowJob(job="x" * 256), r"SHOW_JOB cannot be sent: SHOW_JOB\.job: text of 256"),
         (m.Running(job="", generation=-1, step=0), r"RUNNING\.generation: -1 is not in"),
         (m.Running(job="", generation=1, step=2**64), r"RUNNING\.step"),
         (m.Running(job=cast("str", None), generation=1, step=0), r"RUNNING\.job: expected text"),
         (m.Evaluated(job="", step=0, metrics={"loss": object()}), "EVALUATED cannot be sent"),
-        (m.Evaluated(job="", step=0, metrics={"n": 2**70}), "EVALUATED cannot be sent"),
+        (m.Evaluated(job="", step=0, metrics={"n": 10**400}), "EVALUATED cannot be sent"),
     ],
 )
 def test_what_the_receiver_would_refuse_is_not_sent(message: Any, problem: str) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import Address, SocketPath
 from dtd.config import load_worker_config
 from dtd.errors import ConfigError
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
+from dtd.security.targets import Target
 from dtd.worker.cluster_access import coordinator_targets, load_credential, settled
 
 NOWHERE = Path("/nonexistent/dtd.toml")
@@ -47,13 +48,30 @@ def test_without_a_credential_it_does_not_listen_to_others() -> None:
     assert caught.value.exit_code == 78
 
 
-def test_without_a_credential_it_calls_loopback_only() -> None:
-    assert [str(one) for one in coordinator_targets(config_of(), None)] == ["127.0.0.1:7117"]
+@pytest.mark.parametrize("address", ["10.0.0.1:7117", "127.0.0.1:7117"])
+def test_without_a_credential_nobody_is_called_over_tcp(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        coordinator_targets(config_of(coordinator="10.0.0.1:7117"), None)
+        coordinator_targets(config_of(coordinator=address), None, {})
     assert str(caught.value) == (
-        f"no credential for 10.0.0.1:7117 ({JOIN_REMEDY} or `dtdctl join TOKEN` here)"
+        f"no credential for {address} (on the coordinator's own host name no address: its socket"
+        " is found; elsewhere ask for a token (`dtdctl token create` there), then `dtd-worker join"
+        " TOKEN` or `dtdctl join TOKEN` here)"
     )
+
+
+def test_no_target_is_made_that_anybody_could_answer_for() -> None:
+    with pytest.raises(ValueError, match="is called over TLS"):
+        Target(HERE)
+
+
+def test_without_a_credential_it_looks_for_a_coordinator_of_this_host(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "STATE_DIRECTORY": "/s"}
+    look = coordinator_targets(config_of(), None, environ)
+    own = tmp_path / "dtd/coordinator/control.sock"
+    assert str(own) in str(look()[0])
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert look()[0] == Target(SocketPath(str(own)))
 
 
 def test_with_a_credential_it_listens_to_all_unless_told_otherwise(credential: Credential) -> None:
@@ -62,30 +80,39 @@ def test_with_a_credential_it_listens_to_all_unless_told_otherwise(credential: C
     assert settled(chosen, credential).listen == Address("127.0.0.1", 0)
 
 
-@pytest.mark.parametrize("name", ["host7", "host7-cpu", "host7-cuda0-b"])
+@pytest.mark.parametrize("name", ["host7", "host7-cpu", "host7-cuda15"])
 def test_it_is_called_as_its_credential_says(credential: Credential, name: str) -> None:
     assert settled(config_of(name=name), credential).name == name
 
 
-def test_it_cannot_be_called_otherwise(credential: Credential) -> None:
-    with pytest.raises(ConfigError, match="name: host8 is not what the credential") as caught:
-        settled(config_of(name="host8"), credential)
-    assert caught.value.remedy == (
-        "call the worker host7 or host7-SOMETHING, or join with --name host8"
-    )
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("host8", "or join with --name host8"),
+        (
+            "host7-b",
+            (
+                "or ask for a token of `dtdctl token create --name host7 --replace` and join"
+                " with --instances b"
+            ),
+        ),
+    ],
+)
+def test_it_cannot_be_called_otherwise(credential: Credential, name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"name: {name} is not what the credential") as caught:
+        settled(config_of(name=name), credential)
+    words = "call the worker as it says (host7, host7-cpu, host7-cuda0, ...), "
+    assert caught.value.remedy == words + remedy
 
 
 def test_the_credentials_coordinators_are_called_with_it(credential: Credential) -> None:
-    (target,) = coordinator_targets(config_of(), credential)
+    (target,) = coordinator_targets(config_of(), credential, {})()
     assert target.address == HERE
     assert target.context is not None
-    plain, secure = coordinator_targets(
-        config_of(coordinator="127.0.0.1:7117,10.0.0.1:7117"), credential
-    )
-    assert (plain.context is None, secure.context is None) == (True, False)
-    on_purpose = config_of(coordinator="127.0.0.1:7117", credential=str(credential.path))
-    (target,) = coordinator_targets(on_purpose, credential)
-    assert target.context is not None
+    here, there = coordinator_targets(
+        config_of(coordinator="unix:/s,127.0.0.1:7117"), credential, {}
+    )()
+    assert (here.context is None, there.context is None) == (True, False)
 
 
 def test_it_is_found_where_join_puts_it(credential: Credential, tmp_path: Path) -> None:

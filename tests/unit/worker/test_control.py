@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.net.server import Server
+from dtd.security.local_users import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
@@ -49,16 +51,23 @@ class FakeCoordinator:
 class Connected:
     """A control connection under test."""
 
-    def __init__(self, state_dir: Path, *addresses: Address) -> None:
+    def __init__(self, state_dir: Path, *addresses: SocketPath) -> None:
         self.opened: asyncio.Queue[str] = asyncio.Queue()
         self.received: asyncio.Queue[m.Message] = asyncio.Queue()
         self.control = ControlConnection(
-            [Target(address) for address in addresses],
+            lambda: [Target(address) for address in addresses],
             name="worker-1",
             opened=lambda: self.opened.put_nowait("opened"),
             received=lambda message, payload: self.received.put_nowait((message, bytes(payload))),
             epochs=Epochs(state_dir / "epochs.json"),
         )
+
+
+def serve_at(coordinator: FakeCoordinator, path: Path) -> SocketPath:
+    at = SocketPath(str(path))
+    coordinator.server.bind_path(at)
+    coordinator.server.serve(users=LocalUsers(own_uid=os.geteuid()))
+    return at
 
 
 async def soon(queue: asyncio.Queue):
@@ -75,7 +84,7 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 @pytest.fixture
 async def connected(coordinator: FakeCoordinator, tmp_path: Path) -> AsyncIterator[Connected]:
-    address = await coordinator.server.listen(Address("127.0.0.1", 0))
+    address = serve_at(coordinator, tmp_path / "control.sock")
     made = Connected(tmp_path, address)
     task = asyncio.create_task(made.control.keep())
     yield made
@@ -107,7 +116,7 @@ async def test_a_lost_connection_is_made_again(
 
 
 async def test_what_is_sent_without_a_connection_is_lost(tmp_path: Path) -> None:
-    made = Connected(tmp_path, Address("127.0.0.1", 1))
+    made = Connected(tmp_path, SocketPath("/nonexistent/control.sock"))
     made.control.send(m.Leave(reason="nobody hears it"))
     assert not made.control.is_open
 
@@ -139,7 +148,9 @@ def registered(epoch: int) -> m.Registered:
 
 async def test_a_coordinator_that_was_replaced_is_left_for_the_next_one(tmp_path: Path) -> None:
     old, new = FakeCoordinator(), FakeCoordinator()
-    addresses = [await one.server.listen(Address("127.0.0.1", 0)) for one in (old, new)]
+    addresses = [
+        serve_at(one, tmp_path / f"{name}.sock") for name, one in (("old", old), ("new", new))
+    ]
     Epochs(tmp_path / "epochs.json").remember("other", 9)
     made = Connected(tmp_path, *addresses)
     task = asyncio.create_task(made.control.keep())

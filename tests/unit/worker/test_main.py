@@ -12,7 +12,7 @@ import pytest
 
 import dtd.worker.main as main_module
 from dtd import __version__
-from dtd.address import Address
+from dtd.address import SocketPath
 from dtd.config import WorkerConfig
 from dtd.core import member
 from dtd.security.targets import Target
@@ -22,7 +22,7 @@ from dtd.worker.daemon import Worker
 @pytest.fixture
 def config(tmp_path):
     return WorkerConfig(
-        name="worker-0", coordinator=(Address("127.0.0.1", 1),), state_dir=tmp_path / "state"
+        name="worker-0", coordinator=(SocketPath("/nonexistent/s"),), state_dir=tmp_path / "state"
     )
 
 
@@ -98,7 +98,7 @@ async def test_the_service_manager_hears_of_its_life(manager, config):
     async with asyncio.timeout(30):
         assert await serving == 0
     status, *_, last = heard(manager)
-    assert status == "STATUS=waits for a job, calls the coordinator at 127.0.0.1:1"
+    assert status == "STATUS=waits for a job, calls the coordinator at unix:/nonexistent/s"
     assert last == "STOPPING=1"
 
 
@@ -110,13 +110,13 @@ async def test_a_restart_is_no_end_for_the_service_manager(manager, monkeypatch,
 
 
 async def test_a_worker_that_is_told_to_stop_before_it_serves_ends(config):
-    worker = Worker(config, [Target(config.coordinator[0])], None)
+    worker = Worker(config, lambda: [Target(config.coordinator[0])], None)
     worker.stop("SIGTERM")
     assert await worker.ending == member.Exit(reason="SIGTERM")
 
 
 async def test_without_a_coordinator_it_serves_until_it_is_stopped(config):
-    worker = Worker(config, [Target(config.coordinator[0])], None)
+    worker = Worker(config, lambda: [Target(config.coordinator[0])], None)
     await worker.start()
     asyncio.get_running_loop().call_soon(worker.stop, "SIGTERM")
     async with asyncio.timeout(30):

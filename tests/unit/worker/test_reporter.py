@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 
 import dtd.worker.reporter as reporter_module
 from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StateKey, StepRecord
 from dtd.wire import messages as m
 from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
 
@@ -141,8 +144,14 @@ def test_a_checkpoint_is_told_by_whoever_wrote_it(reporter, told):
     )
     (saved,) = told
     assert (saved.generation, saved.step, saved.size_bytes, saved.write_s) == (2, 10, 99, 0.25)
-    assert saved.kept == {"names": ["g000002-s000000010"]}
+    assert saved.kept == ("g000002-s000000010",)
     m.encode_header(saved)
+
+
+def test_every_rank_tells_what_all_agreed_on(reporter, told):
+    reporter.begin_generation(assign(rank=1))
+    reporter.agreed(StateKey(2, 10), b"\xab\xcd")
+    assert told == [m.Agreed(job="digits-1", generation=2, step=10, digest="abcd")]
 
 
 def test_a_long_warning_fits_into_a_message(reporter, told):
@@ -226,6 +235,25 @@ def test_marks_and_steps_reach_the_progress_watch(reporter, clock, watch):
     assert watch.stepped
     reporter.begins("batch")
     assert watch.is_new
+
+
+@pytest.mark.parametrize(
+    ("loaded", "on_gpu", "counts"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+)
+def test_a_shape_counts_where_something_makes_code_for_it(
+    monkeypatch, told, watch, loaded, on_gpu, counts
+):
+    if loaded:
+        monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
+    else:
+        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    reporter = JobReporter("digits-1", told.append, watch, on_gpu=on_gpu)
+    for _ in range(3):
+        reporter.begins("batch", (8,))
+    assert not watch.is_new
+    reporter.begins("batch", (7,))
+    assert watch.is_new == counts
 
 
 def test_a_heartbeat_says_how_long_the_worker_itself_takes(reporter):

@@ -92,6 +92,38 @@ def journal():
     return []
 
 
+def made(kind, journal, post, encryption="none", sandbox="normal"):
+    return kind(
+        m.Prepare(
+            job="job-1",
+            spec={
+                "checkpoint": {"copies": 1},
+                "sync": {"encryption": encryption},
+                "job": {"sandbox": sandbox},
+            },
+            from_job="",
+            from_step=0,
+            from_mode="",
+        ),
+        device="cpu",
+        threads=1,
+        sandbox="normal",
+        state_dir=Path("unused"),
+        silence_s=1.0,
+        can_encrypt=False,
+        reporter=SimpleNamespace(
+            begin_generation=lambda assign: None,
+            begins=lambda kind: None,
+            warning=lambda event, message: journal.append((event, message)),
+        ),
+        watch=ProgressWatch(first_patience_s=120, least_patience_s=5, busy_patience_s=1800),
+        post=post,
+        offer=lambda name, resource: None,
+        fetch_package=Path,
+        fetch_weights=Path,
+    )
+
+
 def train(journal, *ends, saves=()):
     """Let one generation after another end so, on this thread; the last end is the trainer's."""
 
@@ -102,34 +134,27 @@ def train(journal, *ends, saves=()):
         def _warm_up(self):
             return FakeRun(*ends)
 
-    trainer = WarmTrainer(
-        m.Prepare(
-            job="job-1",
-            spec={"checkpoint": {"copies": 1}},
-            from_job="",
-            from_step=0,
-            from_mode="",
-        ),
-        device="cpu",
-        threads=1,
-        state_dir=Path("unused"),
-        silence_s=1.0,
-        reporter=SimpleNamespace(
-            begin_generation=lambda assign: None,
-            warning=lambda event, message: journal.append((event, message)),
-        ),
-        watch=ProgressWatch(first_patience_s=120, least_patience_s=5, busy_patience_s=1800),
-        post=post,
-        offer=lambda name, resource: None,
-        fetch_package=Path,
-        fetch_weights=Path,
-    )
+    trainer = made(WarmTrainer, journal, post)
     for generation in range(1, len(ends) + 1):
         trainer.assign(FakeRing(generation, journal))
     for generation, step in (*saves, (0, END_STEP)):
         trainer.save(m.Save(job="job-1", generation=generation, step=step))
     with pytest.raises(SystemExit):
         trainer.run()
+
+
+def test_who_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
+    """Its neighbours would talk to it as to all, or it to them, for everybody to read."""
+    made(Trainer, journal, journal.append, encryption="tls").run()
+    (event,) = journal
+    assert event.failed.reason.startswith("the job is encrypted, and this worker has no credential")
+    assert "dtd-worker join TOKEN" in event.failed.reason
+
+
+def test_who_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
+    made(Trainer, journal, journal.append, sandbox="strict").run()
+    (event,) = journal
+    assert 'sandbox = "strict", and this worker has no such sandbox' in event.failed.reason
 
 
 FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dtd.address import SocketPath
+from dtd.net.local_socket import bound_socket, call
 from scripts.chaosrun.disks import PlainDisks, SmallDisks, rot
 from scripts.chaosrun.load import Load
 from scripts.chaosrun.log_tail import LogTail
@@ -94,10 +96,12 @@ def test_a_program_runs_inside_and_the_coordinator_is_reached_from_there():
 def test_proxies_cut_one_direction_of_the_control_connection():
     with contextlib.closing(Proxied(NAMES)) as network:
         assert isinstance(network, CuttableNetwork)
-        target = (network.address.host, network.address.port)
-        via = option(network.arguments("worker-0"), "--coordinator")
-        with socket.create_server(target) as server:
-            caller = socket.create_connection(via, PATIENCE_S)
+        words = network.arguments("worker-0")
+        via = SocketPath.parse(words[words.index("--coordinator") + 1])
+        with bound_socket(network.address) as server:
+            server.listen()
+            caller = call(via, PATIENCE_S)
+            server.settimeout(PATIENCE_S)
             end, _ = server.accept()
         with caller, end:
             network.cut("worker-0", COORDINATOR)
@@ -115,10 +119,10 @@ def test_proxies_cut_one_direction_of_the_control_connection():
 
 
 def test_a_plain_network_cannot_be_cut():
-    network = Loopback()
-    assert not isinstance(network, CuttableNetwork)
-    assert network.wrapped("worker-0", ["a"]) == ["a"]
-    assert network.inside(lambda: 3) == 3
+    with contextlib.closing(Loopback()) as network:
+        assert not isinstance(network, CuttableNetwork)
+        assert network.wrapped("worker-0", ["a"]) == ["a"]
+        assert network.inside(lambda: 3) == 3
 
 
 @as_root

@@ -1,0 +1,175 @@
+"""Who did what: each call that changes something is entered, and told to the journal as well.
+
+What runs code or destroys is entered before it is done, what gives access before it is answered,
+both durably, and both are refused when that cannot be; what takes something away is done whatever
+the disk says, and the journal then says that the entry is missing.  Refusals are entered within a
+budget.  Which calls these are is declared in `dtd.core.audited`; how entries are chained in
+`dtd.core.audit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+import structlog
+
+from dtd.coordinator.audit_table import AuditTable
+from dtd.coordinator.store_thread import StoreThread, Turn
+from dtd.core.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
+from dtd.core.audited import Audited, Must, about, audited, outcome
+from dtd.core.refusal_budget import RefusalBudget
+from dtd.errors import DtdError, RequestRefused
+from dtd.security.identity import STRANGER, Identity
+from dtd.shown import one_line
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+MOST_OF_A_REASON: Final = 500
+
+
+class Caller(Protocol):
+    """Whoever asks: a `dtd.net.link.Link`."""
+
+    identity: Identity | None
+
+    def peer_host(self) -> str:
+        """Address of the other side, without the port."""
+        ...
+
+
+class AuditLog:
+    """Enters calls in the store's table and in the journal.
+
+    Args:
+        table: the entries.
+        thread: the thread that the store's methods run in.
+    """
+
+    def __init__(self, table: AuditTable, thread: StoreThread) -> None:
+        self._table = table
+        self._thread = thread
+        self._budget = RefusalBudget()
+
+    async def around(
+        self,
+        caller: Caller,
+        message: m.Message,
+        work: Callable[[], Awaitable[T]],
+        *,
+        payload_bytes: int = 0,
+        told: Callable[[T], Mapping[str, Any]] = lambda _answer: {},
+    ) -> T:
+        """Do what is asked, and enter it if it changes something.
+
+        Args:
+            caller: who asks.
+            message: what he asks.
+            work: does it.
+            payload_bytes: what came with the message.
+            told: what the answer says, as a map.
+
+        Raises:
+            RequestRefused: it must be entered, and cannot be.
+        """
+        declared = audited(message, payload_bytes)
+        if declared is None:
+            return await work()
+        entry = _entry(caller, message, declared)
+        if declared.must_be_entered is Must.BEFORE_IT_IS_DONE:
+            await self._must_enter(entry)
+        try:
+            answer = await work()
+        except DtdError as error:
+            await self._enter_refusal(entry, error.message)
+            raise
+        except asyncio.CancelledError:
+            self._later(dataclasses.replace(entry, outcome=CUT, reason="the caller was gone"))
+            raise
+        except Exception as error:
+            why = one_line(str(error) or type(error).__name__, MOST_OF_A_REASON)
+            self._later(dataclasses.replace(entry, outcome=FAILED, reason=why))
+            raise
+        done = dataclasses.replace(entry, outcome=DONE, result=outcome(told(answer), declared))
+        if declared.must_be_entered is Must.BEFORE_IT_IS_ANSWERED:
+            await self._must_enter(done)
+        else:
+            await self._enter(done)
+        return answer
+
+    def refused(self, caller: Caller, message: m.Message, why: str) -> None:
+        """Somebody may not ask this at all; entered if it would have changed something."""
+        declared = audited(message, 1)
+        if declared is not None:
+            refusal = self._refusal(_entry(caller, message, declared), why)
+            if refusal is not None:
+                self._later(refusal)
+
+    def _refusal(self, entry: Entry, why: str) -> Entry | None:
+        """None when this caller was refused too often of late."""
+        key = STRANGER if entry.role == STRANGER else f"{entry.role}/{entry.who}"
+        skipped = self._budget.spend(key, time.monotonic())
+        if skipped is None:
+            return None
+        reason = one_line(why, MOST_OF_A_REASON)
+        return dataclasses.replace(entry, outcome=REFUSED, reason=reason, skipped=skipped)
+
+    async def _enter_refusal(self, entry: Entry, why: str) -> None:
+        refusal = self._refusal(entry, why)
+        if refusal is not None:
+            await self._enter(refusal)
+
+    async def _must_enter(self, entry: Entry) -> None:
+        try:
+            await self._thread.run(
+                functools.partial(self._add, entry, synced=True), turn=Turn.URGENT
+            )
+        except sqlite3.Error as error:
+            raise RequestRefused(
+                f"this must stand in the audit log, which cannot be written: {error}",
+                remedy="make room on the coordinator's disk; to cancel, drain and revoke is"
+                " possible all the same",
+            ) from None
+
+    async def _enter(self, entry: Entry) -> None:
+        """What was done is done, whether it can be written down or not."""
+        with contextlib.suppress(sqlite3.Error):  # the journal has it: `_add` has said so
+            await self._thread.run(functools.partial(self._add, entry), turn=Turn.URGENT)
+
+    def _later(self, entry: Entry) -> None:
+        with contextlib.suppress(RuntimeError):  # the daemon ends, and its store is closed
+            self._thread.later(self._add, entry)
+
+    def _add(self, entry: Entry, *, synced: bool = False) -> None:
+        """In the store's thread."""
+        now = dataclasses.replace(entry, time_s=time.time())
+        fields = {name: one for name, one in dataclasses.asdict(now).items() if name != "time_s"}
+        try:
+            seq, made = self._table.add(now, synced=synced)
+        except sqlite3.Error as error:
+            log.error("audit_not_written", error=str(error), **fields)
+            raise
+        log.info("audit", seq=seq, hash=made, **fields)
+
+
+def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
+    who = caller.identity
+    return Entry(
+        time_s=0.0,
+        role=who.role if who is not None else STRANGER,
+        who=who.name if who is not None else "",
+        serial=who.serial if who is not None else "",
+        address=caller.peer_host(),
+        what=m.message_name(type(message)),
+        about=about(message, declared),
+        outcome=BEGUN,
+    )

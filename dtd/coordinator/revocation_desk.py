@@ -1,0 +1,100 @@
+"""Has workers remember what was revoked, for a coordinator that is restored from a backup.
+
+Each worker says what it remembers when it has registered, is told what is known here, and told anew
+at each revocation.  What it knows and this coordinator does not is revoked here, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.evictions import Evictions
+from dtd.coordinator.turns import go_on, read_out
+from dtd.core.pacing import Pacing
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.link import Link
+from dtd.security.authority import Authority
+from dtd.security.credential_book import IssuedRecord
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+LISTS_PER_S: Final = 2.0
+LISTS_AT_ONCE: Final = 128.0
+"""Of one credential, on all its connections: each list is signed, or its signature looked at."""
+
+
+class RevocationDesk:
+    """Tells workers what was revoked, and hears what they remember.
+
+    Args:
+        port: the control port, with the authority.
+        in_store: runs a blocking function in the thread where all writing is done.
+        evictions: puts those out who turn out to be revoked.
+    """
+
+    def __init__(
+        self,
+        port: ControlPort,
+        in_store: Callable[..., Awaitable[Any]],
+        evictions: Evictions,
+    ) -> None:
+        self._port = port
+        self._in_store = in_store
+        self._evictions = evictions
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._begun: set[asyncio.Task[None]] = set()
+        self._pacing = Pacing(rate_per_s=LISTS_PER_S, burst=LISTS_AT_ONCE)
+
+    def heard(self, link: Link, document: bytes) -> None:
+        """A worker says what it remembers.
+
+        Raises:
+            ProtocolError: REFUSED, it does not wait for an answer.
+        """
+        if self._port.authority is None:
+            return
+        if link in self._tasks:
+            raise ProtocolError(ErrorCode.REFUSED, "a REVOCATIONS is unanswered")
+        task = asyncio.create_task(self._answer(link, self._port.authority, document))
+        self._tasks[link] = task
+        task.add_done_callback(lambda _task: self._tasks.pop(link, None))
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone; a list that is being taken in is taken in all the same."""
+        task = self._tasks.pop(link, None)
+        if task is not None and task not in self._begun:
+            task.cancel()
+
+    async def _answer(self, link: Link, authority: Authority, document: bytes) -> None:
+        """When it is this worker's turn; the next is heard when this answer has been read."""
+        who = link.identity
+        await go_on(self._pacing, (who.role, who.name) if who is not None else "")
+        task = asyncio.current_task()
+        assert task is not None
+        self._begun.add(task)
+        try:
+            await self._merge(link, authority, document)
+        finally:
+            self._begun.discard(task)
+        await read_out(link)
+
+    async def _merge(self, link: Link, authority: Authority, document: bytes) -> None:
+        """What is not believed is no reason to send a worker away: it may be of another cluster."""
+        known = await self._in_store(authority.revocations)
+        revoked: list[IssuedRecord] = []
+        if document and document.partition(b"\n")[2] != known.partition(b"\n")[2]:
+            try:
+                revoked = await self._in_store(authority.merge_revocations, document)
+            except DtdError as error:
+                log.warning("revocations_not_believed", host=link.peer_host(), reason=error.message)
+        if revoked:
+            self._evictions.put_out(revoked, "was revoked before this coordinator was restored")
+            await self._evictions.tell_all()
+        else:
+            link.send(m.Revocations(), await self._in_store(authority.revocations))

@@ -1,0 +1,74 @@
+"""When operators and viewers are answered: one answer at a time, and the next once that is read.
+
+A viewer can neither take the store's time from operators nor pile up answers that it does not read:
+its requests have a rate, few of its answers are under way at once on all its connections together,
+and a connection that takes nothing is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+from dtd.core.pacing import Pacing
+from dtd.net.link import Link
+from dtd.security.identity import VIEWER
+from dtd.wire import messages as m
+
+REQUESTS_PER_S: Final = 20.0
+REQUESTS_AT_ONCE: Final = 40.0
+ANSWERS_UNDER_WAY: Final = 4
+UNREAD_S: Final = 30.0
+"""After so long without a byte taken, whoever asked is not going to read the answer."""
+
+
+class Turns:
+    """The turns of all who ask; belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
+        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, link: Link, request: m.Message) -> AsyncIterator[None]:
+        """Wait until it is a request's turn; the turn lasts until its answer is read.
+
+        A request that waits for something to happen takes no turn from others.
+        """
+        who = link.identity
+        if who is None or who.role != VIEWER:
+            yield
+            return
+        await go_on(self._pacing, who.name)
+        if isinstance(request, m.WaitJob | m.ReadEvents):
+            yield
+            return
+        under_way = self._under_way.get(who.name)
+        if under_way is None:
+            under_way = self._under_way[who.name] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
+        async with under_way:
+            yield
+
+
+async def go_on(pacing: Pacing, who: Hashable) -> None:
+    """Return when somebody may go on; of several who wait none keeps the others from asking."""
+    clock = asyncio.get_running_loop().time
+    wait_s = pacing.wait_s(who, clock())
+    while wait_s:
+        await asyncio.sleep(wait_s)
+        wait_s = pacing.wait_s(who, clock())
+
+
+async def read_out(link: Link) -> None:
+    """Return when the other side has taken what was sent; one that takes nothing is cut off."""
+    while (drained := link.drained()) is not None:
+        before = link.queued_bytes()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained, UNREAD_S)
+        if drained.cancelled() and link.queued_bytes() >= before:
+            link.abort()
+            return

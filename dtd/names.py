@@ -1,0 +1,42 @@
+"""What a name may look like: one grammar for both sides of every connection, and for every file.
+
+Whoever makes a name is told at once (`--name`, the job file, a task's metrics()); whoever receives
+one refuses what does not fit, so that a name never breaks a line, a path or a list of others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MOST_CHARACTERS: Final = 64
+NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Workers, people and their credentials, jobs as their files call them."""
+NAME_WORDS: Final = (
+    "1 to 64 letters, digits, dots, dashes or underscores, the first one a letter or digit"
+)
+_IDENTIFIER: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_DOTTED: Final = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*"
+REFERENCE: Final = rf"{_DOTTED}:{_DOTTED}"
+"""A task that is imported: "package.module:attribute"."""
+DIGEST: Final = r"[0-9a-f]{64}"
+"""Packages and files of weights: a sha256."""
+METRIC_CHARACTERS: Final = 100
+METRIC_WORDS: Final = f"1 to {METRIC_CHARACTERS} printable characters"
+_NAME: Final = re.compile(NAME)
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def is_name(text: str) -> bool:
+    """Whether a worker, a person or a job may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def is_metric(text: str) -> bool:
+    """Whether a metric may be called so: as its task likes, in one visible line."""
+    return 0 < len(text) <= METRIC_CHARACTERS and text.isprintable()
+
+
+def name_of(text: str, most: int = MOST_CHARACTERS) -> str:
+    """A name made of a host's or a user's, which may be anything; empty if nothing is left."""
+    return _NOT_IN_NAMES.sub("-", text).lstrip("._-")[:most]

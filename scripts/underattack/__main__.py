@@ -1,0 +1,211 @@
+"""Attack a coordinator that a job runs on, and measure what the job and its operator notice of it.
+
+    scripts/under_attack                 # measure, print the table
+    scripts/under_attack --write         # and put it into docs/evaluation.md
+
+Real daemons: a coordinator that all addresses of this machine can call, two workers with
+credentials that train a model whose computing is sleeping, so that two cores are enough.  Then, all
+at once: 2,000 half-open connections, a member that floods, a viewer that reads nothing
+(`scripts.underattack.attackers`).  Calm and attacked blocks take turns; attackers have the lowest
+priority for the processor, since what is asked is not how they share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.ctl.status import EXIT_DEGRADED, EXIT_HEALTHY
+from dtd.errors import DtdError
+from dtd.job import parse_job, to_mapping
+from dtd.wire import messages as m
+from scripts.child import Child, stop_all
+from scripts.marked_page import put_into
+from scripts.underattack.exposed import ExposedCoordinator
+from scripts.underattack.table import Measured, lines, table
+
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
+MARK: Final = "under attack"
+WRITTEN_BY: Final = "scripts/under_attack"
+WORKERS: Final = ("worker-0", "worker-1")
+MEMBER: Final = "flooding"
+VIEWER: Final = "idle"
+START_S: Final = 120.0
+ATTACK_BUILDS_UP_S: Final = 6.0
+CALMS_DOWN_S: Final = 6.0
+LOOK_EVERY_S: Final = 0.25
+
+JOB: Final = """
+[job]
+name = "attacked"
+task = "synthetic"
+steps = 1000000
+global_batch_size = 32
+[task]
+parameters = 20000
+rows = 4096
+compute_ms = 40.0
+[checkpoint]
+every_steps = 1000000
+[elastic]
+min_workers = 2
+settle_s = 0.0
+"""
+
+
+class Trial:
+    """One coordinator with a job and its attackers.
+
+    Args:
+        directory: for all that is written; exists.
+        blocks: how many credentials there are to revoke, calm and attacked.
+    """
+
+    def __init__(self, directory: Path, blocks: int) -> None:
+        self._directory = directory
+        self._spare = [f"spare-{number}" for number in range(2 * blocks)]
+        callers = [("worker", name) for name in (*WORKERS, MEMBER)]
+        callers += [("viewer", name) for name in (VIEWER, *self._spare)]
+        self._coordinator = ExposedCoordinator(directory, callers)
+        self._workers = [self._worker(name) for name in WORKERS]
+        self._attackers: list[Child] = []
+
+    def start(self) -> None:
+        """Start everything that is no attacker, and wait until the job trains.
+
+        Raises:
+            DtdError: it does not come to that.
+        """
+        self._coordinator.start()
+        for worker in self._workers:
+            worker.start()
+        spec = to_mapping(parse_job(JOB, source="scripts/under_attack"))
+        self._coordinator.ask(m.SubmitJob(spec=spec))
+        deadline_s = time.monotonic() + START_S
+        while self._job()["step"] == 0:
+            ended = [one for one in self._workers if one.wait(LOOK_EVERY_S) is not None]
+            if ended or time.monotonic() > deadline_s:
+                late = ended or self._workers
+                tail = "\n".join(line for one in late for line in one.log_tail())
+                raise DtdError(f"the job does not train\n{tail}")
+
+    def stop(self) -> None:
+        """Stop everything; nothing is left when this returns."""
+        stop_all([*self._attackers, *self._workers], grace_s=1.0)
+        self._coordinator.stop()
+
+    def attack(self) -> None:
+        """Have all attackers attack."""
+        at = str(self._coordinator.address)
+        path = self._coordinator.path
+        for words in (
+            ["half-open", at],
+            ["member", at, str(path(MEMBER)), MEMBER],
+            ["viewer", at, str(path(VIEWER))],
+        ):
+            command = ["/usr/bin/nice", "-n", "19", sys.executable]
+            command += ["-m", "scripts.underattack.attackers", *words]
+            self._attackers.append(Child(words[0], command, self._directory / f"{words[0]}.log"))
+            self._attackers[-1].start()
+        self._pause(ATTACK_BUILDS_UP_S)
+
+    def relent(self) -> None:
+        """End the attack."""
+        for one in self._attackers:
+            if one.exit_code() is not None:
+                raise DtdError(f"{one.name} has ended\n" + "\n".join(one.log_tail()))
+        stop_all(self._attackers, grace_s=0.0)
+        self._attackers.clear()
+        self._pause(CALMS_DOWN_S)
+
+    def measure(self, seconds: float, into: Measured) -> None:
+        """One block."""
+        begun_s, begun_step = time.monotonic(), self._job()["step"]
+        commands = 3
+        into.resident_bytes.append(0)
+        while (lasted_s := time.monotonic() - begun_s) < seconds:
+            if lasted_s > (len(into.commands_s) % commands) * seconds / commands:
+                into.commands_s.append(self._command())
+            asked_s = time.monotonic()
+            status = self._coordinator.ask(m.GetStatus())
+            into.status_s.append(time.monotonic() - asked_s)
+            resident_bytes = self._coordinator.resident_bytes()
+            into.resident_bytes[-1] = max(into.resident_bytes[-1], resident_bytes)
+            self._pause(LOOK_EVERY_S)
+        asked_s = time.monotonic()
+        self._coordinator.ask(m.RevokeCredential(name=self._spare.pop()))
+        into.revoked_s.append(time.monotonic() - asked_s)
+        job = status["job"]
+        into.steps_per_s.append((job["step"] - begun_step) / (asked_s - begun_s))
+
+    def _job(self) -> dict[str, Any]:
+        return dict(self._coordinator.ask(m.GetStatus())["job"])
+
+    def _pause(self, seconds: float) -> None:
+        code = self._coordinator.child.wait(seconds)
+        if code is not None:
+            tail = "\n".join(self._coordinator.child.log_tail())
+            raise DtdError(f"the coordinator has ended\n{tail}")
+
+    def _command(self) -> float:
+        begun_s = time.monotonic()
+        done = subprocess.run(
+            [Path(sys.executable).with_name("dtdctl"), "status"],
+            env={
+                **os.environ,
+                "DTD_COORDINATOR": str(self._coordinator.address),
+                "DTD_CREDENTIAL": str(self._coordinator.operator_path),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode not in (EXIT_HEALTHY, EXIT_DEGRADED):
+            raise DtdError(f"dtdctl status failed: {done.stderr.strip()}")
+        return time.monotonic() - begun_s
+
+    def _worker(self, name: str) -> Child:
+        command = [sys.executable, "-m", "dtd.worker.main", "--name", name]
+        command += ["--coordinator", str(self._coordinator.address)]
+        command += ["--credential", str(self._coordinator.path(name))]
+        command += ["--state-dir", str(self._directory / name)]
+        return Child(name, command, self._directory / f"{name}.log", {"HOME": str(self._directory)})
+
+
+def main() -> int:
+    """Run the command; 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(prog=WRITTEN_BY, description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=3, help="calm ones, and as many attacked")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long each of them lasts")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    options = parser.parse_args()
+    calm, attacked = Measured(), Measured()
+    with tempfile.TemporaryDirectory(prefix="dtd-under-attack-") as name:
+        trial = Trial(Path(name), options.blocks)
+        try:
+            trial.start()
+            for _ in range(options.blocks):
+                trial.measure(options.seconds, calm)
+                trial.attack()
+                trial.measure(options.seconds, attacked)
+                trial.relent()
+        finally:
+            trial.stop()
+    told = lines(calm, attacked)
+    print(table(told))
+    if options.write:
+        put_into(PAGE, MARK, WRITTEN_BY, table(told))
+    return int(not all(one.holds for one in told))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DtdError as error:
+        sys.exit(str(error))

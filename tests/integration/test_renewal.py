@@ -1,0 +1,272 @@
+"""Weeks go by for a cluster that trains: credentials are renewed, and nothing else happens.
+
+The daemons are real, and so is the time that OpenSSL compares certificates with: their clocks are
+moved from outside (`tests.integration.moved_clock`).  This test itself stays where it is, so it
+asks at the coordinator's socket.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address, SocketPath
+from dtd.errors import RequestRefused
+from dtd.job import parse_job, to_mapping
+from dtd.net.blocking_link import BlockingLink
+from dtd.net.control_client import ControlClient
+from dtd.net.join_client import join
+from dtd.net.tls_connect import tls_connect
+from dtd.places import SOCKET_NAME
+from dtd.security.credential import Credential
+from dtd.security.newest_credential import head_of
+from dtd.security.token import Token
+from dtd.wire import messages as m
+from scripts.child import Child, stop_all
+from tests.integration.moved_clock import MovedClock
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
+LOOK_AGAIN_S = 0.1
+JOB = """
+[job]
+name = "long"
+task = "synthetic"
+steps = 1000000
+global_batch_size = 32
+[elastic]
+min_workers = 2
+settle_s = 0.0
+[sync]
+encryption = "tls"
+"""
+
+
+class Cluster:
+    """A coordinator and two workers with credentials, whose clocks are moved together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = MovedClock(directory)
+        self.state = directory / "coordinator"
+        self.children: dict[str, Child] = {}
+        self.credentials: dict[str, Credential] = {}
+        self.coordinator("0.0.0.0:0")
+
+    def coordinator(self, listen: str) -> None:
+        file = self.state / "address"
+        file.unlink(missing_ok=True)
+        self.daemon("coordinator", "--listen", listen, "--advertise", "127.0.0.1")
+        self.until(file.exists)
+        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
+
+    def daemon(self, name: str, *arguments: str) -> None:
+        program = "coordinator" if name == "coordinator" else "worker"
+        command = [sys.executable, "-m", f"dtd.{program}.main", *arguments]
+        command += ["--state-dir", str(self.directory / name), "--log-format", "json"]
+        environment = {"HOME": str(self.directory), **self.clock.environment}
+        child = Child(name, command, self.directory / f"{name}.log", environment)
+        self.children[name] = child
+        child.start()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Look again and again; a daemon that ends ends the test."""
+        deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=PATIENCE_S)
+        while not condition():
+            assert dt.datetime.now(dt.UTC) < deadline, self.tails()
+            for child in self.children.values():
+                assert child.wait(LOOK_AGAIN_S / len(self.children)) is None, child.log_tail()
+
+    def tails(self) -> str:
+        return "\n".join(str(child.log_tail()) for child in self.children.values())
+
+    def ask(self, message: m.Message) -> dict[str, Any]:
+        with ControlClient(SocketPath(str(self.state / SOCKET_NAME)), PATIENCE_S) as client:
+            return client.request(message)
+
+    def join(self, name: str, role: str = "worker") -> Credential:
+        token = Token.parse(self.ask(m.CreateToken(role=role, life_s=3600))["token"])
+        made = join(token, name=name, path=self.directory / f"{name}.credential")
+        self.credentials[name] = made
+        return made
+
+    def worker(self, name: str) -> None:
+        path = self.join(name).path
+        self.daemon(f"{name}-cpu", "--credential", str(path), "--listen", "127.0.0.1:0")
+
+    def dtdctl(self, credential: Credential, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dtd.ctl.main", "--credential", str(credential.path)]
+        return subprocess.run(
+            [*command, *arguments],
+            env={**os.environ, "HOME": str(self.directory), **self.clock.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        )
+
+    def job(self) -> dict[str, Any]:
+        return dict(self.ask(m.GetStatus())["job"])
+
+    def ends(self, name: str) -> dt.datetime:
+        """When the credential in a host's file ends."""
+        return dt.datetime.fromisoformat(head_of(self.credentials[name].path)["expires"])
+
+    def trains_on(self) -> None:
+        """Steps are made, by the same processes, in the same generation."""
+        step = self.job()["step"]
+        self.until(lambda: self.job()["step"] > step + 3)
+        assert self.job()["generation"] == 1, self.tails()
+
+    def registered(self) -> int:
+        found = self.ask(m.ReadEvents())["events"]
+        return sum(event["kind"] == "worker_registered" for event in found)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("weeks"))
+    try:
+        made.worker("host0")
+        made.worker("host1")
+        made.ask(m.SubmitJob(spec=to_mapping(parse_job(JOB, source="test"))))
+        made.until(lambda: (made.ask(m.GetStatus())["job"] or {}).get("step", 0) > 3)
+        yield made
+    finally:
+        stop_all(made.children.values())
+
+
+def test_weeks_go_by_and_a_running_job_does_not_notice(cluster: Cluster) -> None:
+    for name, role in (("ann", "operator"), ("bob", "viewer"), ("idle", "worker")):
+        cluster.join(name, role)
+    connect = tls_connect(cluster.credentials["idle"].client_context(), "coordinator")
+    idle = BlockingLink(
+        cluster.address, role=m.Role.WORKER, name="t", timeout_s=PATIENCE_S, connect=connect
+    )
+    first = {name: cluster.ends(name) for name in cluster.credentials}
+    pids = {name: child.pid for name, child in cluster.children.items()}
+
+    cluster.clock.passes(19)
+    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+    assert {name: cluster.ends(name) for name in first} == first
+    cluster.clock.passes(2)  # day 21
+    cluster.until(lambda: all(cluster.ends(name) > first[name] for name in ("host0", "host1")))
+    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+    assert cluster.ends("ann") > first["ann"]
+    assert cluster.credentials["host0"].path.stat().st_mode & 0o777 == 0o600
+    cluster.trains_on()
+
+    cluster.clock.passes(10)  # day 31: all that was issued at first has ended
+    with pytest.raises(RequestRefused, match="the credential of worker/idle has ended"):
+        idle.receive(timeout_s=PATIENCE_S)
+    idle.close()
+    cluster.trains_on()
+    late = cluster.dtdctl(cluster.credentials["bob"], "jobs")
+    assert late.returncode != 0
+    assert f"{cluster.credentials['bob'].path} has expired on" in late.stderr
+    assert "dtdctl join TOKEN" in late.stderr
+    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+
+    # New connections are made with what was renewed, by both sides.
+    cluster.children["coordinator"].signal_group(signal.SIGTERM)
+    cluster.children["coordinator"].wait(PATIENCE_S)
+    cluster.coordinator(f"0.0.0.0:{cluster.address.port}")
+    cluster.until(lambda: cluster.ask(m.GetStatus())["job"]["state"] == "running")
+    cluster.trains_on()
+    del pids["coordinator"]
+    assert pids == {name: cluster.children[name].pid for name in pids}
+    assert all(cluster.children[name].exit_code() is None for name in pids)
+
+
+def test_a_clock_that_jumps_ends_nothing_and_brings_nothing_back(cluster: Cluster) -> None:
+    before = {name: cluster.ends(name) for name in ("host0", "host1")}
+    registered = cluster.registered()
+    cluster.clock.jumps(366)
+    cluster.trains_on()
+    cluster.clock.jumps(-366)
+    cluster.trains_on()
+    assert {name: cluster.ends(name) for name in before} == before
+    assert cluster.registered() == registered
+    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+
+    cluster.clock.jumps(-8)  # what has ended counts again, by the clock of the host
+    late = cluster.dtdctl(cluster.credentials["bob"], "jobs")
+    assert late.returncode != 0
+    assert "the credential of viewer/bob has ended" in late.stderr
+    cluster.clock.jumps(8)
+
+
+def authorities(path: Path) -> list[str]:
+    """The authorities that a credential trusts."""
+    blocks = path.read_text().split("-----BEGIN CERTIFICATE-----")[2:]
+    return [hashlib.sha256(block.encode()).hexdigest() for block in blocks]
+
+
+def test_the_authority_is_replaced_under_a_running_job(cluster: Cluster) -> None:
+    def shown() -> dict[str, Any]:
+        return cluster.ask(m.ShowAuthority())
+
+    first, hosts = shown(), [cluster.credentials[name] for name in ("host0", "host1")]
+    pids = {name: child.pid for name, child in cluster.children.items()}
+    [old] = authorities(hosts[0].path)
+    old_token = Token.parse(cluster.ask(m.CreateToken(role="worker", life_s=0))["token"])
+    left = cluster.ask(m.CreateToken(role="worker", life_s=0))["token"]
+
+    assert cluster.ask(m.RotateAuthority())["rotation"]["phase"] == "spreads"
+    with pytest.raises(RequestRefused, match="is being replaced already"):
+        cluster.ask(m.RotateAuthority())
+    cluster.until(lambda: all(len(authorities(one.path)) == 2 for one in hosts))
+    cluster.clock.passes(1)
+    cluster.until(lambda: shown()["rotation"]["phase"] == "renews")
+    cluster.trains_on()
+    # Who joins meanwhile joins as ever, with a token of before.
+    command = [sys.executable, "-m", "dtd.worker.main", "join", old_token.word(), "--name", "new"]
+    command += ["--credential", str(cluster.directory / "new.credential")]
+    environment = {**os.environ, "HOME": str(cluster.directory), **cluster.clock.environment}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    cluster.ask(m.RevokeCredential(name="new"))  # else it would be waited for
+    # An operator's is renewed when it is used; then nobody is waited for.
+    cluster.until(lambda: shown()["rotation"]["names"] == ["operator/ann"])
+    for _ in "12":
+        assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+    cluster.until(lambda: shown()["rotation"] is None)
+    assert shown()["sha256"] != first["sha256"]
+    cluster.until(lambda: all(len(authorities(one.path)) == 1 for one in hosts))
+    assert old not in authorities(hosts[0].path)
+    cluster.trains_on()
+    assert pids == {name: child.pid for name, child in cluster.children.items()}
+
+    # The old authority is worth nothing any more, and the new one is enough for everybody.
+    assert left
+    assert cluster.ask(m.ListTokens())["tokens"][1:] == []
+    cluster.children["coordinator"].signal_group(signal.SIGTERM)
+    cluster.children["coordinator"].wait(PATIENCE_S)
+    cluster.coordinator(f"0.0.0.0:{cluster.address.port}")
+    cluster.until(lambda: cluster.ask(m.GetStatus())["job"]["state"] == "running")
+    cluster.trains_on()
+    assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
+
+
+def test_who_does_not_renew_is_out_when_the_replacement_is_finished(cluster: Cluster) -> None:
+    cluster.ask(m.RotateAuthority(overlap_s=3600))
+    cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["phase"] == "renews")
+    cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["names"] == ["operator/ann"])
+    finished = cluster.ask(m.RotateAuthority(finish=True))
+    assert (finished["rotation"], finished["out"]) == (None, ["operator/ann"])
+    with pytest.raises(RequestRefused, match="is not being replaced"):
+        cluster.ask(m.RotateAuthority(finish=True))
+    late = cluster.dtdctl(cluster.credentials["ann"], "jobs")
+    assert late.returncode != 0
+    assert "its certificate is not of this cluster" in late.stderr
+    cluster.trains_on()

@@ -1,0 +1,84 @@
+"""A worker that talks too fast is read later, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from dtd.coordinator.pace import BYTES_OF_A_MESSAGE, MESSAGES_AT_ONCE, REGISTERED_AT_ONCE, Pace
+from dtd.security.identity import Identity
+from dtd.wire import messages as m
+from dtd.wire.frames import Hold
+
+
+class Link:
+    def __init__(self, role="worker", name="host", *, speaks=m.Role.WORKER):
+        self.identity = Identity(role=role, name=name, serial="ab", where="certificate")
+        self.connection = SimpleNamespace(role=speaks)
+        self.resumed = asyncio.Event()
+
+    def resume(self):
+        self.resumed.set()
+
+
+def said(pace, link):
+    """What becomes of one more message."""
+    return pace.place(link, m.Heartbeat(state="idle"), 0)
+
+
+def heard(pace, link, payload_bytes=0):
+    """How many messages go through before one has to wait; None: all do."""
+    for count in range(1, 1000):
+        if isinstance(pace.place(link, m.Heartbeat(state="idle"), payload_bytes), Hold):
+            return count - 1
+    return None
+
+
+async def test_a_flood_of_messages_waits_and_goes_on():
+    pace, link = Pace(), Link()
+    assert heard(pace, link) >= MESSAGES_AT_ONCE
+    async with asyncio.timeout(10):
+        await link.resumed.wait()
+    assert said(pace, link) is None
+
+
+async def test_workers_of_one_credential_share_a_rate_and_others_have_theirs():
+    pace = Pace()
+    heard(pace, Link())
+    assert isinstance(said(pace, Link()), Hold)
+    assert said(pace, Link(name="other")) is None
+
+
+async def test_workers_of_the_coordinators_own_user_are_told_apart():
+    pace, first, second = Pace(), Link("local"), Link("local")
+    heard(pace, first)
+    assert said(pace, second) is None
+
+
+async def test_large_payloads_count_for_more():
+    pace = Pace()
+    assert heard(pace, Link(), 32 * BYTES_OF_A_MESSAGE) <= MESSAGES_AT_ONCE / 32 + 1
+
+
+async def test_operators_bring_packages_as_fast_as_they_can():
+    assert heard(Pace(), Link("operator", speaks=m.Role.CTL), 1024 * 1024) is None
+
+
+async def test_a_worker_that_comes_and_goes_waits_to_be_let_in_and_others_do_not():
+    def register(name):
+        return m.Register(
+            name=name,
+            incarnation=1,
+            pid=1,
+            host="here",
+            device="cpu",
+            data_host="127.0.0.1",
+            data_port=1,
+            version="1",
+        )
+
+    pace = Pace()
+    came = [pace.place(Link(), register("w"), 0) for _ in range(100)]
+    assert REGISTERED_AT_ONCE <= came.count(None) <= REGISTERED_AT_ONCE + 2
+    assert pace.place(Link(), register("other"), 0) is None
+    assert said(pace, Link()) is None

@@ -1,0 +1,194 @@
+"""The coordinator's socket: whose place is taken by whom, and who is followed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dtd.net.local_socket as local_socket
+from dtd.address import SocketPath
+from dtd.errors import ConfigError, ErrorCode, ProtocolError
+from dtd.net.local_socket import bound_socket, call, check_listener, remove_socket
+from dtd.security.peer_credentials import peer_uid
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> SocketPath:
+    return SocketPath(str(tmp_path / "control.sock"))
+
+
+def test_who_calls_reaches_who_listens(at: SocketPath) -> None:
+    with bound_socket(at) as listening:
+        listening.listen()
+        with call(at, 5.0) as calling, listening.accept()[0] as accepted:
+            assert peer_uid(accepted) == peer_uid(calling) == os.geteuid()
+            calling.sendall(b"hello")
+            assert accepted.recv(5) == b"hello"
+
+
+@pytest.mark.parametrize("length", [107, 108, 200, 3000])
+def test_a_long_path_is_reached(tmp_path: Path, open_files: Any, length: int) -> None:
+    directory = tmp_path
+    while len(str(directory)) + 202 < length:
+        directory /= "d" * 200
+    directory /= "e" * max(1, length - len(str(directory)) - 1 - len("/control.sock"))
+    directory.mkdir(parents=True)
+    at = SocketPath(str(directory / "control.sock"))
+    assert len(at.path) >= length
+    before = open_files()
+    with bound_socket(at) as listening:
+        listening.listen()
+        call(at, 5.0).close()
+        with pytest.raises(ConfigError, match="another process listens at unix:"):
+            bound_socket(at)
+    remove_socket(at)
+    assert not Path(at.path).exists()
+    assert open_files() <= before
+
+
+def test_a_name_that_no_socket_can_have_is_named(tmp_path: Path) -> None:
+    at = SocketPath(str(tmp_path / ("s" * 200)))
+    with pytest.raises(ConfigError, match="the name is too long for a socket") as caught:
+        bound_socket(at)
+    assert str(at) in caught.value.message
+
+
+def test_a_socket_that_the_dead_have_left_is_replaced(at: SocketPath) -> None:
+    for _ in range(2):
+        with bound_socket(at) as listening:
+            listening.listen()
+            call(at, 5.0).close()
+    with pytest.raises(ConnectionRefusedError):
+        call(at, 5.0)
+
+
+def test_who_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_socket, "_PROBE_S", 0.05)
+    with bound_socket(at) as listening:
+        listening.listen(0)
+        waiting = []
+        for _ in range(3):  # until its queue is full
+            with pytest.raises(ConfigError, match="another process listens") as caught:
+                bound_socket(at)
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].settimeout(0)
+            try:
+                waiting[-1].connect(at.path)
+            except BlockingIOError:
+                break
+        assert "--socket" in caught.value.remedy
+        call_later = socket.socket(socket.AF_UNIX)
+        for one in (*waiting, call_later):
+            one.close()
+    assert Path(at.path).is_socket()
+
+
+def test_what_is_no_socket_is_not_touched(at: SocketPath) -> None:
+    Path(at.path).write_text("precious")
+    with pytest.raises(ConfigError, match=r"control\.sock is no socket"):
+        bound_socket(at)
+    assert Path(at.path).read_text() == "precious"
+
+
+def test_a_directory_that_is_not_there_is_named(at: SocketPath) -> None:
+    there = SocketPath(str(Path(at.path).parent / "no" / "control.sock"))
+    with pytest.raises(ConfigError, match="cannot be bound: No such file or directory"):
+        bound_socket(there)
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Path, tuple[int, int]]:
+    """(owner, mode) of directories, in place of the file system's; else root's and 0755."""
+    known: dict[Path, tuple[int, int]] = {}
+
+    class Status:
+        def __init__(self, uid: int, mode: int) -> None:
+            self.st_uid, self.st_mode = uid, mode
+
+    def look(path: Path) -> Status:
+        return Status(*known.get(path, (0, 0o40755)))
+
+    monkeypatch.setattr(Path, "stat", look)
+    monkeypatch.setattr(Path, "lstat", look)
+    monkeypatch.setattr(Path, "resolve", lambda path: LINKS.get(path, path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return known
+
+
+LINKS = {
+    Path("/tmp/x"): Path("/home/eve/s"),
+    Path("/var/run/dtd/coordinator"): Path("/run/dtd/coordinator"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "link", "why"),
+    [
+        ("/tmp/x", {"/tmp": (0, 0o41777), "/tmp/x": (990, 0o120777)}, "/tmp/x belongs to uid 990"),
+        ("/tmp/x", {"/tmp": (0, 0o41777), "/tmp/x": (0, 0o120777)}, "others can write /tmp"),
+        ("/var/run/dtd/coordinator", {"/var/run": (0, 0o120777)}, ""),
+    ],
+)
+def test_a_link_is_followed_where_nobody_else_could_have_put_it(owners, path, link, why) -> None:
+    owners[LINKS[Path(path)]] = (990, 0o40750)
+    owners |= {Path(place): status for place, status in link.items()}
+    at = SocketPath(f"{path}/control.sock")
+    if not why:
+        check_listener(at, 990)
+        return
+    with pytest.raises(ProtocolError, match=why):
+        check_listener(at, 990)
+
+
+def test_what_another_user_has_put_there_meanwhile_is_not_opened_to_all(
+    at: SocketPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = Path(at.path).with_name("secret")
+    secret.write_text("x")
+    secret.chmod(0o600)
+
+    class Replaced(socket.socket):
+        def bind(self, name: str) -> None:
+            Path(name).symlink_to(secret)
+
+    monkeypatch.setattr(socket, "socket", Replaced)
+    with pytest.raises(ConfigError, match="another user has taken its place"):
+        bound_socket(at)
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+RUN = SocketPath("/run/dtd/coordinator/control.sock")
+
+
+@pytest.mark.parametrize(
+    ("uid", "own", "parent", "why"),
+    [
+        (0, (7, 0o777), (7, 0o777), ""),
+        (1000, (7, 0o777), (7, 0o777), ""),
+        (990, (990, 0o750), (0, 0o755), ""),
+        (990, (990, 0o750), (990, 0o755), ""),
+        (990, (990, 0o750), (1000, 0o755), ""),
+        (991, (990, 0o750), (0, 0o755), "/run/dtd/coordinator is not that user's"),
+        (990, (990, 0o770), (0, 0o755), "others can write /run/dtd/coordinator"),
+        (990, (990, 0o755), (0, 0o1777), "others can write /run/dtd"),
+        (990, (990, 0o755), (991, 0o755), "/run/dtd belongs to uid 991"),
+    ],
+)
+def test_who_listens_is_followed_where_nobody_else_could_have_put_the_socket(
+    owners, uid, own, parent, why
+) -> None:
+    owners[Path("/run/dtd/coordinator")] = own
+    owners[Path("/run/dtd")] = parent
+    if not why:
+        check_listener(RUN, uid)
+        return
+    with pytest.raises(ProtocolError) as caught:
+        check_listener(RUN, uid)
+    assert caught.value.code is ErrorCode.REFUSED
+    said = f"uid {uid} listens at {RUN}, which may be anybody: {why}"
+    assert caught.value.message == said
+    assert caught.value.remedy

@@ -1,0 +1,68 @@
+"""What a RENEW brings is looked at before it takes the place of what is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from pathlib import Path
+
+import pytest
+
+from dtd.address import Address
+from dtd.errors import ConfigError
+from dtd.net.renewed_credential import write_renewed
+from dtd.security import certificates
+from dtd.security.authority import Authority
+from dtd.security.credential import Credential
+from dtd.wire import messages as m
+
+HERE = Address("10.0.0.1", 7117)
+
+
+@pytest.fixture
+def credential(tmp_path: Path) -> Credential:
+    authority = Authority.create(tmp_path / "pki")
+    path = tmp_path / "worker.credential"
+    authority.enrol(path, "worker", "host7", coordinators=(HERE,))
+    return Credential.load(path)
+
+
+def answer_of(credential: Credential) -> m.Renewed:
+    """One with the certificate that the credential has, as if it had been sent."""
+    begin = "-----BEGIN CERTIFICATE-----"
+    blocks = [begin + one for one in credential.path.read_text().split(begin)[1:]]
+    return m.Renewed(
+        certificate_pem=blocks[0], authority_pem=blocks[1], coordinators="10.0.0.2:7117"
+    )
+
+
+def test_it_takes_the_place_of_the_file(credential: Credential) -> None:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(credential.path.read_bytes().partition(b"-----BEGIN CERT")[0], None)
+    now = dt.datetime.now(dt.UTC)
+    made = write_renewed(credential, key, answer_of(credential), credential.path, now=now)  # type: ignore[arg-type]
+    assert made.coordinators == (Address("10.0.0.2", 7117),)
+    assert dataclasses.replace(made, coordinators=(HERE,)) == credential
+    assert credential.path.stat().st_mode & 0o777 == 0o600
+    for wrong in (dt.timedelta(days=31), dt.timedelta(days=-1)):
+        with pytest.raises(ConfigError, match="and here it is"):
+            write_renewed(
+                credential,
+                key,  # type: ignore[arg-type]
+                answer_of(credential),
+                credential.path,
+                now=now + wrong,
+            )
+
+
+def test_what_is_for_another_key_or_no_certificate_is_left(credential: Credential) -> None:
+    before, now = credential.path.read_bytes(), dt.datetime.now(dt.UTC)
+    key = certificates.new_key()
+    for answer, why in (
+        (answer_of(credential), "not a certificate for the key"),
+        (m.Renewed(certificate_pem="x"), "is no certificate"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            write_renewed(credential, key, answer, credential.path, now=now)
+    assert credential.path.read_bytes() == before

@@ -1,0 +1,85 @@
+"""Who asks again with a token and the same key: an answer that got lost, or somebody who tries."""
+
+from __future__ import annotations
+
+import pytest
+from cryptography import x509
+
+from dtd.address import Address
+from dtd.errors import RequestRefused
+from dtd.security import certificates, credential_book
+from dtd.security.authority import MAX_RENEWED, Authority, Enrolment
+from dtd.security.token import Token
+
+HERE = (Address("10.0.0.1", 7117),)
+
+
+def request() -> str:
+    return certificates.request_pem(certificates.new_key()).decode()
+
+
+def token_of(authority: Authority) -> Token:
+    return authority.create_token("worker", life_s=86400, coordinators=HERE)[0]
+
+
+def joins(authority: Authority, token: Token, pem: str, name: str = "host7") -> str:
+    """The serial of what is handed out."""
+    wanted = Enrolment(role="worker", name=name, workers=(name,), request_pem=pem)
+    made = authority.admit(wanted, token.id, token.secret).certificate_pem
+    return f"{x509.load_pem_x509_certificate(made).serial_number:x}"
+
+
+def test_who_was_revoked_does_not_come_back_with_his_old_token(authority: Authority) -> None:
+    token, pem = token_of(authority), request()
+    joins(authority, token, pem)
+    authority.credentials.revoke("host7", now_s=authority.now_s())
+    with pytest.raises(RequestRefused, match="was revoked"):
+        joins(authority, token, pem)
+    with pytest.raises(RequestRefused, match="was revoked"):
+        joins(Authority(authority.directory), token, pem)
+    assert authority.credentials.living(now_s=authority.now_s()) == []
+
+
+def test_what_is_handed_out_again_is_revoked_with_the_first(authority: Authority) -> None:
+    token, pem = token_of(authority), request()
+    first, second = joins(authority, token, pem), joins(authority, token, pem)
+    assert first != second
+    gone = authority.credentials.revoke(first, now_s=authority.now_s())
+    assert {one.serial for one in gone} == {first, second}
+    assert {one.id for one in gone} == {first}
+
+
+def test_another_name_is_another_credential(authority: Authority) -> None:
+    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE, uses=2)
+    pem = request()
+    first, second = joins(authority, token, pem, "host1"), joins(authority, token, pem, "host2")
+    living = authority.credentials.living(now_s=authority.now_s())
+    assert [one.id for one in living] == [first, second]
+
+
+def test_a_token_that_is_used_hands_out_only_so_much(authority: Authority) -> None:
+    """Else whoever has joined once fills the list of certificates, and nobody joins or renews."""
+    token, pem = token_of(authority), request()
+    for _ in range(MAX_RENEWED + 2):
+        joins(authority, token, pem)
+    with pytest.raises(RequestRefused, match="certificates of it count"):
+        joins(authority, token, pem)
+
+
+def test_revoked_certificates_make_room(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who had filled the list would keep others out until the certificates end."""
+    monkeypatch.setattr(credential_book, "MAX_ISSUED", 3)
+    for name in ("host1", "host2", "host3"):
+        joins(authority, token_of(authority), request(), name)
+    with pytest.raises(RequestRefused, match="3 certificates are valid"):
+        joins(authority, token_of(authority), request(), "host4")
+    (gone,) = authority.credentials.revoke("host2", now_s=authority.now_s())
+    joins(authority, token_of(authority), request(), "host4")
+    left = {one.name for one in authority.credentials.living(now_s=authority.now_s())}
+    assert left == {"host1", "host3", "host4"}
+    assert authority.credentials.is_revoked(gone.serial, gone.id)
+    assert gone.serial not in {
+        str(one["serial"]) for one in authority.credentials.listed(now_s=authority.now_s())
+    }

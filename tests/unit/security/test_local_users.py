@@ -1,0 +1,82 @@
+"""Who is who on this host: by numbers that the kernel states, of names that were looked up."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+
+import pytest
+
+from dtd.security.local_users import LocalUsers, look_up
+from dtd.security.peer_credentials import peer_groups, peer_uid
+
+NO_GROUPS: frozenset[int] = frozenset()
+
+
+@pytest.fixture
+def users() -> LocalUsers:
+    return LocalUsers(
+        own_uid=1000,
+        uids={"operator": {1001, 1004}, "worker": {1002, 1004}},
+        gids={"viewer": {50}, "worker": {60}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("uid", "groups", "role"),
+    [
+        (0, set(), "local"),
+        (1000, set(), "local"),
+        (1000, {50}, "local"),
+        (1001, set(), "operator"),
+        (1002, {50}, "worker"),
+        (1003, {50, 51}, "viewer"),
+        (1003, {50, 60}, "worker"),
+        (1004, set(), "operator"),
+        (1003, {51}, "outsider"),
+        (65534, set(), "outsider"),
+    ],
+)
+def test_the_first_list_that_names_a_user_counts(users, uid, groups, role) -> None:
+    who = users.identity(uid, frozenset(groups))
+    assert (who.role, who.uid, who.name) == (role, uid, f"uid {uid}")
+    assert who.is_known == (role != "outsider")
+    assert who.serial == ""
+
+
+def test_names_and_numbers_are_looked_up() -> None:
+    root, nobody = pwd.getpwuid(0).pw_name, pwd.getpwnam("nobody").pw_uid
+    group = grp.getgrgid(0).gr_name
+    found = look_up(
+        {
+            "operator": [root, "4711", "no-such-user"],
+            "worker": ["nobody"],
+            "viewer": [f"@{group}", "@4712", "@no-such-group"],
+        }
+    )
+    assert found.own_uid == os.geteuid()
+    assert found.uids == {"operator": {0, 4711}, "worker": {nobody}}
+    assert found.gids == {"viewer": {0, 4712}}
+    assert found.unknown == ["no-such-user", "@no-such-group"]
+
+
+def test_the_kernel_says_who_is_at_the_other_end() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert peer_uid(here) == os.geteuid()
+        assert peer_groups(here) == {os.getegid(), *os.getgroups()}
+
+
+def test_who_is_in_too_many_groups_counts_by_the_first() -> None:
+    here, there = socket.socketpair()
+
+    class Crowded:
+        def getsockopt(self, level: int, option: int, size: int) -> bytes:
+            if option == 59:
+                raise OSError(34, "Numerical result out of range")
+            return here.getsockopt(level, option, size)
+
+    with here, there:
+        assert peer_groups(Crowded()) == {os.getegid()}

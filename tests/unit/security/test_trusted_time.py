@@ -1,0 +1,53 @@
+"""A clock that jumps ends nobody's credential, and brings none to life again."""
+
+from __future__ import annotations
+
+from dtd.security.trusted_time import HOLD_S, SLACK_S, TrustedTime
+
+START_S = 1_800_000_000.0
+YEAR_S = 365 * 86400.0
+
+
+def test_it_follows_the_hosts_clock_and_its_small_corrections() -> None:
+    time = TrustedTime(START_S, 10.0)
+    assert time.now_s(START_S + 5, 15.0) == START_S + 5
+    assert time.now_s(START_S + 6 + SLACK_S, 16.0) == START_S + 6 + SLACK_S
+    assert time.now_s(START_S + 7, 17.0) == START_S + 7
+    assert time.doubt_s() == 0.0
+
+
+def test_a_jump_counts_only_once_it_has_lasted() -> None:
+    for jump_s in (YEAR_S, -YEAR_S):
+        time = TrustedTime(START_S, 0.0)
+        assert time.now_s(START_S + jump_s + 1, 1.0) == START_S + 1
+        assert time.doubt_s() == jump_s
+        assert time.now_s(START_S + jump_s + HOLD_S, HOLD_S) == START_S + HOLD_S
+        after_s = HOLD_S + 1
+        assert time.now_s(START_S + jump_s + after_s, after_s) == START_S + jump_s + after_s
+        assert time.doubt_s() == 0.0
+
+
+def test_a_jump_that_is_taken_back_leaves_nothing() -> None:
+    time = TrustedTime(START_S, 0.0)
+    time.now_s(START_S + YEAR_S, 1.0)
+    assert time.now_s(START_S + 2, 2.0) == START_S + 2
+    assert time.now_s(START_S + HOLD_S + YEAR_S, HOLD_S + 1) == START_S + HOLD_S + 1
+
+
+def test_a_clock_that_goes_on_jumping_is_doubted_anew() -> None:
+    time = TrustedTime(START_S, 0.0)
+    for hour in range(10):
+        steady_s = hour * (HOLD_S - 1)
+        jump_s = (hour + 1) * YEAR_S
+        assert time.now_s(START_S + steady_s + jump_s, steady_s) == START_S + steady_s
+
+
+def test_a_process_starts_no_earlier_than_the_one_before_it_was_sure_of() -> None:
+    time = TrustedTime(START_S - YEAR_S, 0.0, known_s=START_S)
+    assert time.now_s(START_S - YEAR_S + 1, 1.0) == START_S + 1
+
+
+def test_a_clock_that_was_wrong_from_the_start_poisons_nothing_before_it_has_lasted() -> None:
+    time = TrustedTime(START_S + YEAR_S, 0.0, known_s=START_S)
+    assert time.certain_s(HOLD_S - 1) == 0.0
+    assert time.certain_s(HOLD_S) == START_S + YEAR_S + HOLD_S

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from dtd.worker.lasting import made_to_last
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_what_is_made_inside_is_looked_at_no_more() -> None:
+    before = gc.get_freeze_count()
+    with made_to_last():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(kept)
+
+
+def test_an_import_that_fails_leaves_the_collector_as_it_was() -> None:
+    with pytest.raises(ImportError), made_to_last():
+        import nothing_of_this_name  # noqa: F401
+    assert gc.isenabled()
+    gc.disable()
+    with made_to_last():
+        pass
+    assert not gc.isenabled()

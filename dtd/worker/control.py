@@ -20,7 +20,7 @@ from dtd.address import SocketPath
 from dtd.core.detector import Detector
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.net.local_socket import call
+from dtd.net.local_socket import attach, call
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault
@@ -169,8 +169,7 @@ class ControlConnection:
             return _trouble_here(error, str(at))
         except ProtocolError as error:
             return troubles.not_followed(str(at), error.message, error.remedy)
-        made.settimeout(0)
-        await loop.create_unix_connection(self._new_link, sock=made)
+        await attach(made, self._new_link)
         return None
 
     def look(self, now: float) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import socket
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import dtd.net.local_socket as local_socket
 from dtd.address import SocketPath
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.net.local_socket import bound_socket, call, check_listener, remove_socket
+from dtd.net.local_socket import attach, bound_socket, call, check_listener, remove_socket
 from dtd.security.peer_credentials import peer_uid
 
 
@@ -192,3 +196,31 @@ def test_who_listens_is_followed_where_nobody_else_could_have_put_the_socket(
     said = f"uid {uid} listens at {RUN}, which may be anybody: {why}"
     assert caught.value.message == said
     assert caught.value.remedy
+
+
+class _Speaks(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        transport.write(b"hello")
+
+
+def test_a_connection_that_ends_at_once_closes_nobody_elses_descriptor() -> None:
+    async def attach_one() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        number = ours.fileno()
+        await attach(ours, _Speaks)
+        while True:  # until the number is free, and is given to somebody else
+            other = os.open("/dev/null", os.O_RDONLY)
+            if other == number:
+                break
+            os.close(other)
+            await asyncio.sleep(0)
+        alive = weakref.ref(ours)
+        del ours
+        while alive() is not None:
+            gc.collect()
+            await asyncio.sleep(0)
+        os.fstat(other)
+        os.close(other)
+
+    uvloop.run(asyncio.wait_for(attach_one(), 10))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from dtd.core.membership_events import JobState
-from dtd.sim import __main__ as command
-from dtd.sim.cluster import Cluster
-from dtd.sim.oracle import Broken
-from dtd.sim.phases import FORWARD
+from tests.sim import __main__ as command
+from tests.sim.cluster import Cluster
+from tests.sim.oracle import Broken
+from tests.sim.phases import FORWARD
 
 
 def test_a_plan_reads_like_a_sentence() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dtd.sim.cluster import Cluster
+from tests.sim.cluster import Cluster
 
 SEEDS = 120
 SEEDS_AT_A_TIME = 20

@@ -7,10 +7,10 @@ import pytest
 
 from dtd.core.links import ENDED
 from dtd.core.membership_events import FromWorker
-from dtd.sim import lifeline
-from dtd.sim.cluster import Cluster
-from dtd.sim.data_port import LifelineHello
 from dtd.wire import messages as m
+from tests.sim import lifeline
+from tests.sim.cluster import Cluster
+from tests.sim.data_port import LifelineHello
 
 SEEDS = range(3)
 STRAY_AT_S = 6.0

@@ -1,6 +1,6 @@
 """The largest roster: 64 workers, several buckets, several steps, and one of them dies."""
 
-from dtd.sim.cluster import Cluster
+from tests.sim.cluster import Cluster
 
 
 def test_sixty_four_workers_lose_one_and_nothing_else() -> None:

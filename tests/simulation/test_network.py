@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from dtd.sim.network import Network, Port
-from dtd.sim.scheduler import Scheduler
+from tests.sim.network import Network, Port
+from tests.sim.scheduler import Scheduler
 
 
 class Peer:

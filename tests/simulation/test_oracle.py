@@ -9,10 +9,10 @@ import pytest
 
 from dtd.core.books import GenerationState
 from dtd.core.membership_events import Incident, Job, JobState
-from dtd.sim.lineage import Memory
-from dtd.sim.oracle import Broken, Oracle
-from dtd.sim.replica import State, after_commit, corrupted, expected, fresh
 from dtd.wire import messages as m
+from tests.sim.lineage import Memory
+from tests.sim.oracle import Broken, Oracle
+from tests.sim.replica import State, after_commit, corrupted, expected, fresh
 
 
 def an_assign(generation: int = 1, *, start: tuple[int, int] = (0, 0), ranks: int = 2) -> m.Assign:

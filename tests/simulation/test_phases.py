@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtd.sim.cluster import Cluster
-from dtd.sim.phases import (
+from tests.sim.cluster import Cluster
+from tests.sim.phases import (
     ALL_GATHER,
     BACKWARD,
     CHECKPOINT,

@@ -1,11 +1,11 @@
 """Hundreds of clusters in which much goes wrong: whatever happens, no rule is broken.
 
-A failure names its seed; `python -m dtd.sim SEED` tells what happened.
+A failure names its seed; `python -m tests.sim SEED` tells what happened.
 """
 
 import pytest
 
-from dtd.sim import many, plans
+from tests.sim import many, plans
 
 SEEDS = 240
 SEEDS_AT_A_TIME = 12

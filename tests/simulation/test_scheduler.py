@@ -1,6 +1,6 @@
 import pytest
 
-from dtd.sim.scheduler import Scheduler
+from tests.sim.scheduler import Scheduler
 
 
 def forever(scheduler: Scheduler, *, until_s: float = 100.0) -> None:

@@ -1,6 +1,6 @@
 """Golden stories: each is told again and must be the same, word for word.
 
-`python -m dtd.sim tests/simulation/stories/*.txt` writes them anew; read the difference.
+`python -m tests.sim tests/simulation/stories/*.txt` writes them anew; read the difference.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import UsageError
-from dtd.sim import story
+from tests.sim import story
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 

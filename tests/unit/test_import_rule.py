@@ -2,8 +2,8 @@
 
     ctl | coordinator | worker -> net | train -> core -> wire -> job | errors
 
-`sim` uses core and below, `tasks` is for train and worker, and net and train never meet but in
-worker.  Importing dtd (anything but dtd.train and the modules of dtd.tasks) never imports torch.
+`tasks` is for train and worker, and net and train never meet but in worker.  Importing
+dtd (anything but dtd.train and the modules of dtd.tasks) never imports torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator": BASE | {"core", "metrics", "net", "packages", "security", "wire"},
     "worker": BASE | {"core", "metrics", "net", "packages", "security", "tasks", "train", "wire"},
     "ctl": BASE | {"core", "net", "packages", "security", "wire"},
-    "sim": {"core", "errors", "job", "wire"},
 }
 PURE = {"wire", "core"}
 IMPURE = {

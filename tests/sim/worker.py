@@ -11,17 +11,17 @@ from dataclasses import asdict
 
 from dtd.core import member
 from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
-from dtd.sim import lies, reports
-from dtd.sim.control import Control
-from dtd.sim.data_port import DataPort
-from dtd.sim.lifeline import Lifeline
-from dtd.sim.phases import Here, Phase
-from dtd.sim.probe import probe
-from dtd.sim.replica import Disk
-from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.surroundings import Surroundings
-from dtd.sim.trainer import Trainer
 from dtd.wire import messages as m
+from tests.sim import lies, reports
+from tests.sim.control import Control
+from tests.sim.data_port import DataPort
+from tests.sim.lifeline import Lifeline
+from tests.sim.phases import Here, Phase
+from tests.sim.probe import probe
+from tests.sim.replica import Disk
+from tests.sim.ring_endpoint import RingEndpoint
+from tests.sim.surroundings import Surroundings
+from tests.sim.trainer import Trainer
 
 
 class WorkerProcess:

@@ -1,7 +1,7 @@
 """The machines of a simulated cluster: which processes run, and what outlives them.
 
-What faults act on (`dtd.sim.faults`).  Plans and their course are the business of
-`dtd.sim.cluster`.
+What faults act on (`tests.sim.faults`).  Plans and their course are the business of
+`tests.sim.cluster`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 from dtd.core.membership_events import Event
 from dtd.errors import RequestRefused
-from dtd.sim.coordinator import CoordinatorProcess, Store
-from dtd.sim.lineage import Memory
-from dtd.sim.network import Network
-from dtd.sim.oracle import Oracle
-from dtd.sim.replica import Disk
-from dtd.sim.scheduler import Scheduler
-from dtd.sim.surroundings import COORDINATOR, Pace, Surroundings
-from dtd.sim.worker import WorkerProcess
+from tests.sim.coordinator import CoordinatorProcess, Store
+from tests.sim.lineage import Memory
+from tests.sim.network import Network
+from tests.sim.oracle import Oracle
+from tests.sim.replica import Disk
+from tests.sim.scheduler import Scheduler
+from tests.sim.surroundings import COORDINATOR, Pace, Surroundings
+from tests.sim.worker import WorkerProcess
 
 
 class Machines:
@@ -31,8 +31,8 @@ class Machines:
     """
 
     def __init__(self, seed: int, *, pace: Pace) -> None:
-        scheduler, rng = Scheduler(), random.Random(seed)  # noqa: S311 - repeatable on purpose
-        lifeline_rng = random.Random(f"lifelines {seed}")  # noqa: S311 - repeatable on purpose
+        scheduler, rng = Scheduler(), random.Random(seed)
+        lifeline_rng = random.Random(f"lifelines {seed}")
         self.network = Network(scheduler, rng, lifeline_rng)
         self.oracle = Oracle(remembered=self._remembered, saved=self._saved)
         self.surroundings = Surroundings(

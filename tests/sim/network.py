@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from dtd.sim.scheduler import Scheduler
 from dtd.wire import messages as m
+from tests.sim.scheduler import Scheduler
 
 SMALL_BYTES = 64
 LARGE_BYTES = 160

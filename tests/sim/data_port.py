@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dtd.sim.network import Port
-from dtd.sim.replica import STATE_BYTES, State
+from tests.sim.network import Port
+from tests.sim.replica import STATE_BYTES, State
 
 PIECES: Final = 8
 WELCOME: Final = "welcome"
@@ -92,7 +92,7 @@ class DataPort:
         self._fetching: list[Port] = []
 
     def accept(self, port: Port, greeting: object) -> bool:
-        """Somebody connects; see `dtd.sim.network.Host`."""
+        """Somebody connects; see `tests.sim.network.Host`."""
         if isinstance(greeting, FetchHello):
             self._fetching.append(port)
             port.receive = lambda index: self._on_asked(greeting.generation, index, port)

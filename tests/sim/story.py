@@ -21,10 +21,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dtd.errors import UsageError
-from dtd.sim.cluster import Cluster
-from dtd.sim.faults import VERBS
-from dtd.sim.phases import Phase
-from dtd.sim.surroundings import Pace
+from tests.sim.cluster import Cluster
+from tests.sim.faults import VERBS
+from tests.sim.phases import Phase
+from tests.sim.surroundings import Pace
 
 RULE: Final = "-" * 8
 PATIENCE_S: Final = 10_000.0

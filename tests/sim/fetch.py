@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from dtd.sim.data_port import PIECES, FetchHello, Piece
-from dtd.sim.network import Port
-from dtd.sim.replica import State
-from dtd.sim.surroundings import Surroundings
+from tests.sim.data_port import PIECES, FetchHello, Piece
+from tests.sim.network import Port
+from tests.sim.replica import State
+from tests.sim.surroundings import Surroundings
 
 
 class Process(Protocol):

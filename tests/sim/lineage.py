@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtd.sim.replica import Key, State
 from dtd.wire import messages as m
+from tests.sim.replica import Key, State
 
 
 class Broken(AssertionError):

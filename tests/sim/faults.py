@@ -1,8 +1,8 @@
 """What can befall a simulated cluster, as verbs with names.
 
 A plan is a list of faults, each with its moment: a time, or a worker that reaches a phase
-(`dtd.sim.phases`).  The verbs are those of stories (`dtd.sim.story`) and of random plans
-(`dtd.sim.plans`).  Whom a fault touches is told to the oracle: everybody else must not suffer.
+(`tests.sim.phases`).  The verbs are those of stories (`tests.sim.story`) and of random plans
+(`tests.sim.plans`).  Whom a fault touches is told to the oracle: everybody else must not suffer.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dtd.core.membership_events import (
     KillRequested,
     ResumeRequested,
 )
-from dtd.sim.coordinator import Store
-from dtd.sim.network import Network
-from dtd.sim.oracle import Oracle
-from dtd.sim.phases import Ambushes
-from dtd.sim.replica import Disk
-from dtd.sim.worker import WorkerProcess
+from tests.sim.coordinator import Store
+from tests.sim.network import Network
+from tests.sim.oracle import Oracle
+from tests.sim.phases import Ambushes
+from tests.sim.replica import Disk
+from tests.sim.worker import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ from dtd.core.ring_events import (
     WordReceived,
     WordsDone,
 )
-from dtd.sim.oracle import Oracle
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Word
+from tests.sim.oracle import Oracle
 
 ITEM_BYTES = 8
 CHUNK_BYTES = 128

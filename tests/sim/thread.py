@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from dtd.core.motion import Closely, Evidence
 from dtd.errors import RingBroken
-from dtd.sim.phases import Phase
-from dtd.sim.ring_endpoint import RingEndpoint
+from tests.sim.phases import Phase
+from tests.sim.ring_endpoint import RingEndpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from dtd.core.detector import Detector
-from dtd.sim.network import Port
-from dtd.sim.surroundings import COORDINATOR, Surroundings
 from dtd.wire import messages as m
+from tests.sim.network import Port
+from tests.sim.surroundings import COORDINATOR, Surroundings
 
 PATIENCE: Final = 2
 """Heartbeat time-outs without a word from the coordinator."""

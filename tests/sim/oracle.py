@@ -2,7 +2,7 @@
 
 Every process tells it what it does; it compares with what all others did.  It knows more than any
 process could, so it never takes part in a decision.  What no committed step may suffer is in
-`dtd.sim.lineage`; the other rules:
+`tests.sim.lineage`; the other rules:
 
 * a generation's number belongs to one roster, whose workers have the same data;
 * a ring accepts frames of its own roster only, and sums every rank once and nobody twice;
@@ -27,9 +27,9 @@ from dtd.core.member import Member, MemberState
 from dtd.core.membership import Membership
 from dtd.core.membership_events import Incident, Job, JobState
 from dtd.core.ring import Ring
-from dtd.sim.lineage import Broken, Lineage, Memory, require
-from dtd.sim.replica import State, expected
 from dtd.wire import messages as m
+from tests.sim.lineage import Broken, Lineage, Memory, require
+from tests.sim.replica import State, expected
 
 __all__ = ["Broken", "Oracle", "require"]
 

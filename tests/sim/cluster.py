@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any, Self, overload
 
 from dtd.core.membership_events import Job, JobState, Submitted
-from dtd.sim import faults
-from dtd.sim.machines import Machines
-from dtd.sim.oracle import Broken, Oracle
-from dtd.sim.phases import Ambush, Phase
-from dtd.sim.surroundings import COORDINATOR, Pace
+from tests.sim import faults
+from tests.sim.machines import Machines
+from tests.sim.oracle import Broken, Oracle
+from tests.sim.phases import Ambush, Phase
+from tests.sim.surroundings import COORDINATOR, Pace
 
 LINGER_S = 2.0
 SUBMIT_AGAIN_S = 0.5
@@ -31,7 +31,7 @@ class Moment:
 
     Args:
         cluster: whose plan it is.
-        verb: what happens, from `dtd.sim.faults`.
+        verb: what happens, from `tests.sim.faults`.
         whom: the processes that it strikes; empty for the worker that comes along.
         name: for whom it waits; empty for whoever has the rank.
         rank: for which rank; None for any.
@@ -132,7 +132,7 @@ class Cluster:
         return self
 
     def do(self, verb: str, *names: str, at_s: float) -> Self:
-        """Plan any fault; the verbs are in `dtd.sim.faults`."""
+        """Plan any fault; the verbs are in `tests.sim.faults`."""
         self._plan.append((at_s, faults.Fault(verb=verb, names=names)))
         return self
 

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from dtd.sim.data_port import LifelineHello
-from dtd.sim.network import Network, Port
+from tests.sim.data_port import LifelineHello
+from tests.sim.network import Network, Port
 
 NO_LIFELINE: Final = 0.1
 """Share of processes whose kernel knows no descriptors of a thread's own."""

@@ -14,13 +14,13 @@ from dtd.core.detector import Detector
 from dtd.core.links import ENDED
 from dtd.core.ring import Ring
 from dtd.errors import DtdError
-from dtd.sim.data_port import DataPort, LifelineHello, RingHello
-from dtd.sim.lifeline import Lifeline
-from dtd.sim.network import DAMAGED, Port
-from dtd.sim.oracle import Broken
-from dtd.sim.ring_node import CHUNK_BYTES, SCRATCH_SLOTS, Frame, RingNode
-from dtd.sim.surroundings import Surroundings
 from dtd.wire import messages as m
+from tests.sim.data_port import DataPort, LifelineHello, RingHello
+from tests.sim.lifeline import Lifeline
+from tests.sim.network import DAMAGED, Port
+from tests.sim.oracle import Broken
+from tests.sim.ring_node import CHUNK_BYTES, SCRATCH_SLOTS, Frame, RingNode
+from tests.sim.surroundings import Surroundings
 
 CONNECT_PAUSE_S: Final = 0.05
 BEAT: Final = "beat"

@@ -29,10 +29,10 @@ from dtd.core.membership_events import (
     WorkerLost,
 )
 from dtd.core.outbox import Item, Outbox
-from dtd.sim.network import Port
-from dtd.sim.scheduler import Timer
-from dtd.sim.surroundings import COORDINATOR, Surroundings
 from dtd.wire import messages as m
+from tests.sim.network import Port
+from tests.sim.scheduler import Timer
+from tests.sim.surroundings import COORDINATOR, Surroundings
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class CoordinatorProcess:
     # --- connections -----------------------------------------------------------------------
 
     def accept(self, port: Port, greeting: object) -> bool:
-        """A worker connects; see `dtd.sim.network.Host`."""
+        """A worker connects; see `tests.sim.network.Host`."""
         del greeting
         port.receive = lambda content: self._on_message(port, content)
         port.closed = lambda reason: self._on_closed(port, reason)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtd.sim.data_port import WELCOME, ProbeHello
-from dtd.sim.surroundings import Surroundings
 from dtd.wire import messages as m
+from tests.sim.data_port import WELCOME, ProbeHello
+from tests.sim.surroundings import Surroundings
 
 
 def probe(

@@ -1,8 +1,8 @@
 """Run simulations from the command line.
 
-`python -m dtd.sim SEED ...` tells what happens in the random plan of each seed;
-`python -m dtd.sim FILE ...` tells the stories in these files again, and writes them back;
-`python -m dtd.sim --seeds FIRST:END [--jobs N]` runs many plans and names those that fail.
+`python -m tests.sim SEED ...` tells what happens in the random plan of each seed;
+`python -m tests.sim FILE ...` tells the stories in these files again, and writes them back;
+`python -m tests.sim --seeds FIRST:END [--jobs N]` runs many plans and names those that fail.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from dtd.sim import many, plans, story
+from tests.sim import many, plans, story
 
 
 def main(arguments: list[str]) -> int:
     """Do what the module says; 1 when a plan of many fails."""
-    parser = argparse.ArgumentParser(prog="python -m dtd.sim", description="Run simulations.")
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Run simulations.")
     parser.add_argument("what", nargs="*", metavar="SEED|FILE", help="a plan or a story to tell")
     parser.add_argument("--seeds", metavar="FIRST:END", help="run these plans, END not included")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")

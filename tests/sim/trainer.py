@@ -1,7 +1,7 @@
 """A modelled trainer: takes over a state, trains in one generation, says how that ended, and again.
 
-Its life follows `dtd.worker.trainer`, on a thread of its own (`dtd.sim.thread`); the loop is in
-`dtd.sim.loop`.
+Its life follows `dtd.worker.trainer`, on a thread of its own (`tests.sim.thread`); the loop is in
+`tests.sim.loop`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dtd.core import member
 from dtd.core.branches import told_by
 from dtd.core.control_word import Flags
 from dtd.errors import DivergenceError, RingBroken, TaskError
-from dtd.sim import loop, reports
-from dtd.sim.fetch import Fetch
-from dtd.sim.oracle import require
-from dtd.sim.phases import Phase
-from dtd.sim.replica import State, fresh
-from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.session import Shell, begin
-from dtd.sim.thread import Reach, Request, Routine, Thread, Wait
 from dtd.wire import messages as m
+from tests.sim import loop, reports
+from tests.sim.fetch import Fetch
+from tests.sim.oracle import require
+from tests.sim.phases import Phase
+from tests.sim.replica import State, fresh
+from tests.sim.ring_endpoint import RingEndpoint
+from tests.sim.session import Shell, begin
+from tests.sim.thread import Reach, Request, Routine, Thread, Wait
 
 
 class Trainer:

@@ -17,13 +17,13 @@ from dtd.core.control_word import (
 )
 from dtd.core.difference import search
 from dtd.errors import DivergenceError, RingBroken, TaskError
-from dtd.sim import reports
-from dtd.sim.oracle import require
-from dtd.sim.phases import Phase
-from dtd.sim.replica import State
-from dtd.sim.ring_endpoint import RingEndpoint
-from dtd.sim.session import Session
-from dtd.sim.thread import Busy, Reach, Request, Routine, Wait
+from tests.sim import reports
+from tests.sim.oracle import require
+from tests.sim.phases import Phase
+from tests.sim.replica import State
+from tests.sim.ring_endpoint import RingEndpoint
+from tests.sim.session import Session
+from tests.sim.thread import Busy, Reach, Request, Routine, Wait
 
 
 def train(session: Session, ring: RingEndpoint) -> Routine:

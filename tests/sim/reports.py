@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtd.core import member
-from dtd.sim.replica import State
 from dtd.wire import messages as m
+from tests.sim.replica import State
 
 
 def warmed(prepare: m.Prepare, held: m.Held, *, dataset: str) -> member.TrainerWarm:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dtd.core.membership_events import JobState
-from dtd.sim import plans
+from tests.sim import plans
 
 SEEDS_AT_A_TIME = 20
 

@@ -1,8 +1,8 @@
 """Random plans: a cluster, a job, and a few seconds in which much goes wrong.
 
-Everything follows from the seed, so a run that fails is repeated by `python -m dtd.sim SEED`.  All
-faults are over by `CALM_S`, when every worker that is down is started again; from then on the job
-must end.
+Everything follows from the seed, so a run that fails is repeated by `python -m tests.sim SEED`.
+All faults are over by `CALM_S`, when every worker that is down is started again; from then on the
+job must end.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from dtd.sim.cluster import Cluster
-from dtd.sim.phases import Phase
-from dtd.sim.surroundings import COORDINATOR
+from tests.sim.cluster import Cluster
+from tests.sim.phases import Phase
+from tests.sim.surroundings import COORDINATOR
 
 CALM_S: Final = 14.0
 WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32, 64)
@@ -29,7 +29,7 @@ AFTER_CALM: Final = ("restart", "unpause", "unstick", "clear")
 
 def draw(seed: int) -> Cluster:
     """The cluster of a seed, ready to run."""
-    rng = random.Random(f"plan {seed}")  # noqa: S311 - repeatable on purpose
+    rng = random.Random(f"plan {seed}")
     workers = rng.choice(WORLDS)
     cluster = Cluster(seed, workers=workers)
     steps = rng.randint(5, 60 if workers < 8 else 15 if workers < 24 else 6)
@@ -104,7 +104,7 @@ def _hurt_the_store(cluster: Cluster, seed: int, names: list[str]) -> None:
     what they are.  Once everybody is back who will come back, the operator lets jobs go on that
     wait for somebody.
     """
-    rng = random.Random(f"store {seed}")  # noqa: S311 - repeatable on purpose
+    rng = random.Random(f"store {seed}")
     kind = rng.choice(STORES)
     if not kind:
         return

@@ -13,13 +13,13 @@ from dtd.core import member
 from dtd.core.branches import Branch
 from dtd.core.control_word import Flags
 from dtd.core.progress import ProgressWatch
-from dtd.sim import reports
-from dtd.sim.data_port import DataPort
-from dtd.sim.phases import Phase
-from dtd.sim.replica import Disk, Key, State, after_commit, corrupted, fresh
-from dtd.sim.surroundings import Surroundings
-from dtd.sim.thread import Busy
 from dtd.wire import messages as m
+from tests.sim import reports
+from tests.sim.data_port import DataPort
+from tests.sim.phases import Phase
+from tests.sim.replica import Disk, Key, State, after_commit, corrupted, fresh
+from tests.sim.surroundings import Surroundings
+from tests.sim.thread import Busy
 
 DRIFTING = 7
 """Entry of the state that a task of its own changes, otherwise on every rank."""

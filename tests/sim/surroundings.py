@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dtd.sim.network import Network
-from dtd.sim.oracle import Oracle
-from dtd.sim.phases import Ambushes
-from dtd.sim.scheduler import Scheduler
+from tests.sim.network import Network
+from tests.sim.oracle import Oracle
+from tests.sim.phases import Ambushes
+from tests.sim.scheduler import Scheduler
 
 COORDINATOR = "coordinator"
 Range = tuple[float, float]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import UsageError
-from scripts.marked_page import put_into
+from scripts import markdown
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 ROWS: Final = ROOT / "scripts" / "tryout.toml"
@@ -143,14 +143,14 @@ def read_report(text: str) -> dict[str, Outcome]:
 
 def table(rows: Sequence[Row], outcomes: Mapping[str, Outcome]) -> str:
     """The table, in Markdown."""
-    lines = ["| tried | the first release | now | seen | shown by |", "|---|---|---|---|---|"]
+    lines = []
     for row in rows:
         seen = [outcomes.get(test, Outcome()) for test in row.tests]
         words = [verdict(seen), *(text for one in seen for text in one.seen)]
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in row.tests)
         cells = (row.tried, row.first, row.now, "; ".join(words), tests)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+        lines.append([cell.replace("|", "\\|") for cell in cells])
+    return markdown.table(["tried", "the first release", "now", "seen", "shown by"], lines)
 
 
 def verdict(seen: Sequence[Outcome]) -> str:
@@ -178,7 +178,7 @@ def main() -> int:
     print(made)
     print(f"{len(rows)} rows, {time.monotonic() - begun_s:.0f} s", file=sys.stderr)
     if options.write:
-        put_into(PAGE, MARK, WRITTEN_BY, made)
+        markdown.put_into(PAGE, MARK, WRITTEN_BY, made)
     return int("does not hold" in made)
 
 

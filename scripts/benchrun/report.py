@@ -1,23 +1,24 @@
 """`scripts/bench report`: the tables and plots of docs/benchmarks.md, from what was measured.
 
-What stands between two markers is made here; the prose around them is written by people and kept.
+What is between two marks is written here; the prose around them is written by people and kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import DtdError
+from scripts import markdown
 from scripts.benchrun import allreduce, convergence, train
 from scripts.benchrun.results import Record, load
 from scripts.benchrun.tables import allreduce_tables, convergence_table, header, train_tables
 from scripts.chaosrun.cluster import REPOSITORY
 
 DOCUMENT: Final = REPOSITORY / "docs" / "benchmarks.md"
+WRITTEN_BY: Final = "scripts/bench report"
 TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     allreduce.KIND: allreduce_tables,
     train.KIND: train_tables,
@@ -30,7 +31,8 @@ def run(options: argparse.Namespace) -> None:
     text = options.document.read_text()
     for kind, make in TABLES.items():
         records = load(kind, options.directory)
-        text = put(text, kind, section(kind, records, make))
+        content = f"\n{section(kind, records, make)}\n"
+        text = markdown.replaced(text, kind, WRITTEN_BY, content)
         if records:
             _plot(kind, records, options.directory)
     options.document.write_text(text)
@@ -41,22 +43,6 @@ def section(kind: str, records: Sequence[Record], make: Callable[[Sequence[Recor
     if not records:
         return f"Not measured yet: `scripts/bench {kind}`."
     return f"{header(records)}\n\n![{kind}](benchmarks/{kind}.svg)\n\n{make(records)}"
-
-
-def put(text: str, kind: str, content: str) -> str:
-    """The document with this content between the markers.
-
-    Raises:
-        DtdError: it has no such markers.
-    """
-    begin, end = f"<!-- {kind}: made by scripts/bench report -->", f"<!-- end of {kind} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if not pattern.search(text):
-        raise DtdError(
-            f"the document has no place for {kind}",
-            remedy=f'put the lines "{begin}" and "{end}" into it',
-        )
-    return pattern.sub(lambda _: f"{begin}\n\n{content}\n\n{end}", text)
 
 
 def _plot(kind: str, records: Sequence[Record], directory: Path) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from scripts.benchrun.allreduce import bus_factor
 from scripts.benchrun.results import Record
 from scripts.benchrun.spread import Spread, paired_ratio, spread
+from scripts.markdown import table
 
 NOTHING: Final = "-"
 _UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _LINK_ORDER: Final = ("loopback", "1gbit", "100mbit")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def size_text(size_bytes: int) -> str:

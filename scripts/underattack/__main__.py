@@ -25,8 +25,8 @@ from dtd.ctl.status import EXIT_DEGRADED, EXIT_HEALTHY
 from dtd.errors import DtdError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
+from scripts import markdown
 from scripts.child import Child, stop_all
-from scripts.marked_page import put_into
 from scripts.underattack.exposed import ExposedCoordinator
 from scripts.underattack.table import Measured, lines, table
 
@@ -200,7 +200,7 @@ def main() -> int:
     told = lines(calm, attacked)
     print(table(told))
     if options.write:
-        put_into(PAGE, MARK, WRITTEN_BY, table(told))
+        markdown.put_into(PAGE, MARK, WRITTEN_BY, table(told))
     return int(not all(one.holds for one in told))
 
 

@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Final
 
+from scripts import markdown
+
 SLOWER_AT_MOST: Final = 0.05
 STATUS_WITHIN_S: Final = 1.0
 COMMAND_WITHIN_S: Final = 0.150
@@ -94,11 +96,13 @@ def lines(calm: Measured, attacked: Measured) -> list[Line]:
 
 def table(told: list[Line]) -> str:
     """Markdown."""
-    rows = ["| what | aim | calm | under attack | |", "|---|---|---|---|---|"]
-    for one in told:
-        verdict = "met" if one.holds else "**missed**"
-        rows.append(f"| {one.what} | {one.aim} | {one.calm} | {one.attacked} | {verdict} |")
-    return "\n".join(rows)
+    return markdown.table(
+        ["what", "aim", "calm", "under attack", ""],
+        (
+            [one.what, one.aim, one.calm, one.attacked, "met" if one.holds else "**missed**"]
+            for one in told
+        ),
+    )
 
 
 def _times(seconds: list[float]) -> str:

@@ -25,7 +25,7 @@ from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder, frame_bytes
 from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import TAG_BYTES, TAG_FLAGS
-from scripts.gen_protocol_tables import with_octets
+from scripts.gen_docs.protocol import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}

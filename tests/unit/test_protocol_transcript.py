@@ -17,7 +17,7 @@ from dtd.net.ring import RingNode
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import FrameDecoder, Hold
-from scripts.gen_protocol_tables import with_octets
+from scripts.gen_docs.protocol import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 NUMBERS = {m.message_name(cls): number for number, cls in m.message_types().items()}

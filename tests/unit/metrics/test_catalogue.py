@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dtd.metrics.catalogue import BY_NAME, METRICS, Metric
-from scripts import gen_metrics
+from scripts.gen_docs.__main__ import PAGES
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second", "_total")
 COUNTED = {
@@ -34,8 +34,7 @@ def test_a_name_is_given_once() -> None:
     assert len(BY_NAME) == len(METRICS)
 
 
-def test_the_page_is_up_to_date() -> None:
-    text = gen_metrics.PAGE.read_text()
-    assert text == gen_metrics.render(text), "run `python -m scripts.gen_metrics`"
+def test_the_page_names_every_metric_and_no_other() -> None:
+    text = PAGES["metrics"].path.read_text()
     mentioned = {name.removesuffix("_") for name in re.findall(r"\bdtd_[a-z_]+", text)}
     assert mentioned == set(BY_NAME)

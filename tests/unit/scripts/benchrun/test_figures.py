@@ -185,16 +185,6 @@ def test_sizes_in_words(size, text):
     assert tables.size_text(size) == text
 
 
-def test_only_what_stands_between_the_markers_is_made(tmp_path):
-    document = report.DOCUMENT.read_text()
-    once = report.put(document, "train", "figures")
-    assert once == report.put(once, "train", "figures")
-    assert "figures" in once
-    assert once.partition("<!-- train:")[0] == document.partition("<!-- train:")[0]
-    with pytest.raises(DtdError, match="no place for train"):
-        report.put("nothing", "train", "figures")
-
-
 def test_a_report_of_everything(tmp_path):
     pytest.importorskip("matplotlib")
     document = tmp_path / "benchmarks.md"

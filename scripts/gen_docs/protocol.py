@@ -1,9 +1,8 @@
-"""Bring protocol.md back in step with dtd/wire after a change.
+"""protocol.md, in step with dtd/wire.
 
-Run `python -m scripts.gen_protocol_tables`.  It rewrites what the code knows (kinds, defaults, the
-table of frames, the bytes of every example) and keeps what only people know (meanings, values in
-examples, prose).  A new field gets an empty meaning, and a test fails until somebody writes it.  It
-adds no sections: write those by hand.
+What the code knows is rewritten (kinds, defaults, the table of frames, the bytes of every example);
+what only people know is kept (meanings, values in examples, prose).  A new field gets an empty
+meaning, and a test fails until somebody writes it.  Sections are added by hand.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Final
 
 from dtd.wire import connection, frames
 from dtd.wire import fields as kinds
 from dtd.wire import messages as m
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "protocol.md"
 BYTES_PER_LINE: Final = 32
 SIDES: Final = {
     m.Role.WORKER: ("worker", "coordinator"),
@@ -43,13 +40,12 @@ _EXAMPLE: Final = re.compile(
 )
 
 
-def main() -> None:
-    """Rewrite the document in place."""
-    text = DOCUMENT.read_text()
+def renewed(text: str) -> str:
+    """The document with what the code knows as it is now."""
     text = _replace_table(text, "| number | name |", _frames_table())
     for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.Lot):
         text = _replace_fields(text, record)
-    DOCUMENT.write_text(_EXAMPLE.sub(_example, text))
+    return _EXAMPLE.sub(_example, text)
 
 
 def _frames_table() -> list[str]:
@@ -137,7 +133,3 @@ def _dump(label: str, data: bytes) -> list[str]:
         f"{label if start == 0 else '':8}{data[start : start + BYTES_PER_LINE].hex()}"
         for start in starts
     ]
-
-
-if __name__ == "__main__":
-    main()

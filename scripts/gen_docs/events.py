@@ -1,14 +1,11 @@
-"""Write docs/events.md from the registry of names and from the code that uses them.
+"""docs/events.md: from the registry of names and from the code that uses them.
 
-python -m scripts.gen_events [FILE]
-
-Levels and fields are read from the calls, as far as they stand there as literals.
+Levels and fields are read from the calls, as far as they are literals there.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,9 @@ from typing import Final
 from dtd.coordinator.effects import QUIET_INCIDENTS
 from dtd.core.membership_events import JobState
 from dtd.event_names import EVENTS, INCIDENTS, NOTICES
+from scripts import markdown
 
-_ROOT: Final = Path(__file__).resolve().parent.parent
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _LEVELS: Final = {
     "debug": "debug",
     "info": "info",
@@ -37,7 +35,7 @@ _INCIDENT_PARAMETERS: Final = frozenset({"worker", "step", "job"})
 _INTRODUCTION: Final = """\
 # Events
 
-<!-- Written by scripts/gen_events.py; change dtd/event_names.py, not this page. -->
+<!-- Written by scripts/gen_docs; change dtd/event_names.py, not this page. -->
 
 Both daemons log one JSON object a line to standard output: `ts` (UTC), `level`, `event`, and fields
 of the event's own. Under systemd each line carries its priority, so `journalctl -p warning` works.
@@ -131,21 +129,12 @@ def render() -> str:
 
 
 def _table(title: str, names: Mapping[str, str], found: list[Use]) -> str:
-    rows = ["| name | level | fields | meaning |", "|---|---|---|---|"]
+    rows = []
     for name in sorted(names):
         mine = [use for use in found if use.name == name]
         levels = ", ".join(sorted({use.level for use in mine})) or "any"
         fields = ", ".join(f"`{one}`" for one in dict.fromkeys(f for u in mine for f in u.fields))
         reported = " *" if name in NOTICES else ""
-        rows.append(f"| `{name}`{reported} | {levels} | {fields} | {names[name]} |")
-    return (f"{title}\n\n" if title else "") + "\n".join(rows) + "\n"
-
-
-def main() -> None:
-    """Write the page to the given file, or to its place in docs/."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "docs" / "events.md"
-    target.write_text(render(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        rows.append([f"`{name}`{reported}", levels, fields, names[name]])
+    table = markdown.table(["name", "level", "fields", "meaning"], rows)
+    return (f"{title}\n\n" if title else "") + table + "\n"

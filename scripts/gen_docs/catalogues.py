@@ -1,22 +1,39 @@
-"""Write the table of troubles in docs/operations.md from dtd/troubles.py.
-
-python -m scripts.gen_troubles [FILE]
-"""
+"""Tables of docs/metrics.md and docs/operations.md: from the catalogues of metrics and troubles."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Final
 
 from dtd import troubles
+from dtd.metrics.catalogue import METRICS
 from dtd.troubles import Trouble
+from scripts import markdown
 
-DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
-BEGIN: Final = "<!-- troubles: written by scripts/gen_troubles.py -->\n"
-END: Final = "<!-- end of troubles -->\n"
 _AT: Final = "HOST:PORT"
 _HERE: Final = "unix:/PATH"
+
+
+def metrics() -> str:
+    """All metrics."""
+    return markdown.table(
+        ["metric", "type", "labels", "served by", "meaning"],
+        (
+            [
+                f"`{metric.name}`",
+                metric.kind,
+                ", ".join(f"`{label}`" for label in metric.labels),
+                " and ".join(metric.served_by),
+                metric.meaning,
+            ]
+            for metric in METRICS
+        ),
+    )
+
+
+def troubles_table() -> str:
+    """All troubles, with what to do."""
+    rows = ([f"`{one.kind}`", one.message, one.remedy] for one in samples())
+    return markdown.table(["kind", "says", "do"], rows)
 
 
 def samples() -> list[Trouble]:
@@ -60,27 +77,3 @@ def samples() -> list[Trouble]:
         ),
         troubles.disk("NAME", "WHY"),
     ]
-
-
-def table() -> str:
-    """The table, between its marks."""
-    rows = ["| kind | says | do |", "|---|---|---|"]
-    rows += [f"| `{one.kind}` | {one.message} | {one.remedy} |" for one in samples()]
-    return BEGIN + "\n".join(rows) + "\n" + END
-
-
-def renewed(text: str) -> str:
-    """The document with the table as it should be now."""
-    before, _, rest = text.partition(BEGIN)
-    _old, _, after = rest.partition(END)
-    return before + table() + after
-
-
-def main() -> None:
-    """Write the table into the given file, or to its place in docs/."""
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCUMENT
-    target.write_text(renewed(target.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Pages and tables of the documentation that are written from the code."""

@@ -24,11 +24,11 @@ from typing import Final
 from dtd.core.control_word import Flags
 from dtd.errors import CheckpointError
 from dtd.job import from_mapping
-from dtd.net.inprocess import InProcessRing
 from dtd.train.checkpoint_format import list_checkpoints, parse_name
 from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
 from dtd.train.run import TrainingRun
 from dtd.train.state import state_digest
+from dtd.transport.in_process import InProcessRing
 from scripts.disk_faults import FAULTS, sound
 
 JOB: Final = "job"

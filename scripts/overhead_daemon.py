@@ -102,7 +102,7 @@ def patch_worker(mode: _Mode) -> None:
     state.state_digest = state_digest  # before anybody imports it by name
 
     from dtd.net.pulse import Pulse
-    from dtd.worker.bridge import RingCollective
+    from dtd.transport.bridge import RingCollective
     from dtd.worker.control import ControlConnection
     from dtd.worker.daemon import Worker
     from dtd.worker.reporter import JobReporter

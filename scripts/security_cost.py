@@ -30,7 +30,6 @@ import numpy as np
 import uvloop
 
 from dtd.address import Address
-from dtd.core.collective import BucketMemory
 from dtd.errors import CheckpointError
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
@@ -38,8 +37,9 @@ from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.security.data_keys import KEY_BYTES
+from dtd.transport.api import BucketMemory
+from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.bridge import Bridge, RingCollective
 
 KINDS: Final = ("xxh3", "gcm", "tls")
 SIZES_BYTES: Final = (64 * 1024, 16 * 1024 * 1024)

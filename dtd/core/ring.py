@@ -7,8 +7,8 @@ bytes.  Buckets start in index order, and several are in flight at a time.  Word
 (`dtd.core.ring_words`) go the same way round.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
-(`dtd.net.ring`) asks it where a payload goes (`place`), tells it what happened (`handle`) and does
-what it answers.  One machine serves one generation.
+(`dtd.transport.ring_node`) asks it where a payload goes (`place`), tells it what happened
+(`handle`) and does what it answers.  One machine serves one generation.
 
 Rule for callers: start every bucket of a step before waiting for any of them, or all ranks wait for
 the same first ones before they start the others, which costs nothing: on each link the former are

@@ -1,7 +1,7 @@
 """What happens to a ring, what it answers, and where it lets a payload be received.
 
-The vocabulary between the pure machine (`dtd.core.ring`) and its shells (`dtd.net.ring`, the
-simulation).  Indices only, never bytes.
+The vocabulary between the pure machine (`dtd.core.ring`) and its shells
+(`dtd.transport.ring_node`, the simulation).  Indices only, never bytes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A rank may compute for as long as it likes, so chunks and words do not prove tha
 do, sent from its event loop in both directions of both links.  A neighbour is heard when a frame
 of his is whole, or when enough of a long one has arrived; a trickle that completes nothing is no
 sign of life.  Whoever is not connected yet is watched in the same way.  What follows from silence
-is not decided here: `dtd.net.ring_endpoint` ends the ring.
+is not decided here: the ring endpoint ends the ring.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dtd.core.detector import Detector
+from dtd.core.ring_neighbours import NEXT, PREVIOUS
 from dtd.net.link import Link
 from dtd.wire import messages as m
-
-NEXT: Final = "next"
-PREVIOUS: Final = "previous"
 
 PIECE_BYTES: Final = 4096
 """So much of a frame under way counts as a sign of life; a beat is far shorter."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from dtd.core.collective import Collective
 from dtd.core.control_word import (
     NO_DIGEST_STEP,
     Comparison,
@@ -27,6 +26,7 @@ from dtd.train.difference import first_difference
 from dtd.train.session import Session
 from dtd.train.state import state_digest
 from dtd.train.step import Clock
+from dtd.transport.api import Collective
 
 
 def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:

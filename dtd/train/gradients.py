@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtd.core.buckets import BucketPlan, ParameterShape
-from dtd.core.collective import BucketMemory
 from dtd.train.staging import HandOver, staging_for
+from dtd.transport.api import BucketMemory
 
 _WIDE = (torch.float32, torch.float64)
 

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
-from dtd.core.collective import Collective, CommTiming
 from dtd.train.agreement import agree, exchange, gather_aside, got_on
 from dtd.train.early_stop import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
 from dtd.train.session import Session
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
+from dtd.transport.api import Collective, CommTiming
 
 
 def train(

@@ -26,7 +26,6 @@ from typing import Any, Final
 import torch
 
 from dtd import job
-from dtd.core.collective import BucketMemory, CommTiming
 from dtd.core.control_word import Flags
 from dtd.errors import DtdError
 from dtd.train.callbacks import Callbacks
@@ -36,6 +35,7 @@ from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
+from dtd.transport.api import BucketMemory, CommTiming
 
 MOST_STEPS: Final = 12
 LEAST_STEPS: Final = 3

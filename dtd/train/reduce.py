@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory, Home
+from dtd.transport.api import BucketMemory, Home
 
 _NUMPY_ADDS = (torch.float32, torch.float64)
 

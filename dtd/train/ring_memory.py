@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory, Home
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.train.reduce import bucket_memory
+from dtd.transport.api import BucketMemory, Home
 
 _LINE_BYTES = 64
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from dtd.core.branches import Branch
-from dtd.core.collective import Collective
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint
@@ -45,6 +44,7 @@ from dtd.train.state import named_tensors
 from dtd.train.step import commit
 from dtd.train.task import load_task
 from dtd.train.updates import updates_of_step
+from dtd.transport.api import Collective
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from dtd.core.collective import BucketMemory, Collective
 from dtd.job import JobSpec
 from dtd.train.buffers import RunningBuffers, smallest_rows
 from dtd.train.callbacks import Callbacks
@@ -42,6 +41,7 @@ from dtd.train.updates import (
     updates_of_step,
 )
 from dtd.train.used_rows import UsedRows
+from dtd.transport.api import BucketMemory, Collective
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory
 from dtd.train.reduce import bucket_memory
 from dtd.train.ring_memory import RingMemory
 from dtd.train.wire_type import summed_at_home, summed_wide, wire_type
+from dtd.transport.api import BucketMemory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
 

@@ -20,7 +20,6 @@ import torch
 import xxhash
 from torch import Tensor
 
-from dtd.core.collective import Collective
 from dtd.errors import TaskError
 from dtd.train.plan import Share
 from dtd.train.precision import autocast
@@ -29,6 +28,7 @@ from dtd.train.session import Session
 from dtd.train.tail import Totals
 from dtd.train.updates import Applied, Undo, Update, attend_to
 from dtd.train.used_rows import UsedRows
+from dtd.transport.api import Collective
 
 _CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""

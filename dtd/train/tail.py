@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory
 from dtd.train.reduce import tensor_bytes
 from dtd.train.used_rows import USED_WORDS, UsedRows
+from dtd.transport.api import BucketMemory
 
 _HEAD = 3
 _ITEM_BYTES = 8

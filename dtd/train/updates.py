@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.buckets import BucketPlan, plan_buckets
-from dtd.core.collective import BucketMemory, Collective
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.gradients import Gradients, parameter_shapes
@@ -26,6 +25,7 @@ from dtd.train.joined_optimizer import JoinedOptimizer
 from dtd.train.replica import Replica
 from dtd.train.staging import HandOver
 from dtd.train.tail import Tail
+from dtd.transport.api import BucketMemory, Collective
 
 _MIB = 1 << 20
 

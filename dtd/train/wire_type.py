@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dtd.core.collective import BucketMemory
+from dtd.transport.api import BucketMemory
 
 _WIRE_TYPES: Final[dict[str, torch.dtype | None]] = {"": None, "bfloat16": torch.bfloat16}
 _SHIFT_BITS: Final = 16

@@ -27,8 +27,8 @@ from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource
 from dtd.security.credential import Credential
 from dtd.security.targets import Target
+from dtd.transport.bridge import Bridge
 from dtd.wire import messages as m
-from dtd.worker.bridge import Bridge
 from dtd.worker.checkpoint_files import open_checkpoint
 from dtd.worker.cluster_access import coordinator_targets
 from dtd.worker.control import ControlConnection

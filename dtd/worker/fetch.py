@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dtd.address import Address
+from dtd.core.failure_cause import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
-from dtd.net.evidence import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_open import open_resource, unexpected
 from dtd.net.handshake import Pass

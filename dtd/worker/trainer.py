@@ -39,7 +39,7 @@ from dtd.worker.task_code import look_first_in, task_digest
 if TYPE_CHECKING:
     from dtd.train.record import Outcome
     from dtd.train.run import TrainingRun
-    from dtd.worker.bridge import RingCollective
+    from dtd.transport.bridge import RingCollective
 
 log = structlog.get_logger()
 

@@ -20,8 +20,8 @@ from dtd.core import member
 from dtd.core.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
+from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.bridge import Bridge, RingCollective
 from dtd.worker.evidence import EvidenceDesk
 from dtd.worker.letters import letter_directory
 from dtd.worker.reporter import JobReporter

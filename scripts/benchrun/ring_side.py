@@ -18,15 +18,15 @@ import torch
 import uvloop
 
 from dtd.address import Address
-from dtd.core.collective import BucketMemory, all_reduce
 from dtd.errors import CheckpointError
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
 from dtd.train.reduce import bucket_memory
 from dtd.train.ring_memory import RingMemory
+from dtd.transport.api import BucketMemory, all_reduce
+from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.bridge import Bridge, RingCollective
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S
 from scripts.benchrun.buckets import Bucket, layout

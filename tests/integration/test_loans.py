@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dtd.core.control_word import Flags
 from dtd.job import parse_job
-from dtd.net.inprocess import InProcessRing
 from dtd.train.record import FRESH
 from dtd.train.run import TrainingRun
+from dtd.transport.in_process import InProcessRing
 from tests.integration.conftest import GATED_JOB
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,6 @@ from dtd.core.control_word import Flags
 from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
-from dtd.net.inprocess import InProcessRing
 from dtd.train.order import batch_rows
 from dtd.train.record import (
     CheckpointRecord,
@@ -30,6 +29,7 @@ from dtd.train.record import (
 )
 from dtd.train.run import TrainingRun
 from dtd.train.state import state_digest
+from dtd.transport.in_process import InProcessRing
 
 MODULE = "dtd_numerics_task"
 

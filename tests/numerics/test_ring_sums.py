@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dtd.core.chunks import Segments
-from dtd.net.inprocess import InProcessRing
 from dtd.train.reduce import bucket_memory
+from dtd.transport.in_process import InProcessRing
 
 pytestmark = pytest.mark.numerics
 

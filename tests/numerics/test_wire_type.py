@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from dtd.core.chunks import Segments
 from dtd.errors import RingBroken
-from dtd.net.inprocess import InProcessRing
 from dtd.train.record import FRESH
 from dtd.train.staging import staging_for
+from dtd.transport.in_process import InProcessRing
 
 pytestmark = pytest.mark.numerics
 

@@ -1,6 +1,6 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
-The counterpart of `dtd.net.ring_endpoint`: connects, calls again when the neighbour is not there
+The counterpart of `dtd.transport.tcp_ring`: connects, calls again when the neighbour is not there
 yet, hands frames to the node, sends and expects beats, has lifelines held, and says once that the
 ring is up and once that it is broken, with the evidence.
 """

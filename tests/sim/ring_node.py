@@ -2,7 +2,7 @@
 
 Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce each
 element must be `(1 << world) - 1`, every rank once and nobody twice.  The counterpart over bytes is
-`dtd.net.ring`; both drive `dtd.core.ring`.
+`dtd.transport.ring_node`; both drive `dtd.core.ring`.
 """
 
 from __future__ import annotations

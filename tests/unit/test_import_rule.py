@@ -1,9 +1,11 @@
 """Imports point one way, pure folders stay pure, and torch stays where it belongs.
 
-    ctl | coordinator | worker -> net | train -> core -> wire -> job | errors
+    ctl | coordinator | worker -> transport -> net -> core -> wire -> job | errors
+                        worker -> train -> transport.api -> core
 
-`tasks` is for train and worker, and net and train never meet but in worker.  Importing
-dtd (anything but dtd.train and the modules of dtd.tasks) never imports torch.
+`tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
+them; net and train never meet but in worker.  Importing dtd (anything but dtd.train and the modules
+of dtd.tasks) never imports torch.
 """
 
 from __future__ import annotations
@@ -45,14 +47,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "security": BASE,
     "packages": {"errors", "names"},
     "net": BASE | {"core", "security", "wire"},
+    "transport.api": set(),
+    "transport": BASE | {"core", "net", "security", "transport.api", "wire"},
     "tasks": BASE | {"core"},
-    "train": BASE | {"core", "tasks", "wire"},
+    "train": BASE | {"core", "tasks", "transport.api", "wire"},
     "metrics": BASE | {"core", "wire"},
     "coordinator": BASE | {"core", "metrics", "net", "packages", "security", "wire"},
-    "worker": BASE | {"core", "metrics", "net", "packages", "security", "tasks", "train", "wire"},
+    "worker": BASE
+    | {"core", "metrics", "net", "packages", "security", "tasks", "train", "transport", "wire"}
+    | {"transport.api"},
     "ctl": BASE | {"core", "net", "packages", "security", "wire"},
 }
-PURE = {"wire", "core"}
+PURE = {"wire", "core", "transport.api"}
 IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
     *("selectors", "subprocess", "multiprocessing", "concurrent", "secrets", "uuid", "uvloop"),
@@ -61,10 +67,19 @@ HAS_TORCH = {"train", "tasks"}
 LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
 
 
+CONTRACTS = {("transport", "api")}
+"""Modules that are a unit of their own: what others may know of the folder that they lie in."""
+
+
 def unit_of(path: Path) -> str:
     """The folder or top-level module of dtd that a file belongs to; empty for dtd itself."""
     parts = path.relative_to(ROOT / "dtd").with_suffix("").parts
-    return "" if parts == ("__init__",) else parts[0]
+    return "" if parts == ("__init__",) else unit_named(parts)
+
+
+def unit_named(parts: tuple[str, ...]) -> str:
+    """The unit of a module, given its dotted name below dtd."""
+    return ".".join(parts[:2]) if parts[:2] in CONTRACTS else parts[0]
 
 
 def imported(source: str) -> set[str]:
@@ -82,7 +97,7 @@ def imported(source: str) -> set[str]:
 def units_imported(source: str) -> set[str]:
     """Units of dtd that a source imports."""
     return {
-        name.split(".")[1]
+        unit_named(tuple(name.split(".")[1:]))
         for name in imported(source)
         if name.startswith("dtd.") and name != "dtd.__version__"
     }
@@ -175,6 +190,7 @@ def test_importing_dtd_never_imports_torch() -> None:
 def test_imports_are_found_wherever_they_hide() -> None:
     source = """
 import os.path, dtd.net.link
+from dtd.transport.api import Collective
 from dtd import __version__, job
 from dtd.wire import messages as m
 if TYPE_CHECKING:
@@ -182,7 +198,7 @@ if TYPE_CHECKING:
 def late():
     import torch.nn as nn
 """
-    assert units_imported(source) == {"net", "job", "wire", "train"}
+    assert units_imported(source) == {"net", "transport.api", "job", "wire", "train"}
     assert libraries_imported(source) == {"os", "dtd", "torch"}
     with pytest.raises(AssertionError, match="relative"):
         imported("from . import frames")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtd.core.collective import BucketMemory
 from dtd.core.control_word import reduce_entries
 from dtd.core.ring import Ring
-from dtd.net.ring import RingNode
+from dtd.transport.api import BucketMemory
+from dtd.transport.ring_node import RingNode
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection, State
 from dtd.wire.frames import FrameDecoder, Hold
@@ -118,17 +118,23 @@ def _node(rank: int, sent: list[Any], under_way: list[Any]) -> RingNode:
         rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=16, scratch_slots=4
     )
 
-    def send(message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
-        sent.append((message, bytes(payload)))
-        under_way.append((1 - rank, message, bytes(payload)))
+    class Wire:
+        """Keeps what the rank sends, and hands it to the other."""
 
-    return RingNode(
-        core,
-        send=send,
-        resume=lambda: None,
-        bucket_done=lambda bucket: None,
-        words_done=lambda words: None,
-    )
+        def send(self, message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
+            sent.append((message, bytes(payload)))
+            under_way.append((1 - rank, message, bytes(payload)))
+
+        def resume(self) -> None:
+            """Nothing is ever held here."""
+
+        def bucket_done(self, bucket: int) -> None:
+            """The test looks at the memory."""
+
+        def words_done(self, words: list[bytes]) -> None:
+            """The test looks at what was sent."""
+
+    return RingNode(core, Wire())
 
 
 def _memory(data: bytearray) -> BucketMemory:

@@ -13,11 +13,11 @@ import pytest
 import uvloop
 
 from dtd.address import Address
-from dtd.core.collective import BucketMemory
 from dtd.errors import DtdError
 from dtd.lent_memory import LentMemory
 from dtd.net.link import Link
 from dtd.security.data_keys import ticket_key
+from dtd.transport.api import BucketMemory
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES

@@ -15,11 +15,11 @@ from dtd.net.data_tls import begins_tls
 from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource, memory_blob
-from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.tls_connect import tls_connect
 from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
+from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.tags import FLAG_XXH3
 
@@ -52,6 +52,12 @@ class Node:
         self.up = asyncio.Event()
         self.broken = asyncio.get_running_loop().create_future()
 
+    def ring_up(self):
+        self.up.set()
+
+    def ring_broken(self, loss):
+        self.broken.set_result((loss.suspect, loss.evidence, loss.reason))
+
     def make(self, roster, context):
         assign = m.Assign(
             job="job-1",
@@ -70,10 +76,7 @@ class Node:
             chunk_bytes=1 << 16,
             beat_interval_s=PATIENCE_S / 6,
             silence_s=PATIENCE_S,
-            up=self.up.set,
-            broken=lambda *report: self.broken.set_result(report),
-            bucket_done=lambda bucket: None,
-            words_done=lambda words: None,
+            listener=self,
             lifeline=self.lifeline,
             context=context,
         )

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from dtd.net.pulse import NEXT, PIECE_BYTES, PREVIOUS, Pulse
+from dtd.core.ring_neighbours import NEXT, PREVIOUS
+from dtd.net.pulse import PIECE_BYTES, Pulse
 from dtd.wire import messages as m
 
 INTERVAL_S = 0.25

@@ -15,8 +15,8 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.data_server import DataServer
 from dtd.net.link import Link
-from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.server import Server
+from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.greeting import welcome
@@ -98,12 +98,21 @@ class Scene:
             chunk_bytes=1 << 20,
             beat_interval_s=BEAT_S,
             silence_s=SILENCE_S,
-            up=self.up.set,
-            broken=lambda *report: self.broken.set_result(report),
-            bucket_done=lambda bucket: None,
-            words_done=self.words.put_nowait,
+            listener=self,
         )
         self.endpoint.connect()
+
+    def ring_up(self):
+        self.up.set()
+
+    def ring_broken(self, loss):
+        self.broken.set_result((loss.suspect, loss.evidence, loss.reason))
+
+    def bucket_done(self, bucket):
+        """These tests look at links."""
+
+    def words_done(self, words):
+        self.words.put_nowait(words)
 
     async def come_up(self):
         await self.begin()

@@ -1,6 +1,6 @@
 """One generation's two links: to the next rank and from the previous one.
 
-Connects, hands chunks between the links and the node (`dtd.net.ring`), watches that both
+Connects, hands chunks between the links and the node (`dtd.transport.ring_node`), watches that both
 neighbours live (`dtd.net.pulse`), and says once that the ring is up and once that it is broken, by
 whom and how that was seen.  Frames of other generations never reach the node: the HELLO of a ring
 link names generation and roster, and every frame is checked again by the machine.
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from dtd.address import Address
 from dtd.core.ring import Ring
+from dtd.core.ring_neighbours import NEXT, PREVIOUS, Neighbours, RingLoss, process_ended
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.evidence import ENDED, is_no_room, of_a_closed_link, of_no_link, of_silence
 from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
-from dtd.net.loans import Loans
-from dtd.net.pulse import NEXT, PREVIOUS, Pulse
-from dtd.net.ring import SCRATCH_SLOTS, RingNode
+from dtd.net.pulse import Pulse
 from dtd.net.traffic import Traffic, traffic_of
+from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode
+from dtd.transport.shared_memory import Loans
 from dtd.wire import messages as m
 from dtd.wire.connection import Connection
 from dtd.wire.frames import Hold
@@ -34,6 +33,26 @@ CONNECT_PAUSE_S: Final = 0.02
 
 _NODE: Final = (m.Chunk, m.Word)
 _LOANS: Final = (m.Lend, m.Borrow, m.Borrowed)
+
+
+class RingListener(Protocol):
+    """Hears what becomes of a ring; called on the event loop."""
+
+    def ring_up(self) -> None:
+        """Both links stand; called once."""
+        ...
+
+    def ring_broken(self, loss: RingLoss) -> None:
+        """The ring cannot go on; called once."""
+        ...
+
+    def bucket_done(self, bucket: int) -> None:
+        """A bucket holds the sum, and its memory is free."""
+        ...
+
+    def words_done(self, words: list[bytes]) -> None:
+        """All ranks' words of an exchange are here, in rank order."""
+        ...
 
 
 class RingEndpoint:
@@ -45,11 +64,7 @@ class RingEndpoint:
         chunk_bytes: most payload bytes in one frame.
         beat_interval_s: how often either neighbour is told that this side lives.
         silence_s: how long a neighbour may be silent, or take to connect.
-        up: called once when both links stand.
-        broken: called once with (suspect, evidence, reason) when the ring cannot go on; the first
-            two are empty when this side ended it.
-        bucket_done: called when a bucket holds the sum and its memory is free.
-        words_done: called with all ranks' words.
+        listener: hears what becomes of the ring.
         lifeline: holds connections to the neighbours that end with this process.
         context: TLS for all links, if the job wants that.
         letters: directory of this user alone, through which neighbours hand each other memory to
@@ -64,10 +79,7 @@ class RingEndpoint:
         chunk_bytes: int,
         beat_interval_s: float,
         silence_s: float,
-        up: Callable[[], None],
-        broken: Callable[[str, str, str], None],
-        bucket_done: Callable[[int], None],
-        words_done: Callable[[list[bytes]], None],
+        listener: RingListener,
         lifeline: Lifeline | None = None,
         context: ssl.SSLContext | None = None,
         letters: Path | None = None,
@@ -77,22 +89,14 @@ class RingEndpoint:
         self._lifeline = lifeline
         self._context = context
         self._lifelines: dict[Link, str] = {}
-        self._up = up
-        self._broken = broken
-        self._bucket_done = bucket_done
+        self._listener = listener
         self._pass = Pass.of(assign)
         size = len(assign.roster)
         self._name = assign.roster[assign.rank].name
-        self._previous_rank = (assign.rank - 1) % size
-        self._neighbours = {
-            NEXT: assign.roster[(assign.rank + 1) % size],
-            PREVIOUS: assign.roster[self._previous_rank],
-        }
+        self._neighbours = Neighbours(assign.roster, assign.rank)
         self._out: Link | None = None
         self._in: Link | None = None
-        self._ended = False
         self._connecting: asyncio.Task[None] | None = None
-        self._refusal = ""
         self._silence_s = silence_s
         self._pulse = Pulse(
             generation=assign.generation,
@@ -109,29 +113,15 @@ class RingEndpoint:
             scratch_slots=SCRATCH_SLOTS,
             one_host=len({member.host for member in assign.roster}) == 1,
         )
-        self._loans = Loans(
-            assign.generation,
-            to_next=self._send,
-            to_previous=self._answer,
-            same_host=lambda: self._out is not None and self._out.is_same_host,
-            lost=self._on_unreadable,
-            letters=letters,
-        )
-        self.node = RingNode(
-            core,
-            send=self._send,
-            resume=self._resume,
-            bucket_done=self._on_bucket_done,
-            words_done=words_done,
-            loans=self._loans,
-        )
+        self._loans = Loans(assign.generation, neighbours=self, letters=letters)
+        self.node = RingNode(core, self, loans=self._loans)
 
     def connect(self) -> None:
         """Begin to connect to both neighbours; nothing when it has ended meanwhile."""
-        if self._ended:
+        if self._neighbours.ended:
             return
         if len(self.assign.roster) == 1:
-            self._up()
+            self._listener.ring_up()
             return
         self._pulse.begin()
         self._connecting = asyncio.create_task(self._connect_next())
@@ -143,21 +133,21 @@ class RingEndpoint:
 
     def end(self, reason: str) -> None:
         """Take no further part; idempotent."""
-        self._fail("", "", reason)
+        self._end(RingLoss(reason=reason))
 
     # --- connecting --------------------------------------------------------------------------
 
     async def _connect_next(self, pause_s: float = 0.0) -> None:
         """Call until somebody answers; the pulse knows when that has taken too long."""
         await asyncio.sleep(pause_s)
-        to = self._neighbours[NEXT]
-        while not self._ended:
+        to = self._neighbours.member(NEXT)
+        while not self._neighbours.ended:
             try:
                 await asyncio.get_running_loop().create_connection(
                     self._new_link, to.host, to.port, ssl=self._context
                 )
             except OSError as error:
-                self._refusal = error.strerror or str(error)
+                self._neighbours.refusal = error.strerror or str(error)
                 await asyncio.sleep(CONNECT_PAUSE_S)
             else:
                 return
@@ -174,34 +164,30 @@ class RingEndpoint:
 
     def accept_ring(self, link: Link, rank: int) -> None:
         """The previous rank has connected, and proved that it has the generation's key."""
-        if self._in is not None or self._ended or rank != self._previous_rank:
-            raise ProtocolError(ErrorCode.WRONG_STATE, f"this ring does not wait for rank {rank}")
+        self._neighbours.check_caller(rank, has_link=self._in is not None)
         self._in = link
         link.handler = self
         self._attach(PREVIOUS, link)
 
     def accept_lifeline(self, link: Link, rank: int) -> None:
-        """A neighbour's lifeline: idle until his process ends."""
-        roster = self.assign.roster
-        name = roster[rank].name if rank < len(roster) else ""
-        if self._ended or name not in {one.name for one in self._neighbours.values()}:
-            raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
-        self._lifelines[link] = name
+        """A neighbour's lifeline: idle until its process ends."""
+        self._lifelines[link] = self._neighbours.lifeline_of(rank)
         link.handler = self
 
     def _attach(self, neighbour: str, link: Link) -> None:
-        if self._ended:
+        if self._neighbours.ended:
             return
         self._pulse.attach(neighbour, link)
-        if self._pulse.is_attached(NEXT) and self._pulse.is_attached(PREVIOUS):
+        if self._neighbours.attached(neighbour):
             self._hold_lifelines()
-            self._up()
+            self._listener.ring_up()
 
     def _hold_lifelines(self) -> None:
         """Both neighbours are there, so they know this ring and will take a lifeline of it."""
         if self._lifeline is None:
             return
-        targets = {Address(one.host, one.port) for one in self._neighbours.values()}
+        members = map(self._neighbours.member, (NEXT, PREVIOUS))
+        targets = {Address(one.host, one.port) for one in members}
         self._lifeline.hold(
             sorted(targets, key=str),
             name=self._name,
@@ -226,7 +212,7 @@ class RingEndpoint:
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """A chunk or word is here, or what a neighbour says beside them."""
-        if self._ended:
+        if self._neighbours.ended:
             return
         if isinstance(message, _NODE):
             self.node.received(message, payload)
@@ -242,45 +228,28 @@ class RingEndpoint:
                 )
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A neighbour is gone, or what he sent was no good."""
+        """A neighbour is gone, or what it sent was no good."""
         if link in self._lifelines:
-            self._fail(self._lifelines.pop(link), ENDED, "its process has ended")
+            self._end(process_ended(self._lifelines.pop(link)))
             return
         neighbour = NEXT if link is self._out else PREVIOUS
-        was_open = self._pulse.is_attached(neighbour)
-        if not self._ended and is_no_room(error) and not was_open:
+        if self._neighbours.calls_again(neighbour, error):
             self._connecting = asyncio.create_task(self._connect_next(CONNECT_PAUSE_S))
             return
-        reason = str(error) if error is not None else "the link was closed"
-        evidence = of_a_closed_link(error, was_open=was_open)
-        self._fail(self._neighbours[neighbour].name, evidence, reason)
+        self._end(self._neighbours.closed(neighbour, error))
 
     # --- ending ------------------------------------------------------------------------------
 
-    def _on_unreadable(self, error: ProtocolError) -> None:
-        """The previous rank does not lend what it has named; the ring ends now, not soon."""
-        assert self._in is not None
-        self._in.fail(error)
-        self.link_closed(self._in, error)
-
     def _on_silent(self, neighbour: str, now: float) -> None:
         """Nothing has come from a neighbour for too long."""
-        who = self._neighbours[neighbour]
         silence_s = self._pulse.silence_s(neighbour, now)
-        if not self._pulse.is_attached(neighbour):
-            evidence, reason = of_no_link(
-                who, silence_s, calls_us=neighbour == PREVIOUS, refusal=self._refusal
-            )
-        else:
-            trickles = self._pulse.trickles(neighbour, now)
-            evidence, reason = of_silence(who, silence_s, trickles=trickles)
-        self._fail(who.name, evidence, reason)
+        trickles = self._pulse.trickles(neighbour, now)
+        self._end(self._neighbours.silent(neighbour, silence_s, trickles=trickles))
 
-    def _fail(self, suspect: str, evidence: str, reason: str) -> None:
+    def _end(self, loss: RingLoss) -> None:
         """End both links at once: a neighbour that sees the reset need not wait for silence."""
-        if self._ended:
+        if not self._neighbours.end():
             return
-        self._ended = True
         self._pulse.end()
         self._loans.close()
         if self._connecting is not None:
@@ -288,26 +257,50 @@ class RingEndpoint:
         for link in (self._out, self._in, *self._lifelines):
             if link is not None:
                 link.abort()
-        self._broken(suspect, evidence, reason)
+        self._listener.ring_broken(loss)
 
-    # --- RingNode ----------------------------------------------------------------------------
+    # --- NodeHandler: what the node asks for -------------------------------------------------
 
-    def _send(self, message: m.Chunk | m.Word | m.Lend, payload: bytes | memoryview = b"") -> None:
+    def send(self, message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
+        """To the next rank."""
         assert self._out is not None
         self._out.send(message, payload)
 
-    def _answer(self, message: m.Borrow | m.Borrowed | m.Taken) -> None:
+    def resume(self) -> None:
+        """Outside the current callback: a held frame may lead to many more."""
+        if self._in is not None and not self._neighbours.ended:
+            asyncio.get_running_loop().call_soon(self._in.resume)
+
+    def bucket_done(self, bucket: int) -> None:
+        """The bucket holds the sum; its memory is free when the kernel has taken it all."""
+        drained = self._out.drained() if self._out is not None else None
+        if drained is None:
+            self._listener.bucket_done(bucket)
+        else:
+            drained.add_done_callback(lambda _: self._listener.bucket_done(bucket))
+
+    def words_done(self, words: list[bytes]) -> None:
+        """All ranks' words are here."""
+        self._listener.words_done(words)
+
+    # --- LoanNeighbours: what loans need -----------------------------------------------------
+
+    def is_next_on_this_host(self) -> bool:
+        """Whether the next rank is on this host, as far as addresses tell."""
+        return self._out is not None and self._out.is_same_host
+
+    def tell_next(self, message: m.Lend) -> None:
+        """To the next rank."""
+        assert self._out is not None
+        self._out.send(message)
+
+    def tell_previous(self, message: m.Borrow | m.Borrowed | m.Taken) -> None:
+        """To the previous rank."""
         assert self._in is not None
         self._in.send(message)
 
-    def _resume(self) -> None:
-        """Outside the current callback: a held frame may lead to many more."""
-        if self._in is not None and not self._ended:
-            asyncio.get_running_loop().call_soon(self._in.resume)
-
-    def _on_bucket_done(self, bucket: int) -> None:
-        drained = self._out.drained() if self._out is not None else None
-        if drained is None:
-            self._bucket_done(bucket)
-        else:
-            drained.add_done_callback(lambda _: self._bucket_done(bucket))
+    def unreadable(self, error: ProtocolError) -> None:
+        """The previous rank does not lend what it has named; the ring ends now, not soon."""
+        assert self._in is not None
+        self._in.fail(error)
+        self.link_closed(self._in, error)

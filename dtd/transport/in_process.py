@@ -1,8 +1,8 @@
 """The whole ring in one process: N ranks, N threads, no sockets.
 
-For tests and for reading: the same machine (`dtd.core.ring`) and the same node (`dtd.net.ring`) as
-over TCP, with a queue where the network would be.  Whoever calls in moves all messages that can
-move, under one lock, and then waits for his own.
+For tests and for reading: the same machine (`dtd.core.ring`) and the same node
+(`dtd.transport.ring_node`) as over TCP, with a queue where the network would be.  Every call moves
+all messages that can move, under one lock, and then waits for its own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dtd.core.collective import BucketMemory, CommTiming
 from dtd.core.ring import Ring
 from dtd.errors import ProtocolError, RingBroken
-from dtd.net.ring import SCRATCH_SLOTS, RingNode
+from dtd.transport.api import BucketMemory, CommTiming
+from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Word
 
@@ -112,13 +112,8 @@ class InProcessCollective:
         core: Ring,
         send: Callable[[Chunk | Word, bytes | memoryview], None],
     ) -> None:
-        self.node = RingNode(
-            core,
-            send=send,
-            resume=_nothing,
-            bucket_done=self._on_bucket_done,
-            words_done=self._on_words_done,
-        )
+        self.node = RingNode(core, self)
+        self._send = send
         self._ring = ring
         self._done: set[int] = set()
         self._words: deque[list[bytes]] = deque()
@@ -197,12 +192,19 @@ class InProcessCollective:
         if not here():
             self._check_ring()
 
-    def _on_bucket_done(self, bucket: int) -> None:
+    # --- NodeHandler -------------------------------------------------------------------------
+
+    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
+        """To the next rank's queue."""
+        self._send(message, payload)
+
+    def resume(self) -> None:
+        """A held parcel stays in its queue and is offered again by itself."""
+
+    def bucket_done(self, bucket: int) -> None:
+        """The bucket holds the sum."""
         self._done.add(bucket)
 
-    def _on_words_done(self, words: list[bytes]) -> None:
+    def words_done(self, words: list[bytes]) -> None:
+        """All ranks' words are here."""
         self._words.append(words)
-
-
-def _nothing() -> None:
-    """A held parcel stays in its queue and is offered again by itself."""

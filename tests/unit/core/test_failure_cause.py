@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dtd.core.failure_cause import is_no_room, of_a_closed_link
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.evidence import is_no_room, of_a_closed_link
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,18 @@
 
 Everything is decided in `dtd.core.ring`; this file turns indices into memoryviews: where an
 incoming chunk lies, which bytes of which bucket go out, when to add.  The same node serves the TCP
-ring (`dtd.net.ring_server`) and the in-process one (`dtd.net.inprocess`): it sees its neighbours
-only as the two callables that it is given.
+ring (`dtd.transport.tcp_ring`) and the in-process one (`dtd.transport.in_process`): it knows its
+neighbours only as a `NodeHandler`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from dtd.core.chunks import BucketShape
-from dtd.core.collective import BucketMemory
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
@@ -40,7 +39,8 @@ from dtd.core.ring_events import (
     WordsDone,
 )
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.net.loans import NOTHING_LENT, Loans
+from dtd.transport.api import BucketMemory
+from dtd.transport.shared_memory import NOTHING_LENT, Loans
 from dtd.wire.frames import HOLD, Hold
 from dtd.wire.messages import MAX_WORD_BYTES, Chunk, Taken, Word
 
@@ -50,7 +50,25 @@ READ_AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 """After so much of lent memory the event loop does other things first: frames without payload come
 many at a time, and what they name takes 0.14 ms for each MiB to add, at first sight 0.33 ms."""
 
-Send = Callable[[Chunk | Word, "bytes | memoryview"], None]
+
+class NodeHandler(Protocol):
+    """What a node needs done, and what it says."""
+
+    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
+        """Send a frame to the next rank; the payload is not copied."""
+        ...
+
+    def resume(self) -> None:
+        """Let a held frame from the previous rank be placed again."""
+        ...
+
+    def bucket_done(self, bucket: int) -> None:
+        """A bucket holds the sum; its memory may still be draining."""
+        ...
+
+    def words_done(self, words: list[bytes]) -> None:
+        """All ranks' words of an exchange are here, in rank order."""
+        ...
 
 
 @dataclass(slots=True)
@@ -77,29 +95,14 @@ class RingNode:
 
     Args:
         core: the machine.
-        send: sends a frame to the next rank; the payload is not copied.
-        resume: lets a held frame from the previous rank be placed again.
+        handler: sends what goes out, and hears what is done.
         loans: what is lent and borrowed, where neighbours may share memory.
-        bucket_done: called when a bucket holds the sum (its memory may still be draining).
-        words_done: called with all ranks' words, in rank order.
     """
 
-    def __init__(
-        self,
-        core: Ring,
-        *,
-        send: Send,
-        resume: Callable[[], None],
-        bucket_done: Callable[[int], None],
-        words_done: Callable[[list[bytes]], None],
-        loans: Loans | None = None,
-    ) -> None:
+    def __init__(self, core: Ring, handler: NodeHandler, *, loans: Loans | None = None) -> None:
         self.core = core
         self.sent_bytes = 0
-        self._send = send
-        self._resume = resume
-        self._bucket_done = bucket_done
-        self._words_done = words_done
+        self._handler = handler
         self._loans = loans
         self._buckets: Sequence[BucketMemory] = ()
         self._shapes: tuple[BucketShape, ...] = ()
@@ -157,7 +160,7 @@ class RingNode:
             raise ProtocolError(ErrorCode.UNEXPECTED_CHUNK, "nothing is lent in this ring")
         if message.loan and self._read_bytes >= READ_AT_ONCE_BYTES:
             self._read_bytes = 0
-            self._resume()
+            self._handler.resume()
             return HOLD
         place = self.core.place(message, payload_bytes)
         if isinstance(place, Hold):
@@ -237,16 +240,16 @@ class RingNode:
         elif isinstance(effect, SumContributions):
             self._sum(effect.bucket)
         elif isinstance(effect, SendWord):
-            self._send(effect.word, self._words[effect.word.origin][effect.word.sequence])
+            self._handler.send(effect.word, self._words[effect.word.origin][effect.word.sequence])
         elif isinstance(effect, BucketDone):
             self._busy.end(time.monotonic())
-            self._bucket_done(effect.bucket)
+            self._handler.bucket_done(effect.bucket)
         elif isinstance(effect, WordsDone):
             self._busy.end(time.monotonic())
             words = self._words
-            self._words_done([words[rank][effect.sequence] for rank in sorted(words)])
+            self._handler.words_done([words[rank][effect.sequence] for rank in sorted(words)])
         else:
-            self._resume()
+            self._handler.resume()
 
     def _read_lent(self, effect: ReduceLent | CopyLent) -> None:
         assert self._loans is not None
@@ -263,7 +266,7 @@ class RingNode:
 
     def _send_chunk(self, chunk: Chunk, payload: memoryview) -> None:
         self.sent_bytes += len(payload)
-        self._send(chunk, b"" if chunk.loan else payload)
+        self._handler.send(chunk, b"" if chunk.loan else payload)
 
     def _sum(self, bucket: int) -> None:
         """From the first rank's on, whoever we are: not even a NaN may come out differently."""

@@ -11,15 +11,16 @@ it or the two processes belong to different users, everything is sent, and the l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
-from dtd.core.collective import BucketMemory, Home, Lendable
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
 from dtd.net.descriptors import Letterbox, aside, post
+from dtd.transport.api import BucketMemory, Home, Lendable
 from dtd.wire.messages import MAX_LENT, Borrow, Borrowed, Lend, Lot, Taken
 
 log = structlog.get_logger()
@@ -27,36 +28,46 @@ log = structlog.get_logger()
 NOTHING_LENT: tuple[int, frozenset[int]] = (0, frozenset())
 
 
+class LoanNeighbours(Protocol):
+    """The neighbours of a ring endpoint, as far as loans are concerned."""
+
+    def is_next_on_this_host(self) -> bool:
+        """Whether the next rank is on this host, as far as addresses tell."""
+        ...
+
+    def tell_next(self, message: Lend) -> None:
+        """Send a LEND to the next rank."""
+        ...
+
+    def tell_previous(self, message: Borrow | Borrowed | Taken) -> None:
+        """Send BORROW, BORROWED or TAKEN to the previous rank."""
+        ...
+
+    def unreadable(self, error: ProtocolError) -> None:
+        """What the previous rank has lent cannot be read.
+
+        The machine has counted it all the same, so the ring must end before it hears of anything
+        else.
+        """
+        ...
+
+
 class Loans:
     """The loans of one ring endpoint.  Event loop only.
 
     Args:
         generation: of the ring.
-        to_next: sends a LEND to the next rank.
-        to_previous: sends BORROW, BORROWED and TAKEN to the previous rank.
-        same_host: whether the next rank is on this host, as far as addresses tell.
-        lost: called when what the previous rank has lent cannot be read: the machine has counted
-            it all the same, so the ring must end before it hears of anything else.
+        neighbours: to whom it is said.
         letters: directory of this user alone, where an open file can be handed over; None: there
             is none, and nothing is borrowed.
     """
 
     def __init__(
-        self,
-        generation: int,
-        *,
-        to_next: Callable[[Lend], None],
-        to_previous: Callable[[Borrow | Borrowed | Taken], None],
-        same_host: Callable[[], bool],
-        lost: Callable[[ProtocolError], None],
-        letters: Path | None,
+        self, generation: int, *, neighbours: LoanNeighbours, letters: Path | None
     ) -> None:
-        self.lost = lost
+        self._neighbours = neighbours
         self._letters = letters
         self._generation = generation
-        self._to_next = to_next
-        self._to_previous = to_previous
-        self._same_host = same_host
         self._homes: list[Home | None] = []
         self._lent: frozenset[int] = frozenset()
         self._offers = 0
@@ -78,7 +89,11 @@ class Loans:
         homes = [bucket.home for bucket in buckets]
         if homes != self._homes:
             memory = next((home.memory for home in homes if home is not None), None)
-            if memory is None or len(homes) > MAX_LENT or not self._same_host():
+            if (
+                memory is None
+                or len(homes) > MAX_LENT
+                or not self._neighbours.is_next_on_this_host()
+            ):
                 return NOTHING_LENT
             self._offer(memory, homes)
         if self._lending is None or not self._agreed:
@@ -93,7 +108,7 @@ class Loans:
         self._asked = self._agreed = False
         self._homes, self._lending = homes, memory
         self._lent = frozenset(index for index, offset in enumerate(offsets) if offset)
-        self._to_next(
+        self._neighbours.tell_next(
             Lend(
                 generation=self._generation,
                 number=self._offers,
@@ -160,13 +175,17 @@ class Loans:
             log.info("memory_not_borrowed", reason=str(error))
             return
         path, number = self._letterbox.path, message.number
-        self._to_previous(Borrow(generation=self._generation, number=number, socket=path))
+        self._neighbours.tell_previous(
+            Borrow(generation=self._generation, number=number, socket=path)
+        )
 
     def _on_memory(self, memory: BorrowedMemory) -> None:
         """What the LEND at hand has named is here."""
         assert self._named is not None, "a letterbox without a LEND"
         self._memory, self._letterbox = memory, None
-        self._to_previous(Borrowed(generation=self._generation, number=self._named.number))
+        self._neighbours.tell_previous(
+            Borrowed(generation=self._generation, number=self._named.number)
+        )
 
     def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
         """Bytes of the previous rank's bucket where they lie; `still_lent` once they were read.
@@ -195,7 +214,11 @@ class Loans:
 
     def give_back(self, taken: Taken) -> None:
         """All that was lent of a bucket has been read."""
-        self._to_previous(taken)
+        self._neighbours.tell_previous(taken)
+
+    def lost(self, error: ProtocolError) -> None:
+        """What the previous rank has lent cannot be read."""
+        self._neighbours.unreadable(error)
 
     def close(self) -> None:
         """Read nothing more; idempotent."""

@@ -4,8 +4,8 @@
 active workers took part, the same bytes on every worker.  To overlap it with backward it is split
 in two: `start` hands a full bucket over and returns at once, `wait` blocks until it is averaged.
 
-The TCP ring (`dtd.worker.bridge`) is the transport of the daemons; `dtd.net.inprocess` is the one
-for tests and for reading.  This file holds only the contract.
+The TCP ring (`dtd.transport.bridge`) is the transport of the daemons, `dtd.transport.in_process`
+the one for tests and for reading.  This file holds only the contract.
 """
 
 from __future__ import annotations

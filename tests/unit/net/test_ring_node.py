@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-import dtd.net.ring as ring_module
-from dtd.core.collective import BucketMemory
+import dtd.transport.ring_node as ring_module
 from dtd.core.ring import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.net.loans import NOTHING_LENT
-from dtd.net.ring import MAX_WORD_BYTES, RingNode
+from dtd.transport.api import BucketMemory
+from dtd.transport.ring_node import MAX_WORD_BYTES, RingNode
+from dtd.transport.shared_memory import NOTHING_LENT
 from dtd.wire.frames import HOLD
 from dtd.wire.messages import Chunk, Phase, Taken, Word
 
@@ -35,7 +35,7 @@ class Harness:
         self.sent: list[tuple[Chunk | Word, bytes | memoryview]] = []
         self.resumed = 0
         self.buckets_done: list[int] = []
-        self.words_done: list[list[bytes]] = []
+        self.all_words: list[list[bytes]] = []
         core = Ring(
             rank=0,
             world_size=world_size,
@@ -44,17 +44,19 @@ class Harness:
             chunk_bytes=chunk_bytes,
             scratch_slots=slots,
         )
-        self.node = RingNode(
-            core,
-            send=lambda message, payload: self.sent.append((message, payload)),
-            resume=self._count_resume,
-            bucket_done=self.buckets_done.append,
-            words_done=self.words_done.append,
-            loans=loans,
-        )
+        self.node = RingNode(core, self, loans=loans)
 
-    def _count_resume(self) -> None:
+    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
+        self.sent.append((message, payload))
+
+    def resume(self) -> None:
         self.resumed += 1
+
+    def bucket_done(self, bucket: int) -> None:
+        self.buckets_done.append(bucket)
+
+    def words_done(self, words: list[bytes]) -> None:
+        self.all_words.append(words)
 
     def chunk(
         self, phase: Phase, number: int = 0, *, hop: int = 0, step: int = 0, loan: int = 0
@@ -236,13 +238,7 @@ def test_nan_comes_out_with_the_same_bits_on_both_ranks(memory_of: MemoryOf) -> 
         core = Ring(
             rank=rank, world_size=2, generation=1, first_step=0, chunk_bytes=8, scratch_slots=1
         )
-        node = RingNode(
-            core,
-            send=lambda message, payload: None,
-            resume=lambda: None,
-            bucket_done=lambda bucket: None,
-            words_done=lambda words: None,
-        )
+        node = RingNode(core, Harness())
         array = nans[rank : rank + 1].copy()
         node.open_step(0, [memory_of(array)])
         node.start(0)
@@ -275,7 +271,7 @@ def test_words_are_handed_over_in_rank_order_exchange_by_exchange() -> None:
     harness.node.offer(b"zero")
     harness.node.offer(b"ZERO")
     harness.node.received(harness.word(1), memoryview(b"ONE"))
-    assert harness.words_done == [[b"zero", b"one"], [b"ZERO", b"ONE"]]
+    assert harness.all_words == [[b"zero", b"one"], [b"ZERO", b"ONE"]]
     assert [payload for _, payload in harness.sent] == [b"zero", b"ZERO"]
     assert harness.node.sent_bytes == 0  # words are not counted as payload
 
@@ -441,5 +437,5 @@ def test_a_misused_node_says_so_and_is_not_busy(memory_of: MemoryOf) -> None:
         harness.node.start(1)
     harness.node.start(0)
     harness.node.offer(b"word")
-    assert harness.words_done == [[b"word"]]
+    assert harness.all_words == [[b"word"]]
     assert harness.node.busy_s() < 1.0

@@ -3,7 +3,7 @@
 The training thread hands buckets and words over with `call_soon_threadsafe` and sleeps on a
 condition until the loop says that they are done.  Nothing else in the worker touches the loop from
 another thread.  `RingCollective` is the `Collective` of the daemons; its other half, on the loop,
-is `dtd.net.ring_endpoint`.
+is `dtd.transport.tcp_ring`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dtd.core.collective import BucketMemory, CommTiming
+from dtd.core.ring_neighbours import RingLoss
 from dtd.errors import DtdError, RingBroken
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
-from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.tls_connect import tls_connect
 from dtd.net.traffic import Traffic
 from dtd.security.identity import WORKER
+from dtd.transport.api import BucketMemory, CommTiming
+from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 
 
@@ -53,7 +54,7 @@ class Bridge:
 
 
 class RingCollective:
-    """One generation's ring as the training thread sees it; see `dtd.core.collective`.
+    """One generation's ring as the training thread sees it; see `dtd.transport.api`.
 
     Made on the event loop, where `connect`, `end`, `explain`, `traffic` and `waiting_since` belong;
     the rest belongs to the training thread.
@@ -113,10 +114,7 @@ class RingCollective:
             chunk_bytes=chunk_bytes,
             beat_interval_s=beat_interval_s,
             silence_s=silence_s,
-            up=self._on_up,
-            broken=self._on_broken,
-            bucket_done=self._on_bucket_done,
-            words_done=self._on_words_done,
+            listener=self,
             lifeline=lifeline,
             context=context,
             letters=letters,
@@ -244,26 +242,32 @@ class RingCollective:
         except DtdError as error:
             self._endpoint.end(f"{type(error).__name__}: {error}")
 
-    def _on_up(self) -> None:
+    # --- RingListener ------------------------------------------------------------------------
+
+    def ring_up(self) -> None:
+        """Both links stand."""
         with self._changed:
             self._up = True
             self._changed.notify_all()
 
-    def _on_broken(self, suspect: str, evidence: str, reason: str) -> None:
+    def ring_broken(self, loss: RingLoss) -> None:
+        """Wake the training thread, wherever it waits."""
         with self._changed:
-            self.suspect, self.evidence = suspect, evidence
-            self.why_broken = reason or "the ring has ended"
+            self.suspect, self.evidence = loss.suspect, loss.evidence
+            self.why_broken = loss.reason or "the ring has ended"
             callbacks, self._when_broken = self._when_broken, []
             self._changed.notify_all()
         for callback in callbacks:
             callback()
 
-    def _on_bucket_done(self, bucket: int) -> None:
+    def bucket_done(self, bucket: int) -> None:
+        """A bucket holds the sum and is the training thread's again."""
         with self._changed:
             self._done.add(bucket)
             self._changed.notify_all()
 
-    def _on_words_done(self, words: list[bytes]) -> None:
+    def words_done(self, words: list[bytes]) -> None:
+        """All ranks' words are here."""
         with self._changed:
             self._words.append(words)
             self._changed.notify_all()

@@ -11,9 +11,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from dtd.core.collective import BucketMemory, all_reduce
 from dtd.errors import LocalProtocolError, RingBroken
-from dtd.net.inprocess import InProcessCollective, InProcessRing
+from dtd.transport.api import BucketMemory, all_reduce
+from dtd.transport.in_process import InProcessCollective, InProcessRing
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
 T = TypeVar("T")

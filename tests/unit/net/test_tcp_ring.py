@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import dtd.net.data_server as data_server_module
-import dtd.net.loans as loans_module
-import dtd.net.ring_endpoint as ring_endpoint_module
+import dtd.transport.shared_memory as loans_module
+import dtd.transport.tcp_ring as ring_endpoint_module
 from dtd.address import Address
-from dtd.core.collective import Home
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
 from dtd.net.handshake import Pass
-from dtd.net.ring_endpoint import RingEndpoint
 from dtd.net.traffic import NO_TRAFFIC
+from dtd.transport.api import Home
+from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 
 PATIENCE_S = 10.0
@@ -51,16 +51,22 @@ class Node:
             chunk_bytes=chunk_bytes,
             beat_interval_s=silence_s / 6,
             silence_s=silence_s,
-            up=self._on_up,
-            broken=lambda *report: self.broken.set_result(report),
-            bucket_done=self.buckets.put_nowait,
-            words_done=self.words.put_nowait,
+            listener=self,
             letters=self.letters,
         )
 
-    def _on_up(self):
+    def ring_up(self):
         assert not self.up.is_set()
         self.up.set()
+
+    def ring_broken(self, loss):
+        self.broken.set_result((loss.suspect, loss.evidence, loss.reason))
+
+    def bucket_done(self, bucket):
+        self.buckets.put_nowait(bucket)
+
+    def words_done(self, words):
+        self.words.put_nowait(words)
 
     async def step(self, number, buckets, word):
         """One step of training: all buckets, then the word."""

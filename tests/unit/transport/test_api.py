@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.core.collective import BucketMemory, CommTiming, all_reduce
+from dtd.transport.api import BucketMemory, CommTiming, all_reduce
 
 
 class _Recorder:

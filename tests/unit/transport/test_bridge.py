@@ -11,11 +11,11 @@ import pytest
 import uvloop
 
 from dtd.address import Address
-from dtd.core.collective import BucketMemory, all_reduce
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.data_server import DataServer
+from dtd.transport.api import BucketMemory, all_reduce
+from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.bridge import Bridge, RingCollective
 
 GENERATION = 3
 PATIENCE_S = 30.0

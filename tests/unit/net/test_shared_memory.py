@@ -9,12 +9,12 @@ import threading
 import pytest
 import structlog
 
-import dtd.net.loans as loans_module
-from dtd.core.collective import BucketMemory, Home
+import dtd.transport.shared_memory as loans_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.descriptors import post
-from dtd.net.loans import NOTHING_LENT, Loans
+from dtd.transport.api import BucketMemory, Home
+from dtd.transport.shared_memory import NOTHING_LENT, Loans
 from dtd.wire import messages as m
 
 PATIENCE_S = 10.0
@@ -30,14 +30,16 @@ class Side:
         self.said = []
         self.borrowed = asyncio.Event()
         self.other = None
-        self.loans = Loans(
-            generation,
-            to_next=self._say,
-            to_previous=self._say,
-            same_host=lambda: self.same_host,
-            lost=lambda error: None,
-            letters=letters,
-        )
+        self.loans = Loans(generation, neighbours=self, letters=letters)
+
+    def is_next_on_this_host(self):
+        return self.same_host
+
+    def tell_next(self, message):
+        self._say(message)
+
+    def tell_previous(self, message):
+        self._say(message)
 
     def _say(self, message):
         self.said.append(message)

@@ -9,6 +9,7 @@ nothing of rings, jobs or workers.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -293,3 +294,16 @@ class Link(Remote, asyncio.BufferedProtocol):
                 ErrorCode.TIMEOUT, f"no handshake with {self.peer} within {HANDSHAKE_TIMEOUT_S} s"
             )
         )
+
+
+async def attach(
+    connected: socket.socket, new_protocol: Callable[[], asyncio.BaseProtocol]
+) -> None:
+    """Hand a connected socket to the event loop, which owns it from here on."""
+    connected.settimeout(0)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_unix_connection(new_protocol, sock=connected)
+    if transport.is_closing():
+        # A connection that ends while it is being attached has closed its descriptor already, and
+        # uvloop gives it the socket only then: that one would close whatever has the number now.
+        connected.detach()

@@ -6,13 +6,11 @@ can put a socket of their own in the place of the coordinator's would command wo
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -75,19 +73,6 @@ def call(at: SocketPath, timeout_s: float) -> socket.socket:
         made.close()
         raise
     return made
-
-
-async def attach(
-    connected: socket.socket, new_protocol: Callable[[], asyncio.BaseProtocol]
-) -> None:
-    """Hand a connected socket to the event loop, which owns it from here on."""
-    connected.settimeout(0)
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_unix_connection(new_protocol, sock=connected)
-    if transport.is_closing():
-        # A connection that ends while it is being attached has closed its descriptor already, and
-        # uvloop gives it the socket only then: that one would close whatever has the number now.
-        connected.detach()
 
 
 def check_listener(at: SocketPath, uid: int) -> None:

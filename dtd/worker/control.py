@@ -19,8 +19,8 @@ from dtd import troubles
 from dtd.address import SocketPath
 from dtd.core.detector import Detector
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.link import Link
-from dtd.net.local_socket import attach, call
+from dtd.net.link import Link, attach
+from dtd.net.local_socket import call
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault

@@ -16,7 +16,8 @@ import uvloop
 import dtd.net.local_socket as local_socket
 from dtd.address import SocketPath
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.net.local_socket import attach, bound_socket, call, check_listener, remove_socket
+from dtd.net.link import attach
+from dtd.net.local_socket import bound_socket, call, check_listener, remove_socket
 from dtd.security.peer_credentials import peer_uid
 
 

@@ -33,7 +33,6 @@ from dtd.event_names import NOTICES
 from dtd.security.identity import OPERATOR, VIEWER, Identity
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.connection import FROM_OPENER, PAYLOAD_LIMIT_BYTES
 from scripts.fuzz_cluster import Caller, Cluster, Honest, registration, warmed, worker_identity
 
 EDGES: Final = (0, 1, 2, 3, 7, 255, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1)
@@ -240,7 +239,7 @@ class Authenticated(RuleBasedStateMachine):
 
     def anything(self, who: str, role: m.Role, data: Any) -> None:
         """Draw a message and say it."""
-        kinds = sorted(FROM_OPENER[role], key=m.message_name)
+        kinds = sorted(m.from_opener(role), key=m.message_name)
         kind = data.draw(st.sampled_from(kinds), label=who)
         hints = self.hints
         if kind in DESTRUCTIVE:
@@ -248,7 +247,7 @@ class Authenticated(RuleBasedStateMachine):
         message = data.draw(built(kind, hints))
         if kind in DESTRUCTIVE and self.is_about_the_honest(message):
             return
-        limit = PAYLOAD_LIMIT_BYTES.get(kind, 0)
+        limit = m.kind_of(kind).max_payload_bytes
         payload = data.draw(st.sampled_from([b"", b"\xff\n" * 20])) if limit else b""
         self.say(who, message, payload)
 

@@ -8,13 +8,12 @@ credential could.  Whatever comes, a link delivers valid messages that its state
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, Final
 
 from dtd.net.handshake import Keys, Opening, answer
 from dtd.net.link import Link
 from dtd.wire import messages as m
-from dtd.wire.connection import DATA_ROLES, FROM_ACCEPTOR, FROM_OPENER, Connection, State
+from dtd.wire.connection import DATA_ROLES, Connection, State
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, FrameDecoder, Hold
 from dtd.wire.greeting import hello, welcome
 from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
@@ -97,9 +96,8 @@ class Witness:
         assert link.connection.state is State.OPEN or isinstance(message, m.Prove)
         role = link.connection.role
         assert role is not None
-        table: Mapping[m.Role, frozenset[type[Any]]]
-        table = FROM_ACCEPTOR if link.connection.opened else FROM_OPENER
-        assert type(message) in table[role] or isinstance(message, m.Prove)
+        allowed = m.from_acceptor(role) if link.connection.opened else m.from_opener(role)
+        assert type(message) in allowed or isinstance(message, m.Prove)
         again = m.decode_message({m.TYPE_KEY: _number(message), **_values(message)})
         assert repr(again) == repr(message), "a message that was accepted does not come back"
         self.delivered += 1

@@ -32,12 +32,14 @@ from dtd.train.checkpoint_format import (
     read_manifest,
 )
 from dtd.wire import messages as m
-from dtd.wire.connection import DATA_ROLES, FROM_OPENER
+from dtd.wire.connection import DATA_ROLES
 from scripts.fuzz_input import MAX_FRAMES, Reader, values_of
 from scripts.fuzz_links import CONTROL_ROLES, acceptor, attack, opener, prove_to, welcome_to
 
 MAX_INPUT_BYTES: Final = 4096
-_WORKER_SAYS: Final = sorted(FROM_OPENER[m.Role.WORKER] - {m.Error, m.Goodbye}, key=m.message_name)
+_WORKER_SAYS: Final = sorted(
+    m.from_opener(m.Role.WORKER) - {m.Error, m.Goodbye}, key=m.message_name
+)
 _JOB: Final = """
 [job]
 name = "fuzzed"

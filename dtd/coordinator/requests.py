@@ -25,11 +25,10 @@ from dtd.core.status import EndedJob
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.wire import messages as m
-from dtd.wire.connection import FROM_OPENER
 
 Request = tuple[m.Message, bytes]
 
-CTL_REQUESTS: Final = tuple(FROM_OPENER[m.Role.CTL] - {m.Error, m.Goodbye, m.Renew})
+CTL_REQUESTS: Final = tuple(m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye, m.Renew})
 MAX_PENDING_REQUESTS: Final = 64
 MAX_PENDING_BYTES: Final = 8 * 1024 * 1024
 """Of what comes with them: pieces of packages, which are sent one after the other."""

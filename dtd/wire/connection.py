@@ -13,8 +13,7 @@ only PROVE to OPEN; the opening side sends PROVE as soon as WELCOME is here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.wire import messages as m
@@ -24,6 +23,7 @@ from dtd.wire.frames import (
     LARGEST_MAX_PAYLOAD_BYTES,
     PROTOCOL_VERSION,
 )
+from dtd.wire.messages.catalogue import acceptor_numbers, opener_numbers
 from dtd.wire.tags import TAG_FLAGS
 
 NONCE_BYTES: Final = 16
@@ -41,106 +41,6 @@ class State(enum.Enum):
 
 
 DATA_ROLES: Final = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH})
-
-_ENDS: Final[frozenset[type[Any]]] = frozenset({m.Error, m.Goodbye})
-
-# What the opening side may send in OPEN, by role.
-FROM_OPENER: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
-    m.Role.WORKER: _ENDS
-    | {
-        m.Register,
-        m.Heartbeat,
-        m.Warmed,
-        m.Running,
-        m.Frozen,
-        m.Finished,
-        m.Failed,
-        m.Evaluated,
-        m.CheckpointSaved,
-        m.Agreed,
-        m.JobOutput,
-        m.Notice,
-        m.Progress,
-        m.Leave,
-        m.Probed,
-        m.Measured,
-        m.CheckpointDropped,
-        m.GetPackage,
-        m.Renew,
-        m.Revocations,
-    },
-    m.Role.CTL: _ENDS
-    | {
-        m.SubmitJob,
-        m.GetStatus,
-        m.WaitJob,
-        m.CancelJob,
-        m.KillWorker,
-        m.DrainWorker,
-        m.ListJobs,
-        m.ShowJob,
-        m.Delete,
-        m.ReadLogs,
-        m.ReadEvents,
-        m.ReadAudit,
-        m.ListCheckpoints,
-        m.ResumeJob,
-        m.GetFigures,
-        m.Examine,
-        m.PutPackage,
-        m.CreateToken,
-        m.ListTokens,
-        m.RevokeToken,
-        m.ListCredentials,
-        m.RevokeCredential,
-        m.ShowAuthority,
-        m.RotateAuthority,
-        m.Renew,
-    },
-    m.Role.RING: _ENDS | {m.Chunk, m.Word, m.Beat, m.Lend},
-    m.Role.LIFELINE: _ENDS,
-    m.Role.FETCH: _ENDS | {m.FetchOpen, m.FetchRange},
-    m.Role.JOIN: _ENDS | {m.GetAuthority, m.Enrol},
-}
-
-# What the accepting side may send in OPEN, by role.
-FROM_ACCEPTOR: Final[Mapping[m.Role, frozenset[type[Any]]]] = {
-    m.Role.WORKER: _ENDS
-    | {
-        m.Registered,
-        m.HeartbeatAck,
-        m.Prepare,
-        m.Assign,
-        m.Freeze,
-        m.Save,
-        m.Release,
-        m.Signal,
-        m.Probe,
-        m.Measure,
-        m.DropCheckpoint,
-        m.Package,
-        m.Renewed,
-        m.Revocations,
-    },
-    m.Role.CTL: _ENDS | {m.Result, m.Renewed},
-    m.Role.RING: _ENDS | {m.Beat, m.Borrow, m.Borrowed, m.Taken},
-    m.Role.LIFELINE: _ENDS,
-    m.Role.FETCH: _ENDS | {m.FetchInfo, m.FetchData},
-    m.Role.JOIN: _ENDS | {m.Authority, m.Enrolled},
-}
-
-# The messages that carry a payload, and the most bytes of it; all others carry none.
-PAYLOAD_LIMIT_BYTES: Final[Mapping[type[Any], int]] = {
-    m.Revocations: 512 * 1024,
-    m.Package: DEFAULT_MAX_PAYLOAD_BYTES,
-    m.PutPackage: DEFAULT_MAX_PAYLOAD_BYTES,
-    m.JobOutput: LARGEST_MAX_PAYLOAD_BYTES,
-    m.Chunk: LARGEST_MAX_PAYLOAD_BYTES,
-    m.Word: m.MAX_WORD_BYTES,
-    m.FetchInfo: LARGEST_MAX_PAYLOAD_BYTES,
-    m.FetchData: LARGEST_MAX_PAYLOAD_BYTES,
-    m.Result: LARGEST_MAX_PAYLOAD_BYTES,
-}
 
 
 class Connection:
@@ -179,11 +79,11 @@ class Connection:
         except ProtocolError:
             self.state = State.CLOSED
             raise
-        if type(message) in _ENDS:
+        if isinstance(message, m.Error | m.Goodbye):
             self.state = State.CLOSED
 
     def _check(self, message: m.Message) -> None:
-        if self.state is State.OPEN and type(message) in self._allowed:
+        if self.state is State.OPEN and m.kind_of(type(message)).number in self._allowed:
             return
         if isinstance(message, m.Error) and self.state is not State.CLOSED:
             return
@@ -202,17 +102,18 @@ class Connection:
             )
 
     def _check_payload(self, message: m.Message, payload_bytes: int) -> None:
-        limit = PAYLOAD_LIMIT_BYTES.get(type(message), 0)
+        limit = m.kind_of(type(message)).max_payload_bytes
         if payload_bytes > limit:
             raise ProtocolError(
                 ErrorCode.BAD_PAYLOAD,
                 f"{m.message_name(type(message))}: payload of {payload_bytes} bytes > {limit}",
             )
 
-    def _from_peer(self, role: m.Role | None) -> frozenset[type[Any]]:
-        """What the other side may send in OPEN, once the role is known."""
-        said = FROM_ACCEPTOR if self.opened else FROM_OPENER
-        return said[role] if role is not None else frozenset()
+    def _from_peer(self, role: m.Role | None) -> frozenset[int]:
+        """Numbers of what the other side may send in OPEN, once the role is known."""
+        if role is None:
+            return frozenset()
+        return acceptor_numbers(role) if self.opened else opener_numbers(role)
 
     def _check_hello(self, hello: m.Hello) -> None:
         try:

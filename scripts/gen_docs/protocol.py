@@ -12,8 +12,8 @@ import re
 from dataclasses import fields
 from typing import Any, Final
 
-from dtd.wire import connection, frames
 from dtd.wire import fields as kinds
+from dtd.wire import frames
 from dtd.wire import messages as m
 
 BYTES_PER_LINE: Final = 32
@@ -55,21 +55,21 @@ def _frames_table() -> list[str]:
     ]
     for number, cls in sorted(m.message_types().items()):
         where = HANDSHAKE.get(cls) or _sender(cls)
-        limit = connection.PAYLOAD_LIMIT_BYTES.get(cls)
-        payload = "none" if limit is None else f"<= {limit}"
+        limit = m.kind_of(cls).max_payload_bytes
+        payload = f"<= {limit}" if limit else "none"
         rows.append(f"| 0x{number:02x} | {m.message_name(cls)} {where} {payload} |")
     return rows
 
 
 def _sender(cls: type[Any]) -> str:
     for role, (opener, acceptor) in SIDES.items():
-        by_opener = cls in connection.FROM_OPENER[role]
-        by_acceptor = cls in connection.FROM_ACCEPTOR[role]
+        by_opener = cls in m.from_opener(role)
+        by_acceptor = cls in m.from_acceptor(role)
         if by_opener or by_acceptor:
             both = by_opener and by_acceptor
             who = "either" if both else opener if by_opener else acceptor
             return f"| {role.value} | {who} | open |"
-    raise SystemExit(f"{cls.__name__} is in no table of dtd.wire.connection")
+    raise SystemExit(f"{cls.__name__} may be sent by nobody")
 
 
 def _replace_fields(text: str, record: type[Any]) -> str:

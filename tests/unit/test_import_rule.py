@@ -184,6 +184,30 @@ def test_importing_dtd_never_imports_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+# --- what `dtdctl status` loads --------------------------------------------------------------
+
+IMPORT_STATUS = """
+import sys
+import dtd.ctl.main, dtd.ctl.status
+from dtd.wire import messages as m
+m.Hello, m.GetStatus
+print(*sys.modules)
+"""
+
+
+def test_status_loads_only_what_it_needs() -> None:
+    """It is what people and scripts call most, and most of its time is loading."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_STATUS], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    slow = {"asyncio", "cryptography", "numpy", "sqlite3", "ssl", "structlog", "typer", "uvloop"}
+    assert not loaded & slow
+    messages = {name for name in loaded if name.startswith("dtd.wire.messages.")}
+    others = ("control", "errands", "fetch", "joining", "reports", "ring")
+    assert not messages & {f"dtd.wire.messages.{name}" for name in others}
+
+
 # --- the test itself -------------------------------------------------------------------------
 
 

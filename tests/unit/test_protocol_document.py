@@ -20,7 +20,7 @@ from dtd.core.chunks import BucketShape, cut
 from dtd.core.control_word import ControlEntry, reduce_entries
 from dtd.errors import DtdError, ErrorCode
 from dtd.security.data_keys import ACCEPTOR, KEY_BYTES, OPENER, session_key
-from dtd.wire import connection, fields, frames
+from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder, frame_bytes
 from dtd.wire.keyed_tag import KeyedTag
@@ -160,8 +160,8 @@ def test_table_of_frames_is_what_connections_allow() -> None:
         if cls in (m.Renew, m.Renewed):
             assert (role, sender) == ("worker, ctl", "opener" if cls is m.Renew else "coordinator")
             continue
-        by_opener = [r for r in m.Role if cls in connection.FROM_OPENER[r]]
-        by_acceptor = [r for r in m.Role if cls in connection.FROM_ACCEPTOR[r]]
+        by_opener = [r for r in m.Role if cls in m.from_opener(r)]
+        by_acceptor = [r for r in m.Role if cls in m.from_acceptor(r)]
         [only] = set(by_opener + by_acceptor)
         both = bool(by_opener) and bool(by_acceptor)
         who = "either" if both else PARTIES[only][0 if by_opener else 1]
@@ -169,8 +169,8 @@ def test_table_of_frames_is_what_connections_allow() -> None:
 
 
 def payload_limit(cls: type[Any]) -> str:
-    limit = connection.PAYLOAD_LIMIT_BYTES.get(cls)
-    return "none" if limit is None else f"<= {limit}"
+    limit = m.kind_of(cls).max_payload_bytes
+    return f"<= {limit}" if limit else "none"
 
 
 def test_errors_are_those_of_the_code() -> None:

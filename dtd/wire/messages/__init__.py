@@ -1,224 +1,58 @@
 """Every message of the protocol, its number and its fields (protocol.md, "Messages").
 
-Messages are frozen dataclasses, a module for each kind of conversation; `encode_header` and
-`decode_message` translate to and from a frame's msgpack map.  Which side may send what, and when,
-is the business of `dtd.wire.connection`.
+Messages are frozen dataclasses, a module for each kind of conversation; all else that is fixed
+about them stands in `catalogue`.  `encode_header` and `decode_message` translate to and from a
+frame's msgpack map.  A module is loaded when one of its names is first used here, or when one of
+its messages arrives: `dtdctl` pays for no message that only workers exchange.
 """
 
 from __future__ import annotations
 
-from dtd.wire.messages.codec import (
-    TYPE_KEY,
-    Message,
-    decode_message,
-    encode_header,
-    message_bytes,
-)
-from dtd.wire.messages.control import (
-    MAX_BRANCHES,
-    MAX_WORLD,
-    Assign,
-    Branch,
-    Failed,
-    Finished,
-    Freeze,
-    Frozen,
-    Heartbeat,
-    HeartbeatAck,
-    Held,
-    Leave,
-    Member,
-    Prepare,
-    Register,
-    Registered,
-    Release,
-    Running,
-    Save,
-    Signal,
-    Warmed,
-)
-from dtd.wire.messages.ctl import (
-    CancelJob,
-    CreateToken,
-    Delete,
-    DrainWorker,
-    Examine,
-    GetFigures,
-    GetStatus,
-    KillWorker,
-    ListCheckpoints,
-    ListCredentials,
-    ListJobs,
-    ListTokens,
-    PutPackage,
-    ReadAudit,
-    ReadEvents,
-    ReadLogs,
-    Result,
-    ResumeJob,
-    RevokeCredential,
-    RevokeToken,
-    RotateAuthority,
-    ShowAuthority,
-    ShowJob,
-    SubmitJob,
-    WaitJob,
-)
-from dtd.wire.messages.errands import (
-    CheckpointDropped,
-    DropCheckpoint,
-    GetPackage,
-    Measure,
-    Measured,
-    Package,
-    Probe,
-    Probed,
-)
-from dtd.wire.messages.fetch import (
-    BlobInfo,
-    FetchData,
-    FetchInfo,
-    FetchOpen,
-    FetchRange,
-)
-from dtd.wire.messages.handshake import (
-    Error,
-    Goodbye,
-    Hello,
-    Prove,
-    Role,
-    Welcome,
-)
-from dtd.wire.messages.joining import (
-    Authority,
-    Enrol,
-    Enrolled,
-    GetAuthority,
-    Renew,
-    Renewed,
-    Revocations,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dtd.wire.messages.catalogue import BESIDE, BY_NAME, MAX_WORD_BYTES, Role
+from dtd.wire.messages.codec import TYPE_KEY, decode_message, encode_header, message_bytes
 from dtd.wire.messages.registry import (
+    Message,
+    from_acceptor,
+    from_opener,
+    kind_of,
     message_name,
     message_types,
 )
-from dtd.wire.messages.reports import (
-    Agreed,
-    CheckpointSaved,
-    Evaluated,
-    JobOutput,
-    Notice,
-    Progress,
-)
-from dtd.wire.messages.ring import (
-    MAX_LENT,
-    MAX_WORD_BYTES,
-    Beat,
-    Borrow,
-    Borrowed,
-    Chunk,
-    Lend,
-    Lot,
-    Phase,
-    Taken,
-    Word,
-)
 
 __all__ = [
-    "MAX_BRANCHES",
-    "MAX_LENT",
     "MAX_WORD_BYTES",
-    "MAX_WORLD",
     "TYPE_KEY",
-    "Agreed",
-    "Assign",
-    "Authority",
-    "Beat",
-    "BlobInfo",
-    "Borrow",
-    "Borrowed",
-    "Branch",
-    "CancelJob",
-    "CheckpointDropped",
-    "CheckpointSaved",
-    "Chunk",
-    "CreateToken",
-    "Delete",
-    "DrainWorker",
-    "DropCheckpoint",
-    "Enrol",
-    "Enrolled",
-    "Error",
-    "Evaluated",
-    "Examine",
-    "Failed",
-    "FetchData",
-    "FetchInfo",
-    "FetchOpen",
-    "FetchRange",
-    "Finished",
-    "Freeze",
-    "Frozen",
-    "GetAuthority",
-    "GetFigures",
-    "GetPackage",
-    "GetStatus",
-    "Goodbye",
-    "Heartbeat",
-    "HeartbeatAck",
-    "Held",
-    "Hello",
-    "JobOutput",
-    "KillWorker",
-    "Leave",
-    "Lend",
-    "ListCheckpoints",
-    "ListCredentials",
-    "ListJobs",
-    "ListTokens",
-    "Lot",
-    "Measure",
-    "Measured",
-    "Member",
     "Message",
-    "Notice",
-    "Package",
-    "Phase",
-    "Prepare",
-    "Probe",
-    "Probed",
-    "Progress",
-    "Prove",
-    "PutPackage",
-    "ReadAudit",
-    "ReadEvents",
-    "ReadLogs",
-    "Register",
-    "Registered",
-    "Release",
-    "Renew",
-    "Renewed",
-    "Result",
-    "ResumeJob",
-    "Revocations",
-    "RevokeCredential",
-    "RevokeToken",
     "Role",
-    "RotateAuthority",
-    "Running",
-    "Save",
-    "ShowAuthority",
-    "ShowJob",
-    "Signal",
-    "SubmitJob",
-    "Taken",
-    "WaitJob",
-    "Warmed",
-    "Welcome",
-    "Word",
     "decode_message",
     "encode_header",
+    "from_acceptor",
+    "from_opener",
+    "kind_of",
     "message_bytes",
     "message_name",
     "message_types",
 ]
+
+if TYPE_CHECKING:  # names are checked as if all modules were loaded
+    from dtd.wire.messages.control import *  # noqa: F403
+    from dtd.wire.messages.ctl import *  # noqa: F403
+    from dtd.wire.messages.errands import *  # noqa: F403
+    from dtd.wire.messages.fetch import *  # noqa: F403
+    from dtd.wire.messages.handshake import *  # noqa: F403
+    from dtd.wire.messages.joining import *  # noqa: F403
+    from dtd.wire.messages.reports import *  # noqa: F403
+    from dtd.wire.messages.ring import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A name of a module that has not been loaded yet; from then on it is found at once."""
+        module = BY_NAME[name].module if name in BY_NAME else BESIDE.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        globals()[name] = found
+        return found

@@ -13,29 +13,10 @@ from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire import frames
 from dtd.wire.fields import parse_record, record_values
 from dtd.wire.header import Header
-from dtd.wire.messages.control import ControlMessage
-from dtd.wire.messages.ctl import CtlMessage
-from dtd.wire.messages.errands import ErrandMessage
-from dtd.wire.messages.fetch import FetchMessage
-from dtd.wire.messages.handshake import HandshakeMessage
-from dtd.wire.messages.joining import JoiningMessage
-from dtd.wire.messages.registry import message_name, message_number, message_type
-from dtd.wire.messages.reports import Report
-from dtd.wire.messages.ring import RingMessage
+from dtd.wire.messages.registry import Message, message_name, message_number, message_type
 from dtd.wire.tags import CHECKSUM, Tag
 
 TYPE_KEY: Final = "t"
-
-Message = (
-    HandshakeMessage
-    | JoiningMessage
-    | ControlMessage
-    | Report
-    | ErrandMessage
-    | RingMessage
-    | FetchMessage
-    | CtlMessage
-)
 
 
 def encode_header(message: Message) -> bytes:

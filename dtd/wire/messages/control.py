@@ -23,7 +23,7 @@ from dtd.wire.fields import (
     Words,
     list_of,
 )
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 MAX_WORLD: Final = 64
 MAX_BRANCHES: Final = 32
@@ -66,8 +66,8 @@ class Branch:
     before: Generation
 
 
-@message(0x10)
-class Register:
+@message
+class Register(Message):
     """A worker introduces itself, with the generation it still takes part in, if any.
 
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
@@ -98,8 +98,8 @@ class Register:
     proof: Octets = field(default=b"", repr=False)
 
 
-@message(0x11)
-class Registered:
+@message
+class Registered(Message):
     """The coordinator knows the worker.
 
     `store_id` names the coordinator's store, which a restored backup keeps; `epoch` grows with each
@@ -114,8 +114,8 @@ class Registered:
     refused: Words = ""
 
 
-@message(0x12)
-class Heartbeat:
+@message
+class Heartbeat(Message):
     """The worker's process is alive; its counters say whether training is.
 
     `own_s`: mean seconds of a step that this worker works rather than waits for others.
@@ -158,13 +158,13 @@ class Heartbeat:
     evidence: Words = ""
 
 
-@message(0x13)
-class HeartbeatAck:
+@message
+class HeartbeatAck(Message):
     """The coordinator heard the heartbeat."""
 
 
-@message(0x14)
-class Prepare:
+@message
+class Prepare(Message):
     """Warm up for a job: import, build the model, open the data.
 
     `package` names the code of the task that was shipped with the job; empty: what is installed.
@@ -183,8 +183,8 @@ class Prepare:
     strict: Flag = True
 
 
-@message(0x15)
-class Warmed:
+@message
+class Warmed(Message):
     """The worker is ready for a generation of the job.
 
     `task_digest`: hash of the source of the task's package, empty for a built-in task.
@@ -201,8 +201,8 @@ class Warmed:
     task_digest: Name = ""
 
 
-@message(0x16)
-class Assign:
+@message
+class Assign(Message):
     """A new generation: its roster, this worker's rank in it, and the state it starts from.
 
     A state is named by the generation that committed its last step and the number of its steps.
@@ -219,8 +219,8 @@ class Assign:
     secret: Octets = field(default=b"", repr=False)
 
 
-@message(0x17)
-class Running:
+@message
+class Running(Message):
     """The worker's ring is up, its state agreed with all ranks: it trains."""
 
     job: Name
@@ -228,8 +228,8 @@ class Running:
     step: U64
 
 
-@message(0x18)
-class Freeze:
+@message
+class Freeze(Message):
     """End the generation: at the next step boundary, or now; `leave`: this worker leaves then."""
 
     generation: Generation
@@ -239,8 +239,8 @@ class Freeze:
     leave: Flag = False
 
 
-@message(0x19)
-class Frozen:
+@message
+class Frozen(Message):
     """The worker takes no further part in a generation, and this is what it holds.
 
     (`prepared_generation`, `prepared_step`) names the state that it would hold after committing
@@ -263,8 +263,8 @@ class Frozen:
     differs: Name = ""
 
 
-@message(0x1A)
-class Finished:
+@message
+class Finished(Message):
     """The worker has committed the job's last step, or its last one before a stop.
 
     `held_generation` committed that step; `generation` is the one that agreed on the digest.
@@ -278,8 +278,8 @@ class Finished:
     result: Map
 
 
-@message(0x1B)
-class Failed:
+@message
+class Failed(Message):
     """The job cannot go on here, by its own code, data or numbers, or by this host's fault.
 
     `step`: committed steps of the state that it held then; 0 while it warmed up.
@@ -291,8 +291,8 @@ class Failed:
     step: U64 = 0
 
 
-@message(0x2A)
-class Save:
+@message
+class Save(Message):
     """Write the state of this key, which the worker holds, or can commit, as a checkpoint.
 
     Answered by CHECKPOINT_SAVED, or by NOTICE `checkpoint_failed`.
@@ -303,8 +303,8 @@ class Save:
     step: U64
 
 
-@message(0x1C)
-class Release:
+@message
+class Release(Message):
     """The job is over for this worker; it starts afresh and registers again."""
 
     job: Name
@@ -312,35 +312,15 @@ class Release:
     reason: Words
 
 
-@message(0x22)
-class Leave:
+@message
+class Leave(Message):
     """The worker wants to leave at the next step boundary; it is released when it may go."""
 
     reason: Words
 
 
-@message(0x4B)
-class Signal:
+@message
+class Signal(Message):
     """Coordinator to worker: send yourself this signal (KILL, TERM or STOP)."""
 
     signal: Name
-
-
-ControlMessage = (
-    Register
-    | Registered
-    | Heartbeat
-    | HeartbeatAck
-    | Prepare
-    | Warmed
-    | Assign
-    | Running
-    | Freeze
-    | Save
-    | Frozen
-    | Finished
-    | Failed
-    | Release
-    | Leave
-    | Signal
-)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Text
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 
-@message(0x40)
-class SubmitJob:
+@message
+class SubmitJob(Message):
     """Queue a job; the spec was validated by the sender and is validated again.
 
     `package` is the sha256 of the task's package, which PUT_PACKAGE has brought before.
@@ -26,78 +26,78 @@ class SubmitJob:
     strict: Flag = True
 
 
-@message(0x41)
-class GetStatus:
+@message
+class GetStatus(Message):
     """Ask for the status object (schema 1)."""
 
 
-@message(0x42)
-class WaitJob:
+@message
+class WaitJob(Message):
     """Ask to be answered when the job has ended."""
 
     job: Name
 
 
-@message(0x43)
-class CancelJob:
+@message
+class CancelJob(Message):
     """Stop the job at its next step boundary, keeping a checkpoint."""
 
     job: Name
 
 
-@message(0x44)
-class KillWorker:
+@message
+class KillWorker(Message):
     """Send a signal to a worker's process: KILL, TERM or STOP."""
 
     name: Name
     signal: Name
 
 
-@message(0x45)
-class DrainWorker:
+@message
+class DrainWorker(Message):
     """Let a worker leave at the next step boundary."""
 
     name: Name
 
 
-@message(0x46)
-class ListJobs:
+@message
+class ListJobs(Message):
     """Ask for all jobs, newest first."""
 
 
-@message(0x56)
-class ShowJob:
+@message
+class ShowJob(Message):
     """Ask for everything that is known of one job."""
 
     job: Name
 
 
-@message(0x57)
-class Delete:
+@message
+class Delete(Message):
     """Delete an ended job with its checkpoints, or with `step` its checkpoints of that step."""
 
     job: Name
     step: U64 = 0
 
 
-@message(0x47)
-class ReadLogs:
+@message
+class ReadLogs(Message):
     """Ask for what a job's own code printed, from a cursor on."""
 
     job: Name
     after: U64 = 0
 
 
-@message(0x48)
-class ReadEvents:
+@message
+class ReadEvents(Message):
     """Ask for incidents, from a cursor on; with `follow` wait until there is one."""
 
     after: U64 = 0
     follow: Flag = False
 
 
-@message(0x58)
-class ReadAudit:
+@message
+class ReadAudit(Message):
     """Ask who did what, from a cursor on; of everybody and everything unless it is narrowed down.
 
     `who`: a name, a certificate's serial, or ROLE/NAME.  `what`: part of the name of a request.
@@ -109,21 +109,21 @@ class ReadAudit:
     what: Name = ""
 
 
-@message(0x49)
-class ListCheckpoints:
+@message
+class ListCheckpoints(Message):
     """Ask for known checkpoints, of one job or of all; with `tickets` also to fetch them."""
 
     job: Name = ""
     tickets: Flag = False
 
 
-@message(0x4E)
-class GetFigures:
+@message
+class GetFigures(Message):
     """Ask for the recent history of the job: losses, rates, links."""
 
 
-@message(0x55)
-class Examine:
+@message
+class Examine(Message):
     """Have something measured, see MEASURE; without `worker` the coordinator tells of itself.
 
     `force`: measure bandwidth though a job runs.
@@ -138,15 +138,15 @@ class Examine:
     force: Flag = False
 
 
-@message(0x4C)
-class ResumeJob:
+@message
+class ResumeJob(Message):
     """Let a waiting job go on without those who may hold a newer state and are away."""
 
     job: Name
 
 
-@message(0x50)
-class CreateToken:
+@message
+class CreateToken(Message):
     """Make a token with which hosts or people can join; `life_s` 0: until it is used up or revoked.
 
     `names`: who can join with it, each once, with commas between; empty: whoever has it.
@@ -160,32 +160,32 @@ class CreateToken:
     replaces: Flag = False
 
 
-@message(0x51)
-class ListTokens:
+@message
+class ListTokens(Message):
     """Ask for all tokens, without their secrets."""
 
 
-@message(0x52)
-class RevokeToken:
+@message
+class RevokeToken(Message):
     """Nobody can join with this token any more; who has joined stays."""
 
     id: Name
 
 
-@message(0x53)
-class ListCredentials:
+@message
+class ListCredentials(Message):
     """Ask for all credentials that were issued."""
 
 
-@message(0x54)
-class RevokeCredential:
+@message
+class RevokeCredential(Message):
     """Take back a credential, or all of a name: its connections end, its workers are evicted."""
 
     name: Name
 
 
-@message(0x4D)
-class PutPackage:
+@message
+class PutPackage(Message):
     """A piece of a task's package as payload; without one it asks how much is there.
 
     `kind` "weights": of a file of weights.
@@ -197,8 +197,8 @@ class PutPackage:
     kind: Name = ""
 
 
-@message(0x4A)
-class Result:
+@message
+class Result(Message):
     """The answer to a dtdctl request; the payload is a msgpack map.
 
     `renew`: it is time to renew the certificate with which the connection was opened.
@@ -207,13 +207,13 @@ class Result:
     renew: Flag = False
 
 
-@message(0x59)
-class ShowAuthority:
+@message
+class ShowAuthority(Message):
     """Ask for the authority, and how far its replacement is."""
 
 
-@message(0x5A)
-class RotateAuthority:
+@message
+class RotateAuthority(Message):
     """Begin to replace the authority's key; or `finish` it, whoever has not renewed by now.
 
     `overlap_s`: how long both count at most; 0: as long as a credential lives.
@@ -221,32 +221,3 @@ class RotateAuthority:
 
     overlap_s: U32 = 0
     finish: Flag = False
-
-
-CtlMessage = (
-    SubmitJob
-    | GetStatus
-    | WaitJob
-    | CancelJob
-    | KillWorker
-    | DrainWorker
-    | ListJobs
-    | ShowJob
-    | Delete
-    | ReadLogs
-    | ReadEvents
-    | ReadAudit
-    | ListCheckpoints
-    | GetFigures
-    | Examine
-    | ResumeJob
-    | CreateToken
-    | ListTokens
-    | RevokeToken
-    | ListCredentials
-    | RevokeCredential
-    | ShowAuthority
-    | RotateAuthority
-    | PutPackage
-    | Result
-)

@@ -16,11 +16,11 @@ from dtd.wire.fields import (
     Octets,
     Words,
 )
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 
-@message(0x23)
-class Probe:
+@message
+class Probe(Message):
     """Coordinator to worker: can you fetch something from that worker's data port?"""
 
     name: Name
@@ -30,8 +30,8 @@ class Probe:
     ticket_key: Octets = field(default=b"", repr=False)
 
 
-@message(0x24)
-class Probed:
+@message
+class Probed(Message):
     """The answer to PROBE; `greeted` without `reachable`: only what is small comes through."""
 
     name: Name
@@ -40,8 +40,8 @@ class Probed:
     greeted: Flag = False
 
 
-@message(0x25)
-class GetPackage:
+@message
+class GetPackage(Message):
     """Worker to coordinator: give me a package from this offset on; `kind` as in PUT_PACKAGE."""
 
     digest: Name
@@ -49,8 +49,8 @@ class GetPackage:
     kind: Name = ""
 
 
-@message(0x26)
-class Package:
+@message
+class Package(Message):
     """A piece of a package as payload; `size` is the whole, 0 when the coordinator lacks it."""
 
     digest: Name
@@ -58,8 +58,8 @@ class Package:
     size: U64
 
 
-@message(0x27)
-class Measure:
+@message
+class Measure(Message):
     """Coordinator to worker: measure this and answer with MEASURED.
 
     `what`: "host" (clock, disk), "latency" or "bandwidth" (of the link from worker `name` to this
@@ -78,8 +78,8 @@ class Measure:
     package: Name = ""
 
 
-@message(0x28)
-class Measured:
+@message
+class Measured(Message):
     """The answer to MEASURE; `reason` says why there are no figures."""
 
     number: U64
@@ -88,8 +88,8 @@ class Measured:
     remedy: Words = ""
 
 
-@message(0x2B)
-class DropCheckpoint:
+@message
+class DropCheckpoint(Message):
     """Coordinator to worker: delete this checkpoint of an ended job from your disk."""
 
     job: Name
@@ -99,14 +99,9 @@ class DropCheckpoint:
     directory: Directory
 
 
-@message(0x2C)
-class CheckpointDropped:
+@message
+class CheckpointDropped(Message):
     """The answer to DROP_CHECKPOINT; `reason` says why it is still there."""
 
     directory: Directory
     reason: Words = ""
-
-
-ErrandMessage = (
-    Probe | Probed | GetPackage | Package | Measure | Measured | DropCheckpoint | CheckpointDropped
-)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from dtd.wire.fields import U32, U64, Flag, Text, list_of
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,23 +17,23 @@ class BlobInfo:
     size_bytes: U64
 
 
-@message(0x38)
-class FetchOpen:
+@message
+class FetchOpen(Message):
     """Ask for the blobs of a resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME"."""
 
     resource: Text
 
 
-@message(0x39)
-class FetchInfo:
+@message
+class FetchInfo(Message):
     """The blobs of the resource, in order; the payload is its manifest."""
 
     blobs: Annotated[tuple[BlobInfo, ...], list_of(BlobInfo, 16384)]
     more: Flag = False
 
 
-@message(0x3A)
-class FetchRange:
+@message
+class FetchRange(Message):
     """Ask for a range of one blob of the open resource."""
 
     blob: U32
@@ -41,12 +41,9 @@ class FetchRange:
     length: U32
 
 
-@message(0x3B)
-class FetchData:
+@message
+class FetchData(Message):
     """The range asked for, as payload."""
 
     blob: U32
     offset: U64
-
-
-FetchMessage = FetchOpen | FetchInfo | FetchRange | FetchData

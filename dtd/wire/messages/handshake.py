@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-
 from dtd.wire.fields import U8, U16, U32, U64, Generation, Name, Octets, Text, Words
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 from dtd.wire.tags import FLAG_XXH3
 
 
-class Role(enum.StrEnum):
-    """Who opens a connection, and what for."""
-
-    WORKER = "worker"
-    CTL = "ctl"
-    RING = "ring"
-    LIFELINE = "lifeline"
-    FETCH = "fetch"
-    JOIN = "join"
-
-
-@message(0x01)
-class Hello:
+@message
+class Hello(Message):
     """First frame of every connection, from the side that opened it."""
 
     role: Name
@@ -39,8 +26,8 @@ class Hello:
     expires_unix_s: U64 = 0
 
 
-@message(0x02)
-class Welcome:
+@message
+class Welcome(Message):
     """Answer to HELLO: the connection is open with these limits; on a data port, after PROVE."""
 
     protocol: U8
@@ -51,8 +38,8 @@ class Welcome:
     tag: U8 = FLAG_XXH3
 
 
-@message(0x03)
-class Error:
+@message
+class Error(Message):
     """The last frame before the sender closes the connection."""
 
     code: U16
@@ -60,16 +47,13 @@ class Error:
     remedy: Words = ""
 
 
-@message(0x04)
-class Goodbye:
+@message
+class Goodbye(Message):
     """The sender leaves in good order and will close the connection."""
 
     reason: Words = ""
 
 
-@message(0x05)
-class Prove:
+@message
+class Prove(Message):
     """Data connections: the opener's answer to WELCOME, which shows that it has the key."""
-
-
-HandshakeMessage = Hello | Welcome | Error | Goodbye | Prove

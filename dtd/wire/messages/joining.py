@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import field
 
 from dtd.wire.fields import MemberName, Name, Text
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 
-@message(0x06)
-class GetAuthority:
+@message
+class GetAuthority(Message):
     """Ask for the certificate of the cluster's authority."""
 
 
-@message(0x07)
-class Authority:
+@message
+class Authority(Message):
     """The authority's certificate, PEM; whoever asked compares it with the hash in his token."""
 
     certificate_pem: Text
 
 
-@message(0x08)
-class Enrol:
+@message
+class Enrol(Message):
     """Ask for a credential: who one wants to be, a token for it, and a signing request, PEM.
 
     `workers`: the names that a worker's credential is to be good for, with commas between.
@@ -35,16 +35,16 @@ class Enrol:
     workers: Text = ""
 
 
-@message(0x09)
-class Enrolled:
+@message
+class Enrolled(Message):
     """The credential's certificate, PEM, and the coordinator's addresses, with commas between."""
 
     certificate_pem: Text
     coordinators: Text
 
 
-@message(0x0A)
-class Renew:
+@message
+class Renew(Message):
     """Ask for a certificate that renews the one of this connection: a signing request, PEM.
 
     Without one it says that the certificate with the serial `taken` is on disk.
@@ -54,8 +54,8 @@ class Renew:
     taken: Name = ""
 
 
-@message(0x0B)
-class Renewed:
+@message
+class Renewed(Message):
     """The new certificate, PEM, and all that goes with it into the credential.
 
     Without a certificate: `reason` says why there is none yet.
@@ -67,12 +67,9 @@ class Renewed:
     reason: Text = ""
 
 
-@message(0x0C)
-class Revocations:
+@message
+class Revocations(Message):
     """What was revoked, as the authority has signed it: a payload, empty when nothing is known.
 
     A worker says what it remembers; the coordinator answers when that is not all, or news.
     """
-
-
-JoiningMessage = GetAuthority | Authority | Enrol | Enrolled | Renew | Renewed | Revocations

@@ -1,38 +1,62 @@
-"""Numbers and names of messages; each is given out once.
+"""How a message becomes a class, and how its class is found by name or number.
 
-The modules beside this one declare a message as a class under `@message(number)`.
+The modules beside this one declare a message as a class under `@message`; the row of the catalogue
+with its name says everything else about it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar, dataclass_transform
 
-MessageT = TypeVar("MessageT")
+from dtd.wire.messages.catalogue import (
+    BY_NAME,
+    BY_NUMBER,
+    KINDS,
+    Kind,
+    Role,
+    acceptor_numbers,
+    opener_numbers,
+)
 
-_registry: dict[int, type[Any]] = {}
-_numbers: dict[type[Any], int] = {}
+_PACKAGE: Final = "dtd.wire.messages"
+
+
+class Message:
+    """What every message is, whatever its fields."""
+
+    __slots__ = ()
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_types: dict[int, type[Any]] = {}
+_kinds: dict[type[Any], Kind] = {}
 _names: dict[type[Any], str] = {}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def message(number: int) -> Callable[[type[MessageT]], type[MessageT]]:
-    """Make a class a frozen dataclass and register it as message `number`."""
+def message(cls: type[MessageT]) -> type[MessageT]:
+    """Make a class a frozen dataclass, as the message of its name.
 
-    def register(cls: type[MessageT]) -> type[MessageT]:
-        made = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
-        # The same for all: three more made for each message cost every start of dtdctl 10 ms.
-        for name, function in _SHARED.items():
-            setattr(made, name, function)
-        if number in _registry:
-            raise ValueError(f"message number {number:#x} is taken twice")
-        _registry[number] = made
-        _numbers[made] = number
-        _names[made] = _upper_name(made.__name__)
-        return made
-
-    return register
+    Raises:
+        ValueError: the catalogue has no such message of this module, or it is declared twice.
+    """
+    kind = BY_NAME.get(cls.__name__)
+    if kind is None or cls.__module__ != f"{_PACKAGE}.{kind.module}":
+        raise ValueError(f"{cls.__name__} of {cls.__module__} is not in the catalogue")
+    if kind.number in _types:
+        raise ValueError(f"{cls.__name__} is declared twice")
+    made = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
+    # The same for all: three more made for each message would cost every start of dtdctl.
+    for name, function in _SHARED.items():
+        setattr(made, name, function)
+    _types[kind.number] = made
+    _kinds[made] = kind
+    _names[made] = _upper_name(kind.name)
+    return made
 
 
 def _equal(self: object, other: object) -> Any:
@@ -61,25 +85,52 @@ _SHARED: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
-def _upper_name(name: str) -> str:
-    return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()
+def message_type(number: object) -> type[Any] | None:
+    """The class of a number as it came; None when no message has it."""
+    if type(number) is not int:
+        return None
+    found = _types.get(number)
+    if found is None and number in BY_NUMBER:
+        importlib.import_module(f"{_PACKAGE}.{BY_NUMBER[number].module}")
+        found = _types[number]
+    return found
 
 
 def message_types() -> dict[int, type[Any]]:
-    """Number to class, of every message."""
-    return dict(_registry)
+    """Number to class, of every message; loads the modules of all."""
+    return {kind.number: _known(kind.number) for kind in KINDS}
 
 
-def message_type(number: object) -> type[Any] | None:
-    """The class of a number as it came; None when no message has it."""
-    return _registry.get(number) if type(number) is int else None
+def from_opener(role: Role) -> frozenset[type[Any]]:
+    """What the opening side of this role may send once the connection is open."""
+    return frozenset(_known(number) for number in opener_numbers(role))
+
+
+def from_acceptor(role: Role) -> frozenset[type[Any]]:
+    """What the accepting side may send then."""
+    return frozenset(_known(number) for number in acceptor_numbers(role))
+
+
+def _known(number: int) -> type[Any]:
+    found = message_type(number)
+    assert found is not None
+    return found
+
+
+def kind_of(message_type: type[Any]) -> Kind:
+    """The row of a message's class in the catalogue."""
+    return _kinds[message_type]
 
 
 def message_number(message_type: type[Any]) -> int:
     """What stands under "t"."""
-    return _numbers[message_type]
+    return _kinds[message_type].number
 
 
 def message_name(message_type: type[Any]) -> str:
     """The name protocol.md uses: HEARTBEAT_ACK for HeartbeatAck."""
     return _names[message_type]
+
+
+def _upper_name(name: str) -> str:
+    return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper()

@@ -17,11 +17,11 @@ from dtd.wire.fields import (
     Seconds,
     Words,
 )
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
 
-@message(0x1D)
-class Evaluated:
+@message
+class Evaluated(Message):
     """Result of an evaluation; equal on all ranks, sent by rank 0."""
 
     job: Name
@@ -29,8 +29,8 @@ class Evaluated:
     metrics: Figures
 
 
-@message(0x1E)
-class CheckpointSaved:
+@message
+class CheckpointSaved(Message):
     """A checkpoint was published on the worker's disk; `kept`: the names of those still there.
 
     `write_s`: how long it took, in the background; 0 when it was not measured.
@@ -47,8 +47,8 @@ class CheckpointSaved:
     write_s: Seconds = 0.0
 
 
-@message(0x29)
-class Agreed:
+@message
+class Agreed(Message):
     """All ranks hold this state, which is to be saved: they have compared its digests in the ring.
 
     Sent by each of them as soon as it has seen that, before anybody publishes the checkpoint.
@@ -60,16 +60,16 @@ class Agreed:
     digest: Name
 
 
-@message(0x1F)
-class JobOutput:
+@message
+class JobOutput(Message):
     """Lines that the job's own code printed; the payload is UTF-8 text, a line each."""
 
     job: Name
     rank: U16
 
 
-@message(0x20)
-class Notice:
+@message
+class Notice(Message):
     """Something the operator should know and that stopped nothing."""
 
     job: Name
@@ -77,8 +77,8 @@ class Notice:
     message: Words
 
 
-@message(0x21)
-class Progress:
+@message
+class Progress(Message):
     """One committed step, from rank 0: what curves and metrics are made of.
 
     `skipped` says whether this step was committed without an update, `skipped_steps` how many were.
@@ -98,6 +98,3 @@ class Progress:
     exposed_s: Seconds
     skipped: Flag
     skipped_steps: U64
-
-
-Report = Agreed | Evaluated | CheckpointSaved | JobOutput | Notice | Progress

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from dtd.wire.fields import U8, U16, U32, U64, Generation, Octets, Text, list_of
-from dtd.wire.messages.registry import message
+from dtd.wire.messages.registry import Message, message
 
-MAX_WORD_BYTES: Final = 32 * 1024
 MAX_LENT: Final = 3072
 """Most buckets that one LEND can name: their offsets fit in a header, however large."""
 
@@ -22,8 +21,8 @@ class Phase(enum.IntEnum):
     EXCHANGE = 2
 
 
-@message(0x30)
-class Chunk:
+@message
+class Chunk(Message):
     """One chunk of one bucket on its way round the ring; the payload is its elements.
 
     With a loan there is no payload: the elements lie in memory that the sender lends.
@@ -39,8 +38,8 @@ class Chunk:
     loan: U64 = 0
 
 
-@message(0x31)
-class Word:
+@message
+class Word(Message):
     """One rank's small word on its way round the ring; the payload is the word."""
 
     generation: Generation
@@ -51,8 +50,8 @@ class Word:
     source: U16
 
 
-@message(0x32)
-class Beat:
+@message
+class Beat(Message):
     """Sent in both directions of a ring link at the heartbeat interval: this side is alive."""
 
     generation: Generation
@@ -65,8 +64,8 @@ class Lot:
     offset: U64
 
 
-@message(0x33)
-class Lend:
+@message
+class Lend(Message):
     """To a next rank on the same host: the file in which this process's buckets lie.
 
     `lots` has one entry for each bucket of a step, in their order.
@@ -79,8 +78,8 @@ class Lend:
     lots: Annotated[tuple[Lot, ...], list_of(Lot, MAX_LENT)]
 
 
-@message(0x34)
-class Borrow:
+@message
+class Borrow(Message):
     """The next rank asks for the file of this LEND, by post to a socket of its own: its path."""
 
     generation: Generation
@@ -88,21 +87,18 @@ class Borrow:
     socket: Text
 
 
-@message(0x35)
-class Borrowed:
+@message
+class Borrowed(Message):
     """The next rank can read what the LEND of this number names."""
 
     generation: Generation
     number: U64
 
 
-@message(0x36)
-class Taken:
+@message
+class Taken(Message):
     """The next rank has read all that it was lent of a bucket."""
 
     generation: Generation
     step: U64
     bucket: U16
-
-
-RingMessage = Chunk | Word | Beat | Lend | Borrow | Borrowed | Taken

@@ -11,10 +11,9 @@ from dtd.core.audited import CHANGING, MOST_CHARACTERS, MOST_ENTRIES, UNCHANGING
 from dtd.core.audited import outcome as outcome_of
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.connection import FROM_OPENER
 
 ASKED = sorted(
-    (FROM_OPENER[m.Role.CTL] | FROM_OPENER[m.Role.JOIN]) - {m.Error, m.Goodbye},
+    (m.from_opener(m.Role.CTL) | m.from_opener(m.Role.JOIN)) - {m.Error, m.Goodbye},
     key=lambda kind: kind.__name__,
 )
 

@@ -9,7 +9,6 @@ import pytest
 
 from dtd.core.rights import VIEWER_MAY, refusal
 from dtd.wire import messages as m
-from dtd.wire.connection import FROM_OPENER
 from dtd.wire.greeting import hello
 
 
@@ -80,7 +79,7 @@ def test_a_worker_is_called_as_its_credential_says(name: str, allowed: bool) -> 
     assert refusal(Who("worker", "uid 1002", 1002, None), register(name)) == ""
 
 
-@pytest.mark.parametrize("kind", sorted(FROM_OPENER[m.Role.CTL], key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(m.from_opener(m.Role.CTL), key=lambda kind: kind.__name__))
 def test_a_viewer_asks_only_what_changes_nothing(kind: type[Any]) -> None:
     message = m.ListCheckpoints() if kind is m.ListCheckpoints else kind.__new__(kind)
     said = refusal(Who("viewer", "eve"), message)

@@ -16,6 +16,7 @@ from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
 from dtd.wire.messages.registry import message_number
 
 ROLES = list(m.Role)
+TABLES = (m.from_opener, m.from_acceptor)
 TYPES = list(m.message_types().values())
 VALUES = {
     "u": 1,
@@ -102,8 +103,8 @@ def refused(side: Connection, received: Any, payload_bytes: int = 0) -> Protocol
 @pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
 def test_open_connection_takes_what_its_role_allows(role: m.Role, cls: type[Any]) -> None:
     for side, allowed in (
-        (acceptor(State.OPEN, role), c.FROM_OPENER[role]),
-        (opener(State.OPEN, role), c.FROM_ACCEPTOR[role]),
+        (acceptor(State.OPEN, role), m.from_opener(role)),
+        (opener(State.OPEN, role), m.from_acceptor(role)),
     ):
         if cls in allowed:
             side.receive(message(cls))
@@ -131,20 +132,14 @@ def test_every_message_has_exactly_one_sender() -> None:
     several = {m.Beat, m.Revocations, m.Renew, m.Renewed}
     either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
     for cls in set(TYPES) - either:
-        senders = [
-            role
-            for table in (c.FROM_OPENER, c.FROM_ACCEPTOR)
-            for role, allowed in table.items()
-            if cls in allowed
-        ]
+        senders = [role for table in TABLES for role in ROLES if cls in table(role)]
         assert len(senders) == 1, cls
-    for table in (c.FROM_OPENER, c.FROM_ACCEPTOR):
-        assert [role for role in ROLES if m.Beat in table[role]] == [m.Role.RING]
-        assert [role for role in ROLES if m.Revocations in table[role]] == [m.Role.WORKER]
-        renew = [role for role in ROLES if {m.Renew, m.Renewed} & table[role]]
+    for table in TABLES:
+        assert [role for role in ROLES if m.Beat in table(role)] == [m.Role.RING]
+        assert [role for role in ROLES if m.Revocations in table(role)] == [m.Role.WORKER]
+        renew = [role for role in ROLES if {m.Renew, m.Renewed} & table(role)]
         assert renew == [m.Role.WORKER, m.Role.CTL]
-        assert set(table) == set(ROLES)
-        assert all({m.Error, m.Goodbye} <= allowed for allowed in table.values())
+        assert all({m.Error, m.Goodbye} <= table(role) for role in ROLES)
 
 
 @pytest.mark.parametrize(
@@ -250,9 +245,8 @@ def test_other_side_states_what_it_takes(stated: int, limit: int) -> None:
 @pytest.mark.parametrize("opened", [False, True])
 def test_payload_beyond_what_a_message_carries_is_refused(role: m.Role, opened: bool) -> None:
     make = opener if opened else acceptor
-    table = c.FROM_ACCEPTOR if opened else c.FROM_OPENER
-    for cls in table[role]:
-        limit = c.PAYLOAD_LIMIT_BYTES.get(cls, 0)
+    for cls in m.from_acceptor(role) if opened else m.from_opener(role):
+        limit = m.kind_of(cls).max_payload_bytes
         make(State.OPEN, role).receive(message(cls), limit)
         error = refused(make(State.OPEN, role), message(cls), limit + 1)
         assert error.code is ErrorCode.BAD_PAYLOAD

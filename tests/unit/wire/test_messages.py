@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast, get_args
+import importlib
+import subprocess
+import sys
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -13,6 +16,7 @@ from dtd.wire import fields
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
 from dtd.wire.header import MAX_HEADER_BYTES, decode_header
+from dtd.wire.messages.catalogue import BESIDE, BY_NAME, KINDS
 from dtd.wire.messages.registry import message
 
 TYPES = sorted(m.message_types().items())
@@ -103,10 +107,6 @@ def test_no_field_is_called_as_the_type_is() -> None:
     assert all(m.TYPE_KEY not in cls.__dataclass_fields__ for _, cls in TYPES)
 
 
-def test_message_union_lists_every_message() -> None:
-    assert set(get_args(m.Message)) == {cls for _, cls in TYPES}
-
-
 def test_messages_are_values() -> None:
     one, other = m.Running(job="a", generation=1, step=2), m.Running(job="a", generation=1, step=2)
     assert one == other
@@ -123,10 +123,61 @@ def test_secrets_are_not_shown() -> None:
     assert enrol != dataclasses.replace(enrol, token_secret="loud")
 
 
-def test_number_is_given_out_once() -> None:
-    with pytest.raises(ValueError, match="0x1 is taken twice"):
-        message(0x01)(type("Again", (), {"__annotations__": {}}))
+def declared(name: str, module: str) -> type[m.Message]:
+    namespace = {"__annotations__": {}, "__module__": f"dtd.wire.messages.{module}"}
+    return message(type(name, (m.Message,), namespace))
+
+
+def test_message_is_declared_once_and_where_the_catalogue_says() -> None:
     assert m.message_types()[0x01] is m.Hello
+    with pytest.raises(ValueError, match="Hello is declared twice"):
+        declared("Hello", "handshake")
+    for name, module in (("Hello", "control"), ("Unheard", "handshake")):
+        with pytest.raises(ValueError, match=f"{name} of .*{module} is not in the catalogue"):
+            declared(name, module)
+
+
+def test_catalogue_says_each_name_and_number_once() -> None:
+    assert len({kind.number for kind in KINDS}) == len({kind.name for kind in KINDS}) == len(KINDS)
+    for kind in KINDS:
+        cls = m.message_types()[kind.number]
+        assert (cls.__name__, cls.__module__) == (kind.name, f"dtd.wire.messages.{kind.module}")
+        assert m.kind_of(cls) is kind
+        assert issubclass(cls, m.Message)
+
+
+def test_names_of_all_modules_are_found() -> None:
+    """What a type checker takes for a name of the package is one when it is used."""
+    for module in sorted({kind.module for kind in KINDS}):
+        public = vars(importlib.import_module(f"dtd.wire.messages.{module}"))
+        own = {
+            name
+            for name, value in public.items()
+            if name.startswith("MAX_") or getattr(value, "__module__", "").endswith(f".{module}")
+        }
+        assert own - {"MAX_WORD_BYTES"} <= {*BY_NAME, *BESIDE}, module
+        for name in own:
+            assert getattr(m, name) is public[name]
+    with pytest.raises(AttributeError, match="no attribute 'Unheard'"):
+        m.Unheard  # type: ignore[attr-defined]  # noqa: B018
+
+
+LOADED = """
+import sys
+from dtd.wire import messages as m
+loaded = lambda: {one.rpartition(".")[2] for one in sys.modules if one.startswith(m.__name__ + ".")}
+before = loaded()
+assert m.decode_message({"t": 0x13}) is not None
+assert m.message_name(m.Chunk) == "CHUNK"
+print(*sorted(before), *sorted(loaded() - before))
+"""
+
+
+def test_modules_are_loaded_when_their_messages_are_used_or_arrive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["catalogue", "codec", "registry", "control", "ring"]
 
 
 def test_registry_that_is_handed_out_is_a_copy() -> None:

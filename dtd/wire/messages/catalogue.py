@@ -1,0 +1,172 @@
+"""All messages in one table: number, name, module, sender, and the most payload (protocol.md).
+
+A message is declared in its module, as a dataclass of its fields; everything else about it stands
+here and nowhere else.  A module is loaded when one of its messages is used or arrives, so that a
+command of dtdctl does not make classes that only workers need.  Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
+
+MAX_WORD_BYTES: Final = 32 * 1024
+MAX_REVOCATIONS_BYTES: Final = 512 * 1024
+
+
+class Role(enum.StrEnum):
+    """Who opens a connection, and what for."""
+
+    WORKER = "worker"
+    CTL = "ctl"
+    RING = "ring"
+    LIFELINE = "lifeline"
+    FETCH = "fetch"
+    JOIN = "join"
+
+
+Roles = frozenset[Role]
+
+_NONE: Final[Roles] = frozenset()
+_ALL: Final[Roles] = frozenset(Role)
+_WORKER: Final[Roles] = frozenset({Role.WORKER})
+_CTL: Final[Roles] = frozenset({Role.CTL})
+_RING: Final[Roles] = frozenset({Role.RING})
+_FETCH: Final[Roles] = frozenset({Role.FETCH})
+_JOIN: Final[Roles] = frozenset({Role.JOIN})
+
+_SMALL: Final = DEFAULT_MAX_PAYLOAD_BYTES
+_LARGE: Final = LARGEST_MAX_PAYLOAD_BYTES
+
+
+class Kind(NamedTuple):
+    """What is fixed about one message.
+
+    Attributes:
+        module: where its class is, below `dtd.wire.messages`.
+        number: what a header has under "t".
+        name: of its class; protocol.md writes HEARTBEAT_ACK for HeartbeatAck.
+        opener: the roles in which the opening side may send it once the connection is open.
+        acceptor: the roles in which the accepting side may.
+        max_payload_bytes: the most bytes of payload it may carry; 0: it carries none.
+    """
+
+    module: str
+    number: int
+    name: str
+    opener: Roles = _NONE
+    acceptor: Roles = _NONE
+    max_payload_bytes: int = 0
+
+
+KINDS: Final = (
+    # What every connection begins and ends with; the first, second and fifth only before it is open
+    Kind("handshake", 0x01, "Hello"),
+    Kind("handshake", 0x02, "Welcome"),
+    Kind("handshake", 0x03, "Error", _ALL, _ALL),
+    Kind("handshake", 0x04, "Goodbye", _ALL, _ALL),
+    Kind("handshake", 0x05, "Prove"),
+    # A credential, and what was revoked
+    Kind("joining", 0x06, "GetAuthority", _JOIN),
+    Kind("joining", 0x07, "Authority", _NONE, _JOIN),
+    Kind("joining", 0x08, "Enrol", _JOIN),
+    Kind("joining", 0x09, "Enrolled", _NONE, _JOIN),
+    Kind("joining", 0x0A, "Renew", _WORKER | _CTL),
+    Kind("joining", 0x0B, "Renewed", _NONE, _WORKER | _CTL),
+    Kind("joining", 0x0C, "Revocations", _WORKER, _WORKER, MAX_REVOCATIONS_BYTES),
+    # Worker and coordinator: who is in the ring
+    Kind("control", 0x10, "Register", _WORKER),
+    Kind("control", 0x11, "Registered", _NONE, _WORKER),
+    Kind("control", 0x12, "Heartbeat", _WORKER),
+    Kind("control", 0x13, "HeartbeatAck", _NONE, _WORKER),
+    Kind("control", 0x14, "Prepare", _NONE, _WORKER),
+    Kind("control", 0x15, "Warmed", _WORKER),
+    Kind("control", 0x16, "Assign", _NONE, _WORKER),
+    Kind("control", 0x17, "Running", _WORKER),
+    Kind("control", 0x18, "Freeze", _NONE, _WORKER),
+    Kind("control", 0x19, "Frozen", _WORKER),
+    Kind("control", 0x1A, "Finished", _WORKER),
+    Kind("control", 0x1B, "Failed", _WORKER),
+    Kind("control", 0x1C, "Release", _NONE, _WORKER),
+    Kind("control", 0x22, "Leave", _WORKER),
+    Kind("control", 0x2A, "Save", _NONE, _WORKER),
+    Kind("control", 0x4B, "Signal", _NONE, _WORKER),
+    # Worker to coordinator: what a job has to show for itself
+    Kind("reports", 0x1D, "Evaluated", _WORKER),
+    Kind("reports", 0x1E, "CheckpointSaved", _WORKER),
+    Kind("reports", 0x1F, "JobOutput", _WORKER, _NONE, _LARGE),
+    Kind("reports", 0x20, "Notice", _WORKER),
+    Kind("reports", 0x21, "Progress", _WORKER),
+    Kind("reports", 0x29, "Agreed", _WORKER),
+    # Worker and coordinator: asked and answered beside the training
+    Kind("errands", 0x23, "Probe", _NONE, _WORKER),
+    Kind("errands", 0x24, "Probed", _WORKER),
+    Kind("errands", 0x25, "GetPackage", _WORKER),
+    Kind("errands", 0x26, "Package", _NONE, _WORKER, _SMALL),
+    Kind("errands", 0x27, "Measure", _NONE, _WORKER),
+    Kind("errands", 0x28, "Measured", _WORKER),
+    Kind("errands", 0x2B, "DropCheckpoint", _NONE, _WORKER),
+    Kind("errands", 0x2C, "CheckpointDropped", _WORKER),
+    # Rank and next rank
+    Kind("ring", 0x30, "Chunk", _RING, _NONE, _LARGE),
+    Kind("ring", 0x31, "Word", _RING, _NONE, MAX_WORD_BYTES),
+    Kind("ring", 0x32, "Beat", _RING, _RING),
+    Kind("ring", 0x33, "Lend", _RING),
+    Kind("ring", 0x34, "Borrow", _NONE, _RING),
+    Kind("ring", 0x35, "Borrowed", _NONE, _RING),
+    Kind("ring", 0x36, "Taken", _NONE, _RING),
+    # Whoever fetches a state or a checkpoint, and its holder
+    Kind("fetch", 0x38, "FetchOpen", _FETCH),
+    Kind("fetch", 0x39, "FetchInfo", _NONE, _FETCH, _LARGE),
+    Kind("fetch", 0x3A, "FetchRange", _FETCH),
+    Kind("fetch", 0x3B, "FetchData", _NONE, _FETCH, _LARGE),
+    # dtdctl and coordinator
+    Kind("ctl", 0x40, "SubmitJob", _CTL),
+    Kind("ctl", 0x41, "GetStatus", _CTL),
+    Kind("ctl", 0x42, "WaitJob", _CTL),
+    Kind("ctl", 0x43, "CancelJob", _CTL),
+    Kind("ctl", 0x44, "KillWorker", _CTL),
+    Kind("ctl", 0x45, "DrainWorker", _CTL),
+    Kind("ctl", 0x46, "ListJobs", _CTL),
+    Kind("ctl", 0x47, "ReadLogs", _CTL),
+    Kind("ctl", 0x48, "ReadEvents", _CTL),
+    Kind("ctl", 0x49, "ListCheckpoints", _CTL),
+    Kind("ctl", 0x4A, "Result", _NONE, _CTL, _LARGE),
+    Kind("ctl", 0x4C, "ResumeJob", _CTL),
+    Kind("ctl", 0x4D, "PutPackage", _CTL, _NONE, _SMALL),
+    Kind("ctl", 0x4E, "GetFigures", _CTL),
+    Kind("ctl", 0x50, "CreateToken", _CTL),
+    Kind("ctl", 0x51, "ListTokens", _CTL),
+    Kind("ctl", 0x52, "RevokeToken", _CTL),
+    Kind("ctl", 0x53, "ListCredentials", _CTL),
+    Kind("ctl", 0x54, "RevokeCredential", _CTL),
+    Kind("ctl", 0x55, "Examine", _CTL),
+    Kind("ctl", 0x56, "ShowJob", _CTL),
+    Kind("ctl", 0x57, "Delete", _CTL),
+    Kind("ctl", 0x58, "ReadAudit", _CTL),
+    Kind("ctl", 0x59, "ShowAuthority", _CTL),
+    Kind("ctl", 0x5A, "RotateAuthority", _CTL),
+)
+
+BY_NUMBER: Final[Mapping[int, Kind]] = {kind.number: kind for kind in KINDS}
+BY_NAME: Final[Mapping[str, Kind]] = {kind.name: kind for kind in KINDS}
+
+BESIDE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("MAX_BRANCHES", "MAX_WORLD", "Branch", "Held", "Member"), "control"),
+    **dict.fromkeys(("MAX_LENT", "Lot", "Phase"), "ring"),
+    "BlobInfo": "fetch",
+}
+"""Modules of the names that belong to a message and are none: records, limits, enumerations."""
+
+
+def opener_numbers(role: Role) -> frozenset[int]:
+    """Numbers of what the opening side of this role may send once the connection is open."""
+    return frozenset(kind.number for kind in KINDS if role in kind.opener)
+
+
+def acceptor_numbers(role: Role) -> frozenset[int]:
+    """Numbers of what the accepting side may send then."""
+    return frozenset(kind.number for kind in KINDS if role in kind.acceptor)

@@ -22,11 +22,10 @@ from typing import Final, get_args
 
 from dtd.ctl import output
 from dtd.errors import DtdError, UsageError
-from scripts import stop_signals
 from scripts.chaosrun import report
 from scripts.chaosrun.faults import KINDS
-from scripts.chaosrun.run import Result, run
-from scripts.chaosrun.scenarios import SCENARIOS, NetworkKind, Scenario
+from scripts.chaosrun.run import SCENARIOS, NetworkKind, Result, Scenario, run
+from scripts.cluster.processes import exit_on_stop_signals
 
 DEFAULT_SCENARIO: Final = "soak"
 
@@ -34,7 +33,7 @@ DEFAULT_SCENARIO: Final = "soak"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a scenario and return the exit code."""
     options = _parser().parse_args(arguments)
-    stop_signals.exit_when_asked()
+    exit_on_stop_signals()
     begun_s = time.monotonic()
 
     def say(text: str) -> None:

@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from dtd.address import SCHEME
 from dtd.places import SOCKET_NAME
-from scripts.chaosrun.namespaces import Namespace, may_make
-from scripts.child import Child, stop_all
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.processes import Child, stop_all
 
 PORTS: Final = {"worker-0": 7200, "worker-1": 7201}
 FIRST_STEPS: Final = 5

@@ -108,7 +108,7 @@ def run_plain(target: Target, *, seed: int, runs: int) -> Counter:
 def _run_guided(name: str, *, seed: int, runs: int, corpus: Path) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["dtd", "scripts.fuzz_input"]):
+    with atheris.instrument_imports(include=["dtd", "scripts.fuzz_links"]):
         from scripts.fuzz_targets import TARGETS
 
     target = TARGETS[name]

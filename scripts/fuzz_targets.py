@@ -33,8 +33,17 @@ from dtd.train.checkpoint_format import (
 )
 from dtd.wire import messages as m
 from dtd.wire.connection import DATA_ROLES
-from scripts.fuzz_input import MAX_FRAMES, Reader, values_of
-from scripts.fuzz_links import CONTROL_ROLES, acceptor, attack, opener, prove_to, welcome_to
+from scripts.fuzz_links import (
+    CONTROL_ROLES,
+    MAX_FRAMES,
+    Reader,
+    acceptor,
+    attack,
+    opener,
+    prove_to,
+    values_of,
+    welcome_to,
+)
 
 MAX_INPUT_BYTES: Final = 4096
 _WORKER_SAYS: Final = sorted(

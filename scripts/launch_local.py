@@ -24,12 +24,11 @@ from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
 from dtd.shown import one_line
-from scripts import job_watch, stop_signals
-from scripts.child import TAIL_LINES
+from scripts.cluster import jobs
+from scripts.cluster.local import LocalCluster
+from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_directory import newest_weights, run_directory, step_of
-from scripts.launch_display import Display, open_display
-from scripts.launch_summary import LocalRun, summary_lines, summary_object
-from scripts.local_cluster import LocalCluster
+from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object
 
 # All workers are registered before the job is submitted and the coordinator waits for those that
 # warm up, so there is nobody else to settle for.
@@ -50,7 +49,7 @@ _KEYS: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one job and return the exit code."""
     options = _parser().parse_args(arguments)
-    stop_signals.exit_when_asked()
+    exit_on_stop_signals()
     try:
         run = launch(options, job_spec(options))
     except DtdError as error:
@@ -146,7 +145,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
                 display.say(line)
             raise
         finally:
-            stop_signals.ignore()
+            ignore_stop_signals()
             cluster.stop()
 
 
@@ -208,16 +207,16 @@ def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> Loc
         if status["job"] is not None and status["job"]["id"] == job:
             followed.last.update(status["job"])
 
-    job = followed.job = job_watch.unfinished(cluster.address, followed.spec)
+    job = followed.job = jobs.unfinished(cluster.address, followed.spec)
     if job:
         display.say(f"goes on with {job}, which is not finished in this directory")
     else:
-        job = followed.job = job_watch.submit(cluster.address, followed.spec)
-    followed.identity = job_watch.identity(cluster.address, job)
-    answer = job_watch.follow(cluster.address, job, on_status=on_status, tend=cluster.tend)
+        job = followed.job = jobs.submit(cluster.address, followed.spec)
+    followed.identity = jobs.identity(cluster.address, job)
+    answer = jobs.follow(cluster.address, job, on_status=on_status, tend=cluster.tend)
     took_s = time.monotonic() - started_s
     if answer["state"] == "failed":
-        for line in job_watch.printed_lines(cluster.address, job)[-TAIL_LINES:]:
+        for line in jobs.printed_lines(cluster.address, job)[-TAIL_LINES:]:
             display.say(line)
     return LocalRun(
         job=job,

@@ -29,12 +29,11 @@ from typing import Any, Final
 
 from dtd.job import load_job, to_mapping
 from dtd.wire import messages as m
-from scripts.chaosrun.cluster import REPOSITORY, ChaosCluster
-from scripts.chaosrun.disks import PlainDisks
-from scripts.chaosrun.log_tail import LogTail
-from scripts.chaosrun.networks import Loopback
-from scripts.chaosrun.scene import ENDS
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.disks import PlainDisks
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.log_timeline import ENDS, LogTail
+from scripts.cluster.networked import REPOSITORY, ChaosCluster
+from scripts.cluster.networks import Loopback
 from scripts.overhead_daemon import BLOCK_VARIABLE, is_bare
 
 GROUP_BLOCKS: Final = 4

@@ -10,14 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from dtd.errors import DtdError
-from scripts import stop_signals
 from scripts.benchrun import allreduce, convergence, report, results, train
+from scripts.cluster.processes import exit_on_stop_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     options = _parser().parse_args(arguments)
-    stop_signals.exit_when_asked()
+    exit_on_stop_signals()
     try:
         options.run(options)
     except DtdError as error:

@@ -17,11 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scripts.benchrun.machine import machine
 from scripts.benchrun.places import OneHost, OtherHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, keep
-from scripts.benchrun.spread import in_turn
+from scripts.benchrun.results import Record, in_turn, keep, machine
 
 KIND: Final = "allreduce"
 KEY: Final = ("world", "dtype", "bytes", "side")
@@ -39,7 +37,7 @@ class Side:
     """Somebody who takes part.
 
     Attributes:
-        kind: which program (`scripts.benchrun.rank`).
+        kind: which program (`scripts.benchrun.ranks`).
         place: where its ranks run.
         setup: what else they are told.
         dtypes: the types that it is measured with; what only moves bytes needs one.

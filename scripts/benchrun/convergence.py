@@ -1,7 +1,7 @@
 """`scripts/bench convergence`: does it learn the same, and how soon, with 1, 2 and 4 workers?
 
 Real daemons train the example jobs to their end, and a plain loop of one process does as well
-(`scripts.benchrun.fitting`), with the same model, batch, optimizer and schedule.
+(`scripts.benchrun.torch_side`), with the same model, batch, optimizer and schedule.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from dtd.job import load_job, to_mapping
 from scripts import evaluate
-from scripts.benchrun.machine import machine
 from scripts.benchrun.places import OneHost, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, keep
-from scripts.chaosrun.cluster import REPOSITORY
+from scripts.benchrun.results import Record, keep, machine
+from scripts.cluster.networked import REPOSITORY
 
 KIND: Final = "convergence"
 KEY: Final = ("task", "workers")

@@ -21,12 +21,11 @@ from dtd.errors import DtdError
 from dtd.wire import messages as m
 from scripts.benchrun.ranks import peak_bytes
 from scripts.benchrun.workloads import Workload, job_of
-from scripts.chaosrun.cluster import ChaosCluster
-from scripts.chaosrun.disks import PlainDisks
-from scripts.chaosrun.log_tail import Line, LogTail
-from scripts.chaosrun.networks import Network
-from scripts.chaosrun.scene import ENDS
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.disks import PlainDisks
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.log_timeline import ENDS, Line, LogTail
+from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.networks import Network
 
 PARTS: Final = ("compute_s", "comm_s", "exposed_s", "data_s", "optimizer_s")
 _TURN_S: Final = 0.05

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from ipaddress import ip_interface
 from typing import Final, Protocol
 
-from scripts.benchrun.machine import CONGESTION_FILE
-from scripts.chaosrun.namespaces import Namespace, may_make
+from scripts.benchrun.results import CONGESTION_FILE
+from scripts.cluster.namespaces import Namespace, may_make
 
 RENO: Final = "reno"
 LOOPBACK_HOST: Final = "127.0.0.1"

@@ -9,8 +9,7 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from scripts.benchrun.results import Record
-from scripts.benchrun.spread import spread
+from scripts.benchrun.results import Record, spread
 from scripts.benchrun.tables import bus_bytes_per_s, size_text
 
 SIDES: Final = ("dtd", "gloo", "limit, xxh3", "limit")

@@ -1,28 +1,39 @@
 """The processes that are measured: started, asked, ended.
 
-A rank is `python -m scripts.benchrun.rank KIND`.  It stays for the whole benchmark, so that nothing
-is measured cold; requests and answers are lines of JSON.  All ranks of a world are asked at once.
+A rank is `python -m scripts.benchrun.ranks KIND`.  It stays for the whole benchmark, so that
+nothing is measured cold.  The first line on its stdin describes the rank, every further one is a
+call; each gets one line of answer, as JSON.  It ends when stdin does.  What the libraries print
+goes to stderr.  All ranks of a world are asked at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import resource
 import selectors
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 
 from dtd.errors import DtdError
-from scripts import die_with_parent
 from scripts.benchrun.places import Place
-from scripts.chaosrun.cluster import REPOSITORY
+from scripts.cluster import die_with_parent
+from scripts.cluster.networked import REPOSITORY
+
+if TYPE_CHECKING:
+    import torch
+
+# --- the parent: all ranks of a side --------------------------------------------------------------
+
 
 ANSWER_S: Final = 900.0
 _END_S: Final = 5.0
@@ -34,7 +45,7 @@ class World:
     """The ranks of one side.
 
     Args:
-        kind: which program (`scripts.benchrun.rank`).
+        kind: which program (`scripts.benchrun.ranks`).
         size: how many.
         place: where they run.
         setup: what they are told beside rank, world and host.
@@ -49,7 +60,7 @@ class World:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dtd-rank-")))
         try:
             for rank in range(size):
-                command = [sys.executable, "-m", "scripts.benchrun.rank", kind]
+                command = [sys.executable, "-m", "scripts.benchrun.ranks", kind]
                 log = self._stack.enter_context((directory / f"{rank}.log").open("w+b"))
                 self._ranks.append(_Rank(f"{kind} {rank}", place.wrapped(rank, command), log))
                 self._ranks[rank].tell(
@@ -168,3 +179,140 @@ class _Rank:
         self._log.seek(0)
         said = self._log.read().decode(errors="replace")[-_TAIL_CHARACTERS:].strip()
         return DtdError(f"rank {self.name} {what}" + (f"; it said\n{said}" if said else ""))
+
+
+# --- a bucket, and how to see that it was summed --------------------------------------------------
+
+
+def layout(size_bytes: int, dtype: str) -> tuple[int, torch.dtype]:
+    """(elements, type) of a bucket of this size; `dtype` is the name of a torch type."""
+    import torch  # ranks that only move bytes do without
+
+    kind: torch.dtype = getattr(torch, dtype)
+    return size_bytes // kind.itemsize, kind
+
+
+class Bucket:
+    """One dimension of zeros.
+
+    Zeros stay zeros however often they are summed, so nothing overflows while time is taken.
+
+    Args:
+        flat: its memory.
+    """
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat = flat
+        self.flat.fill_(0)  # now the pages are there
+
+    def verify(self, rank: int, world: int, all_reduce: Callable[[], None]) -> None:
+        """Sum rank + 1 over all ranks, which is exact in every type.
+
+        Raises:
+            DtdError: the sum is wrong.
+        """
+        self.flat.fill_(rank + 1)
+        all_reduce()
+        expected = world * (world + 1) // 2
+        if not bool((self.flat == expected).all()):
+            raise DtdError(f"the sum over {world} ranks is not {expected} everywhere")
+        self.flat.fill_(0)
+
+
+# --- the child: one rank --------------------------------------------------------------------------
+
+
+KINDS: Final = {
+    "dtd": "scripts.benchrun.ring_side:RingSide",
+    "gloo": "scripts.benchrun.torch_side:GlooSide",
+    "probe": "scripts.benchrun.probe_side:ProbeSide",
+    "torch": "scripts.benchrun.torch_side:TorchSide",
+}
+
+Call = Callable[..., Any]
+
+
+class AllReduceSide(Protocol):
+    """One rank of something that can sum a bucket over all ranks."""
+
+    def listen(self) -> list[Any]:
+        """Where the others reach it: [host, port]."""
+        ...
+
+    def join(self, addresses: list[list[Any]], secret: str) -> None:
+        """Connect to the others."""
+        ...
+
+    def prepare(self, size_bytes: int, dtype: str) -> None:
+        """Have a bucket of this size; the one before is given up."""
+        ...
+
+    def verify(self) -> None:
+        """Sum once, and see that the sum is right; leaves a bucket of zeros."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this."""
+        ...
+
+    def all_reduce(self) -> None:
+        """Sum the bucket in place."""
+        ...
+
+
+def measure(side: AllReduceSide, iterations: int) -> dict[str, float]:
+    """Seconds, and processor seconds of all threads of this process."""
+    side.barrier()
+    cpu_s, begun_s = _cpu_s(), time.perf_counter()
+    for _ in range(iterations):
+        side.all_reduce()
+    return {"wall_s": time.perf_counter() - begun_s, "cpu_s": _cpu_s() - cpu_s}
+
+
+def all_reduce_calls(side: AllReduceSide) -> dict[str, Call]:
+    """What such a rank can be asked for."""
+    return {
+        "listen": side.listen,
+        "join": side.join,
+        "prepare": side.prepare,
+        "verify": side.verify,
+        "measure": lambda iterations: measure(side, iterations),
+    }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def calls_of(kind: str, setup: Mapping[str, Any]) -> dict[str, Call]:
+    """Make the side and say what it can be asked for."""
+    module, _, name = KINDS[kind].partition(":")
+    side = getattr(importlib.import_module(module), name)(setup)
+    return side.calls() if hasattr(side, "calls") else all_reduce_calls(side)
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    calls: dict[str, Call] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if not calls:
+                calls = calls_of(sys.argv[1], request)
+                result = None
+            else:
+                result = calls[request["call"]](**request["arguments"])
+            answer = {"result": result}
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is told
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        os.write(out, json.dumps(answer).encode() + b"\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads of the libraries may wait for something that never comes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

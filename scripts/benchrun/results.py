@@ -1,18 +1,128 @@
-"""Figures as JSON in docs/benchmarks: one file a subcommand, one record a case.
+"""Figures: medians and their spread, floors, and records as JSON in docs/benchmarks.
 
-A later run replaces the records of the cases that it measured and keeps the others, so that a long
-benchmark can be made in pieces.  Every record says on what it was measured.
+There is one file for each subcommand and one record for each case.  A later run replaces the
+records of the cases that it measured and keeps the others, so that a long benchmark can be made in
+pieces.  Every record says on what it was measured, and nothing that names the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import platform
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from dtd import __version__
 from dtd.errors import DtdError
+
+# --- medians and ratios ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Some measurements of one thing.
+
+    Attributes:
+        median: of all.
+        mad: median absolute deviation from it.
+        lowest: the least of all.
+        highest: the greatest.
+    """
+
+    median: float
+    mad: float
+    lowest: float
+    highest: float
+
+    @property
+    def relative(self) -> float:
+        """The deviation as a share of the median."""
+        return self.mad / self.median if self.median else math.nan
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarise at least one value."""
+    median = statistics.median(values)
+    return Spread(
+        median=median,
+        mad=statistics.median(abs(value - median) for value in values),
+        lowest=min(values),
+        highest=max(values),
+    )
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """The ratio of two sides, round by round, so that what both of them met cancels out."""
+    return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def in_turn(names: Sequence[str], turn: int) -> list[str]:
+    """Who is measured when: A B, B A, A B ... so that a drift hurts all alike."""
+    return [*names] if turn % 2 == 0 else [*reversed(names)]
+
+
+# --- the least that a step can take over links of a known speed -----------------------------------
+
+
+def shaped_floor_s(ready_s: Sequence[float], wire_s: Sequence[float], optimizer_s: float) -> float:
+    """Seconds from the begin of a step to its end.
+
+    Args:
+        ready_s: when each bucket is full, from the begin of the step, in the order of travel.
+        wire_s: how long each bucket takes on the wire by itself.
+        optimizer_s: the update that follows the last one.
+    """
+    end_s = 0.0
+    for ready, wire in zip(ready_s, wire_s, strict=True):
+        end_s = max(end_s, ready) + wire
+    return end_s + optimizer_s
+
+
+# --- the machine ----------------------------------------------------------------------------------
+
+
+CONGESTION_FILE: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_PACKAGES: Final = ("torch", "numpy", "uvloop", "xxhash", "cryptography")
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, memory, kernel and versions, and how busy it was."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "kernel": ".".join(platform.release().split(".")[:2]).split("-")[0],
+        "python": platform.python_version(),
+        "dtd": __version__,
+        **{package: version(package) for package in _PACKAGES},
+        "congestion_control": congestion_control(),
+        "load_before": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def congestion_control() -> str:
+    """What TCP connections use that are opened here and now."""
+    try:
+        return CONGESTION_FILE.read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+# --- records --------------------------------------------------------------------------------------
+
 
 SCHEMA: Final = 1
 DIRECTORY: Final = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"

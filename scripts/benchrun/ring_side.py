@@ -29,7 +29,7 @@ from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S
-from scripts.benchrun.buckets import Bucket, layout
+from scripts.benchrun.ranks import Bucket, layout
 
 SILENCE_S: Final = 120.0
 """Other sides have the processors meanwhile; nobody is to be given up for that."""

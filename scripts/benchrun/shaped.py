@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 
 from dtd.address import Address
 from scripts.benchrun.places import choose_congestion_control
-from scripts.chaosrun.namespaces import Namespace
-from scripts.fault_proxy import FaultProxy
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.fault_proxy import FaultProxy
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.namespaces import Namespace
 
 _SWITCH: Final = "switch"
 _PORT: Final = "eth0"
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ShapedHosts:
-    """`Place` for ranks, and `Network` (`scripts.chaosrun.networks`) for daemons.
+    """`Place` for ranks, and `Network` (`scripts.cluster.networks`) for daemons.
 
     Args:
         workers: names of the workers; worker number i shares a host with rank i.

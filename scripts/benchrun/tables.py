@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from scripts.benchrun.allreduce import bus_factor
-from scripts.benchrun.results import Record
-from scripts.benchrun.spread import Spread, paired_ratio, spread
+from scripts.benchrun.results import Record, Spread, paired_ratio, spread
 from scripts.markdown import table
 
 NOTHING: Final = "-"

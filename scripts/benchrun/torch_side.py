@@ -1,30 +1,151 @@
-"""Plain torch in one rank: alone, beside others without a word, or in DDP over Gloo.
+"""Plain torch in one rank: alone, beside others without a word, in DDP, or only Gloo's all-reduce.
 
-Its batches are made before the clock starts, so reading rows costs it nothing.
+Batches are made before the clock starts, so reading rows costs nothing.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.core.buckets import plan_buckets
-from dtd.job import from_mapping
+from dtd.job import JobSpec, from_mapping
 from dtd.train.gradients import parameter_shapes
 from dtd.train.heap import keep_freed_memory
 from dtd.train.optimizers import build_optimizer
+from dtd.train.schedules import learning_rate
 from dtd.train.task import load_task
-from scripts.benchrun import fitting
-from scripts.benchrun.gloo_side import join_gloo
+from scripts.benchrun.ranks import Bucket, layout
+
+# --- Gloo's all-reduce ----------------------------------------------------------------------------
+
+
+TIMEOUT: Final = timedelta(minutes=10)
+
+
+class GlooSide:
+    """See `AllReduceSide`.
+
+    Args:
+        setup: rank, world, interface, directory.
+    """
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self._setup = setup
+
+    def listen(self) -> list[Any]:
+        """See `AllReduceSide`; they find each other by a file."""
+        return [self._setup["host"], 0]
+
+    def join(self, addresses: list[list[Any]], secret: str) -> None:
+        """See `AllReduceSide`."""
+        join_gloo(self._setup)
+
+    def prepare(self, size_bytes: int, dtype: str) -> None:
+        """See `AllReduceSide`."""
+        elements, kind = layout(size_bytes, dtype)
+        self._bucket = Bucket(torch.zeros(elements, dtype=kind))
+
+    def verify(self) -> None:
+        """See `AllReduceSide`."""
+        self._bucket.verify(self._setup["rank"], self._setup["world"], self.all_reduce)
+
+    def barrier(self) -> None:
+        """See `AllReduceSide`."""
+        dist.barrier()
+
+    def all_reduce(self) -> None:
+        """See `AllReduceSide`."""
+        dist.all_reduce(self._bucket.flat)
+
+
+def join_gloo(setup: Mapping[str, Any]) -> None:
+    """Make the default process group of these ranks."""
+    os.environ["GLOO_SOCKET_IFNAME"] = setup["interface"]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{setup['directory']}/store",
+        rank=setup["rank"],
+        world_size=setup["world"],
+        timeout=TIMEOUT,
+    )
+
+
+# --- a job as one would write it without dtd ------------------------------------------------------
+
+
+def fit(spec: dict[str, Any]) -> dict[str, Any]:
+    """Train to the end and evaluate.
+
+    Returns:
+        {"curve": [[step, seconds, loss]...], "metrics": of the evaluation}
+    """
+    job = from_mapping(spec, source="benchmark")
+    task: Any = load_task(job.job.task, job.task)
+    torch.manual_seed(job.job.seed)
+    model = task.build_model()
+    dataset = task.train_dataset()
+    batches = -(-len(dataset) // job.job.global_batch_size)
+    steps_total = job.job.steps or batches * (job.job.epochs or 1)
+    optimizer = build_optimizer(job.optimizer, list(model.parameters()))
+    curve: list[list[float]] = []
+    begun_s = time.perf_counter()
+    for step, rows in zip(range(steps_total), _batches(job, len(dataset)), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(
+                job.schedule, base_lr=job.optimizer.lr, update=step, updates_total=steps_total
+            )
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        loss = task.loss(model, dataset.fetch(rows, epoch=step // batches, seed=job.job.seed))
+        loss.backward()
+        if job.train.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)
+        optimizer.step()
+        curve.append([step + 1, time.perf_counter() - begun_s, float(loss.detach())])
+    return {"curve": curve, "metrics": _evaluate(task, model, job.train.eval_batch_size)}
+
+
+def _batches(job: JobSpec, length: int) -> Iterator[list[int]]:
+    """Rows of one step after another; every epoch in another order."""
+    order = torch.Generator().manual_seed(job.job.seed)
+    size = job.job.global_batch_size
+    while True:
+        rows = torch.randperm(length, generator=order).tolist()
+        yield from (rows[first : first + size] for first in range(0, length, size))
+
+
+def _evaluate(task: Any, model: nn.Module, size: int) -> dict[str, float]:
+    model.eval()
+    dataset = task.eval_dataset()
+    sums: dict[str, list[float]] = {}
+    with torch.no_grad():
+        for first in range(0, len(dataset), size):
+            rows = range(first, min(first + size, len(dataset)))
+            for name, (value, weight) in task.metrics(
+                model, dataset.fetch(rows, epoch=0, seed=0)
+            ).items():
+                total = sums.setdefault(name, [0.0, 0.0])
+                total[0] += float(value)
+                total[1] += float(weight)
+    return {name: value / weight for name, (value, weight) in sums.items()}
+
+
+# --- training steps -------------------------------------------------------------------------------
+
 
 BATCHES: Final = 4
 MIB: Final = 2**20
@@ -51,7 +172,7 @@ class TorchSide:
             "synchronise": self.synchronise,
             "steps": self.steps,
             "ready": self.ready,
-            "fit": fitting.fit,
+            "fit": fit,
         }
 
     def build(self, spec: dict[str, Any]) -> None:

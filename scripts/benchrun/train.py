@@ -1,23 +1,228 @@
 """`scripts/bench train`: whole steps of dtd's daemons against DDP over Gloo and against no sync.
 
-Which cases there are is decided here; how one is measured is `scripts.benchrun.case`.
+A case is a workload, a link and a number of workers.
+
+Five sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
+it here), `ddp-heap` (the same, in processes that keep freed memory as dtd's workers do:
+`dtd.train.heap`), `apart` (as many processes with the same share of rows that never talk, so their
+step is pure computation) and `single` (one process with all rows); the last two keep their memory,
+too.  Where bytes are dear there are two more, `dtd-bf16` and `ddp-bf16`, whose gradients travel as
+bfloat16.  What a step takes beyond `apart` is synchronisation that did not hide.  Over links of
+known speed there is also the floor (`scripts.benchrun.results`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import sys
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from dtd.errors import UsageError
-from scripts.benchrun.case import Case, measure
-from scripts.benchrun.machine import machine
-from scripts.benchrun.places import own_network
-from scripts.benchrun.results import Record, keep
-from scripts.benchrun.workloads import LINKS, LOOPBACK, QUICK, WORKLOADS
+from scripts.benchrun.allreduce import fitting_iterations, join, measure_once
+from scripts.benchrun.daemons import PARTS, DaemonRun
+from scripts.benchrun.places import OneHost, Place, own_network
+from scripts.benchrun.ranks import World
+from scripts.benchrun.results import Record, in_turn, keep, machine, shaped_floor_s
+from scripts.benchrun.shaped import ShapedHosts
+from scripts.benchrun.workloads import LINKS, LOOPBACK, QUICK, WORKLOADS, Workload, job_of
+from scripts.cluster.networks import Loopback, Network
+
+# --- one case -------------------------------------------------------------------------------------
+
+
+_WIRE_S: Final = 0.3
+_KEEP: Final = {"ddp-heap": True, "apart": True}
+
+Turn = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What to measure.
+
+    Attributes:
+        name: of the workload.
+        workload: what is trained.
+        link: how the workers are joined.
+        world: number of workers.
+        rounds: how often each side has its turn, after one to warm up.
+        buckets_mib: sizes of buckets that are tried for DDP.
+        bf16: whether dtd and DDP have a turn with bfloat16 on the wire, too.
+    """
+
+    name: str
+    workload: Workload
+    link: str
+    world: int
+    rounds: int
+    buckets_mib: Sequence[int]
+    bf16: bool = False
+
+    @property
+    def wires(self) -> dict[str, str]:
+        """What is appended to the name of a side for each `sync.wire_dtype`."""
+        return {"": "", "-bf16": "bfloat16"} if self.bf16 else {"": ""}
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of the workers."""
+        return [f"worker-{rank}" for rank in range(self.world)]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The job as plain torch sees it: without gates."""
+        return job_of(self.workload, steps=1, gates="", holds=[])
+
+
+def measure(case: Case) -> Record:
+    """Everything that is to be known about a case."""
+    with contextlib.ExitStack() as stack:
+        place, network = _surroundings(case, stack)
+        tuned = {f"ddp{name}": _tuned(case, place, wire) for name, wire in case.wires.items()}
+        worlds = {
+            side: stack.enter_context(_built(place, case.world, case.spec, keeps_memory=keeps))
+            for side, keeps in (*dict.fromkeys(tuned, False).items(), *_KEEP.items())
+        }
+        if case.world > 1:
+            alone = _built(OneHost(), 1, case.spec, keeps_memory=True)
+            worlds["single"] = stack.enter_context(alone)
+        for name, wire in case.wires.items():
+            _synchronise(worlds[f"ddp{name}"], tuned[f"ddp{name}"], wire)
+        _synchronise(worlds["ddp-heap"], tuned["ddp"], "")
+        floor = _floor(place, worlds["apart"], case.workload.block_steps)
+        daemons: dict[str, DaemonRun] = {}
+        for name, wire in case.wires.items():
+            # Every worker has a data port, and a host has one of that number.
+            one_network = _surroundings(case, stack)[1] if daemons else network
+            run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, wire)
+            daemons[f"dtd{name}"] = stack.enter_context(contextlib.closing(run))
+        measured = _in_turns(case, daemons, worlds)
+    return {
+        "workload": case.name,
+        "what": case.workload.what,
+        "rows": case.workload.rows,
+        "link": case.link,
+        "world": case.world,
+        "floor": floor,
+        **tuned,
+        **measured,
+    }
+
+
+def _surroundings(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
+    """Where ranks run and where daemons do: the same hosts."""
+    if case.link == LOOPBACK:
+        return OneHost(), stack.enter_context(contextlib.closing(Loopback()))
+    hosts = stack.enter_context(contextlib.closing(ShapedHosts(case.workers, case.link)))
+    return hosts, hosts
+
+
+def _in_turns(
+    case: Case, daemons: Mapping[str, DaemonRun], worlds: Mapping[str, World]
+) -> dict[str, Any]:
+    """Each side once to warm up, then A B ... B A; and how much memory that took."""
+    steps = case.workload.block_steps
+    turns: dict[str, Turn] = {side: partial(_daemon_block, run) for side, run in daemons.items()}
+    turns |= {side: partial(_block, world, steps) for side, world in worlds.items()}
+    for turn in turns.values():
+        turn()
+    steps_s: dict[str, list[float]] = {side: [] for side in turns}
+    for number in range(case.rounds):
+        for side in in_turn([*turns], number):
+            steps_s[side].append(turns[side]())
+    peaks = {side: run.peak_bytes() for side, run in daemons.items()}
+    peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
+    counted = daemons["dtd"].blocks[1:]
+    return {
+        "steps_s": steps_s,
+        "peak_bytes": {side: round(statistics.fmean(peak)) for side, peak in peaks.items()},
+        "parts_s": {
+            part: statistics.median(block.parts_s[part] for block in counted) for part in PARTS
+        },
+    }
+
+
+def _daemon_block(run: DaemonRun) -> float:
+    return run.block().step_s
+
+
+def _block(world: World, steps: int) -> float:
+    """The mean step of plain torch, the first left out as in `DaemonRun.block`."""
+    answers = world.ask("steps", count=steps)
+    return statistics.fmean(statistics.fmean(steps_s[1:]) for steps_s in answers)
+
+
+@contextlib.contextmanager
+def _built(place: Place, size: int, spec: dict[str, Any], *, keeps_memory: bool) -> Iterator[World]:
+    with World("torch", size, place, {"keeps_memory": keeps_memory}) as world:
+        world.ask("build", spec=spec)
+        yield world
+
+
+def _synchronise(world: World, choice: Mapping[str, Any], wire_dtype: str) -> None:
+    world.ask(
+        "synchronise",
+        bucket_mib=choice["bucket_mib"],
+        batched=choice["batched"],
+        wire_dtype=wire_dtype,
+    )
+
+
+def _tuned(case: Case, place: Place, wire_dtype: str) -> dict[str, Any]:
+    """The bucket size and the way of copying with which DDP is fastest here."""
+    if case.world == 1 or len(case.buckets_mib) == 1:
+        return {"bucket_mib": case.buckets_mib[-1], "batched": False, "trials": []}
+    trials: list[dict[str, Any]] = [
+        {"bucket_mib": cap_mib, "batched": batched}
+        for cap_mib in case.buckets_mib
+        for batched in (False, True)
+    ]
+    with _built(place, case.world, case.spec, keeps_memory=False) as world:
+        for trial in trials:
+            _synchronise(world, trial, wire_dtype)
+            trial["step_s"] = _block(world, case.workload.block_steps)
+    best = min(trials, key=lambda trial: float(trial["step_s"]))
+    return {"bucket_mib": best["bucket_mib"], "batched": best["batched"], "trials": trials}
+
+
+def _floor(place: Place, apart: World, steps: int) -> dict[str, Any]:
+    """The floor and what it is made of: medians over ranks; nothing where there is no link."""
+    if apart.size == 1:
+        return {}
+    answers = apart.ask("ready", count=steps)
+    columns = zip(*(answer["ready_s"] for answer in answers), strict=True)
+    ready_s = [statistics.median(times) for times in columns]
+    optimizer_s = statistics.median(answer["optimizer_s"] for answer in answers)
+    sizes: list[int] = answers[0]["bytes"]
+    wires_s = _wires_s(place, apart.size, sizes)
+    return {
+        "bytes": sizes,
+        "ready_s": ready_s,
+        "wire_s": wires_s,
+        "optimizer_s": optimizer_s,
+        "floor_s": shaped_floor_s(ready_s, wires_s, optimizer_s),
+    }
+
+
+def _wires_s(place: Place, size: int, sizes: Sequence[int]) -> list[float]:
+    """How long raw sockets take for buckets of these sizes, each by itself."""
+    wire_s: dict[int, float] = {}
+    with World("probe", size, place, {"tag": "none"}) as probe:
+        join(probe)
+        for size_bytes in sorted({*sizes}):
+            probe.ask("prepare", size_bytes=size_bytes, dtype="float32")
+            wire_s[size_bytes], _ = measure_once(probe, fitting_iterations(probe, _WIRE_S))
+    return [wire_s[size_bytes] for size_bytes in sizes]
+
+
+# --- all cases ------------------------------------------------------------------------------------
+
 
 KIND: Final = "train"
 KEY: Final = ("workload", "link", "world")

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scripts.chaosrun.cluster import Death
-from scripts.chaosrun.injection import Injection
-from scripts.chaosrun.leaks import Growth
-from scripts.chaosrun.log_tail import Line
-from scripts.chaosrun.scene import Commit
+from scripts.chaosrun.harness import Growth
+from scripts.chaosrun.outcomes import Injection
+from scripts.cluster.log_timeline import Commit, Line
+from scripts.cluster.networked import Death
 
 LONGEST_STALL_S: Final = 10.0
 PLANNED_OUTAGES: Final = ("all", "orphan")

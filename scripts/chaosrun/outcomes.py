@@ -1,4 +1,4 @@
-"""What came of each fault, told by the daemons' logs and the moment of injection alone.  Pure."""
+"""Faults that were injected and what came of them, told by the daemons' logs alone.  Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ import bisect
 import math
 import statistics
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from scripts.chaosrun.injection import Injection
-from scripts.chaosrun.log_tail import Line
-from scripts.chaosrun.scene import Commit
+from scripts.cluster.log_timeline import Commit, Line
+
+
+@dataclass(slots=True, kw_only=True)
+class Injection:
+    """A fault.
+
+    Attributes:
+        kind: its name among `scripts.chaosrun.faults.KINDS`.
+        victims: daemons to whom something may happen because of it.
+        at_s: when it began (seconds since the epoch).
+        over_s: when its cause was removed; infinite while it lasts.
+        back_s: when its victims had all got over it; infinite until then.
+        generation: newest generation with one of the victims in it at that time; 0 is none.
+        phase: what the victim was doing, as far as its log tells.
+        note: anything else worth telling.
+        pids: processes that end because of it.
+    """
+
+    kind: str
+    victims: tuple[str, ...]
+    at_s: float
+    over_s: float = math.inf
+    back_s: float = math.inf
+    generation: int = 0
+    phase: str = ""
+    note: str = ""
+    pids: set[int] = field(default_factory=set)
+
 
 LATE_S: Final = 60.0
 """What happens later than this has another cause."""
@@ -127,3 +153,82 @@ def spread(values: Iterable[float | None]) -> tuple[float, float, float] | None:
         return None
     at = min(len(known) - 1, math.ceil(P99 * len(known)) - 1)
     return statistics.median(known), known[at], known[-1]
+
+
+# --- how workers came back ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejoin:
+    """One worker's way back.
+
+    Attributes:
+        worker: its name.
+        imported_s: from process start to the end of its imports.
+        joined_s: from the end of its imports to its first committed step.
+        paused_s: the others' longest time between commits meanwhile, less a median step.
+        received_bytes: the state that it got from them.
+    """
+
+    worker: str
+    imported_s: float
+    joined_s: float
+    paused_s: float
+    received_bytes: int
+
+
+def rejoins(
+    starts: Sequence[tuple[str, int, float]],
+    imports: Sequence[tuple[int, float]],
+    commits: Sequence[Commit],
+    received: Sequence[Line],
+) -> list[Rejoin]:
+    """Every start of a worker that led to a committed step while others trained.
+
+    Args:
+        starts: (worker, pid, time).
+        imports: when each process had imported everything, as (pid, time).
+        commits: of all workers.
+        received: `state_received` lines.
+    """
+    commits = sorted(commits, key=lambda commit: commit.at_s)
+    median_s = statistics.median([one.step_s for one in commits]) if commits else 0.0
+    found: list[Rejoin] = []
+    for name, pid, at_s in starts:
+        ended_s = min((s for other, _, s in starts if other == name and s > at_s), default=math.inf)
+        first = next(
+            (one for one in commits if one.worker == name and at_s < one.at_s < ended_s), None
+        )
+        if first is None:
+            continue
+        done = [done_s for one, done_s in imports if one == pid and at_s < done_s <= first.at_s]
+        if not done:
+            continue
+        imported_at_s = done[-1]
+        state = [x for x in received if x.daemon == name and at_s < x.at_s <= first.at_s]
+        others = [one.at_s for one in commits if one.worker != name and one.job == first.job]
+        if not state or not others or others[0] > at_s:
+            continue
+        found.append(
+            Rejoin(
+                worker=name,
+                imported_s=imported_at_s - at_s,
+                joined_s=first.at_s - imported_at_s,
+                paused_s=max(0.0, _gap_before(others, first.at_s) - median_s),
+                received_bytes=int(state[-1].fields.get("bytes", 0)),
+            )
+        )
+    return found
+
+
+def _gap_before(times_s: Sequence[float], at_s: float) -> float:
+    """The time between the last commit before a joiner's first step and the one before it.
+
+    The first step of the new generation is committed by all within a moment: what lies before the
+    moment is the pause.
+    """
+    distinct = [
+        at for index, at in enumerate(times_s) if not index or at - times_s[index - 1] > 1e-3
+    ]
+    end = bisect.bisect_right(distinct, at_s)
+    return max((distinct[i] - distinct[i - 1] for i in range(max(1, end - 8), end)), default=0.0)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scripts.chaosrun.checks import Check
-from scripts.chaosrun.leaks import Growth
-from scripts.chaosrun.outcomes import Outcome, spread
-from scripts.chaosrun.rejoins import Rejoin
+from scripts.chaosrun.harness import Growth
+from scripts.chaosrun.outcomes import Outcome, Rejoin, spread
 
 _HEAD = (
     "| fault | count | detected: median, p99, max | evicted: median, p99, max |"

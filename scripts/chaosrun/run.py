@@ -3,28 +3,137 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from dtd.errors import DtdError, UsageError
-from scripts.chaosrun import checks, pace
-from scripts.chaosrun.cluster import ChaosCluster
-from scripts.chaosrun.disks import PlainDisks, SmallDisks
-from scripts.chaosrun.drill import Drill
-from scripts.chaosrun.events_seen import compare_events
+from dtd.job import parse_job, to_mapping
+from dtd.wire import messages as m
+from scripts.chaosrun import checks, schedule
+from scripts.chaosrun.fault_commands import REFERENCE, imports
 from scripts.chaosrun.faults import KINDS
-from scripts.chaosrun.leaks import Growth, growth
-from scripts.chaosrun.load import Load
-from scripts.chaosrun.namespaced import Namespaced
-from scripts.chaosrun.namespaces import may_make
-from scripts.chaosrun.networks import CuttableNetwork, Loopback, Network, Proxied
-from scripts.chaosrun.orders import imports
-from scripts.chaosrun.outcomes import Outcome, outcomes
-from scripts.chaosrun.rejoins import Rejoin, rejoins
-from scripts.chaosrun.scenarios import Scenario, job_of, plan, processors
+from scripts.chaosrun.harness import Growth, Harness, growth
+from scripts.chaosrun.outcomes import Outcome, Rejoin, outcomes, rejoins
+from scripts.cluster.disks import PlainDisks, SmallDisks
+from scripts.cluster.namespaced import Namespaced
+from scripts.cluster.namespaces import may_make
+from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.networks import CuttableNetwork, Loopback, Network, Proxied
+from scripts.cluster.processes import Load
+
+# --- scenarios: each a run that docs/evaluation.md tells of ---------------------------------------
+
+
+ScheduleKind = Literal["kills", "one by one", "mixed"]
+NetworkKind = Literal["auto", "loopback", "proxied", "namespaced"]
+
+_JOB: Final = """
+[job]
+name = "chaos"
+global_batch_size = 64
+[optimizer]
+lr = 0.01
+momentum = 0.9
+[train]
+eval_every = 40
+[checkpoint]
+every_steps = 25
+[elastic]
+settle_s = 0.0
+"""
+_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "synthetic": {"parameters": 1_000_000, "rows": 2048, "layers": 4, "compute_ms": 20.0},
+    "digits": {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One kind of run.
+
+    Attributes:
+        kinds: faults to choose from, or to go through.
+        faults: how many.
+        schedule: how they follow each other.
+        network: what the daemons are joined by; "auto" is the best that there is.
+        load: busy processes beside the daemons, as a multiple of the processors.
+        steps: of each job.
+        away_s: how long the coordinator stays away; 0 is as chance has it.
+    """
+
+    kinds: tuple[str, ...]
+    faults: int
+    schedule: ScheduleKind = "one by one"
+    workers: int = 4
+    minutes: float = 60.0
+    network: NetworkKind = "loopback"
+    load: float = 0.0
+    steps: int = 1_000_000
+    away_s: float = 0.0
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "kill": Scenario(kinds=("kill",), faults=100, schedule="kills"),
+    "rejoin": Scenario(kinds=("kill",), faults=20),
+    "hang": Scenario(
+        kinds=("stop", "gil", "stuck", "link", "oneway", "partition"),
+        faults=150,
+        network="auto",
+    ),
+    "coordinator": Scenario(kinds=("coordinator",), faults=50),
+    "away": Scenario(kinds=("coordinator_away",), faults=3, away_s=60.0),
+    "soak": Scenario(
+        kinds=tuple(KINDS),
+        faults=300,
+        schedule="mixed",
+        minutes=30.0,
+        workers=5,
+        network="auto",
+        load=1.0,
+        steps=6000,
+    ),
+}
+
+
+def job_of(
+    scenario: Scenario, *, task: str, commands: str, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The job's mapping, ready to submit.
+
+    Args:
+        scenario: how long the job is.
+        task: "synthetic" or another task that needs no arguments.
+        commands: directory of the commands to misbehave.
+        overrides: "table.key=value" settings.
+    """
+    words = [f"job.steps={scenario.steps}", f'job.task="{REFERENCE}"', *overrides]
+    spec = to_mapping(parse_job(_JOB, source="chaos", overrides=words))
+    spec["task"] = {
+        "commands": commands,
+        "task": task,
+        "arguments": _ARGUMENTS.get(task, {}) | spec["task"],
+    }
+    return spec
+
+
+def plan(scenario: Scenario, kinds: Sequence[str]) -> list[str]:
+    """As many of each kind as of the others, in turn."""
+    return [kinds[index % len(kinds)] for index in range(scenario.faults)]
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
 
 FINISH_S: Final = 120.0
 SETTLE_S: Final = 120.0
@@ -120,69 +229,100 @@ def run(
     """
     workers = [f"worker-{index}" for index in range(scenario.workers)]
     spare = f"worker-{scenario.workers}" if "join" in scenario.kinds else ""
-    orders = directory / "orders"
-    orders.mkdir()
-    spec = job_of(scenario, task=task, orders=str(orders), overrides=overrides)
+    commands = directory / "commands"
+    commands.mkdir()
+    spec = job_of(scenario, task=task, commands=str(commands), overrides=overrides)
     with cluster_for(scenario, directory, [*workers, *([spare] if spare else [])]) as cluster:
-        drill = Drill(cluster, workers=workers, spare=spare, spec=spec, seed=seed, say=say)
-        drill.away_s = scenario.away_s
+        harness = Harness(cluster, workers=workers, spare=spare, spec=spec, seed=seed, say=say)
+        harness.away_s = scenario.away_s
         kinds, left_out = usable(scenario.kinds, cluster)
         for one in left_out:
             say(f"left out: {one}")
         if not kinds:
             raise UsageError("none of these faults can be injected here")
-        if not drill.start():
+        if not harness.start():
             raise DtdError(f"the daemons did not start; read their logs in {directory}")
-        _inject(drill, scenario, kinds)
-        return _conclude(drill)
+        _inject(harness, scenario, kinds)
+        return _conclude(harness)
 
 
-def _inject(drill: Drill, scenario: Scenario, kinds: Sequence[str]) -> None:
+def _inject(harness: Harness, scenario: Scenario, kinds: Sequence[str]) -> None:
     until_s = time.time() + 60.0 * scenario.minutes
-    drill.job_wanted = True
-    if not drill.until(lambda: drill.settled(scenario.workers), SETTLE_S):
-        raise DtdError(f"the job did not begin; read the logs in {drill.cluster.directory}")
-    if scenario.pace == "kills":
-        pace.kills(drill, scenario.faults, until_s=until_s)
-    elif scenario.pace == "mixed":
+    harness.job_wanted = True
+    if not harness.until(lambda: harness.settled(scenario.workers), SETTLE_S):
+        raise DtdError(f"the job did not begin; read the logs in {harness.cluster.directory}")
+    if scenario.schedule == "kills":
+        schedule.kills(harness, scenario.faults, until_s=until_s)
+    elif scenario.schedule == "mixed":
         each_s = 60.0 * scenario.minutes / scenario.faults
         quiet_s = QUIET_SHARE * each_s
-        pace.mixed(drill, kinds, scenario.faults, quiet_s=quiet_s, until_s=until_s)
+        schedule.mixed(harness, kinds, scenario.faults, quiet_s=quiet_s, until_s=until_s)
     else:
-        pace.one_by_one(drill, plan(scenario, kinds), until_s=until_s)
-    drill.until(lambda: drill.settled(scenario.workers), SETTLE_S)
+        schedule.one_by_one(harness, plan(scenario, kinds), until_s=until_s)
+    harness.until(lambda: harness.settled(scenario.workers), SETTLE_S)
 
 
-def _conclude(drill: Drill) -> Result:
+def _conclude(harness: Harness) -> Result:
     """End the job, stop the daemons, judge."""
     trained_until_s = time.time()
-    jobs = drill.finish(FINISH_S)
-    events = compare_events(drill)
-    drill.close()
-    scene, injections = drill.scene, drill.injections
-    commits = sorted(scene.commits, key=lambda commit: commit.at_s)
-    growths = growth(drill.samples)
-    last = drill.jobs[-1] if drill.jobs else ""
+    jobs = harness.finish(FINISH_S)
+    events = compare_events(harness)
+    harness.close()
+    timeline, injections = harness.timeline, harness.injections
+    commits = sorted(timeline.commits, key=lambda commit: commit.at_s)
+    growths = growth(harness.samples)
+    last = harness.jobs[-1] if harness.jobs else ""
     verdicts = [
         checks.jobs_ended_well(jobs, last),
         checks.replicas_equal(jobs, commits, injections),
         checks.rows_exact(jobs),
-        checks.steps_kept(commits, scene.decisions, injections),
+        checks.steps_kept(commits, timeline.decisions, injections),
         checks.no_long_stall(commits, injections, until_s=trained_until_s),
-        checks.nobody_innocent(injections, drill.cluster.deaths, scene.decisions, scene.lives),
+        checks.nobody_innocent(
+            injections, harness.cluster.deaths, timeline.decisions, timeline.lives
+        ),
         checks.nothing_grows(growths),
-        checks.nothing_left(drill.cluster.left_over()),
-        checks.no_errors(scene.errors, drill.unread),
+        checks.nothing_left(harness.cluster.left_over()),
+        checks.no_errors(timeline.errors, harness.unread),
     ]
     quiet = {name for name, kind in KINDS.items() if not kind.ends_generation}
-    received = [line for line in scene.lives if line.event == "state_received"]
+    received = [line for line in timeline.lives if line.event == "state_received"]
     return Result(
-        outcomes=outcomes(injections, commits, scene.decisions, quiet=quiet),
+        outcomes=outcomes(injections, commits, timeline.decisions, quiet=quiet),
         checks=verdicts,
         growths=growths,
-        rejoins=rejoins(drill.cluster.starts, imports(drill.orders), commits, received),
+        rejoins=rejoins(harness.cluster.starts, imports(harness.commands), commits, received),
         events=events,
         steps=len({(one.job, one.step) for one in commits}),
-        median_step_s=scene.median_step_s(),
+        median_step_s=timeline.median_step_s(),
         longest_stall_s=checks.longest_stall_s(commits, injections),
     )
+
+
+# --- what the daemons themselves say of the incidents ---------------------------------------------
+
+
+_COMPARED = ("worker_lost", "generation_ending", "generation_running", "recovered", "steps_lost")
+
+
+def compare_events(harness: Harness) -> dict[str, Any]:
+    """Counts of incidents in the coordinator's store and in its log, and its own recovery times.
+
+    The two counts differ by at most what the coordinator had not yet written when it was killed.
+    """
+    stored = Counter[str]()
+    recovered_s: list[float] = []
+    after = 0
+    while page := (harness.cluster.ask(m.ReadEvents(after=after)) or {"events": []})["events"]:
+        for event in page:
+            stored[event["kind"]] += 1
+            details = event.get("details") or {}
+            if event["kind"] == "recovered" and "recovered_after_s" in details:
+                recovered_s.append(float(details["recovered_after_s"]))
+        after = page[-1]["seq"]
+    logged = Counter(line.event for line in harness.timeline.decisions)
+    return {
+        "stored": {kind: stored[kind] for kind in _COMPARED},
+        "logged": {kind: logged[kind] for kind in _COMPARED},
+        "recovered_after_s": statistics.median(recovered_s) if recovered_s else None,
+    }

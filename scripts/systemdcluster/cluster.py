@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.errors import DtdError
+from scripts.cluster.lan import Lan
 from scripts.systemdcluster.environment import Environment, library_settings
 from scripts.systemdcluster.host import Host
-from scripts.systemdcluster.lan import Lan
 from scripts.systemdcluster.witnesses import Unit, journal, show
 
 WORKER: Final = "dtd-worker@cpu.service"

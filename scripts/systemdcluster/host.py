@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +22,137 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import DtdError
-from scripts.chaosrun.namespaces import Namespace
-from scripts.child import Child, stop_all
-from scripts.systemdcluster.cgroups import ControlGroups
+from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.processes import Child, stop_all
+
+# --- whether hosts can be booted here -------------------------------------------------------------
+
+
+# Each with the package of Debian's that has it.
+_PROGRAMS: Final = {
+    "systemd-nspawn": "systemd-container",
+    "systemctl": "systemd",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
+_SYSTEMD: Final = Path("/usr/lib/systemd/systemd")
+
+
+def why_not() -> str:
+    """Why no host can be booted here, in words; empty: it can be tried."""
+    if os.geteuid() != 0:
+        return "only root can boot hosts"
+    for program, package in _PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"{program} is not installed (apt-get install {package})"
+    if not _SYSTEMD.exists():
+        return "this machine's files have no systemd to boot (apt-get install systemd)"
+    if not all(may_make(kind) for kind in ("net", "mnt")):
+        return "this process may not make namespaces: it is in a container without privileges"
+    if not any(os.access(root, os.W_OK) for root in hierarchies()):
+        return "no hierarchy of control groups is mounted that can be written to"
+    return _cannot_mount() or _cannot_shape()
+
+
+def _cannot_mount() -> str:
+    """Try what a host's disk is made of."""
+    space = Namespace("mnt")
+    try:
+        with tempfile.TemporaryDirectory(prefix="dtd-systemd-") as directory:
+            space.run("mount", "--make-rprivate", "/")
+            space.run("mount", "-t", "tmpfs", "dtd", directory)
+            upper, work, root = (f"{directory}/{name}" for name in ("upper", "work", "root"))
+            space.run("mkdir", upper, work, root)
+            layers = f"lowerdir=/,upperdir={upper},workdir={work}"
+            space.run("mount", "-t", "overlay", "-o", layers, "dtd", root)
+    except subprocess.CalledProcessError as error:
+        return f"overlay file systems cannot be mounted here: {_said(error)}"
+    finally:
+        space.close()
+    return ""
+
+
+def _cannot_shape() -> str:
+    """Try what a cable is made of."""
+    space = Namespace("net")
+    try:
+        space.run("ip", "link", "add", "name", "a", "type", "veth", "peer", "name", "b")
+        space.run("ip", "link", "add", "name", "c", "type", "bridge")
+        bucket = ("tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms")
+        space.run("tc", "qdisc", "add", "dev", "a", "root", *bucket)
+    except subprocess.CalledProcessError as error:
+        return f"the kernel lacks a part of the network: {_said(error)}"
+    finally:
+        space.close()
+    return ""
+
+
+def _said(error: subprocess.CalledProcessError) -> str:
+    return " ".join(error.stderr.decode(errors="replace").split())
+
+
+# --- a control group for each host, so that no systemd finds the units of another one -------------
+
+
+_MOUNTS: Final = Path("/proc/self/mounts")
+_NAME: Final = re.compile(r"dtd-systemd-([0-9]+)-.+")
+_EMPTY_WITHIN_S: Final = 10.0
+
+
+class ControlGroups:
+    """One group in each hierarchy that systemd uses: cgroup2, and its own where there are both.
+
+    Args:
+        name: of the host.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._groups = [root / f"dtd-systemd-{os.getpid()}-{name}" for root in hierarchies()]
+
+    def shell_lines(self) -> str:
+        """Make the groups; returns the lines that bring the shell that runs them into them."""
+        for group in self._groups:
+            _remove_stale(group.parent)
+            group.mkdir(exist_ok=True)
+        return "".join(f"echo $$ > {group}/cgroup.procs\n" for group in self._groups)
+
+    def close(self) -> None:
+        """Remove the groups, once the last process in them has ended."""
+        deadline_s = time.monotonic() + _EMPTY_WITHIN_S
+        for group in self._groups:
+            while not _remove(group) and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+
+
+def hierarchies() -> list[Path]:
+    """Where the control groups that systemd uses are mounted; empty: nowhere."""
+    found = []
+    for line in _MOUNTS.read_text("utf-8").splitlines():
+        _, place, kind, options, *_ = line.split()
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+            found.append(Path(place))
+    return found
+
+
+def _remove(group: Path) -> bool:
+    """Whether the group and all below it are gone."""
+    for directory, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(directory).rmdir()
+    return not group.exists()
+
+
+def _remove_stale(root: Path) -> None:
+    for group in root.glob("dtd-systemd-*"):
+        match = _NAME.fullmatch(group.name)
+        if match and not Path("/proc", match[1]).exists():
+            _remove(group)
+
+
+# --- a host ---------------------------------------------------------------------------------------
+
 
 _DISK_SIZE: Final = "2g"
 _BOOT_S: Final = 60.0

@@ -24,7 +24,7 @@ from dtd.security.credential import Credential
 from dtd.security.identity import COORDINATOR
 from dtd.security.private_files import make_private_directory
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 START_S: Final = 60.0
 ANSWER_S: Final = 60.0

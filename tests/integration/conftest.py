@@ -14,8 +14,8 @@ from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
-from scripts.child import Child
-from scripts.local_cluster import LocalCluster
+from scripts.cluster.local import LocalCluster
+from scripts.cluster.processes import Child
 
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05

@@ -35,7 +35,7 @@ from dtd.wire import messages as m
 from dtd.wire.frames import MAGIC, PREFIX, PROTOCOL_VERSION, frame_bytes
 from dtd.wire.greeting import hello
 from dtd.wire.tags import FLAG_XXH3
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from scripts.chaosrun.cluster import REPOSITORY
-from scripts.chaosrun.log_tail import LogTail
+from scripts.cluster.log_timeline import LogTail
+from scripts.cluster.networked import REPOSITORY
 
 pytestmark = pytest.mark.integration
 

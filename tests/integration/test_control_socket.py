@@ -30,7 +30,7 @@ from dtd.security.authority import Authority
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.greeting import hello
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = [
     pytest.mark.integration,

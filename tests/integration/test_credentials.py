@@ -27,7 +27,7 @@ from dtd.security.credential import Credential, write_credential
 from dtd.security.pending_key import pending_key
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ import pytest
 
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.local_cluster import LocalCluster
+from scripts.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.integration
 

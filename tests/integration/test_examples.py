@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtd.job import load_job
-from scripts.local_cluster import LocalCluster
+from scripts.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.integration
 

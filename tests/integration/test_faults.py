@@ -1,6 +1,6 @@
 """One fault at a time, into real daemons that train: what they do about it.
 
-Two stories, so that each cluster is started once; of a killed worker tells test_recovery.  Nothing
+Two scenarios, so that each cluster is started once; a killed worker is in test_recovery.  Nothing
 is timed but what the daemons promise: evictions within their bounds.  Whatever is waited for is a
 line in a log, a file or a process.
 """
@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from scripts.chaosrun import checks, hurt_hosts, hurt_links, hurt_workers
-from scripts.chaosrun.cluster import ChaosCluster
-from scripts.chaosrun.disks import PlainDisks
-from scripts.chaosrun.drill import Drill
-from scripts.chaosrun.networks import Loopback, Proxied
-from scripts.chaosrun.scenarios import SCENARIOS, job_of
+from scripts.chaosrun import checks, faults
+from scripts.chaosrun.harness import Harness
+from scripts.chaosrun.run import SCENARIOS, job_of
+from scripts.cluster.disks import PlainDisks
+from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.networks import Loopback, Proxied
 
 pytestmark = pytest.mark.integration
 
@@ -30,31 +30,36 @@ WORKERS = ["worker-0", "worker-1", "worker-2"]
 SMALL = ("task.parameters=20000", "task.compute_ms=30.0", "task.rows=512")
 
 
-class Story:
-    """A drill, and questions to its logs."""
+class Scenario:
+    """A harness, and questions to its logs."""
 
     def __init__(self, directory, network):
-        (directory / "orders").mkdir()
+        (directory / "commands").mkdir()
         cluster = ChaosCluster(
             directory=directory, workers=WORKERS, network=network, disks=PlainDisks()
         )
         spec = job_of(
-            SCENARIOS["kill"], task="synthetic", orders=str(directory / "orders"), overrides=SMALL
+            SCENARIOS["kill"],
+            task="synthetic",
+            commands=str(directory / "commands"),
+            overrides=SMALL,
         )
         self.cluster = cluster
-        self.drill = Drill(
+        self.harness = Harness(
             cluster, workers=WORKERS, spare="", spec=spec, seed=1, say=lambda _text: None
         )
-        self.scene = self.drill.scene
+        self.timeline = self.harness.timeline
 
     def begin(self):
-        assert self.drill.start()
-        self.drill.job_wanted = True
+        assert self.harness.start()
+        self.harness.job_wanted = True
         self.settle()
 
     def settle(self):
         count = len(WORKERS)
-        assert self.drill.until(lambda: self.drill.settled(count), PATIENCE_S), self.drill.fit()
+        assert self.harness.until(lambda: self.harness.settled(count), PATIENCE_S), (
+            self.harness.fit()
+        )
 
     def decision(self, event, since_s, containing=""):
         """The coordinator's first line of this kind since then."""
@@ -63,92 +68,94 @@ class Story:
         def look():
             found.extend(
                 line
-                for line in self.scene.decisions
+                for line in self.timeline.decisions
                 if line.event == event
                 and line.at_s >= since_s - 0.01
                 and containing in line.fields.get("message", "")
             )
             return bool(found)
 
-        assert self.drill.until(look, PATIENCE_S), f"no {event} ({containing})"
+        assert self.harness.until(look, PATIENCE_S), f"no {event} ({containing})"
         return found[0]
 
     def advances(self, count=3):
         """The job commits some more steps, whoever does."""
-        last = self.scene.last_commit()
-        assert self.drill.until(lambda: self.scene.last_commit().step >= last.step + count, 20.0)
+        last = self.timeline.last_commit()
+        assert self.harness.until(
+            lambda: self.timeline.last_commit().step >= last.step + count, 20.0
+        )
 
     def pids(self):
         return {name: self.cluster.pid(name) for name in WORKERS}
 
     def end(self):
         """The job's result."""
-        (job,) = self.drill.finish(PATIENCE_S)
+        (job,) = self.harness.finish(PATIENCE_S)
         return job["result"]
 
 
 @pytest.fixture
 def tell(tmp_path):
-    """Starts stories; nothing of their daemons is left afterwards."""
+    """Starts scenarios; nothing of their daemons is left afterwards."""
     with contextlib.ExitStack() as stack:
 
         def start(network):
             stack.callback(network.close)
-            story = Story(tmp_path, network)
-            stack.callback(story.drill.close)
-            story.begin()
-            return story
+            scenario = Scenario(tmp_path, network)
+            stack.callback(scenario.harness.close)
+            scenario.begin()
+            return scenario
 
         yield start
 
 
-def assert_nothing_was_lost(story):
-    result = story.end()
+def assert_nothing_was_lost(scenario):
+    result = scenario.end()
     assert (result["steps_lost"], result["rows_missing"], result["rows_repeated"]) == (0, 0, 0)
     assert sorted(result["replica_digests"]) == WORKERS
     assert len(set(result["replica_digests"].values())) == 1
 
 
 def test_the_coordinator_is_killed_and_workers_are_stopped_and_stuck(tell):
-    story = tell(Loopback())
-    begun = story.pids()
-    kill_the_coordinator(story)
-    assert story.pids() == begun
-    woken = stop_a_worker(story, "worker-1")
-    get_a_worker_stuck(story, "worker-0")
-    was_fenced(story, woken)
-    assert story.pids() == begun
-    assert_nothing_was_lost(story)
+    scenario = tell(Loopback())
+    begun = scenario.pids()
+    kill_the_coordinator(scenario)
+    assert scenario.pids() == begun
+    woken = stop_a_worker(scenario, "worker-1")
+    get_a_worker_stuck(scenario, "worker-0")
+    was_fenced(scenario, woken)
+    assert scenario.pids() == begun
+    assert_nothing_was_lost(scenario)
 
 
-def kill_the_coordinator(story):
+def kill_the_coordinator(scenario):
     """The generation that runs is adopted as it is."""
-    generation = story.scene.generation
-    injection = hurt_hosts.coordinator(story.drill, "")
-    story.decision("generation_adopted", injection.at_s)
+    generation = scenario.timeline.generation
+    injection = faults.coordinator(scenario.harness, "")
+    scenario.decision("generation_adopted", injection.at_s)
     for name in WORKERS:
-        story.decision("worker_registered", injection.at_s, containing=name)
-    story.advances()
-    assert story.scene.generation == generation
-    assert [line.daemon for line in story.scene.lives if line.at_s > injection.at_s] == []
+        scenario.decision("worker_registered", injection.at_s, containing=name)
+    scenario.advances()
+    assert scenario.timeline.generation == generation
+    assert [line.daemon for line in scenario.timeline.lives if line.at_s > injection.at_s] == []
 
 
-def stop_a_worker(story, victim):
+def stop_a_worker(scenario, victim):
     """It is evicted in time; when it has woken up, the others go on."""
-    injection = story.drill.begin("stop", victim)
-    story.cluster.signal(victim, signal.SIGSTOP)
-    lost = story.decision("worker_lost", injection.at_s, containing=victim)
+    injection = scenario.harness.begin("stop", victim)
+    scenario.cluster.signal(victim, signal.SIGSTOP)
+    lost = scenario.decision("worker_lost", injection.at_s, containing=victim)
     assert lost.at_s - injection.at_s < EVICTED_S
-    story.decision("generation_running", injection.at_s, containing="2 workers")
-    story.advances()
-    story.cluster.signal(victim, signal.SIGCONT)
+    scenario.decision("generation_running", injection.at_s, containing="2 workers")
+    scenario.advances()
+    scenario.cluster.signal(victim, signal.SIGCONT)
     injection.over_s = time.time()
     # Whole again: what happens next may do so in the first step after that.
-    story.decision("generation_running", injection.over_s, containing="3 workers")
+    scenario.decision("generation_running", injection.over_s, containing="3 workers")
     return injection
 
 
-def was_fenced(story, injection):
+def was_fenced(scenario, injection):
     """Since it woke up it has taken part in newer generations only.
 
     It may first have finished the step in whose middle it stood, if all had prepared that.
@@ -156,57 +163,57 @@ def was_fenced(story, injection):
     (victim,) = injection.victims
     since = [
         one.generation
-        for one in story.scene.commits
+        for one in scenario.timeline.commits
         if one.worker == victim and one.at_s > injection.over_s
     ]
     assert since
     assert min(since[1:], default=since[0]) > injection.generation
-    assert checks.replicas_equal([], story.scene.commits, [injection]).holds
+    assert checks.replicas_equal([], scenario.timeline.commits, [injection]).holds
 
 
-def get_a_worker_stuck(story, victim):
+def get_a_worker_stuck(scenario, victim):
     """The line that does not return is named, and the process starts afresh."""
-    injection = hurt_workers.stuck(story.drill, victim)
-    lost = story.decision("worker_lost", injection.at_s, containing=victim)
-    assert "mischief.py" in lost.fields["message"]
+    injection = faults.stuck(scenario.harness, victim)
+    lost = scenario.decision("worker_lost", injection.at_s, containing=victim)
+    assert "faulty_task.py" in lost.fields["message"]
     assert "stuck" in lost.fields["message"]
-    story.settle()
+    scenario.settle()
 
 
 def test_links_damage_what_they_carry_and_die(tell):
-    story = tell(Proxied(WORKERS))
-    begun = story.pids()
-    flip_a_bit(story, "worker-1")
-    cut_a_link(story, "worker-0")
-    assert story.pids() == begun
-    assert_nothing_was_lost(story)
+    scenario = tell(Proxied(WORKERS))
+    begun = scenario.pids()
+    flip_a_bit(scenario, "worker-1")
+    cut_a_link(scenario, "worker-0")
+    assert scenario.pids() == begun
+    assert_nothing_was_lost(scenario)
 
 
-def flip_a_bit(story, victim):
+def flip_a_bit(scenario, victim):
     """It is noticed, the step is done again, nobody is to blame for good."""
-    injection = hurt_links.flip(story.drill, victim)
+    injection = faults.flip(scenario.harness, victim)
     assert injection is not None
-    broken = story.decision("ring_broken", injection.at_s)
+    broken = scenario.decision("ring_broken", injection.at_s)
     assert broken.fields["evidence"] in ("corrupt", "reset")
-    story.settle()
+    scenario.settle()
 
 
-def cut_a_link(story, victim):
+def cut_a_link(scenario, victim):
     """Two of three cannot hear each other: one stays out until they can; nobody is restarted."""
-    roster = story.scene.roster
+    roster = scenario.timeline.roster
     other = roster[(roster.index(victim) + 1) % len(roster)]
-    injection = story.drill.begin("link", victim, other)
+    injection = scenario.harness.begin("link", victim, other)
     ways = [(victim, other), (other, victim)]
     for way in ways:
-        story.cluster.network.cut(*way)
-    bad = story.decision("link_bad", injection.at_s)
+        scenario.cluster.network.cut(*way)
+    bad = scenario.decision("link_bad", injection.at_s)
     assert bad.at_s - injection.at_s < EVICTED_S
     assert bad.fields["evidence"] in ("silent", "unreachable")
     assert victim in bad.fields["message"]
     assert other in bad.fields["message"]
-    story.decision("generation_running", injection.at_s, containing="2 workers")
-    story.advances()
+    scenario.decision("generation_running", injection.at_s, containing="2 workers")
+    scenario.advances()
     for way in ways:
-        story.cluster.network.restore(*way)
+        scenario.cluster.network.restore(*way)
     injection.over_s = time.time()
-    story.settle()
+    scenario.settle()

@@ -37,7 +37,7 @@ from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from dtd import __version__
 from dtd.errors import ErrorCode
 from dtd.event_names import EVENTS
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

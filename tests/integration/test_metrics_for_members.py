@@ -14,7 +14,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.security.credential import Credential, bare_client_context
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import pytest
 
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
-from scripts.child import Child
+from scripts.cluster.processes import Child
 from tests.integration.test_restored_coordinator import LOOK_AGAIN_S, PATIENCE_S, Cluster
 
 pytestmark = pytest.mark.integration

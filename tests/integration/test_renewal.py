@@ -31,7 +31,7 @@ from dtd.security.credential import Credential
 from dtd.security.newest_credential import head_of
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 from tests.integration.moved_clock import MovedClock
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from dtd.errors import CoordinatorUnreachable
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 from tests.integration.conftest import GATED_JOB, Gates
 
 pytestmark = pytest.mark.integration

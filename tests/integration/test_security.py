@@ -36,7 +36,7 @@ from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

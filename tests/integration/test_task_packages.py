@@ -16,7 +16,7 @@ from dtd.address import SocketPath
 from dtd.net.control_client import ControlClient
 from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 pytestmark = pytest.mark.integration
 

@@ -35,7 +35,7 @@ from dtd.security.credential import Credential, write_credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import PROTOCOL_VERSION
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 from tests.integration.moved_clock import MovedClock
 
 pytestmark = pytest.mark.integration

@@ -10,10 +10,9 @@ import pytest
 
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
-from scripts.child import Child, stop_all
-from scripts.underattack.__main__ import JOB, MEMBER, VIEWER
+from scripts.cluster.processes import Child, stop_all
+from scripts.underattack.__main__ import GROWTH_BYTES, JOB, MEMBER, VIEWER
 from scripts.underattack.exposed import ExposedCoordinator
-from scripts.underattack.table import GROWTH_BYTES
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import DtdError
-from scripts.systemdcluster.cgroups import hierarchies
-from scripts.systemdcluster.host import Host
-from scripts.systemdcluster.lan import Lan
+from scripts.cluster.lan import Lan
+from scripts.systemdcluster.host import Host, hierarchies
 
 NAMES = ("left", "right")
 # The unit counts as started once the port is open, so whoever calls then is answered.

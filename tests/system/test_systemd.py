@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.systemdcluster import report
-from scripts.systemdcluster.cgroups import hierarchies
+from scripts import systemd_cluster
+from scripts.systemd_cluster import run
 from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
 from scripts.systemdcluster.faults import FAULTS
-from scripts.systemdcluster.host import Host
-from scripts.systemdcluster.run import run
+from scripts.systemdcluster.host import Host, hierarchies
 
 pytestmark = pytest.mark.timeout(600)
 BOOTED_S = 60.0
@@ -29,7 +28,7 @@ def test_every_fault_is_survived_and_told_alike_by_all(tmp_path: Path) -> None:
     finally:
         cluster.close()
         print("\n".join(lines))
-    print("\n".join(report.lines(result)))
+    print("\n".join(systemd_cluster.lines(result)))
     assert result.problems == []
     assert len(result.outcomes) == len(FAULTS)
 

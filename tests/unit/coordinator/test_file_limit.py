@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dtd.coordinator.file_limit import MOST_FILES, allowed_files, raise_file_limit
-from scripts.child import Child, stop_all
+from scripts.cluster.processes import Child, stop_all
 
 ASKING = (
     "from dtd.coordinator.file_limit import *; raise_file_limit(); print(allowed_files(), end='')"

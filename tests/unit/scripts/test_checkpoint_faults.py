@@ -10,9 +10,8 @@ import pytest
 
 from dtd.train import checkpoint_format
 from dtd.train.checkpoint_format import checkpoint_name, list_checkpoints, verify
-from scripts.checkpoint_faults import JOB, Trials, main, run_trials
+from scripts.checkpoint_faults import FAULTS, JOB, Trials, main, run_trials, sound
 from scripts.checkpoint_saver import NOT_SAVED
-from scripts.disk_faults import FAULTS, sound
 
 
 @pytest.fixture

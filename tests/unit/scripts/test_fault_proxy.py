@@ -10,7 +10,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.wire import messages as m
-from scripts.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
+from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
 
 PATIENCE_S = 10.0
 # Shorter than it takes to be sure that nothing comes; longer than it takes on a busy machine.

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from scripts import launch_display
-from scripts.launch_display import LineDisplay, open_display, progress_words
+from scripts import launch_report
+from scripts.launch_report import LineDisplay, open_display, progress_words
 
 
 def status(**changes):
@@ -21,8 +21,8 @@ def test_words():
 
 
 def test_lines_come_now_and_then_and_when_something_changes(capsys, monkeypatch):
-    clock = iter([0.0, 1.0, 2.0, 2.0 + launch_display.LINE_EVERY_S])
-    monkeypatch.setattr(launch_display.time, "monotonic", lambda: next(clock))
+    clock = iter([0.0, 1.0, 2.0, 2.0 + launch_report.LINE_EVERY_S])
+    monkeypatch.setattr(launch_report.time, "monotonic", lambda: next(clock))
     display = LineDisplay()
     display.update(status(step=1))
     display.update(status(step=2))
@@ -35,7 +35,7 @@ def test_lines_come_now_and_then_and_when_something_changes(capsys, monkeypatch)
 
 def test_what_was_said_is_not_said_again(capsys, monkeypatch):
     clock = iter(range(0, 1000, 100))
-    monkeypatch.setattr(launch_display.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(launch_report.time, "monotonic", lambda: next(clock))
     display = LineDisplay()
     for step in (0, 0, 0, 1):
         display.update(status(state="warming", step=step))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.launch_summary import LocalRun, summary_lines, summary_object
+from scripts.launch_report import LocalRun, summary_lines, summary_object
 
 RESULT = {
     "world_size": 4,

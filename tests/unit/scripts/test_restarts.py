@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.restarts import MOST_IN_WINDOW, SETTLED_S, WINDOW_S, RestartPolicy
+from scripts.cluster.processes import MOST_IN_WINDOW, SETTLED_S, WINDOW_S, RestartPolicy
 
 
 def test_at_once_then_later_and_later_then_never():

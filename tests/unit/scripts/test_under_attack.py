@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from scripts.underattack.table import GROWTH_BYTES, Measured, lines, table
+from scripts.underattack.__main__ import GROWTH_BYTES, Measured, lines, table
 
 CALM = Measured(
     steps_per_s=[20.0, 21.0, 22.0],

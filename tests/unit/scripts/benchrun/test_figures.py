@@ -8,8 +8,7 @@ import json
 import pytest
 
 from dtd.errors import DtdError, UsageError
-from scripts.benchrun import allreduce, convergence, report, results, spread, tables, train
-from scripts.benchrun.floor import shaped_floor_s
+from scripts.benchrun import allreduce, convergence, report, results, tables, train
 
 MACHINE = {
     "cpu": "a processor",
@@ -77,21 +76,25 @@ def cells(text, row):
 
 
 def test_medians_and_ratios_are_of_rounds():
-    assert spread.spread([1.0, 2.0, 9.0]) == spread.Spread(
+    assert results.spread([1.0, 2.0, 9.0]) == results.Spread(
         median=2.0, mad=1.0, lowest=1.0, highest=9.0
     )
     # A disturbance that both sides met in one round does not show.
-    assert spread.paired_ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]).median == 2.0
+    assert results.paired_ratio([2.0, 20.0, 2.0], [1.0, 10.0, 1.0]).median == 2.0
 
 
 def test_turns_go_back_and_forth():
-    assert [spread.in_turn("ab", turn) for turn in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    assert [results.in_turn("ab", turn) for turn in range(3)] == [
+        ["a", "b"],
+        ["b", "a"],
+        ["a", "b"],
+    ]
 
 
 def test_the_floor_of_buckets_that_wait_for_each_other():
     # The second is full before the first has arrived, the third only long after.
-    assert shaped_floor_s([1.0, 2.0, 10.0], [3.0, 3.0, 1.0], 0.5) == 11.5
-    assert shaped_floor_s([1.0, 2.0], [3.0, 3.0], 0.0) == 7.0
+    assert results.shaped_floor_s([1.0, 2.0, 10.0], [3.0, 3.0, 1.0], 0.5) == 11.5
+    assert results.shaped_floor_s([1.0, 2.0], [3.0, 3.0], 0.0) == 7.0
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():

@@ -8,13 +8,13 @@ import time
 import pytest
 
 from dtd.wire import messages as m
-from scripts.benchrun.case import Case, _built, _floor
 from scripts.benchrun.shaped import ShapedHosts
+from scripts.benchrun.train import Case, _built, _floor
 from scripts.benchrun.workloads import QUICK
-from scripts.chaosrun.cluster import ChaosCluster
-from scripts.chaosrun.disks import PlainDisks
-from scripts.chaosrun.namespaces import may_make
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.disks import PlainDisks
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.namespaces import may_make
+from scripts.cluster.networked import ChaosCluster
 
 PATIENCE_S = 60.0
 NAMES = ["worker-0", "worker-1"]

@@ -7,14 +7,10 @@ import math
 import pytest
 
 from scripts.chaosrun import checks, report
-from scripts.chaosrun.cluster import Death
-from scripts.chaosrun.injection import Injection
-from scripts.chaosrun.leaks import Growth, Sample, growth
-from scripts.chaosrun.log_tail import Line
-from scripts.chaosrun.outcomes import outcomes, spread
-from scripts.chaosrun.phases import phase_at
-from scripts.chaosrun.rejoins import rejoins
-from scripts.chaosrun.scene import Commit, Scene
+from scripts.chaosrun.harness import Growth, Sample, growth
+from scripts.chaosrun.outcomes import Injection, outcomes, rejoins, spread
+from scripts.cluster.log_timeline import Commit, Line, LogTimeline, phase_at
+from scripts.cluster.networked import Death
 
 STEP_S = 0.1
 
@@ -279,7 +275,7 @@ def test_errors_and_tracebacks_are_told():
     assert not checks.nothing_left([4]).holds
 
 
-# --- the scene, and who came back --------------------------------------------------------------
+# --- the timeline, and who came back --------------------------------------------------------------
 
 
 def committed(worker, at_s, *, step, generation):
@@ -288,23 +284,23 @@ def committed(worker, at_s, *, step, generation):
 
 
 def test_the_scene_knows_who_trains_in_the_newest_generation():
-    scene = Scene()
-    assert (scene.generation, scene.roster, scene.last_commit()) == (0, (), None)
+    timeline = LogTimeline()
+    assert (timeline.generation, timeline.roster, timeline.last_commit()) == (0, (), None)
     roster = ["worker-0", "worker-1"]
-    scene.see(line("worker-0", 1.0, "generation_assigned", generation=3, roster=roster))
-    scene.see(committed("worker-1", 2.0, step=1, generation=3))
-    assert scene.training() == ["worker-1"]
-    scene.see(committed("worker-0", 2.0, step=1, generation=2))
-    assert scene.training() == ["worker-1"]
-    scene.see(line("worker-1", 3.0, "worker_started"))
-    assert scene.training() == []
-    assert scene.newest_with(["worker-1"], 5.0) == 3
-    assert scene.newest_with(["worker-1"], 0.5) == 0
-    assert scene.newest_with(["worker-9"], 5.0) == 0
-    assert scene.median_step_s() == scene.step_s() == STEP_S
-    scene.see(line("coordinator", 4.0, "job_done", job="chaos-1", level="error"))
-    assert scene.jobs_ended == {"chaos-1": "done"}
-    assert len(scene.errors) == 1
+    timeline.see(line("worker-0", 1.0, "generation_assigned", generation=3, roster=roster))
+    timeline.see(committed("worker-1", 2.0, step=1, generation=3))
+    assert timeline.training() == ["worker-1"]
+    timeline.see(committed("worker-0", 2.0, step=1, generation=2))
+    assert timeline.training() == ["worker-1"]
+    timeline.see(line("worker-1", 3.0, "worker_started"))
+    assert timeline.training() == []
+    assert timeline.newest_with(["worker-1"], 5.0) == 3
+    assert timeline.newest_with(["worker-1"], 0.5) == 0
+    assert timeline.newest_with(["worker-9"], 5.0) == 0
+    assert timeline.median_step_s() == timeline.step_s() == STEP_S
+    timeline.see(line("coordinator", 4.0, "job_done", job="chaos-1", level="error"))
+    assert timeline.jobs_ended == {"chaos-1": "done"}
+    assert len(timeline.errors) == 1
 
 
 def test_a_rejoin_is_told_apart_from_imports_and_from_what_it_cost_the_others():

@@ -14,13 +14,13 @@ import pytest
 
 from dtd.address import SocketPath
 from dtd.net.local_socket import bound_socket, call
-from scripts.chaosrun.disks import PlainDisks, SmallDisks, rot
-from scripts.chaosrun.load import Load
-from scripts.chaosrun.log_tail import LogTail
-from scripts.chaosrun.namespaced import Namespaced
-from scripts.chaosrun.namespaces import Namespace, may_make
-from scripts.chaosrun.networks import CuttableNetwork, Loopback, Proxied
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.disks import PlainDisks, SmallDisks, rot
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.log_timeline import LogTail
+from scripts.cluster.namespaced import Namespaced
+from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.networks import CuttableNetwork, Loopback, Proxied
+from scripts.cluster.processes import Load
 
 PATIENCE_S = 10.0
 SURELY_S = 0.2

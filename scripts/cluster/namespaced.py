@@ -1,7 +1,7 @@
 """A network namespace for each daemon, joined by a bridge: links are cut by the kernel.
 
 To the daemons these are hosts like any others: their addresses are not loopback, so whoever calls
-proves who he is (`scripts.cluster_access`) and every frame carries a keyed tag.  Every neighbour's
+proves who he is (`scripts.cluster.access`) and every frame carries a keyed tag.  Every neighbour's
 hardware address is written down beforehand; to cut a direction is to write down one that nobody
 has.  Nothing is told to either side, as when a cable is pulled.
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from dtd.address import Address
-from scripts.chaosrun.namespaces import Namespace
-from scripts.fault_proxy import FaultProxy
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.fault_proxy import FaultProxy
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.namespaces import Namespace
 
 _PREFIX: Final = "10.77.0."
 _HUB: Final = "hub"

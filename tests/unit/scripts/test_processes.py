@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from scripts.child import TAIL_LINES, Child, exit_words, stop_all
+from scripts.cluster.processes import TAIL_LINES, Child, exit_words, stop_all
 
 
 @pytest.fixture
@@ -123,7 +123,8 @@ def test_stop_ends_what_a_child_started(child, tmp_path):
 
 def test_children_die_with_a_launcher_that_is_killed(tmp_path):
     program = (
-        "import signal, sys; from pathlib import Path; from scripts.child import Child\n"
+        "import signal, sys; from pathlib import Path\n"
+        "from scripts.cluster.processes import Child\n"
         "sleeps = (sys.executable, '-c', 'import signal; signal.pause()')\n"
         f"one = Child('one', sleeps, Path({str(tmp_path / 'log')!r}))\n"
         "one.start(); print(one.pid, flush=True); signal.pause()"
@@ -137,6 +138,6 @@ def test_children_die_with_a_launcher_that_is_killed(tmp_path):
 
 def test_a_child_whose_parent_has_gone_already_does_not_start(tmp_path):
     marker = tmp_path / "started"
-    wrapper = [sys.executable, "-m", "scripts.die_with_parent", "1"]
+    wrapper = [sys.executable, "-m", "scripts.cluster.die_with_parent", "1"]
     subprocess.run([*wrapper, "/usr/bin/touch", str(marker)], timeout=30, check=True)
     assert not marker.exists()

@@ -1,7 +1,7 @@
 """One chaos run in motion: daemons tended, logs read, faults healed when they are due.
 
-Everything happens in the calling thread.  Whoever waits for something calls `until`, and the run
-goes on meanwhile.
+Everything happens in the calling thread.  A caller that waits for something calls `until`, and the
+run goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -11,19 +11,97 @@ import itertools
 import math
 import random
 import signal
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.wire import messages as m
-from scripts.chaosrun.cluster import ChaosCluster
-from scripts.chaosrun.injection import Injection
-from scripts.chaosrun.leaks import Sample, look
-from scripts.chaosrun.log_tail import LogTail
-from scripts.chaosrun.phases import phase_at
-from scripts.chaosrun.scene import Scene
-from scripts.local_cluster import COORDINATOR
+from scripts.chaosrun.outcomes import Injection
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.log_timeline import LogTail, LogTimeline, phase_at
+from scripts.cluster.networked import ChaosCluster
+
+# --- what the daemons hold over time --------------------------------------------------------------
+
+
+PAGE_BYTES: Final = 4096
+THIRD: Final = 3
+SETTLED_S: Final = 20.0
+"""A process younger than this is still growing into its job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One look at one daemon's process."""
+
+    name: str
+    at_s: float
+    age_s: float
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Medians of the first and of the last third of a run."""
+
+    name: str
+    samples: int
+    resident_bytes: tuple[float, float]
+    descriptors: tuple[float, float]
+    threads: tuple[float, float]
+
+
+def look(name: str, pid: int, at_s: float, started_s: float) -> Sample | None:
+    """Sample a process; None when it is gone."""
+    proc = Path(f"/proc/{pid}")
+    try:
+        pages = int((proc / "statm").read_text().split()[1])
+        descriptors = sum(1 for _ in (proc / "fd").iterdir())
+        threads = sum(1 for _ in (proc / "task").iterdir())
+    except (OSError, IndexError):
+        return None
+    return Sample(
+        name=name,
+        at_s=at_s,
+        age_s=at_s - started_s,
+        resident_bytes=pages * PAGE_BYTES,
+        descriptors=descriptors,
+        threads=threads,
+    )
+
+
+def growth(samples: Sequence[Sample]) -> list[Growth]:
+    """First against last third of each daemon's samples, young processes left out."""
+    found: list[Growth] = []
+    for name in sorted({sample.name for sample in samples}):
+        own = [one for one in samples if one.name == name and one.age_s >= SETTLED_S]
+        third = len(own) // THIRD
+        if third == 0:
+            continue
+        first, last = own[:third], own[-third:]
+        found.append(
+            Growth(
+                name=name,
+                samples=len(own),
+                resident_bytes=(_middle(first, "resident_bytes"), _middle(last, "resident_bytes")),
+                descriptors=(_middle(first, "descriptors"), _middle(last, "descriptors")),
+                threads=(_middle(first, "threads"), _middle(last, "threads")),
+            )
+        )
+    return found
+
+
+def _middle(samples: Sequence[Sample], figure: str) -> float:
+    return float(statistics.median(getattr(sample, figure) for sample in samples))
+
+
+# --- the run --------------------------------------------------------------------------------------
+
 
 TURN_S: Final = 0.004
 SAMPLE_EVERY_S: Final = 2.0
@@ -33,7 +111,7 @@ START_S: Final = 60.0
 ASK_AGAIN_S: Final = 2.0
 
 
-class Drill:
+class Harness:
     """A run.
 
     Args:
@@ -69,11 +147,11 @@ class Drill:
         self.spec = spec
         self.chance = random.Random(seed)  # noqa: S311 - not a secret
         self.say = say
-        self.scene = Scene()
+        self.timeline = LogTimeline()
         self.injections: list[Injection] = []
         self.samples: list[Sample] = []
         self.jobs: list[str] = []
-        self.orders = Path(str(spec["task"]["orders"]))
+        self.commands = Path(str(spec["task"]["commands"]))
         self.job_wanted = False
         self.away_s = 0.0
         self._tail = LogTail({name: cluster.log_path(name) for name in cluster.names})
@@ -87,7 +165,7 @@ class Drill:
         """Do what is due now."""
         self.cluster.tend()
         for line in self._tail.poll():
-            self.scene.see(line)
+            self.timeline.see(line)
         now_s = time.time()
         self._note_who_is_back(now_s)
         while self._due and self._due[0][0] <= now_s:
@@ -95,7 +173,7 @@ class Drill:
         if now_s >= self._sample_at_s:
             self._sample_at_s = now_s + SAMPLE_EVERY_S
             self._sample(now_s)
-        if self.job_wanted and (not self.jobs or self.jobs[-1] in self.scene.jobs_ended):
+        if self.job_wanted and (not self.jobs or self.jobs[-1] in self.timeline.jobs_ended):
             self._submit()
 
     def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -128,7 +206,7 @@ class Drill:
     def _registered(self) -> set[str]:
         return {
             str(line.fields["worker"])
-            for line in self.scene.decisions
+            for line in self.timeline.decisions
             if line.event == "worker_registered"
         }
 
@@ -139,15 +217,15 @@ class Drill:
 
     def fit(self) -> list[str]:
         """Workers that train and have nothing wrong with them."""
-        return [name for name in self.scene.training() if not self.under_fault(name)]
+        return [name for name in self.timeline.training() if not self.under_fault(name)]
 
     def settled(self, count: int) -> bool:
         """Whether so many workers have trained together for a few steps."""
-        scene = self.scene
-        if len(self.fit()) < count or len(scene.training()) < len(scene.roster):
+        timeline = self.timeline
+        if len(self.fit()) < count or len(timeline.training()) < len(timeline.roster):
             return False
-        recent = scene.commits[-SETTLED_COMMITS * len(scene.roster) :]
-        return all(commit.generation == scene.generation for commit in recent)
+        recent = timeline.commits[-SETTLED_COMMITS * len(timeline.roster) :]
+        return all(commit.generation == timeline.generation for commit in recent)
 
     # --- faults ------------------------------------------------------------------------------
 
@@ -158,12 +236,12 @@ class Drill:
             kind=kind,
             victims=victims,
             at_s=at_s,
-            generation=self.scene.newest_with(victims, at_s),
+            generation=self.timeline.newest_with(victims, at_s),
             phase=self._phase(victims[0], at_s),
             note=note,
         )
         if COORDINATOR in victims:
-            injection.generation = self.scene.generation
+            injection.generation = self.timeline.generation
         self.injections.append(injection)
         return injection
 
@@ -171,7 +249,7 @@ class Drill:
         if victim == COORDINATOR:
             return ""
         return phase_at(
-            self.scene.moments.get(victim),
+            self.timeline.moments.get(victim),
             at_s,
             eval_every=int(self.spec["train"]["eval_every"]),
             checkpoint_every=int(self.spec["checkpoint"]["every_steps"]),
@@ -186,11 +264,11 @@ class Drill:
         """The coordinator listens again if it was a victim, and the workers commit again."""
         workers = [name for name in injection.victims if name != COORDINATOR]
         if len(workers) < len(injection.victims):
-            listening = (x for x in self.scene.decisions if x.event == "coordinator_listening")
+            listening = (x for x in self.timeline.decisions if x.event == "coordinator_listening")
             if not any(line.at_s >= injection.at_s for line in listening):
                 return False
-        training = self.scene.training()
-        lasts = [self.scene.last_commit(name) for name in workers if name in training]
+        training = self.timeline.training()
+        lasts = [self.timeline.last_commit(name) for name in workers if name in training]
         return len(lasts) == len(workers) and all(
             last is not None and last.at_s > injection.over_s for last in lasts
         )
@@ -225,16 +303,16 @@ class Drill:
         answer = self.cluster.ask(m.SubmitJob(spec=dict(self.spec)))
         if answer is not None:
             self.jobs.append(str(answer["job"]))
-            self.scene.rosters.clear()
+            self.timeline.rosters.clear()
             self.say(f"job {answer['job']} submitted")
 
     def finish(self, timeout_s: float) -> list[dict[str, Any]]:
         """End the last job and return the coordinator's records of all of this run's."""
         self.job_wanted = False
         deadline_s = time.time() + timeout_s
-        while self.jobs and self.jobs[-1] not in self.scene.jobs_ended:
+        while self.jobs and self.jobs[-1] not in self.timeline.jobs_ended:
             self.cluster.ask(m.CancelJob(job=self.jobs[-1]))
-            self.until(lambda: self.jobs[-1] in self.scene.jobs_ended, ASK_AGAIN_S)
+            self.until(lambda: self.jobs[-1] in self.timeline.jobs_ended, ASK_AGAIN_S)
             if time.time() >= deadline_s:
                 break
         answer = self.cluster.ask(m.ListJobs()) or {"jobs": []}
@@ -254,7 +332,7 @@ class Drill:
     def turn_logs(self) -> None:
         """Read what is left in the logs."""
         for line in self._tail.poll():
-            self.scene.see(line)
+            self.timeline.see(line)
 
     def _sample(self, now_s: float) -> None:
         started_s = {name: at_s for name, _pid, at_s in self.cluster.starts}

@@ -1,8 +1,8 @@
 """The task of chaos runs: another task whose training thread can be made to misbehave.
 
-What is ordered (`scripts.chaosrun.orders`) is forgotten before it is done, so a worker that starts
-afresh under the same process id does not do it again.  Nothing of this is in the product: a user's
-own code may do all of it by mistake.
+A command (`scripts.chaosrun.fault_commands`) is removed before it is carried out, so a worker that
+starts afresh under the same process id does not carry it out again.  Nothing of this is in the
+product: a user's own code may do all of it by mistake.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 import torch._dynamo  # noqa: F401
 
 from dtd.train.task import load_task
-from scripts.chaosrun.orders import GET_STUCK, HOLD_GIL, IMPORTS
+from scripts.chaosrun.fault_commands import GET_STUCK, HOLD_GIL, IMPORTS
 
 
-class Mischief:
-    """Some task, and trouble on demand.
+class FaultyTask:
+    """Another task, and faults on command.
 
     Args:
-        orders: directory where orders appear.
+        commands: directory where commands appear.
         task: the task that is really trained.
         arguments: of that task.
     """
 
-    def __init__(self, *, orders: str, task: str, arguments: dict[str, Any]) -> None:
-        self._orders = Path(orders)
-        with (self._orders / IMPORTS).open("a") as file:
+    def __init__(self, *, commands: str, task: str, arguments: dict[str, Any]) -> None:
+        self._commands = Path(commands)
+        with (self._commands / IMPORTS).open("a") as file:
             file.write(f"{os.getpid()} {time.time()}\n")
         self._task = load_task(task, arguments)
 
@@ -53,20 +53,20 @@ class Mischief:
         return getattr(self._task, "eval_dataset", self._task.train_dataset)()
 
     def loss(self, model: Any, batch: Any) -> Any:
-        """The real task's, after what was ordered."""
-        gil_s = self._ordered(HOLD_GIL)
+        """The real task's, after what was commanded."""
+        gil_s = self._commanded(HOLD_GIL)
         if gil_s is not None:
             # Called through PyDLL, a C function keeps the interpreter's lock.
             ctypes.PyDLL(None).sleep(round(gil_s))
-        if self._ordered(GET_STUCK) is not None:
+        if self._commanded(GET_STUCK) is not None:
             threading.Event().wait()
         return self._task.loss(model, batch)
 
-    def _ordered(self, what: str) -> float | None:
-        order = self._orders / f"{what}-{os.getpid()}"
+    def _commanded(self, what: str) -> float | None:
+        command = self._commands / f"{what}-{os.getpid()}"
         try:
-            argument = float(order.read_text())
+            argument = float(command.read_text())
         except FileNotFoundError:
             return None
-        order.unlink()
+        command.unlink()
         return argument

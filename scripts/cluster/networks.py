@@ -2,7 +2,7 @@
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
 one between each worker and the coordinator's socket; it needs no privileges.
-`scripts.chaosrun.namespaced` has the third one: kernel namespaces.  Who cuts asks for a
+`scripts.cluster.namespaced` has the third one: kernel namespaces.  Who cuts asks for a
 `CuttableNetwork`.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from dtd.address import Address, Endpoint, SocketPath
-from scripts.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
+from scripts.cluster.local import COORDINATOR
 
 HOST: Final = "127.0.0.1"
 # Below the ephemeral ports: a client that calls a port where nobody listens may get that very port

@@ -1,7 +1,7 @@
-"""Orders to misbehave, from a chaos run to the task that its workers train.
+"""Commands to misbehave, from a chaos run to the task that its workers train.
 
-A file named after a process tells it what to do at its next loss.  Who gives orders does not import
-the task, and so no torch.
+A file named after a process tells it what to do at its next loss.  A process that
+gives commands does not import the task, and so no torch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 HOLD_GIL: Final = "gil"
 GET_STUCK: Final = "stuck"
 IMPORTS: Final = "imports"
-REFERENCE: Final = "scripts.chaosrun.mischief:Mischief"
+REFERENCE: Final = "scripts.chaosrun.faulty_task:FaultyTask"
 
 
-def order(directory: Path, what: str, pid: int, argument: float = 0.0) -> None:
+def command(directory: Path, what: str, pid: int, argument: float = 0.0) -> None:
     """Tell a process to misbehave at its next loss; the file appears whole."""
     written = directory / f".{what}-{pid}"
     written.write_text(str(argument))

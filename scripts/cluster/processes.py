@@ -1,7 +1,7 @@
-"""One daemon as a child process of the launcher: started, watched, stopped, its log kept.
+"""Child processes: started, watched, started again, stopped, their logs kept.
 
-A child runs in a session of its own, so that Ctrl-C reaches the launcher alone, and dies with the
-launcher whatever happens to that (`scripts.die_with_parent`).
+A child runs in a session of its own, so that Ctrl-C reaches this process alone, and dies with it
+whatever happens (`scripts.cluster.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from scripts import die_with_parent
+from scripts.cluster import die_with_parent
 
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
@@ -118,3 +119,87 @@ def stop_all(children: Iterable[Child], *, grace_s: float = GRACE_S) -> None:
         child.wait(deadline_s - time.monotonic())
         child.signal_group(signal.SIGKILL)
         child.wait(math.inf)
+
+
+# --- when a child that died is started again ------------------------------------------------------
+
+
+WINDOW_S: Final = 30.0
+MOST_IN_WINDOW: Final = 6
+FIRST_DELAY_S: Final = 0.25
+# A daemon that has lived this long was killed from outside rather than by its own start.
+SETTLED_S: Final = 3.0
+EX_CONFIG: Final = 78
+
+
+class RestartPolicy:
+    """The restarts of one daemon."""
+
+    def __init__(self) -> None:
+        self._early_deaths_s: deque[float] = deque()
+
+    def next_start_s(self, exit_code: int, now_s: float, *, lived_s: float) -> float | None:
+        """When to start it again, or None for never.
+
+        At once when it had lived for a while.  It is not started again when it left in good order
+        (code 0), when another start cannot help (EX_CONFIG), or when it has died too often soon
+        after it was started.
+        """
+        if exit_code in (0, EX_CONFIG):
+            return None
+        if lived_s >= SETTLED_S:
+            return now_s
+        deaths_s = self._early_deaths_s
+        while deaths_s and deaths_s[0] <= now_s - WINDOW_S:
+            deaths_s.popleft()
+        recent = len(deaths_s)
+        if recent >= MOST_IN_WINDOW:
+            return None
+        deaths_s.append(now_s)
+        return now_s + (FIRST_DELAY_S * 2 ** (recent - 1) if recent else 0.0)
+
+
+# --- asked to stop --------------------------------------------------------------------------------
+
+
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def exit_on_stop_signals() -> None:
+    """From now on the first stop signal raises SystemExit(128 + signal) in the main thread."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _exit)
+
+
+def ignore_stop_signals() -> None:
+    """From now on stop signals do nothing: what is being cleaned up is cleaned up."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _exit(number: int, _frame: object) -> NoReturn:
+    ignore_stop_signals()
+    sys.exit(128 + number)
+
+
+# --- load beside the daemons ----------------------------------------------------------------------
+
+
+class Load:
+    """So many processes that do nothing, as fast as they can.
+
+    Args:
+        count: of them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._children = [
+            Child(f"load-{index}", [sys.executable, "-c", "while True: pass"], Path("/dev/null"))
+            for index in range(count)
+        ]
+        for child in self._children:
+            child.start()
+
+    def stop(self) -> None:
+        """End them."""
+        stop_all(self._children, grace_s=0.0)

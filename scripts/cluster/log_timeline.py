@@ -1,17 +1,78 @@
-"""What the logs show: who is in which generation, who has committed which step, and when.
+"""The daemons' JSON logs, read while they grow, and what they show.
 
-Fed with lines as they are written; keeps what the figures and the checks need afterwards.
+`LogTail` makes one stream of lines with times of one clock.  `LogTimeline` keeps who is in which
+generation, who has committed which step, and when: what figures and checks need afterwards.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
 
-from scripts.chaosrun.log_tail import Line
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.local import COORDINATOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a daemon's log.
+
+    Attributes:
+        daemon: whose.
+        at_s: when it was written (seconds since the epoch).
+        event: the constant name.
+        fields: everything else.
+    """
+
+    daemon: str
+    at_s: float
+    event: str
+    fields: Mapping[str, Any]
+
+
+class LogTail:
+    """Reads what is new in some logs.
+
+    Args:
+        paths: the logs, by daemon; they exist.
+
+    Attributes:
+        unread: lines that are no JSON, by daemon: tracebacks and what libraries print.
+    """
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._files = {name: os.open(path, os.O_RDONLY) for name, path in paths.items()}
+        self._rests = dict.fromkeys(paths, b"")
+        self.unread: list[tuple[str, str]] = []
+
+    def poll(self) -> list[Line]:
+        """Lines that were completed since the last time, oldest first."""
+        found: list[Line] = []
+        for name, file in self._files.items():
+            while piece := os.read(file, 1 << 20):
+                *whole, self._rests[name] = (self._rests[name] + piece).split(b"\n")
+                found += [line for text in whole if (line := self._line(name, text)) is not None]
+        return sorted(found, key=lambda line: line.at_s)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            os.close(file)
+
+    def _line(self, name: str, text: bytes) -> Line | None:
+        try:
+            fields = json.loads(text)
+            at_s = datetime.fromisoformat(fields.pop("ts")).timestamp()
+            return Line(daemon=name, at_s=at_s, event=fields.pop("event"), fields=fields)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self.unread.append((name, text.decode(errors="replace")))
+            return None
+
 
 USUAL_STEP_S: Final = 0.1
 RECENT_COMMITS: Final = 400
@@ -33,7 +94,7 @@ class Commit:
     step_s: float
 
 
-class Scene:
+class LogTimeline:
     """The run so far.
 
     Attributes:
@@ -142,3 +203,53 @@ class Scene:
     def _has_committed(self, name: str) -> bool:
         last = self._last.get(name)
         return last is not None and last.generation == self.generation
+
+
+# --- what a worker was doing at some moment -------------------------------------------------------
+
+
+FORWARD_SHARE: Final = 1 / 3
+BOUNDARY_S: Final = 0.05
+"""So long after a step with a checkpoint or an evaluation, that is what goes on."""
+
+_BEFORE_TRAINING: Final = {
+    "worker_started": "registering",
+    "coordinator_connected": "registering",
+    "coordinator_lost": "registering",
+    "coordinator_unreachable": "registering",
+    "job_prepared": "warming",
+    "generation_assigned": "forming",
+    "state_received": "forming",
+    "evaluated": "evaluation",
+    "checkpoint_saved": "checkpoint",
+    "worker_ends": "leaving",
+}
+
+
+def phase_at(line: Line | None, at_s: float, *, eval_every: int, checkpoint_every: int) -> str:
+    """The phase at a time after the worker's last line, or "unknown"."""
+    if line is None:
+        return "starting"
+    if line.event != "step_committed":
+        return _BEFORE_TRAINING.get(line.event, "unknown")
+    since_s, step = at_s - line.at_s, int(line.fields["step"])
+    if eval_every and step % eval_every == 0:
+        return "evaluation"
+    if checkpoint_every and step % checkpoint_every == 0 and since_s < BOUNDARY_S:
+        return "checkpoint"
+    return _part_of_step(line.fields, since_s)
+
+
+def _part_of_step(record: Mapping[str, Any], since_s: float) -> str:
+    compute_s = float(record["compute_s"])
+    parts = (
+        ("forward", float(record["data_s"]) + FORWARD_SHARE * compute_s),
+        ("backward and reduce-scatter", (1 - FORWARD_SHARE) * compute_s),
+        ("rest of the ring", float(record["exposed_s"])),
+        ("optimizer", float(record["optimizer_s"])),
+    )
+    for name, lasts_s in parts:
+        if since_s < lasts_s:
+            return name
+        since_s -= lasts_s
+    return "rest of the ring"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from scripts.chaosrun.namespaces import Namespace
+from scripts.cluster.namespaces import Namespace
 
 RATE: Final = "1gbit"
 PORT: Final = "eth0"

@@ -20,8 +20,7 @@ from dtd.errors import CoordinatorUnreachable, DtdError
 from dtd.net.control_client import ControlClient
 from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
-from scripts.child import Child, exit_words, stop_all
-from scripts.restarts import EX_CONFIG, RestartPolicy
+from scripts.cluster.processes import EX_CONFIG, Child, RestartPolicy, exit_words, stop_all
 
 START_TIMEOUT_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.05

@@ -20,11 +20,11 @@ from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.chaosrun.disks import PlainDisks, SmallDisks
-from scripts.chaosrun.networks import Network
-from scripts.child import GRACE_S, Child, stop_all
-from scripts.cluster_access import ClusterAccess
-from scripts.local_cluster import COORDINATOR
+from scripts.cluster.access import ClusterAccess
+from scripts.cluster.disks import PlainDisks, SmallDisks
+from scripts.cluster.local import COORDINATOR
+from scripts.cluster.networks import Network
+from scripts.cluster.processes import GRACE_S, Child, stop_all
 
 RESTART_AFTER_S: Final = 0.1
 REPOSITORY: Final = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from scripts.chaosrun.namespaces import Namespace
+from scripts.cluster.namespaces import Namespace
 
 _SIZE: Final = "256m"
 _FILLER: Final = "filler"

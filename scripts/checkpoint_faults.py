@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import from_mapping
 from dtd.train.checkpoint_format import (
@@ -36,7 +37,7 @@ from dtd.train.checkpoint_format import (
     parse_name,
     verify,
 )
-from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
 from dtd.train.run import TrainingRun
 from dtd.train.state import state_digest
 from dtd.transport.in_process import InProcessRing

@@ -11,16 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from dtd.core.control_word import (
-    NO_DIGEST_STEP,
-    Comparison,
-    ControlEntry,
-    ControlWord,
-    Flags,
-    compare,
-    encode_entry,
-    reduce_entries,
-)
+from dtd.core.control_word import Comparison, ControlWord, Flags, compare
+from dtd.core.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken
 from dtd.train.difference import first_difference
 from dtd.train.session import Session
@@ -35,19 +27,17 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     Raises:
         DivergenceError: the states before this step differ; nothing of it was applied.
     """
-    pending = session.checkpoints.pending
-    entry = ControlEntry.saying(
-        flags,
-        digest_step=pending.step if pending else NO_DIGEST_STEP,
-        digest=pending.digest if pending else b"",
-    )
-    word = reduce_entries(ring.gather(encode_entry(entry)))
-    if word.digest_agreed is False:
+    engine = session.engine
+    digest_step, digest = session.checkpoints.deferred.said
+    entry = engine.entry(flags, digest_step=digest_step, digest=digest)
+    verdict = engine.judge(ring.gather(entry))
+    word = verdict.word
+    if verdict.ruling is not Ruling.COMMIT:
         session.discard()
+    if verdict.ruling is Ruling.DIVERGED:
         compared = Comparison(dissenters=word.dissenters, majority=word.majority)
         raise _diverged(session, ring, compared)
-    if not word.commit:
-        session.discard()
+    if verdict.ruling is Ruling.REDO:
         raise RingBroken(f"a rank vetoed step {session.replica.step}")
     if word.digest_agreed:
         session.checkpoints.agreed()
@@ -68,11 +58,8 @@ def agree(
     Raises:
         DivergenceError: they differ.
     """
-    pending = session.checkpoints.pending
-    known = pending is not None and pending.step == session.replica.step
-    if pending is not None and known:
-        digest = pending.digest
-    else:
+    digest = session.checkpoints.deferred.known(session.replica.step)
+    if digest is None:
         digest = state_digest(session.replica, lambda: got_on(session, ring))
     digests = gather_aside(ring, clock, digest)
     compared = compare([(session.replica.step, one) for one in digests], voters=voters)

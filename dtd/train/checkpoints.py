@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dtd.core.branches import Branch
+from dtd.core.engine.deferred_digest import DeferredDigest
+from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
@@ -35,7 +36,7 @@ from dtd.train.checkpoint_format import (
     verify,
 )
 from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTensor
-from dtd.train.record import CheckpointRecord, GotOn, Reporter, StateKey, nobody
+from dtd.train.record import CheckpointRecord, GotOn, Reporter, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.retention import rules_of
@@ -60,15 +61,6 @@ _DISK_PATIENCE_S = 60.0
 _NOTHING_SAVED = StateKey(-1, -1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A digest on which ranks have not agreed yet; `key`: of the state, if it is to be saved."""
-
-    step: int
-    digest: bytes
-    key: StateKey | None = None
-
-
 class Checkpoints:
     """One job's checkpoints on this worker.
 
@@ -79,6 +71,9 @@ class Checkpoints:
         directory: where all jobs' checkpoints are.
         reporter: hears of published ones and of failures.
         saved: called with what was published.
+
+    Attributes:
+        deferred: the digest that ranks compare next.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class Checkpoints:
         self._tell = saved
         self._warn = Seldom(reporter.warning)
         self._writer = CheckpointWriter(directory / folder_of(job_id, identity), rules_of(spec))
-        self.pending: Pending | None = None
+        self.deferred = DeferredDigest()
         self.parent = ""
         self._metrics: tuple[int, Mapping[str, float]] = (-1, {})
         self._saved = self._draft = _NOTHING_SAVED
@@ -116,7 +111,7 @@ class Checkpoints:
 
     def compare(self, replica: Replica) -> None:
         """Take the digest of the state, without saving it."""
-        self.pending = Pending(step=replica.step, digest=self._digest(replica))
+        self.deferred.take(replica.step, self._digest(replica))
 
     def _digest(self, replica: Replica) -> bytes:
         return state_digest(replica, self._reporter.progress)
@@ -135,14 +130,14 @@ class Checkpoints:
                 one out: a disk that hangs must not hold up training.
         """
         if not writes:
-            self.pending = Pending(step=replica.step, digest=self._digest(replica), key=key)
+            self.deferred.take(replica.step, self._digest(replica), key)
             return
         got_on = self._reporter.progress
         live = named_tensors(replica)
         tensors = {name: copied_to_host(tensor, got_on) for name, tensor in live.items()}
         about = metadata(replica)
         digest = digest_of(tensors, about, got_on)
-        self.pending = Pending(step=replica.step, digest=digest, key=key)
+        self.deferred.take(replica.step, digest, key)
         if not self._idle_within(math.inf if waits else _PATIENCE_S):
             name = checkpoint_name(*key)
             self._warn("checkpoint_left_out", f"{name} was not written: an earlier one still is")
@@ -175,33 +170,30 @@ class Checkpoints:
 
     def agreed(self) -> None:
         """All ranks hold the pending digest: say so, and publish what this rank has written."""
-        if self.pending is not None and self.pending.key is not None:
-            self._reporter.agreed(self.pending.key, self.pending.digest)
+        pending = self.deferred.pending
+        if pending is not None and pending.key is not None:
+            self._reporter.agreed(pending.key, pending.digest)
         self._publish_draft()
 
     def _publish_draft(self) -> None:
         """Publish what this rank has written, if it is what was pending."""
-        if self.pending is not None and self.pending.step == self._draft.step:
+        pending = self.deferred.settled()
+        if pending is not None and pending.step == self._draft.step:
             step, metrics = self._metrics
-            self._writer.publish(metrics if step == self.pending.step else {})
+            self._writer.publish(metrics if step == pending.step else {})
             self._saved, self._draft = self._draft, _NOTHING_SAVED
             self.parent = checkpoint_name(*self._saved)
-        self.pending = None
-
-    def awaits(self, step: int) -> bool:
-        """Whether the state after `step` steps waits to be agreed on; the same on all ranks."""
-        return self.pending is not None and self.pending.step == step
 
     def settle(self, step: int, digest: bytes) -> None:
         """All ranks hold `digest` after `step` steps; whatever else was pending is dropped."""
-        if self.pending is not None and (self.pending.step, self.pending.digest) == (step, digest):
+        if self.deferred.matches(step, digest):
             self.agreed()
         else:
             self.drop()
 
     def drop(self) -> None:
         """Nobody will agree on what is pending."""
-        self.pending = None
+        self.deferred.drop()
         self._draft = _NOTHING_SAVED
         self._writer.discard()
 

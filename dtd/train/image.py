@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
-from dtd.train.record import GotOn, StateImage, StateKey, nobody
+from dtd.train.record import GotOn, StateImage, nobody
 from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
+from dtd.core.engine.agenda import after_commit, before_step
 from dtd.train.agreement import agree, exchange, gather_aside, got_on
 from dtd.train.early_stop import judge
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
@@ -50,18 +51,23 @@ def train(
         last = session.is_last
         session.open()
         ring.open_step(step, [] if last else session.memories)
-        evaluates = session.evaluator is not None and (plan.evaluation_due(step) or last)
-        if not met or last or (evaluates and session.checkpoints.awaits(step)):
+        due = before_step(
+            met=met,
+            last=last,
+            evaluates=session.evaluator is not None and (plan.evaluation_due(step) or last),
+            awaits_digest=session.checkpoints.deferred.awaits(step),
+        )
+        if due.agree:
             digest = agree(session, ring, clock, voters=None if met else voters)
             session.checkpoints.settle(step, digest)
-        if not met or last:
+        if due.catch_up:
             _catch_up(session, ring, writers, digest, last=last)
-        if not met:
+        if due.greet:
             session.tell("on_start", {})
-        if evaluates:
+        if due.evaluate:
             _evaluate(session, ring, clock)
         met = True
-        if last:
+        if due.finish:
             return _finish(session, ring, digest)
 
         begun_s = time.perf_counter()
@@ -69,7 +75,7 @@ def train(
         with replica.own.unchanged("loss()"):
             contribute(session, ring, share, clock)
         session.active[-1].wait(ring)
-        session.prepared = True
+        session.engine.prepare()
         flags = session.requests.flags()
         word = exchange(session, ring, flags)
         averaged_s = time.perf_counter()
@@ -80,14 +86,19 @@ def train(
         _check_rows(session, ring, committed)
         check_skips(session)
 
-        ends = word.stop or word.leave
-        if plan.checkpoint_due(replica.step) or session.is_last or word.checkpoint or ends:
-            _checkpoint(session, ring, writers, waits=word.checkpoint or ends)
-        elif plan.digest_due(replica.step):
+        after = after_commit(
+            word,
+            flags,
+            checkpoint_due=plan.checkpoint_due(replica.step),
+            digest_due=plan.digest_due(replica.step),
+            last=session.is_last,
+        )
+        if after.checkpoint:
+            _checkpoint(session, ring, writers, waits=after.waits)
+        if after.digest:
             session.checkpoints.compare(replica)
-        kind = word.ending(flags)
-        if kind is not None and not session.is_last:
-            return _end_early(session, ring, kind, says_why=ends)
+        if after.ending is not None:
+            return _end_early(session, ring, after.ending, agrees=after.agree)
 
 
 def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
@@ -208,12 +219,9 @@ def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:
     return _outcome(session, "finished", digest)
 
 
-def _end_early(session: Session, ring: Collective, kind: OutcomeKind, *, says_why: bool) -> Outcome:
-    """End the generation; before a stop or a leave the state is agreed on once more.
-
-    A mere yield needs none: the next generation begins with it.
-    """
-    if not says_why:
+def _end_early(session: Session, ring: Collective, kind: OutcomeKind, *, agrees: bool) -> Outcome:
+    """End the generation, after one more agreement on the state if that is due."""
+    if not agrees:
         return _outcome(session, kind, b"")
     step = session.replica.step
     ring.open_step(step, [])

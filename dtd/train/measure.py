@@ -27,11 +27,12 @@ import torch
 
 from dtd import job
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import FRESH, StateKey
 from dtd.errors import DtdError
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
 from dtd.train.heap import keep_freed_memory
-from dtd.train.record import CheckpointRecord, EvalRecord, StateKey, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
@@ -176,7 +177,10 @@ def measure(
 
 def _world(session: Session, world_size: int, limit_s: float) -> dict[str, Any]:
     """Medians over some steps of rank 0 in a world."""
+    session.discard()
+    session.engine.replace()
     session.reset()
+    session.replaced(FRESH)
     ring = HandOvers(world_size)
     session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []
@@ -204,7 +208,8 @@ def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
     contribute(session, ring, share, clock)
     session.active[-1].wait(ring)
     handed_s = time.perf_counter()
-    session.prepared = True
+    session.engine.prepare()
+    session.engine.judge([session.engine.entry(Flags())])
     commit(session)
     _synchronise(session.device)
     ended_s = time.perf_counter()

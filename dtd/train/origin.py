@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dtd.core.engine.step_protocol import StateKey
 from dtd.core.sampler import Position
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
@@ -16,7 +17,7 @@ from dtd.train.checkpoint_format import Found, newest_verified
 from dtd.train.checkpoints import read_checkpoint
 from dtd.train.early_stop import NOTHING_SEEN
 from dtd.train.first_weights import take_weights
-from dtd.train.record import HeldState, InitFrom, Reporter, StateKey
+from dtd.train.record import HeldState, InitFrom, Reporter
 from dtd.train.session import Session
 from dtd.train.state import load_state
 

@@ -8,30 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
 
 GotOn = Callable[[], None]
 """Called after each piece of something long, by whoever does it; may raise to give up."""
 
 Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
-
-
-class StateKey(NamedTuple):
-    """What a state is called: equal keys, equal states; the newest state has the greatest.
-
-    Attributes:
-        generation: the one that committed its last step; 0 for a fresh state.
-        step: committed steps.
-    """
-
-    generation: int
-    step: int
-
-
-FRESH = StateKey(0, 0)
 
 
 def nobody() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from dtd.core.branches import Branch
+from dtd.core.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint
@@ -28,14 +29,12 @@ from dtd.train.numerics import numerics_fingerprint
 from dtd.train.optimizers import ignored_settings
 from dtd.train.origin import Origin, check_position, checkpoint_directory
 from dtd.train.record import (
-    FRESH,
     HeldState,
     InitFrom,
     Outcome,
     Reporter,
     Requests,
     StateImage,
-    StateKey,
     WarmupReport,
 )
 from dtd.train.sanity import try_evaluation
@@ -105,8 +104,6 @@ class TrainingRun:
         self._reporter = reporter
         self._requests = requests
         self._threads = threads or spec.train.threads
-        self._in_memory = False
-        self._pristine = True
         self._told = False
         self._world_size = 1
         self._built: Session | None = None
@@ -172,20 +169,21 @@ class TrainingRun:
     @property
     def prepared_step(self) -> int:
         """`committed_step`, or one more if the next step waits for nothing but its verdict."""
-        return self.committed_step + self._session.prepared
+        return self.committed_step + (self.prepared_key is not None)
 
     @property
     def prepared_key(self) -> StateKey | None:
         """Key of the state that `adopt_local` can make by committing the prepared step."""
-        return self._session.prepared_key if self._remembers else None
+        return self._session.engine.prepared
 
     def held(self) -> HeldState:
         """The best state that this worker holds for the job; costs nothing if it is in memory."""
-        if not self._remembers:
-            if self._in_memory:  # what was agreed on before the update that failed counts
+        engine = self._session.engine
+        if engine.live is None:
+            if engine.phase is Phase.APPLYING:  # what was agreed on before the failed update counts
                 self._session.checkpoints.flush()
             return self._origin.held()
-        generation, step = self._session.key
+        generation, step = engine.live
         return HeldState(
             job_id=self._job_id,
             generation=generation,
@@ -206,21 +204,19 @@ class TrainingRun:
             CheckpointError: this worker does not hold it.
         """
         session, key = self._session, StateKey(held_generation, held_step)
-        if self._in_memory and key == session.prepared_key:
+        way = session.engine.take_over(key, holds=True)
+        if way is TakeOver.COMMIT:
             commit(session)
             return
         session.discard()
-        if self._in_memory and key == session.key:
+        if way is TakeOver.KEEP:
             return
-        self._in_memory = False
-        if key != FRESH:
-            self._pristine = False
+        session.engine.replace()
+        if way is TakeOver.LOAD:
             self._origin.load(session, held_generation, held_step)
-        elif not self._pristine:
+        elif way is TakeOver.RESET:
             session.reset()
-            self._pristine = True
         session.replaced(key)
-        self._in_memory = True
 
     def leave_behind(self, branches: tuple[Branch, ...]) -> None:
         """The job goes on without these states: their checkpoints on this disk are not deleted."""
@@ -232,7 +228,7 @@ class TrainingRun:
         session.discard()
         session.checkpoints.drop()
         session.checkpoints.flush()
-        self._in_memory = False
+        session.engine.forget()
 
     def save(self, generation: int, step: int) -> None:
         """Write a state that memory holds as a checkpoint; returns when it is durable.
@@ -247,7 +243,7 @@ class TrainingRun:
             CheckpointError: memory does not hold it, or it cannot be written.
         """
         session, key = self._session, StateKey(generation, step)
-        if not self._remembers or key not in (session.key, session.prepared_key):
+        if not session.engine.can_make(key):
             raise CheckpointError(f"step {step} is not in this worker's memory any more")
         self.adopt_local(generation, step)
         session.checkpoints.save(session.replica, key=key, world_size=self._world_size)
@@ -255,6 +251,7 @@ class TrainingRun:
     def export_state(self) -> StateImage:
         """The live state for another worker; valid until the next step begins."""
         session = self._session
+        self._begin_fresh()
         return export_image(session.replica, key=session.key, got_on=self._reporter.progress)
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
@@ -284,11 +281,10 @@ class TrainingRun:
         session = self._session
         incoming.check(self._reporter.progress)
         session.discard()
-        self._in_memory = self._pristine = False
+        session.engine.replace()
         incoming.apply(session.replica, self._reporter.progress)
         check_position(session)
         session.replaced(incoming.key)
-        self._in_memory = True
 
     # --- training --------------------------------------------------------------------------
 
@@ -317,7 +313,7 @@ class TrainingRun:
         assert generation == collective.generation, "a ring of another generation"
         session = self._session
         session.discard()
-        self._in_memory, self._pristine = True, False
+        self._begin_fresh()
         if collective.rank == 0:
             _tell_order(session)
             self._say_what_is_ignored()
@@ -325,7 +321,7 @@ class TrainingRun:
         try:
             return train(session, collective, writers, voters)
         except BaseException:
-            if not session.prepared and not session.applying:
+            if session.engine.interrupted():
                 session.discard()
             raise
 
@@ -344,10 +340,10 @@ class TrainingRun:
 
     # --- inside ----------------------------------------------------------------------------
 
-    @property
-    def _remembers(self) -> bool:
-        """A whole state is in memory, not one whose update was interrupted by an error."""
-        return self._in_memory and not self._session.applying
+    def _begin_fresh(self) -> None:
+        """Whoever has taken nothing over holds the fresh state."""
+        if self._session.engine.live is None:
+            self.adopt_local(*FRESH)
 
     @property
     def _session(self) -> Session:

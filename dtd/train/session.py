@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.job import JobSpec
 from dtd.train.buffers import RunningBuffers, smallest_rows
 from dtd.train.callbacks import Callbacks
@@ -25,7 +26,7 @@ from dtd.train.lazy import Sample, sample_of
 from dtd.train.parameter_watch import ParameterWatch
 from dtd.train.plan import JobPlan
 from dtd.train.precision import check_precision
-from dtd.train.record import FRESH, CheckpointRecord, Reporter, Requests, StateKey
+from dtd.train.record import CheckpointRecord, Reporter, Requests
 from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.sampling import order_of
 from dtd.train.seldom import Seldom, Warn
@@ -68,11 +69,7 @@ class Session:
         warn: the reporter's `warning`, for what may come in every step.
         requests: what is asked of this rank.
         callbacks: those of the task.
-        key: of the live state.
-        begun_in: generation of the step at hand, which is begun and neither committed nor
-            discarded; None if there is none.
-        prepared: every bucket of the step at hand is averaged, and it is not committed.
-        applying: an update has begun and not ended: until then the state is nobody's.
+        engine: which state is live, which step is under way and how far it is.
         metrics: of the last evaluation.
         used: rows that went through the model here in the last step.
         begins_with: a file of weights that a fresh state has; None if there is none.
@@ -103,10 +100,7 @@ class Session:
     warn: Seldom
     requests: Requests
     callbacks: Callbacks
-    key: StateKey = FRESH
-    begun_in: int | None = None
-    prepared: bool = False
-    applying: bool = False
+    engine: StepProtocol = field(default_factory=StepProtocol)
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None
@@ -116,6 +110,13 @@ class Session:
     undos: list[Undo] = field(default_factory=list)
     stream_position: Any = None
     _active: tuple[int, list[Update]] = (-1, [])
+
+    @property
+    def key(self) -> StateKey:
+        """Of the live state."""
+        live = self.engine.live
+        assert live is not None, "memory holds no state"
+        return live
 
     @property
     def active(self) -> list[Update]:
@@ -139,13 +140,6 @@ class Session:
             update.gradients.recall()
 
     @property
-    def prepared_key(self) -> StateKey | None:
-        """Key that the live state gets by committing the prepared step; None if there is none."""
-        if self.begun_in is None or not self.prepared:
-            return None
-        return StateKey(self.begun_in, self.replica.step + 1)
-
-    @property
     def is_last(self) -> bool:
         """No step follows the live state."""
         total = self.plan.steps_total
@@ -160,6 +154,7 @@ class Session:
 
     def open(self) -> None:
         """The next step is at hand, with the evaluation that may come before it."""
+        self.engine.open()
         self.judged = None
         self.replica.own.begin()
 
@@ -168,14 +163,12 @@ class Session:
         for update in self.active:
             update.gradients.begin(ring.check)
         self.buffers.take_snapshot()
-        self.begun_in = ring.generation
+        self.engine.begin(ring.generation)
 
     def committed(self) -> None:
         """The step at hand is applied."""
-        assert self.begun_in is not None, "a step is committed that never began"
-        self.key = StateKey(self.begun_in, self.replica.step)
+        self.engine.commit()
         self.replica.own.keep()
-        self.applying = False
         self._end()
 
     def take_back(self) -> None:
@@ -186,7 +179,7 @@ class Session:
 
     def discard(self) -> None:
         """Nothing of the step at hand happened, if there is one."""
-        if self.begun_in is not None:
+        if self.engine.discard():
             self.take_back()
             self._end()
         self.replica.own.restore()
@@ -215,14 +208,13 @@ class Session:
 
     def replaced(self, key: StateKey) -> None:
         """The live state is another one now: what was found out about the old one is void."""
-        self.key = key
+        self.engine.replaced(key)
         self._rewind()
         self.plan = self.plan.following(self.replica.ledger)
         self.metrics, self.ended, self.callbacks.reason = {}, "", ""
         self.checkpoints.drop()
 
     def _end(self) -> None:
-        self.begun_in, self.prepared = None, False
         self.applied, self.undos = [], []
         attend_to(None, self.updates)
         for update in self.updates:

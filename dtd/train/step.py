@@ -212,7 +212,7 @@ def _apply(
         if tentative:
             session.undos.append(Undo(replica.part(update.name)))
         else:  # before the update, as forward does in plain torch: its hooks may change them too
-            session.applying = True
+            session.engine.apply()
             session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
         replica.update(update.name)
     if tentative:

@@ -17,8 +17,9 @@ from typing import Any, Final
 import structlog
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StateKey, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 
 PROGRESS_EVERY_S: Final = 0.1

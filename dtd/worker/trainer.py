@@ -24,6 +24,7 @@ from dtd.config import Sandbox
 from dtd.core import member
 from dtd.core.branches import told_by
 from dtd.core.checkpoint_writers import checkpoint_writers
+from dtd.core.engine.step_protocol import Reaction, reaction
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
 from dtd.net.handshake import Pass
@@ -323,12 +324,13 @@ class Trainer(threading.Thread):
         The ring is not given up: every rank reads this from words that are on their way to it, and
         one whose link is reset before that would not learn that its state is not to be trusted.
         """
-        if error.majority and assign.rank in error.dissenters:
+        said = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
+        if said is Reaction.START_AFRESH:
             self._post(member.TrainerDiverged(generation=assign.generation, reason=error.message))
             return
-        suspect = assign.roster[error.dissenters[0]].name if error.majority else ""
-        if not error.majority:
+        if said is Reaction.FORGET:
             run.forget()
+        suspect = assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else ""
         self._froze(run, assign, suspect, "diverged", error.message, diverged=error)
 
     def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import FRESH
 from dtd.job import parse_job
-from dtd.train.record import FRESH
 from dtd.train.run import TrainingRun
 from dtd.transport.in_process import InProcessRing
 from tests.integration.conftest import GATED_JOB

@@ -15,18 +15,12 @@ import torch
 from torch import nn
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
 from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
 from dtd.train.order import batch_rows
-from dtd.train.record import (
-    CheckpointRecord,
-    EvalRecord,
-    InitFrom,
-    Outcome,
-    StateKey,
-    StepRecord,
-)
+from dtd.train.record import CheckpointRecord, EvalRecord, InitFrom, Outcome, StepRecord
 from dtd.train.run import TrainingRun
 from dtd.train.state import state_digest
 from dtd.transport.in_process import InProcessRing

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
-from dtd.train.record import FRESH
 
 
 class Cut:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken, TaskError
 from dtd.train.checkpoint_format import list_checkpoints
-from dtd.train.record import FRESH, InitFrom
+from dtd.train.record import InitFrom
 
 pytestmark = pytest.mark.numerics
 

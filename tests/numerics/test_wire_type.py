@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.chunks import Segments
+from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
-from dtd.train.record import FRESH
 from dtd.train.staging import staging_for
 from dtd.transport.in_process import InProcessRing
 

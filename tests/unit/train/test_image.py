@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.train.image import IncomingImage, export_image
-from dtd.train.record import StateKey
 from dtd.train.state import state_digest
 
 

@@ -9,8 +9,9 @@ import pytest
 
 import dtd.worker.reporter as reporter_module
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StateKey, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
 from dtd.wire import messages as m
 from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
 

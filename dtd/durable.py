@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 
@@ -27,9 +28,10 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
     """
     missing = []
     for one in (path, *path.parents):
-        if one.is_dir():
+        kind = _kind(one)  # asked once: another process may be making it at the same moment
+        if kind is not None and stat.S_ISDIR(kind):
             break
-        if one.exists():
+        if kind is not None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(one))
         missing.append(one)
     for one in reversed(missing):
@@ -51,3 +53,11 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _kind(path: Path) -> int | None:
+    """The file's mode; None if nothing is there."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):  # the latter: a parent is a file
+        return None

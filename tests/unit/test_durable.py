@@ -1,0 +1,47 @@
+"""Directories that are made while others make the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dtd.durable as durable
+from dtd.durable import make_directory
+
+
+def test_what_another_process_makes_at_the_same_moment_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, stat = tmp_path / "jobs" / "one", Path.stat
+    looked_at: set[Path] = set()
+
+    def made_after_the_first_look(path: Path, **options: bool) -> object:
+        if path == wanted and path not in looked_at:
+            looked_at.add(path)
+            try:
+                return stat(path, **options)
+            finally:
+                path.mkdir(parents=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", made_after_the_first_look)
+    make_directory(wanted)
+    assert wanted.is_dir()
+
+
+@pytest.mark.parametrize("below", [".", "one", "one/two"])
+def test_a_file_in_its_place_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "jobs").write_text("not a directory")
+    with pytest.raises(NotADirectoryError, match="jobs"):
+        make_directory(tmp_path / "jobs" / below)
+
+
+def test_its_parents_are_on_the_disk_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_directory", synced.append)
+    make_directory(tmp_path / "one" / "two", mode=0o700)
+    assert synced[:2] == [tmp_path, tmp_path / "one"]
+    assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o700

@@ -13,6 +13,7 @@
     ├── LoaderLost                 a loader process has ended                      others load again
     ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
     ├── DivergenceError            replicas that must be equal are not             fails the job
+    ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
     └── RingBroken                 a generation ended under a running step         step is redone
 
 Each class says whose fault it is (`blame`), what `dtdctl` and the daemons exit with (`exit_code`),
@@ -174,6 +175,10 @@ class DivergenceError(DtdError):
         self.majority = majority
         self.step = step
         self.entry = entry
+
+
+class ImpossibleTransition(DtdError):
+    """An event that cannot happen in the state that something is in: a bug in dtd."""
 
 
 class RingBroken(DtdError):

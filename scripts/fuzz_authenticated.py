@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from dtd.core import member
-from dtd.core.membership_events import JobState
+from dtd.core.transitions import JobState
 from dtd.errors import LocalProtocolError
 from dtd.event_names import NOTICES
 from dtd.security.identity import OPERATOR, VIEWER, Identity

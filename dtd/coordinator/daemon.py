@@ -57,11 +57,11 @@ from dtd.core.membership_events import (
     Submitted,
     Ticked,
     WorkerLost,
-    WorkerState,
 )
 from dtd.core.quotas import Quotas
 from dtd.core.shares import Shares, connections_for
 from dtd.core.status import status_of
+from dtd.core.transitions import WorkerState
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.core.books import GONE, Books
+from dtd.core.books import Books
+from dtd.core.transitions import GONE
 
 
 def status_line(books: Books) -> str:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from dtd.core import adoption, doubt, ending, introduction, vouching
 from dtd.core import roster as choice
-from dtd.core.books import AVAILABLE, GONE, MEMBERS, Books, GenerationState
-from dtd.core.membership_events import Disconnect, Job, JobState, Worker, WorkerState
+from dtd.core.books import Books
+from dtd.core.membership_events import Disconnect, Job, Worker
+from dtd.core.transitions import (
+    AVAILABLE,
+    GONE,
+    MEMBERS,
+    GenerationState,
+    JobState,
+    WorkerEvent,
+    WorkerState,
+)
 from dtd.wire import messages as m
 
 MAX_KNOWN_WORKERS = 256
-WARMING_SILENCE_S = 30.0
 COMPARED = AVAILABLE | {WorkerState.REFUSED}
 ENDING_JOBS = frozenset({JobState.STOPPING, JobState.SAVING})
 """Nobody warms up for a job that is to end."""
@@ -39,7 +47,7 @@ def register(books: Books, message: m.Register, now: float) -> None:
     introduction.tell_last_end(books, message, known)
     job = books.job
     if message.generation:
-        _take_back(books, worker, message, now)
+        _take_back(books, worker, message)
     elif job is not None and job.state not in ENDING_JOBS:
         _prepare_unless_aside(books, worker, job, now)
     elif job is not None:
@@ -50,9 +58,10 @@ def _prepare_unless_aside(books: Books, worker: Worker, job: Job, now: float) ->
     """Who was set aside is left alone for its time, unless somebody has started it again."""
     aside = books.set_aside.get(worker.name)
     if aside is not None and now < aside.until and aside.pid == worker.pid:
-        worker.state, worker.reason = WorkerState.REFUSED, aside.reason
+        books.move_worker(worker, WorkerEvent.LEFT_ALONE)
+        worker.reason = aside.reason
     else:
-        prepare(books, worker, job, now)
+        prepare(books, worker, job)
 
 
 def _fence(books: Books, message: m.Register) -> None:
@@ -65,7 +74,7 @@ def _fence(books: Books, message: m.Register) -> None:
         books.fence(job)
 
 
-def _take_back(books: Books, worker: Worker, message: m.Register, now: float) -> None:
+def _take_back(books: Books, worker: Worker, message: m.Register) -> None:
     """It still holds a generation of ours: have it freeze, then it is ready with what it holds."""
     job = books.job
     if job is None or not doubt.is_ours(job, message):
@@ -80,15 +89,15 @@ def _take_back(books: Books, worker: Worker, message: m.Register, now: float) ->
     worker.returning = True
     worker.trains_in, worker.trains_as = message.generation, message.phase
     if not doubt.lasts(books, job) or job.state in ENDING_JOBS:
-        _call_back(books, worker, now)
+        _call_back(books, worker)
         return
-    worker.state = WorkerState.WARMING  # it trains on meanwhile
+    books.move_worker(worker, WorkerEvent.CAME_BACK)
     if doubt.is_over(books, job):
-        adoption.take_up(books, job, now)
-        end_doubt(books, job, now)
+        adoption.take_up(books, job)
+        end_doubt(books, job)
 
 
-def end_doubt(books: Books, job: Job, now: float) -> None:
+def end_doubt(books: Books, job: Job) -> None:
     """It is certain, or the operator says, that no generation is newer than those that are known.
 
     Those who still train are called back.
@@ -96,12 +105,12 @@ def end_doubt(books: Books, job: Job, now: float) -> None:
     doubt.end(books, job)
     for worker in books.workers.values():
         if worker.returning and worker.name not in books.warming_since:
-            _call_back(books, worker, now)
+            _call_back(books, worker)
 
 
-def _call_back(books: Books, worker: Worker, now: float) -> None:
+def _call_back(books: Books, worker: Worker) -> None:
     """Have a worker leave a generation that is over and say what it holds."""
-    _begin_warming(books, worker, now)
+    books.move_worker(worker, WorkerEvent.CALLED_BACK)
     freeze = m.Freeze(
         generation=worker.trains_in,
         at_boundary=False,
@@ -118,9 +127,9 @@ def _why_unknown(books: Books, message: m.Register) -> str:
     return f"job {message.job} is not running any more"
 
 
-def prepare(books: Books, worker: Worker, job: Job, now: float) -> None:
+def prepare(books: Books, worker: Worker, job: Job) -> None:
     """Have an idle worker warm up for the job."""
-    _begin_warming(books, worker, now)
+    books.move_worker(worker, WorkerEvent.PREPARED)
     worker.given(job.id)
     books.send(worker.name, what_to_prepare(job))
 
@@ -141,14 +150,7 @@ def what_to_prepare(job: Job) -> m.Prepare:
     )
 
 
-def _begin_warming(books: Books, worker: Worker, now: float) -> None:
-    worker.state = WorkerState.WARMING
-    books.warming_since[worker.name] = now
-    patience_s = max(WARMING_SILENCE_S, books.heartbeat_timeout_s)
-    books.detector.watch(worker.name, now, timeout_s=patience_s)
-
-
-def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
+def warmed(books: Books, worker: Worker, message: m.Warmed) -> None:
     """The worker has its model and data: is it fit to train with the others?"""
     assert books.job is not None, "nobody warms up for no job"
     if worker.state in MEMBERS or worker.returning:
@@ -164,7 +166,7 @@ def warmed(books: Books, worker: Worker, message: m.Warmed, now: float) -> None:
         disbelieve(books, worker, why)
     if worker.name in books.set_aside:
         books.set_aside[worker.name].until = 0.0  # if it fails again, it is left alone for longer
-    _end_warming(books, worker, now)
+    books.move_worker(worker, WorkerEvent.WARMED)
     compare(books, books.job)
 
 
@@ -207,13 +209,7 @@ def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now
         expel(books, worker, "states differ, and none has a majority", now)
         return
     worker.returning, worker.stuck_since, worker.kept = False, None, ""
-    _end_warming(books, worker, now)
-
-
-def _end_warming(books: Books, worker: Worker, now: float) -> None:
-    books.warming_since.pop(worker.name, None)
-    books.detector.watch(worker.name, now)
-    worker.state, worker.ready_since = WorkerState.READY, now
+    books.move_worker(worker, WorkerEvent.LEFT_OLD)
 
 
 def compare(books: Books, job: Job) -> None:
@@ -235,9 +231,10 @@ def compare(books: Books, job: Job) -> None:
         if why and worker.state is not WorkerState.REFUSED:
             books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
         if why:
-            worker.state, worker.reason = WorkerState.REFUSED, why
+            books.move_worker(worker, WorkerEvent.DISAGREES)
+            worker.reason = why
         elif worker.state is WorkerState.REFUSED:
-            worker.state, worker.reason = WorkerState.READY, ""
+            books.move_worker(worker, WorkerEvent.AGREES)
 
 
 def give_up_warming(books: Books, job: Job, now: float) -> None:
@@ -276,8 +273,8 @@ def lose(books: Books, worker: Worker, reason: str, now: float) -> None:
     """A worker is gone without having been let go."""
     was_member = worker.state in MEMBERS
     silent_s = books.detector.silence_s(worker.name, now)
-    worker.state, worker.reason = WorkerState.LOST, reason
-    _forget(books, worker)
+    books.move_worker(worker, WorkerEvent.LOST)
+    worker.reason = reason
     books.incident(
         "worker_lost",
         f"{worker.name} is lost: {reason}",
@@ -326,27 +323,18 @@ def release(books: Books, worker: Worker, state: str, reason: str) -> None:
     One that is set aside has not begun with the job, and waits for the next one.
     """
     if state not in ("left", "evicted") and is_aside(books, worker):
-        worker.state, worker.reason = WorkerState.IDLE, ""
+        books.move_worker(worker, WorkerEvent.SPARED)
         return
     job = books.job.id if books.job is not None else ""
     books.send(worker.name, m.Release(job=job, state=state, reason=reason))
-    worker.state, worker.reason = WorkerState.RELEASED, reason or state
-    _forget(books, worker)
+    books.move_worker(worker, WorkerEvent.LET_GO)
+    worker.reason = reason or state
 
 
 def is_aside(books: Books, worker: Worker) -> bool:
     """Whether a worker is here and left alone, because the job's code has failed on it."""
     refused = worker.state is WorkerState.REFUSED and worker.warmed is None
     return refused and worker.name in books.set_aside
-
-
-def _forget(books: Books, worker: Worker) -> None:
-    worker.held = worker.warmed = worker.heartbeat = None
-    worker.prepared, worker.frozen_in = (0, 0), 0
-    worker.returning = False
-    worker.stuck_since, worker.kept = None, ""
-    books.detector.forget(worker.name)
-    books.warming_since.pop(worker.name, None)
 
 
 def _make_room(books: Books, comes: str) -> None:

@@ -8,9 +8,21 @@ members are away at first.  Part of the membership machine; changes the books, a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtd.core import ending, forming, introduction
-from dtd.core.books import MEMBERS, Books, GenerationState
-from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.core.books import Books
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import (
+    MEMBERS,
+    GenerationEvent,
+    GenerationState,
+    JobEvent,
+    JobState,
+    MemberState,
+    WorkerEvent,
+    WorkerState,
+)
 from dtd.wire import messages as m
 
 ADOPTION_PATIENCE = 2
@@ -18,13 +30,6 @@ ADOPTION_PATIENCE = 2
 
 NEVER_HEARD = 0
 """Incarnation of a member that this coordinator knows from its store alone."""
-
-PHASES = {
-    "forming": WorkerState.FORMING,
-    "running": WorkerState.RUNNING,
-    "frozen": WorkerState.RUNNING,  # until it repeats its report
-    "finished": WorkerState.RUNNING,
-}
 
 
 def adopt(books: Books, job: Job, now: float) -> None:
@@ -34,13 +39,15 @@ def adopt(books: Books, job: Job, now: float) -> None:
     books.start_step = job.start_step
     books.told.clear()
     formed = job.state is not JobState.FORMING
-    books.generation_state = GenerationState.RUNNING if formed else GenerationState.FORMING
-    books.has_run = formed
+    books.move_generation(
+        GenerationEvent.ADOPTED_RUNNING if formed else GenerationEvent.ADOPTED_FORMING
+    )
     books.must_settle = False
     patience_s = ADOPTION_PATIENCE * books.heartbeat_timeout_s
     instances = dict(zip(job.roster, job.instances, strict=False))
     for name in job.roster:
-        books.workers[name] = _absent(name, instances.get(name, ""))
+        worker = books.workers[name] = _absent(name, instances.get(name, ""))
+        books.move_worker(worker, WorkerEvent.EXPECTED)
         books.detector.watch(name, now, timeout_s=patience_s)
     books.incident(
         "generation_adopted",
@@ -49,7 +56,7 @@ def adopt(books: Books, job: Job, now: float) -> None:
     )
 
 
-def take_up(books: Books, job: Job, now: float) -> None:
+def take_up(books: Books, job: Job) -> None:
     """Go on with a generation that is known from its members alone, if all of them still train."""
     members = [books.workers.get(name) for name in job.roster]
     if job.generation < books.generation or not all(_trains_in(one, job) for one in members):
@@ -58,14 +65,13 @@ def take_up(books: Books, job: Job, now: float) -> None:
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.start_step = job.start_step
     books.told.clear()
-    books.generation_state, books.has_run = GenerationState.RUNNING, True
-    books.must_settle, books.advanced_at = False, now
-    books.waiting_since = None
-    job.state = JobState.RUNNING
+    books.move_generation(GenerationEvent.TAKEN_UP)
+    books.must_settle, books.waiting_since = False, None
+    books.move_job(job, JobEvent.TAKEN_UP)
     for name in job.roster:
         worker = books.workers[name]
-        worker.state, worker.returning = WorkerState.RUNNING, False
-        books.detector.watch(name, now)
+        worker.returning = False
+        books.move_worker(worker, WorkerEvent.TAKEN_UP)
     books.incident(
         "generation_adopted",
         f"generation {books.generation} is taken up: {', '.join(books.roster)} train in it",
@@ -91,18 +97,17 @@ def _absent(name: str, instance: str) -> Worker:
         data_port=0,
         version="",
         instance=instance,
-        state=WorkerState.AWAY,
         reason="has not come back since the coordinator started",
     )
 
 
-def goes_away(books: Books, worker: Worker, reason: str, now: float) -> bool:
+def goes_away(books: Books, worker: Worker, reason: str) -> bool:
     """Whether the generation may go on without this member's control connection."""
     trains = worker.state in (WorkerState.RUNNING, WorkerState.FINISHED)
     if not trains or books.generation_state is not GenerationState.RUNNING:
         return False
-    worker.state, worker.reason = WorkerState.AWAY, f"control connection lost: {reason}"
-    books.detector.watch(worker.name, now)
+    books.move_worker(worker, WorkerEvent.DISCONNECTED)
+    worker.reason = f"control connection lost: {reason}"
     books.incident("worker_away", f"{worker.name}: {worker.reason}", worker=worker.name)
     return True
 
@@ -118,12 +123,12 @@ def comes_back(books: Books, message: m.Register, now: float) -> bool:
     same_generation = (message.generation, message.roster_id) == (books.generation, books.roster_id)
     if not (same_process and same_generation):
         return False
-    worker = introduction.newcomer(message, known)
-    worker.state = PHASES.get(message.phase, WorkerState.RUNNING)
+    worker = replace(introduction.newcomer(message, known), state=known.state)
     worker.leaving, worker.held, worker.warmed = known.leaving, known.held, known.warmed
     worker.heartbeat, worker.signalled = known.heartbeat, known.signalled
     books.workers[worker.name] = worker
-    books.detector.watch(worker.name, now)
+    forms = message.phase == MemberState.FORMING.value
+    books.move_worker(worker, WorkerEvent.RECONNECTED_FORMING if forms else WorkerEvent.RECONNECTED)
     introduction.greet(books, worker)
     if books.generation_state is GenerationState.ENDING:
         _catch_up(books, worker)

@@ -8,43 +8,44 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from dtd.core.detector import Detector
 from dtd.core.incidents import Recovery
 from dtd.core.links import Links
-from dtd.core.membership_events import (
-    ENDED,
-    Effect,
-    Incident,
-    Job,
-    JobState,
-    Send,
-    SetAside,
-    Worker,
-    WorkerState,
-)
+from dtd.core.membership_events import Effect, Incident, Job, Send, SetAside, Worker
 from dtd.core.save_orders import SaveOrders
 from dtd.core.straggler import StragglerWatch
+from dtd.core.transitions import (
+    AVAILABLE,
+    ENDED,
+    GENERATION,
+    GONE,
+    JOB,
+    MEMBERS,
+    WORKER,
+    GenerationAction,
+    GenerationEvent,
+    GenerationState,
+    JobAction,
+    JobEvent,
+    JobState,
+    Table,
+    WorkerAction,
+    WorkerEvent,
+    WorkerState,
+)
+from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 
-MEMBERS = frozenset(
-    {WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY, WorkerState.FINISHED}
-)
-AVAILABLE = frozenset({WorkerState.READY, WorkerState.FROZEN, WorkerState.BARRED})
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+A = TypeVar("A", bound=StrEnum)
+
+WARMING_SILENCE_S = 30.0
 FRUITFUL_STEPS = 3
 """A generation that has committed so many has not come to nothing."""
-GONE = frozenset({WorkerState.RELEASED, WorkerState.LOST})
-
-
-class GenerationState(Enum):
-    """Where the current generation stands."""
-
-    NONE = "none"
-    FORMING = "forming"
-    RUNNING = "running"
-    ENDING = "ending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,7 @@ class Books:
         claims: saved states of each worker that nobody has borne out yet.
         tallies: what was dropped of workers' words, by name (`dtd.core.hearing`).
         now: the clock of the event at hand.
+        impossible: a transition that was asked for and that there is not; empty while all is well.
     """
 
     heartbeat_interval_s: float
@@ -192,7 +194,81 @@ class Books:
     claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     tallies: dict[str, Tally] = field(default_factory=dict)
     now: float = 0.0
+    impossible: str = ""
     effects: list[Effect] = field(default_factory=list)
+
+    # --- transitions -----------------------------------------------------------------------
+
+    def move_worker(self, worker: Worker, event: WorkerEvent) -> None:
+        """Something happens to a worker.
+
+        Raises:
+            ImpossibleTransition: that cannot happen in its state.
+        """
+        worker.state, action = self._take(WORKER, worker.state, event)
+        if action is WorkerAction.BEGIN_WARMING:
+            self._begin_warming(worker)
+        elif action is WorkerAction.END_WARMING:
+            self.warming_since.pop(worker.name, None)
+            self.detector.watch(worker.name, self.now)
+            worker.ready_since = self.now
+        elif action is WorkerAction.WATCH:
+            self.detector.watch(worker.name, self.now)
+        elif action is WorkerAction.CLEAR_REASON:
+            worker.reason = ""
+        elif action is WorkerAction.FORGET:
+            self._forget(worker)
+
+    def move_generation(self, event: GenerationEvent) -> None:
+        """Something happens to the current generation.
+
+        Raises:
+            ImpossibleTransition: that cannot happen in its state.
+        """
+        self.generation_state, action = self._take(GENERATION, self.generation_state, event)
+        if action is GenerationAction.BEGIN:
+            self.has_run, self.advanced_at = False, None
+        elif action is GenerationAction.HAS_RUN:
+            self.has_run = True
+        elif action is GenerationAction.ADVANCES:
+            self.has_run, self.advanced_at = True, self.now
+        elif action is GenerationAction.FORGET:
+            self.decision = self.freeze_by = None
+            self.roster = []
+            self.has_run = self.bereaved = False
+
+    def move_job(self, job: Job, event: JobEvent) -> None:
+        """Something happens to a job.
+
+        Raises:
+            ImpossibleTransition: that cannot happen in its state.
+        """
+        job.state, action = self._take(JOB, job.state, event)
+        if action is JobAction.CLEAR_VERDICT:
+            job.verdict = ""
+
+    def _take(self, table: Table[S, E, A], state: S, event: E) -> tuple[S, A]:
+        """What follows in a table; what is not in it is remembered by the invariants."""
+        try:
+            return table.take(state, event)
+        except ImpossibleTransition as error:
+            self.impossible = error.message
+            raise
+
+    def _begin_warming(self, worker: Worker) -> None:
+        self.warming_since[worker.name] = self.now
+        patience_s = max(WARMING_SILENCE_S, self.heartbeat_timeout_s)
+        self.detector.watch(worker.name, self.now, timeout_s=patience_s)
+
+    def _forget(self, worker: Worker) -> None:
+        worker.held = worker.warmed = worker.heartbeat = None
+        worker.prepared, worker.frozen_in = (0, 0), 0
+        worker.returning = False
+        worker.stuck_since, worker.kept = None, ""
+        self.detector.forget(worker.name)
+        self.warming_since.pop(worker.name, None)
+
+    # --- questions -------------------------------------------------------------------------
 
     def members(self) -> list[Worker]:
         """The roster's workers in rank order."""
@@ -354,6 +430,7 @@ class Books:
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books do not balance."""
+        assert not self.impossible, self.impossible
         assert len(set(self.roster)) == len(self.roster)
         members = {name for name, w in self.workers.items() if w.state in MEMBERS}
         if self.generation_state in (GenerationState.FORMING, GenerationState.RUNNING):

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from dtd.core.books import Books, GenerationState
+from dtd.core.books import Books
 from dtd.core.membership_events import Job, SaveJob
+from dtd.core.transitions import GenerationState
 from dtd.wire import messages as m
 from dtd.wire.fields import generations_in
 

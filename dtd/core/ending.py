@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from dtd.core import figures
 from dtd.core import roster as choice
-from dtd.core.books import GONE, MEMBERS, Books, GenerationState
+from dtd.core.books import Books
 from dtd.core.incidents import Recovery
 from dtd.core.links import DEAD
-from dtd.core.membership_events import Job, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import (
+    GONE,
+    MEMBERS,
+    GenerationEvent,
+    GenerationState,
+    WorkerEvent,
+    WorkerState,
+)
 from dtd.wire import messages as m
 
 FREEZE_PATIENCE_S = 5.0
@@ -76,7 +84,7 @@ def _begin_ending(
     worker: str = "",
     silent_s: float = 0.0,
 ) -> None:
-    books.generation_state = GenerationState.ENDING
+    books.move_generation(GenerationEvent.ENDS)
     if books.recovery is None:
         books.recovery = Recovery(
             cause=reason,
@@ -101,7 +109,8 @@ def member_lost(books: Books, worker: Worker, reason: str, now: float, *, silent
 
 def member_frozen(books: Books, job: Job, worker: Worker, message: m.Frozen, now: float) -> None:
     """A member takes no further part and says what it holds."""
-    worker.state, worker.frozen_in = WorkerState.FROZEN, message.generation
+    books.move_worker(worker, WorkerEvent.FROZE)
+    worker.frozen_in = message.generation
     worker.held = choice.held_by(message)
     worker.prepared = (message.prepared_generation, message.prepared_step)
     job.fenced = True
@@ -136,9 +145,10 @@ def _tell_evidence(books: Books, worker: Worker, message: m.Frozen) -> None:
     )
 
 
-def member_finished(job: Job, worker: Worker, message: m.Finished) -> None:
+def member_finished(books: Books, job: Job, worker: Worker, message: m.Finished) -> None:
     """A member has committed the last step and its digest agrees with everyone's."""
-    worker.state, worker.digest = WorkerState.FINISHED, message.digest
+    books.move_worker(worker, WorkerEvent.FINISHED)
+    worker.digest = message.digest
     worker.held, worker.frozen_in = choice.held_by(message), message.generation
     worker.prepared = choice.held_key(worker)
     job.fenced = True
@@ -159,7 +169,7 @@ def close(books: Books, job: Job, now: float) -> None:
     """The last living member has frozen: there is no generation now."""
     for member in books.members():
         if member.state is WorkerState.FINISHED:
-            member.state = WorkerState.READY
+            books.move_worker(member, WorkerEvent.CLOSED)
     for pair, evidence in books.links.judge(books.living(), now):
         one, other = pair
         every_s = books.links.probed_every_s(pair)
@@ -173,13 +183,4 @@ def close(books: Books, job: Job, now: float) -> None:
     books.deadly += books.bereaved
     books.note_brevity(job)
     job.announced = False
-    reset(books)
-
-
-def reset(books: Books) -> None:
-    """Forget the generation."""
-    books.generation_state = GenerationState.NONE
-    books.decision = None
-    books.roster = []
-    books.freeze_by = None
-    books.has_run = books.bereaved = False
+    books.move_generation(GenerationEvent.CLOSED)

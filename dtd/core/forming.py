@@ -12,14 +12,16 @@ from dataclasses import replace
 
 from dtd.core import branches, doubt, ending
 from dtd.core import roster as choice
-from dtd.core.books import AVAILABLE, Books, Decision, GenerationState, most_workers
+from dtd.core.books import Books, Decision, most_workers
 from dtd.core.links import pair_of
-from dtd.core.membership_events import (
-    Job,
-    JobSaved,
+from dtd.core.membership_events import Job, JobSaved, SaveJob, Worker
+from dtd.core.transitions import (
+    AVAILABLE,
+    GenerationEvent,
+    GenerationState,
+    JobEvent,
     JobState,
-    SaveJob,
-    Worker,
+    WorkerEvent,
     WorkerState,
 )
 from dtd.wire import messages as m
@@ -50,7 +52,7 @@ def decide(books: Books, job: Job) -> None:
     )
     books.generation = doubt.next_number(books, start[0])
     _leave_behind(books, job, start)
-    job.state = JobState.FORMING
+    books.move_job(job, JobEvent.DECIDED)
     job.generation, job.world_size, job.step = books.generation, len(members), start[1]
     job.start_generation, job.start_step = start
     job.roster = tuple(worker.name for worker in members)
@@ -108,9 +110,7 @@ def _announce(books: Books, job: Job, decision: Decision) -> None:
     books.settle_by = books.waiting_since = books.form_at = None
     books.resumed = False
     books.roster, books.roster_id = list(job.roster), job.roster_id
-    books.generation_state = GenerationState.FORMING
-    books.has_run = False
-    books.advanced_at = None
+    books.move_generation(GenerationEvent.ANNOUNCED)
     books.start_step = job.start_step
     books.told.clear()
     _count_lost(books, job, decision.lost)
@@ -151,7 +151,7 @@ def bar(books: Books, barred: list[Worker]) -> None:
             books.incident(
                 "worker_barred", f"{worker.name} stays out: {worker.reason}", worker=worker.name
             )
-        worker.state = WorkerState.BARRED
+        books.move_worker(worker, WorkerEvent.NO_LINK)
 
 
 def _why_barred(books: Books, worker: Worker) -> str:
@@ -168,7 +168,7 @@ def _assign(books: Books, job: Job, members: list[Worker], holds: list[bool]) ->
         for w, has in zip(members, holds, strict=True)
     )
     for rank, worker in enumerate(members):
-        worker.state = WorkerState.FORMING
+        books.move_worker(worker, WorkerEvent.ASSIGNED)
         worker.assigned(books.generation, rank)
         worker.reason = worker.reason if worker.leaving else ""
         assign = m.Assign(
@@ -233,7 +233,8 @@ def _prepared(books: Books, job: Job) -> list[Worker]:
 
 def member_running(books: Books, job: Job, worker: Worker, now: float) -> None:
     """A member's ring is up and its state agreed; when all are, the generation runs."""
-    worker.state, worker.held = WorkerState.RUNNING, choice.start_held(job)
+    books.move_worker(worker, WorkerEvent.RUNS)
+    worker.held = choice.start_held(job)
     worker.prepared = choice.held_key(worker)
     check_running(books, job, now)
 
@@ -245,12 +246,10 @@ def check_running(books: Books, job: Job, now: float) -> None:
         return
     if any(member.state in waited_for for member in books.members()):
         return
-    books.generation_state = GenerationState.RUNNING
-    books.has_run = True
-    books.advanced_at = now
+    books.move_generation(GenerationEvent.ALL_RUN)
     stopping = job.state is JobState.STOPPING
     if not stopping:
-        job.state = JobState.RUNNING
+        books.move_job(job, JobEvent.RUNS)
     books.emit(SaveJob(job=job))
     books.incident(
         "generation_running",

@@ -20,8 +20,9 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from dtd.core import doubt
-from dtd.core.books import MEMBERS, Books, Tally
-from dtd.core.membership_events import Disconnect, Job, Worker, WorkerState
+from dtd.core.books import Books, Tally
+from dtd.core.membership_events import Disconnect, Job, Worker
+from dtd.core.transitions import MEMBERS, WorkerState
 from dtd.wire import messages as m
 
 TELL_EVERY_S: Final = 60.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dtd.core import versions
 from dtd.core.books import Books
-from dtd.core.membership_events import Worker, WorkerState
+from dtd.core.membership_events import Worker
+from dtd.core.transitions import WorkerEvent
 from dtd.wire import messages as m
 
 
@@ -78,7 +79,8 @@ def is_foreign(books: Books, worker: Worker) -> bool:
     """
     why = versions.refusal(worker, version=books.here.version, host=books.here.host)
     if why:
-        worker.foreign, worker.state, worker.reason = True, WorkerState.REFUSED, why
+        books.move_worker(worker, WorkerEvent.INCOMPATIBLE)
+        worker.foreign, worker.reason = True, why
         books.send(worker.name, _registered(books, refused=why))
         books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
     return bool(why)

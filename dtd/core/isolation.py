@@ -15,8 +15,9 @@ from typing import Final
 
 from dtd.core import admission, branches, ending, jobs, standstill
 from dtd.core import roster as choice
-from dtd.core.books import GONE, MEMBERS, Books, GenerationState, least_workers
-from dtd.core.membership_events import WARM_UP, Job, SetAside, Worker, WorkerState
+from dtd.core.books import Books, least_workers
+from dtd.core.membership_events import WARM_UP, Job, SetAside, Worker
+from dtd.core.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
 
 FIRST_PAUSE_S: Final = 10.0
@@ -175,7 +176,7 @@ def try_again(books: Books, job: Job, now: float) -> None:
     for worker in _here(books):
         if now >= books.set_aside[worker.name].until:
             worker.reason = ""
-            admission.prepare(books, worker, job, now)
+            admission.prepare(books, worker, job)
     if books.verdict_by is not None and now >= books.verdict_by:
         _judge_all(books, now)
 

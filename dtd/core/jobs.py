@@ -17,13 +17,14 @@ from dtd.core import (
     running,
     stopping,
 )
-from dtd.core.books import GONE, Books, GenerationState
-from dtd.core.membership_events import (
-    Job,
-    JobEnded,
+from dtd.core.books import Books
+from dtd.core.membership_events import Job, JobEnded, SaveJob, Undeliverable
+from dtd.core.transitions import (
+    GONE,
+    GenerationEvent,
+    GenerationState,
+    JobEvent,
     JobState,
-    SaveJob,
-    Undeliverable,
     WorkerState,
 )
 from dtd.errors import RequestRefused
@@ -61,30 +62,28 @@ def activate(books: Books, job: Job, now: float) -> None:
     books.contradicted.clear()
     books.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.state is JobState.SAVING:
-        _is_to_end_again(job)
+        _is_to_end_again(books, job)
     if job.announced and not doubt.lasts(books, job):
         adoption.adopt(books, job, now)
         return
     if job.state is not JobState.STOPPING:
-        job.state, job.verdict = JobState.WARMING, ""
+        books.move_job(job, JobEvent.ACTIVATED)
     books.emit(SaveJob(job=job))
     books.incident("job_started", f"job {job.id} begins to warm up")
-    warm_up_idle(books, job, now)
+    warm_up_idle(books, job)
 
 
-def _is_to_end_again(job: Job) -> None:
+def _is_to_end_again(books: Books, job: Job) -> None:
     """A job that was to end, and was not done, is still to end; who was to save it is forgotten."""
-    if job.verdict == JobState.DONE.value:
-        job.state, job.verdict = JobState.RUNNING, ""
-    else:
-        job.state = JobState.STOPPING
+    done = job.verdict == JobState.DONE.value
+    books.move_job(job, JobEvent.TO_FINISH_AGAIN if done else JobEvent.TO_STOP_AGAIN)
 
 
-def warm_up_idle(books: Books, job: Job, now: float) -> None:
+def warm_up_idle(books: Books, job: Job) -> None:
     """Have everybody warm up who has nothing to do."""
     for worker in books.workers.values():
         if worker.state is WorkerState.IDLE:
-            admission.prepare(books, worker, job, now)
+            admission.prepare(books, worker, job)
 
 
 def cancel(books: Books, job_id: str) -> None:
@@ -112,13 +111,14 @@ def cancel(books: Books, job_id: str) -> None:
         stopping.hurry(books)
         return
     books.withdraw(active)
-    active.state, active.reason = JobState.STOPPING, "cancelled by the operator"
+    books.move_job(active, JobEvent.STOPS)
+    active.reason = "cancelled by the operator"
     books.emit(SaveJob(job=active))
     if books.generation_state is GenerationState.RUNNING:
         ending.freeze(books, at_boundary=True, stop=True, reason=active.reason)
 
 
-def resume(books: Books, job_id: str, now: float) -> None:
+def resume(books: Books, job_id: str) -> None:
     """Go on without those who may hold a newer state: the operator knows that they are gone.
 
     Raises:
@@ -131,7 +131,7 @@ def resume(books: Books, job_id: str, now: float) -> None:
     if not waits or books.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
     if doubt.lasts(books, job):
-        admission.end_doubt(books, job, now)
+        admission.end_doubt(books, job)
     job.fenced = True
     books.resumed = True
     books.incident("job_resumed", f"job {job.id} goes on without those who are away")
@@ -196,7 +196,7 @@ def finish(books: Books, state: JobState, reason: str) -> None:
     for worker in books.workers.values():
         if worker.state not in GONE | {WorkerState.IDLE} and not worker.foreign:
             admission.release(books, worker, "left" if worker.leaving else state.value, reason)
-    ending.reset(books)
+    books.move_generation(GenerationEvent.CLOSED)
     books.job = None
     books.settle_by = books.waiting_since = None
     books.resumed = False
@@ -231,7 +231,8 @@ def undeliverable(books: Books, event: Undeliverable, now: float) -> None:
 def give_up(books: Books, job: Job, reason: str) -> None:
     """It makes no sense to go on; the job ends when nothing of it trains and its state is saved."""
     books.withdraw(job)
-    job.state, job.verdict, job.reason = JobState.STOPPING, JobState.FAILED.value, reason
+    books.move_job(job, JobEvent.STOPS)
+    job.verdict, job.reason = JobState.FAILED.value, reason
     books.emit(SaveJob(job=job))
 
 
@@ -241,7 +242,8 @@ def end_for_error(books: Books, job: Job) -> None:
 
 
 def _end(books: Books, job: Job, state: JobState, reason: str) -> None:
-    job.state, job.reason = state, reason
+    books.move_job(job, JobEvent(state.value))
+    job.reason = reason
     books.emit(SaveJob(job=job))
     text = f"job {job.id} {state.value}" + (f": {reason}" if reason else "")
     books.incident(f"job_{state.value}", text, step=job.step)

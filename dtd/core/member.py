@@ -13,7 +13,6 @@ what the coordinator must know is said again after every REGISTERED.
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 
 from dtd.core.member_events import (
     BreakRing,
@@ -39,6 +38,8 @@ from dtd.core.member_events import (
     TrainerWarm,
     WarmUp,
 )
+from dtd.core.transitions import MEMBER, MemberAction, MemberEvent, MemberState
+from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 
 __all__ = [
@@ -69,18 +70,6 @@ __all__ = [
 ]
 
 
-class MemberState(StrEnum):
-    """Where this worker stands."""
-
-    IDLE = "idle"
-    WARMING = "warming"
-    READY = "ready"
-    FORMING = "forming"
-    RUNNING = "running"
-    FROZEN = "frozen"
-    FINISHED = "finished"
-
-
 class Member:
     """One worker's part in the membership.
 
@@ -98,6 +87,7 @@ class Member:
         self._warmed: m.Warmed | None = None
         self._report: m.Warmed | m.Frozen | m.Finished | None = None
         self._failed: m.Failed | None = None
+        self._impossible = ""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; `now` is not looked at."""
@@ -107,16 +97,14 @@ class Member:
         if isinstance(event, FromCoordinator):
             return self._on_message(event.message)
         if isinstance(event, TrainerWarm):
-            self.state, self._report = MemberState.READY, event.warmed
             self._warmed = event.warmed
-            return [Tell(message=event.warmed)]
+            return self._reports(MemberEvent.WARM, event.warmed)
         if isinstance(event, TrainerRunning):
             return self._on_trainer_running(event)
         if isinstance(event, TrainerFroze):
             return self._on_trainer_froze(event)
         if isinstance(event, TrainerFinished):
-            self.state, self._report = MemberState.FINISHED, event.finished
-            return [Tell(message=event.finished)]
+            return self._reports(MemberEvent.FINISHED, event.finished)
         if isinstance(event, TrainerFailed):
             self._failed = event.failed
             return [Tell(message=event.failed)]
@@ -147,9 +135,31 @@ class Member:
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books do not balance."""
+        assert not self._impossible, self._impossible
         in_generation = (MemberState.FORMING, MemberState.RUNNING)
         assert self.state not in in_generation or self.assign is not None
         assert self.state is MemberState.IDLE or self._prepare is not None
+
+    def _move(self, event: MemberEvent) -> MemberAction:
+        """Something happens to this worker; what is to be done upon it.
+
+        Raises:
+            ImpossibleTransition: that cannot happen in its state.
+        """
+        try:
+            self.state, action = MEMBER.take(self.state, event)
+        except ImpossibleTransition as error:
+            self._impossible = error.message
+            raise
+        return action
+
+    def _reports(
+        self, event: MemberEvent, report: m.Warmed | m.Frozen | m.Finished
+    ) -> list[Effect]:
+        """The training thread has got somewhere; the coordinator is told, and told again."""
+        self._move(event)
+        self._report = report
+        return [Tell(message=report)]
 
     # --- the coordinator -------------------------------------------------------------------
 
@@ -208,40 +218,42 @@ class Member:
         known = self._prepare
         if known is not None and (known.job, known.identity) == (message.job, message.identity):
             return []
-        if self._prepare is not None:
+        if self._move(MemberEvent.PREPARE) is MemberAction.START_AFRESH:
             return [Restart(reason=f"job {message.job} begins, this process served another")]
         self._prepare = message
-        self.state = MemberState.WARMING
         return [WarmUp(prepare=message)]
 
     def _on_assign(self, message: m.Assign) -> list[Effect]:
         known = self.assign
-        stale = known is not None and message.generation <= known.generation
-        ready = self.state in (MemberState.READY, MemberState.FROZEN, MemberState.FINISHED)
-        if stale or not ready:
+        if known is not None and message.generation <= known.generation:
             return []
-        self.assign, self.state = message, MemberState.FORMING
+        if self._move(MemberEvent.ASSIGN) is MemberAction.IGNORE:
+            return []
+        self.assign = message
         return [FormRing(assign=message)]
 
     def _on_freeze(self, message: m.Freeze) -> list[Effect]:
         if self.assign is None or message.generation != self.assign.generation:
             return []
-        if self.state in (MemberState.FROZEN, MemberState.FINISHED):
-            return [Tell(message=self._report)] if self._report is not None else []
+        if self._move(MemberEvent.FREEZE) is MemberAction.REPORT_AGAIN:
+            assert self._report is not None, "it has left a generation and has not said so"
+            return [Tell(message=self._report)]
         if message.at_boundary:
             leave = message.leave or bool(self.stopping)
             return [EndAtBoundary(stop=message.stop, leave=leave)]
         return [BreakRing(reason=message.reason)]
 
     def _on_save(self, message: m.Save) -> list[Effect]:
-        holds = self.state in (MemberState.FROZEN, MemberState.FINISHED)
-        ours = self.assign is not None and self.assign.job == message.job
-        return [SaveState(save=message)] if holds and ours else []
+        if self.assign is None or self.assign.job != message.job:
+            return []
+        if self._move(MemberEvent.SAVE) is MemberAction.IGNORE:
+            return []
+        return [SaveState(save=message)]
 
     def _on_release(self, message: m.Release) -> list[Effect]:
         if self.stopping or message.state == "left":
             return [Exit(reason=message.reason)]
-        if self.state is MemberState.IDLE:
+        if self._move(MemberEvent.RELEASE) is MemberAction.IGNORE:
             return []
         return [Restart(reason=f"job {message.job} is {message.state}")]
 
@@ -250,14 +262,13 @@ class Member:
     def _on_trainer_running(self, event: TrainerRunning) -> list[Effect]:
         if self.assign is None or event.generation != self.assign.generation:
             return []
-        self.state = MemberState.RUNNING
+        self._move(MemberEvent.RUNNING)
         running = m.Running(job=self.assign.job, generation=event.generation, step=event.step)
         return [Tell(message=running)]
 
     def _on_trainer_froze(self, event: TrainerFroze) -> list[Effect]:
         if self.assign is None or event.generation != self.assign.generation:
             return []
-        self.state = MemberState.FROZEN
         frozen = m.Frozen(
             job=self.assign.job,
             generation=event.generation,
@@ -271,18 +282,19 @@ class Member:
             diverged_step=event.diverged_step,
             differs=event.differs,
         )
-        self._report = frozen
-        return [Tell(message=frozen)]
+        return self._reports(MemberEvent.FROZE, frozen)
 
     def _on_trainer_diverged(self, event: TrainerDiverged) -> list[Effect]:
         """This replica is the odd one out: nothing in this process is worth keeping."""
         if self.assign is None or event.generation != self.assign.generation:
             return []
+        self._move(MemberEvent.DIVERGED)
         notice = m.Notice(job=self.assign.job, event="replicas_diverged", message=event.reason)
         return [Tell(message=notice), Restart(reason=event.reason)]
 
     def _on_stop_asked(self, event: StopAsked) -> list[Effect]:
-        if self.state is MemberState.IDLE:
-            return [Tell(message=m.Leave(reason=event.reason)), Exit(reason=event.reason)]
+        leave = Tell(message=m.Leave(reason=event.reason))
+        if self._move(MemberEvent.STOP_ASKED) is MemberAction.EXIT:
+            return [leave, Exit(reason=event.reason)]
         self.stopping = event.reason
-        return [Tell(message=m.Leave(reason=event.reason))]
+        return [leave]

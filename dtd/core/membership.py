@@ -34,10 +34,9 @@ from dtd.core import (
     waiting,
 )
 from dtd.core import roster as choice
-from dtd.core.books import GONE, MEMBERS, Books, GenerationState, Here
+from dtd.core.books import Books, Here
 from dtd.core.detector import Detector
 from dtd.core.membership_events import (
-    ENDED,
     CancelRequested,
     DeleteRequested,
     DrainRequested,
@@ -46,7 +45,6 @@ from dtd.core.membership_events import (
     FromWorker,
     Job,
     JobSaved,
-    JobState,
     KillRequested,
     ResumeRequested,
     Revoked,
@@ -54,6 +52,14 @@ from dtd.core.membership_events import (
     Undeliverable,
     Worker,
     WorkerLost,
+)
+from dtd.core.transitions import (
+    ENDED,
+    GONE,
+    MEMBERS,
+    GenerationState,
+    JobEvent,
+    JobState,
     WorkerState,
 )
 from dtd.errors import RequestRefused
@@ -114,7 +120,7 @@ class Membership:
         elif isinstance(event, CancelRequested):
             jobs.cancel(books, event.job)
         elif isinstance(event, ResumeRequested):
-            jobs.resume(books, event.job, now)
+            jobs.resume(books, event.job)
         elif isinstance(event, DeleteRequested):
             jobs.delete(books, event.job, event.step)
         elif isinstance(event, DrainRequested):
@@ -206,7 +212,7 @@ class Membership:
         elif isinstance(message, m.Probed):
             suspicion.probed(books, worker, message, now)
         elif isinstance(message, m.Warmed):
-            admission.warmed(books, worker, message, now)
+            admission.warmed(books, worker, message)
         elif books.job is not None and getattr(message, "job", "") == books.job.id:
             self._on_job_message(books.job, worker, message, now)
 
@@ -256,7 +262,7 @@ class Membership:
             suspicion.diverged(self.books, job, worker.name, message, now)
         elif isinstance(message, m.Finished):
             running.left(self.books, job, worker.name, message, now)
-            ending.member_finished(job, worker, message)
+            ending.member_finished(self.books, job, worker, message)
 
     def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
         if isinstance(event, Undeliverable):
@@ -268,7 +274,7 @@ class Membership:
         worker = self.books.workers.get(event.name)
         if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
             return
-        if event.farewell or not adoption.goes_away(self.books, worker, event.reason, now):
+        if event.farewell or not adoption.goes_away(self.books, worker, event.reason):
             admission.lose(self.books, worker, event.reason, now)
 
     def _on_kill_requested(self, event: KillRequested) -> None:
@@ -354,10 +360,7 @@ class Membership:
             return
         admission.compare(books, job)
         if not waiting.may_form(books, job, now):
-            state = JobState.WARMING if books.warming_since else JobState.WAITING
-            if job.state is not state:
-                job.state = state
-                books.incident(f"job_{state.value}", f"job {job.id} waits: {self.explain()}")
+            self._let_wait(job)
             return
         forming.count_prepared(books, job)
         why = self._hopeless(job)
@@ -367,10 +370,19 @@ class Membership:
             return
         forming.decide(books, job)
 
+    def _let_wait(self, job: Job) -> None:
+        """No generation forms; tell an operator once."""
+        before = job.state
+        warms_up = bool(self.books.warming_since)
+        self.books.move_job(job, JobEvent.WARMS_UP if warms_up else JobEvent.WAITS)
+        if job.state is not before:
+            kind = f"job_{job.state.value}"
+            self.books.incident(kind, f"job {job.id} waits: {self.explain()}")
+
     def _end_waiting(self, job: Job, now: float) -> None:
         """Members that this coordinator has not heard of yet may come back with what they hold."""
         if doubt.lasts(self.books, job):
-            admission.end_doubt(self.books, job, now)
+            admission.end_doubt(self.books, job)
         never_heard = [name for name in job.roster if name not in self.books.workers]
         patience_s = adoption.ADOPTION_PATIENCE * self.books.heartbeat_timeout_s
         hopes_s = patience_s if never_heard else 0.0

@@ -6,46 +6,11 @@ The vocabulary between the pure machine (`dtd.core.membership`) and its shells
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtd.core.transitions import JobState, WorkerState
 from dtd.wire import messages as m
-
-
-class WorkerState(enum.StrEnum):
-    """Where a worker stands, as the coordinator sees it."""
-
-    IDLE = "idle"
-    WARMING = "warming"
-    READY = "ready"
-    FORMING = "forming"
-    RUNNING = "running"
-    AWAY = "away"
-    FROZEN = "frozen"
-    FINISHED = "finished"
-    BARRED = "barred"
-    REFUSED = "refused"
-    RELEASED = "released"
-    LOST = "lost"
-
-
-class JobState(enum.StrEnum):
-    """Where a job stands."""
-
-    QUEUED = "queued"
-    WAITING = "waiting"
-    WARMING = "warming"
-    FORMING = "forming"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    SAVING = "saving"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 
 @dataclass(slots=True, kw_only=True)

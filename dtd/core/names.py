@@ -8,8 +8,9 @@ books; the refusal is the business of whoever has the connection.
 
 from __future__ import annotations
 
-from dtd.core.books import GONE, MEMBERS, Books
+from dtd.core.books import Books
 from dtd.core.membership_events import Worker
+from dtd.core.transitions import GONE, MEMBERS
 from dtd.wire import messages as m
 
 

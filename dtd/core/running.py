@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dtd.core import forming
 from dtd.core import roster as choice
-from dtd.core.books import GONE, Books, GenerationState, most_workers
+from dtd.core.books import Books, most_workers
 from dtd.core.ending import end_at_boundary
-from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import GONE, GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5

@@ -15,9 +15,10 @@ from collections import Counter
 
 from dtd.core import branches, ending, jobs
 from dtd.core import roster as choice
-from dtd.core.books import Books, GenerationState
-from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
+from dtd.core.books import Books
+from dtd.core.membership_events import Job, SaveJob, Worker
 from dtd.core.save_orders import SaveOrders
+from dtd.core.transitions import GenerationState, JobEvent, JobState, WorkerState
 from dtd.wire import messages as m
 
 GIVE_UP_S = 30.0
@@ -49,7 +50,7 @@ def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: flo
     books.saving = SaveOrders(key=key, began_at=now, hopes_until=now + hopes_s)
     advance(books, job, now)
     if books.saving is not None:
-        job.state = JobState.SAVING
+        books.move_job(job, JobEvent.SAVES)
         books.emit(SaveJob(job=job))
         books.incident(
             "job_saving",
@@ -198,14 +199,14 @@ def _nobody_left(books: Books, job: Job, written: tuple[str, ...], now: float) -
     if written or job.verdict != JobState.DONE.value:
         _finish(books, job)
     else:
-        _train_again(books, job, now)
+        _train_again(books, job)
 
 
-def _train_again(books: Books, job: Job, now: float) -> None:
+def _train_again(books: Books, job: Job) -> None:
     """All who remembered the last step are gone before one of them could write it."""
     books.saving = None
-    job.verdict, job.state = "", JobState.WAITING
-    jobs.warm_up_idle(books, job, now)
+    books.move_job(job, JobEvent.TRAINS_AGAIN)
+    jobs.warm_up_idle(books, job)
 
 
 def _finish(books: Books, job: Job) -> None:

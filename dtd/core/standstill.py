@@ -15,9 +15,10 @@ from typing import Final
 
 from dtd.core import admission, branches, ending
 from dtd.core import roster as choice
-from dtd.core.books import MEMBERS, Books
-from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.core.books import Books
+from dtd.core.membership_events import Job, Worker
 from dtd.core.progress import TELL_AFTER_S
+from dtd.core.transitions import MEMBERS, JobState, WorkerState
 from dtd.wire import messages as m
 
 ALIKE: Final = 0.5

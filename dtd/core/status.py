@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from dtd.core import roster as choice
 from dtd.core.books import Books
-from dtd.core.membership_events import Job, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import WorkerState
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1

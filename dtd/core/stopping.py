@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from dtd.core import admission, ending
-from dtd.core.books import Books, GenerationState
-from dtd.core.membership_events import Job, JobState, WorkerState
+from dtd.core.books import Books
+from dtd.core.membership_events import Job
+from dtd.core.transitions import GenerationState, JobState, WorkerState
 
 BOUNDARY_S: Final = 600.0
 """How long a job that is to end may take to its next step boundary."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dtd.core import admission, divergence, jobs
 from dtd.core import roster as choice
 from dtd.core.adoption import NEVER_HEARD
-from dtd.core.books import MEMBERS, Books, GenerationState
+from dtd.core.books import Books
 from dtd.core.divergence import Divergence
 from dtd.core.links import DEAD, ENDED
-from dtd.core.membership_events import Job, JobState, SaveJob, Worker, WorkerState
+from dtd.core.membership_events import Job, SaveJob, Worker
+from dtd.core.transitions import MEMBERS, GenerationState, JobState, WorkerEvent, WorkerState
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5
@@ -116,4 +117,4 @@ def probed(books: Books, worker: Worker, message: m.Probed, now: float) -> None:
     books.incident("link_good", f"{worker.name} and {message.name} reach each other again")
     for one in books.workers.values():
         if one.state is WorkerState.BARRED and not books.links.unreachable_from(one.name):
-            one.state, one.reason = WorkerState.READY, ""
+            books.move_worker(one, WorkerEvent.LINK_WORKS)

@@ -15,8 +15,9 @@ from typing import Any, Final
 from dtd import troubles
 from dtd.core.admission import is_aside
 from dtd.core.books import Books
-from dtd.core.membership_events import Worker, WorkerState
+from dtd.core.membership_events import Worker
 from dtd.core.standstill import why_late
+from dtd.core.transitions import WorkerState
 from dtd.troubles import Trouble
 
 MAX_TROUBLES: Final = 32

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dtd.core import branches, doubt, forming
 from dtd.core import roster as choice
 from dtd.core.books import Books, Decision, least_workers
-from dtd.core.membership_events import Job, WorkerState
+from dtd.core.membership_events import Job
+from dtd.core.transitions import WorkerState
 
 RESUME_WAIT_S = 60.0
 MOST_RESUME_WAIT_S = 3600.0

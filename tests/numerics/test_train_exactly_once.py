@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from dtd.core import roster
-from dtd.core.membership_events import Job, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import WorkerState
 from dtd.errors import RingBroken
 from dtd.train.record import InitFrom
 from dtd.wire import messages as m

@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
-from dtd.core.membership_events import Job, JobState, Submitted
+from dtd.core.membership_events import Job, Submitted
+from dtd.core.transitions import JobState
 from tests.sim import faults
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle

@@ -13,7 +13,6 @@ from dtd.core import names
 from dtd.core.books import Here
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
-    ENDED,
     Disconnect,
     Effect,
     Event,
@@ -29,6 +28,7 @@ from dtd.core.membership_events import (
     WorkerLost,
 )
 from dtd.core.outbox import Item, Outbox
+from dtd.core.transitions import ENDED
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from dtd.core.books import GenerationState
-from dtd.core.member import Member, MemberState
+from dtd.core.member import Member
 from dtd.core.membership import Membership
-from dtd.core.membership_events import Incident, Job, JobState
+from dtd.core.membership_events import Incident, Job
 from dtd.core.ring import Ring
+from dtd.core.transitions import GenerationState, JobState, MemberState
 from dtd.wire import messages as m
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import GenerationState
-from dtd.core.membership_events import Incident, Job, JobState
+from dtd.core.membership_events import Incident, Job
+from dtd.core.transitions import GenerationState, JobState
 from dtd.wire import messages as m
 from tests.sim.lineage import Memory
 from tests.sim.oracle import Broken, Oracle

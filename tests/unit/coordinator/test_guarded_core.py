@@ -14,11 +14,11 @@ from dtd.core.membership_events import (
     Incident,
     Job,
     JobEnded,
-    JobState,
     Send,
     Submitted,
     Ticked,
 )
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dtd.coordinator.status_line import status_line
 from dtd.core.books import Books
 from dtd.core.detector import Detector
-from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
+from dtd.core.transitions import JobState, WorkerState
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 

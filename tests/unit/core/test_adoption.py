@@ -6,11 +6,11 @@ import pytest
 from dtd.core.membership_events import (
     CancelRequested,
     Job,
-    JobState,
     KillRequested,
     ResumeRequested,
     Submitted,
 )
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

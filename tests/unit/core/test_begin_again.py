@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import Books, GenerationState
-from dtd.core.membership_events import JobState, Submitted, Undeliverable
+from dtd.core.books import Books
+from dtd.core.membership_events import Submitted, Undeliverable
+from dtd.core.transitions import GenerationState, JobState
 
 
 def test_all_but_what_was_given_out_is_forgotten(desk: Any) -> None:

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import GenerationState, least_workers, most_workers
-from dtd.core.membership_events import Job, JobState, WorkerState
+from dtd.core.books import least_workers, most_workers
+from dtd.core.membership_events import Job
+from dtd.core.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
 

@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import (
-    CancelRequested,
-    Job,
-    JobState,
-    ResumeRequested,
-    SaveJob,
-    Submitted,
-)
+from dtd.core.membership_events import CancelRequested, Job, ResumeRequested, SaveJob, Submitted
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

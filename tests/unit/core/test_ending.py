@@ -4,7 +4,8 @@ import pytest
 
 from dtd.core import ending
 from dtd.core.membership import MAX_DEADLY_GENERATIONS
-from dtd.core.membership_events import JobState, KillRequested, Ticked
+from dtd.core.membership_events import KillRequested, Ticked
+from dtd.core.transitions import JobState
 from dtd.wire import messages as m
 
 # --- by a loss -------------------------------------------------------------------------------

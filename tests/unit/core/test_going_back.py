@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.core import branches, waiting
-from dtd.core.membership_events import CancelRequested, JobState, ResumeRequested
+from dtd.core.membership_events import CancelRequested, ResumeRequested
+from dtd.core.transitions import JobState
 from dtd.wire import messages as m
 
 

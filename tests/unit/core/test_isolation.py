@@ -13,13 +13,8 @@ from dtd.core.isolation import (
     MAX_TRACEBACK_CHARACTERS,
     next_deadline,
 )
-from dtd.core.membership_events import (
-    WARM_UP,
-    CancelRequested,
-    DrainRequested,
-    JobState,
-    Submitted,
-)
+from dtd.core.membership_events import WARM_UP, CancelRequested, DrainRequested, Submitted
+from dtd.core.transitions import JobState
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 

@@ -3,13 +3,8 @@ from typing import Any
 import pytest
 
 from dtd.core import jobs
-from dtd.core.membership_events import (
-    CancelRequested,
-    DeleteRequested,
-    Job,
-    JobState,
-    Submitted,
-)
+from dtd.core.membership_events import CancelRequested, DeleteRequested, Job, Submitted
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from dtd.core import member
-from dtd.core.member import Member, MemberState
+from dtd.core.member import Member
+from dtd.core.transitions import MemberState
 from dtd.wire import messages as m
 
 REGISTER = m.Register(

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from dtd.core.membership import MAX_FRUITLESS_GENERATIONS
-from dtd.core.membership_events import CancelRequested, JobState, KillRequested, Ticked
+from dtd.core.membership_events import CancelRequested, KillRequested, Ticked
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from dtd.core import running
-from dtd.core.books import GenerationState
 from dtd.core.membership_events import CancelRequested
+from dtd.core.transitions import GenerationState
 from dtd.wire import messages as m
 
 # --- progress --------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dtd.core import saving
-from dtd.core.membership_events import CancelRequested, Job, JobState, ResumeRequested, Submitted
+from dtd.core.membership_events import CancelRequested, Job, ResumeRequested, Submitted
 from dtd.core.save_orders import FIRST_RETRY_S, WRITING_S
+from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

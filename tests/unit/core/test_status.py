@@ -8,8 +8,9 @@ import pytest
 
 from dtd.core.books import Books
 from dtd.core.detector import Detector
-from dtd.core.membership_events import Job, JobState, Worker, WorkerState
+from dtd.core.membership_events import Job, Worker
 from dtd.core.status import EndedJob, status_of
+from dtd.core.transitions import JobState, WorkerState
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership_events import CancelRequested, Job, JobState
+from dtd.core.membership_events import CancelRequested, Job
 from dtd.core.stopping import BOUNDARY_S, LEAVE_S
+from dtd.core.transitions import JobState
 from dtd.wire import messages as m
 
 

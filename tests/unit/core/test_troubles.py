@@ -10,7 +10,7 @@ from dtd import troubles
 from dtd.core.books import Books, Here
 from dtd.core.detector import Detector
 from dtd.core.introduction import newcomer
-from dtd.core.membership_events import WorkerState
+from dtd.core.transitions import WorkerState
 from dtd.core.troubles import FORGOTTEN_S, MAX_TROUBLES, Troubles, standing
 from dtd.wire import messages as m
 

@@ -11,15 +11,9 @@ import dtd.metrics.coordinator as module
 from dtd.address import Address
 from dtd.core.books import Books
 from dtd.core.detector import Detector
-from dtd.core.membership_events import (
-    Disconnect,
-    Incident,
-    Job,
-    JobState,
-    Worker,
-    WorkerState,
-)
+from dtd.core.membership_events import Disconnect, Incident, Job, Worker
 from dtd.core.status import status_of
+from dtd.core.transitions import JobState, WorkerState
 from dtd.metrics.catalogue import BY_NAME
 from dtd.metrics.coordinator import ClusterFigures, CoordinatorMetrics
 from dtd.wire import messages as m

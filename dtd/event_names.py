@@ -66,6 +66,7 @@ EVENTS: Final = {
     "memory_not_borrowed": "A neighbour's memory cannot be read here; it sends everything.",
     "memory_not_lent": "This worker's memory could not be handed over; it sends everything.",
     "generation_assigned": "The worker is a member of a new generation.",
+    "process_group_formed": "A generation's process group is made; its gradients travel there.",
     "state_received": "The state that a generation starts from has come from other workers.",
     "step_committed": "A step is committed: its loss and where its time went.",
     "evaluated": "An evaluation is complete.",

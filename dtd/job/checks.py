@@ -31,6 +31,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Everything in which the fields of a job contradict one another."""
     yield from _length(spec)
     yield from _numbers(spec)
+    yield from _encryption(spec)
     yield from _best(spec)
     yield from _without_effect("optimizer", spec.optimizer)
     yield from _without_effect("schedule", spec.schedule)
@@ -79,6 +80,16 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             fields=(("elastic", "min_workers"), ("elastic", "max_workers")),
             text=f"must be at most max_workers = {spec.elastic.max_workers},"
             f" not {spec.elastic.min_workers}",
+        )
+
+
+def _encryption(spec: JobSpec) -> Iterator[Conflict]:
+    sync = spec.sync
+    if sync.transport != "ring" and sync.encryption == "tls" and not sync.plain_gradients:
+        yield Conflict(
+            fields=(("sync", "transport"), ("sync", "encryption"), ("sync", "plain_gradients")),
+            text=f'encrypts nothing: with encryption = "tls" use "ring" instead of'
+            f' "{sync.transport}", or say plain_gradients = true',
         )
 
 

@@ -96,11 +96,26 @@ class SyncTable:
             " travel so."
         ),
     )
+    transport: Literal["ring", "gloo", "nccl"] = field(
+        default="ring",
+        metadata=rule(
+            "How gradients travel: round dtd's own ring, or by a process group of torch, `gloo` or"
+            " (workers on GPUs only) `nccl`, that is made anew for each generation. Groups open"
+            " ports of their own, and what travels in them is neither encrypted nor authenticated."
+        ),
+    )
     encryption: Literal["none", "tls"] = field(
         default="none",
         metadata=rule(
             "`tls` encrypts what workers send one another, and what `dtdctl fetch` takes from them;"
             " it needs a cluster with credentials."
+        ),
+    )
+    plain_gradients: bool = field(
+        default=False,
+        metadata=rule(
+            "With `tls` and a process group: let gradients travel unencrypted all the same. State,"
+            " votes and running buffers stay encrypted."
         ),
     )
 

@@ -29,7 +29,13 @@ def bucket_memory(flat: Tensor, home: Home | None = None) -> BucketMemory:
     assert flat.is_contiguous()
     assert flat.device.type == "cpu"
     add = _numpy_add(flat) if flat.dtype in _NUMPY_ADDS else _torch_add(flat)
-    return BucketMemory(view=tensor_bytes(flat), item_bytes=flat.element_size(), add=add, home=home)
+    return BucketMemory(
+        view=tensor_bytes(flat),
+        item_bytes=flat.element_size(),
+        add=add,
+        home=home,
+        dtype=str(flat.dtype).removeprefix("torch."),
+    )
 
 
 def _numpy_add(flat: Tensor) -> Any:

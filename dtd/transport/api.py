@@ -4,13 +4,15 @@
 active workers took part, the same bytes on every worker.  To overlap it with backward it is split
 in two: `start` hands a full bucket over and returns at once, `wait` blocks until it is averaged.
 
-The TCP ring (`dtd.transport.bridge`) is the transport of the daemons, `dtd.transport.in_process`
-the one for tests and for reading.  This file holds only the contract.
+The TCP ring (`dtd.transport.bridge`) is the transport of the daemons, a process group of torch
+(`dtd.transport.process_group`) may carry its buckets, and `dtd.transport.in_process` is the one for
+tests and for reading.  This file holds only the contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +48,8 @@ class BucketMemory:
         total: `total(contributions)` makes the bucket the sum of these, added in their order; None
             where that is to put the first there and to add the others.
         home: where the view lies, if other processes of this host can be let read it.
+        dtype: name of the element type, as torch has it, where `add` is that type's addition; empty
+            where it is something else, so that nobody but `add` can make the sum.
     """
 
     view: memoryview
@@ -53,6 +57,7 @@ class BucketMemory:
     add: Callable[[int, int, memoryview], None]
     total: Callable[[Sequence[memoryview]], None] | None = None
     home: Home | None = None
+    dtype: str = ""
 
     @property
     def elements(self) -> int:
@@ -130,6 +135,26 @@ class Collective(Protocol):
 
     def close_step(self) -> CommTiming:
         """End the open step and say what it cost."""
+        ...
+
+
+class BreakableCollective(Collective, Protocol):
+    """A ring on which another transport rests: it says who takes part, and when that is over."""
+
+    def exchange(self, word: bytes) -> list[bytes]:
+        """As `gather`, for the transport's own words: no sign that training has begun."""
+        ...
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Have this called when the ring breaks, or now if it is broken; it must not block."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """End the ring from the training thread, so that the neighbours need not wait for it."""
+        ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Meanwhile the training thread waits for others, and is not to blame if that is long."""
         ...
 
 

@@ -174,13 +174,17 @@ class RingCollective:
 
     def gather(self, word: bytes) -> list[bytes]:
         """Exchange small words; see `Collective.gather`."""
-        self._hand_over(self._endpoint.node.offer, word)
-        self._wait_for(lambda: bool(self._words))
-        words = self._words.popleft()
+        words = self.exchange(word)
         agreed, self._agreed = self._agreed, None
         if agreed is not None:
             agreed()
         return words
+
+    def exchange(self, word: bytes) -> list[bytes]:
+        """Exchange small words of another transport's; see `BreakableCollective.exchange`."""
+        self._hand_over(self._endpoint.node.offer, word)
+        self._wait_for(lambda: bool(self._words))
+        return self._words.popleft()
 
     def close_step(self) -> CommTiming:
         """End the open step; see `Collective.close_step`."""

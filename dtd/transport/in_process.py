@@ -7,6 +7,7 @@ all messages that can move, under one lock, and then waits for its own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -46,6 +47,7 @@ class InProcessRing:
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
         self.broken = ""
+        self._when_broken: list[Callable[[], None]] = []
         self._queues: list[deque[Parcel]] = [deque() for _ in range(world_size)]
         self._ranks = [
             InProcessCollective(
@@ -70,8 +72,19 @@ class InProcessRing:
     def break_ring(self, why: str) -> None:
         """End the generation: everyone who waits or calls from now on gets RingBroken."""
         with self.changed:
-            self.broken = why
+            self.broken = self.broken or why
+            callbacks, self._when_broken = self._when_broken, []
             self.changed.notify_all()
+        for callback in callbacks:
+            callback()
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Have this called when the ring breaks, or now if it is broken."""
+        with self.changed:
+            if not self.broken:
+                self._when_broken.append(callback)
+                return
+        callback()
 
     def _enqueue(self, to_rank: int, message: Chunk | Word, payload: bytes | memoryview) -> None:
         # A copy, as the kernel would take one: the sender's memory is its own again at once.
@@ -168,6 +181,22 @@ class InProcessCollective:
             self._ring.move()
             self._wait_for(lambda: bool(self._words))
             return self._words.popleft()
+
+    def exchange(self, word: bytes) -> list[bytes]:
+        """Exchange another transport's words; see `BreakableCollective.exchange`."""
+        return self.gather(word)
+
+    def on_broken(self, callback: Callable[[], None]) -> None:
+        """Have this called when the ring breaks; see `BreakableCollective.on_broken`."""
+        self._ring.on_broken(callback)
+
+    def give_up(self, reason: str) -> None:
+        """End the ring."""
+        self._ring.break_ring(f"rank {self.rank} gave up: {reason}")
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody asks who waits here."""
+        return contextlib.nullcontext()
 
     def close_step(self) -> CommTiming:
         """End the open step; see `Collective.close_step`."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
+from dtd.core.busy import BusyTime
 from dtd.core.chunks import BucketShape
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
@@ -71,25 +71,6 @@ class NodeHandler(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Busy:
-    """How long something was in flight within the open step."""
-
-    in_flight: int = 0
-    since_s: float = 0.0
-    busy_s: float = 0.0
-
-    def begin(self, now: float) -> None:
-        if self.in_flight == 0:
-            self.since_s = now
-        self.in_flight += 1
-
-    def end(self, now: float) -> None:
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self.busy_s += now - self.since_s
-
-
 class RingNode:
     """One rank's node of one generation's ring.  Called from one thread at a time.
 
@@ -112,12 +93,12 @@ class RingNode:
         self._words: dict[int, list[bytes]] = {}
         self._placed_slot: int | None = None
         self._read_bytes = 0
-        self._busy = _Busy()
+        self._busy = BusyTime()
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
         """Begin a step with these buckets."""
         self._buckets = buckets
-        self._busy = _Busy()
+        self._busy = BusyTime()
         self.sent_bytes = 0
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = tuple(BucketShape(elements=b.elements, item_bytes=b.item_bytes) for b in buckets)

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -40,6 +40,7 @@ from dtd.worker.task_code import look_first_in, task_digest
 if TYPE_CHECKING:
     from dtd.train.record import Outcome
     from dtd.train.run import TrainingRun
+    from dtd.transport.api import Collective
     from dtd.transport.bridge import RingCollective
 
 log = structlog.get_logger()
@@ -53,6 +54,11 @@ Post = Callable[[member.Event], None]
 def state_resource(generation: int) -> str:
     """Name under which the source of a generation offers its state."""
     return f"state/{generation}"
+
+
+def transport_of(spec: Mapping[str, Any]) -> str:
+    """`sync.transport` of a job; those of older coordinators have only the ring."""
+    return str(spec["sync"].get("transport", "ring"))
 
 
 class Trainer(threading.Thread):
@@ -168,7 +174,10 @@ class Trainer(threading.Thread):
         with made_to_last():
             from dtd.train.record import InitFrom
             from dtd.train.run import TrainingRun
+        if transport_of(prepare.spec) != "ring":
+            from dtd.transport.process_group import check_backend
 
+            check_backend(transport_of(prepare.spec), self._device)
         place = self._fetch_package(prepare.package) if prepare.package else None
         look_first_in(place)
         spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
@@ -233,7 +242,8 @@ class Trainer(threading.Thread):
             roster = assign.roster
             writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
             voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
-            outcome = run.run(ring, assign.generation, writers=writers, voters=voters)
+            collective = self._collective(ring)
+            outcome = run.run(collective, assign.generation, writers=writers, voters=voters)
         except RingBroken as error:
             self._froze(run, assign, error.suspect, error.evidence, error.message)
         except DivergenceError as error:
@@ -245,6 +255,25 @@ class Trainer(threading.Thread):
                 self._froze(run, assign, "", "", "the generation ended at a step boundary")
         finally:
             self._watch.end()
+
+    def _collective(self, ring: RingCollective) -> Collective:
+        """The ring, or a process group that rests on it, as the job wants."""
+        transport = transport_of(self._prepare.spec)
+        if transport == "ring":
+            return ring
+        from dtd.transport.process_group import ProcessGroupCollective, group_of
+
+        return ProcessGroupCollective(
+            ring,
+            lambda: group_of(
+                transport,
+                rank=ring.rank,
+                world_size=ring.world_size,
+                host=ring.assign.roster[ring.rank].host,
+                device=self._device,
+                connect_timeout_s=self._silence_s,
+            ),
+        )
 
     def _take_over(self, run: TrainingRun, ring: RingCollective) -> None:
         """Adopt what this worker holds, or fetch what it lacks; holders offer it to who lacks it.

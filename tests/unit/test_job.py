@@ -152,6 +152,19 @@ def test_fields_that_contradict_one_another(change: str, problem: str) -> None:
     assert problem in problems_of(MINIMAL, change)[0]
 
 
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_an_encrypted_job_keeps_to_the_ring_unless_told(transport: str) -> None:
+    group, tls = f"sync.transport='{transport}'", "sync.encryption='tls'"
+    (problem,) = problems_of(MINIMAL, group, tls)
+    assert (
+        f'encrypts nothing: with encryption = "tls" use "ring" instead of "{transport}"' in problem
+    )
+    told = parse_job(MINIMAL, source="x", overrides=(group, tls, "sync.plain_gradients=true"))
+    assert told.sync.transport == transport
+    assert parse_job(MINIMAL, source="x", overrides=(tls,)).sync.transport == "ring"
+    assert parse_job(MINIMAL, source="x", overrides=(group,)).sync.encryption == "none"
+
+
 def test_length_is_given_once() -> None:
     assert problems_of(MINIMAL + "steps = 3\n") == (
         "line 6: [job] steps: stands beside epochs; give one of the two",

@@ -88,7 +88,7 @@ INCIDENTS: Final = {
     "worker_away": "The connection to a member is lost; while its ring goes on it is not evicted.",
     "worker_barred": "A worker is kept out of rings until it reaches its neighbours again.",
     "report_dropped": "What a worker said does not count: nobody had asked it for that.",
-    "report_contradicted": "What a worker says it holds cannot be, by the word of the others.",
+    "report_contradicted": "What a worker says of states cannot be, by the word of the others.",
     "report_false": "What a worker said cannot be true; its connection was closed.",
     "worker_signalled": "The operator had a signal sent to a worker.",
     "job_started": "A job begins to warm up.",

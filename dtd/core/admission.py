@@ -6,7 +6,7 @@ workers that are ready is the business of `dtd.core.forming`, `running` and `end
 
 from __future__ import annotations
 
-from dtd.core import adoption, doubt, ending, introduction, vouching
+from dtd.core import adoption, branches, dissent, doubt, ending, introduction, vouching
 from dtd.core import roster as choice
 from dtd.core.books import Books
 from dtd.core.membership_events import Disconnect, Job, Worker
@@ -181,7 +181,7 @@ def _incredible(books: Books, job: Job, held: m.Held) -> str:
     known = max(job.generation, doubt.lowest_number(books))  # a restored store has forgotten some
     if held.generation > known and not doubt.lasts(books, job):
         return f"the job's newest generation is {job.generation}"
-    return ""
+    return "" if doubt.lasts(books, job) else branches.why_impossible(key, job)
 
 
 def disbelieve(books: Books, worker: Worker, why: str) -> None:
@@ -205,8 +205,9 @@ def taken_back(books: Books, worker: Worker, message: m.Frozen | m.Finished, now
         worker.prepared = (message.prepared_generation, message.prepared_step)
     if books.job is not None and message.generation == books.job.generation:
         books.job.fenced = True
-    if books.distrusted == message.generation and choice.in_memory(worker):
-        expel(books, worker, "states differ, and none has a majority", now)
+    why = dissent.why_distrusted(books, worker, message)
+    if why:
+        expel(books, worker, why, now)
         return
     worker.returning, worker.stuck_since, worker.kept = False, None, ""
     books.move_worker(worker, WorkerEvent.LEFT_OLD)

@@ -37,7 +37,7 @@ def adopt(books: Books, job: Job, now: float) -> None:
     books.generation = max(books.generation, job.generation)
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.start_step = job.start_step
-    books.told.clear()
+    books.begin_generation()
     formed = job.state is not JobState.FORMING
     books.move_generation(
         GenerationEvent.ADOPTED_RUNNING if formed else GenerationEvent.ADOPTED_FORMING
@@ -64,7 +64,7 @@ def take_up(books: Books, job: Job) -> None:
     books.generation = job.generation
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.start_step = job.start_step
-    books.told.clear()
+    books.begin_generation()
     books.move_generation(GenerationEvent.TAKEN_UP)
     books.must_settle, books.waiting_since = False, None
     books.move_job(job, JobEvent.TAKEN_UP)

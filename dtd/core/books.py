@@ -7,9 +7,10 @@ The state that `dtd.core.membership` dispatches on and that `admission`, `formin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dtd.core.detector import Detector
 from dtd.core.incidents import Recovery
@@ -87,6 +88,14 @@ class Decision:
     again_at: float | None = None
 
 
+class Finding(NamedTuple):
+    """States of a generation differ after `step` steps; `digest` counts, none if it is empty."""
+
+    generation: int
+    step: int
+    digest: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """What of a worker's words was dropped since an operator was told last, and when that was."""
@@ -139,6 +148,10 @@ class Books:
         straggler: who holds the others up.
         saving: who writes the job's last state, while it is to end.
         told: the newest step that each member says it has committed in the generation.
+        brought: members that brought the state which the generation starts from; empty if unknown.
+        last_words: what members said when they left the generation, by name.
+        finding: what came of comparing the digests in the last words of the newest generation.
+        said_ended: by member, who says that its process has ended.
         contradicted: processes whose memory of a generation the others contradict, and whose word
             of it counts no more.
         agreed: by state, the digest that each rank says all had agreed on.
@@ -189,6 +202,10 @@ class Books:
     straggler: StragglerWatch = field(default_factory=StragglerWatch)
     saving: SaveOrders | None = None
     told: dict[str, int] = field(default_factory=dict)
+    brought: frozenset[str] = frozenset()
+    last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
+    finding: Finding | None = None
+    said_ended: dict[str, set[str]] = field(default_factory=dict)
     contradicted: set[tuple[str, int]] = field(default_factory=set)
     agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
     claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -196,6 +213,13 @@ class Books:
     now: float = 0.0
     impossible: str = ""
     effects: list[Effect] = field(default_factory=list)
+
+    def begin_generation(self, brought: Iterable[str] = ()) -> None:
+        """Nobody has said anything in the generation that begins, or is taken up."""
+        self.told.clear()
+        self.last_words.clear()
+        self.said_ended.clear()
+        self.brought = frozenset(brought)
 
     # --- transitions -----------------------------------------------------------------------
 

@@ -38,6 +38,21 @@ def is_left(key: Key, branches: Iterable[Branch]) -> bool:
     return any(key > (one.generation, one.step) and key[0] < one.before for one in branches)
 
 
+def why_impossible(key: Key, job: Job) -> str:
+    """Why no generation of the job can have committed this state; empty if one can, or may.
+
+    What was committed after the newest generation's start was committed by that one, or was left.
+    """
+    generation, step = key
+    if not job.start_generation < generation <= job.generation:
+        return ""
+    if generation < job.generation and not is_left(key, remembered(job.branches)):
+        return f"generation {job.generation} goes on from an older one, and nothing was left behind"
+    if generation == job.generation and step <= job.start_step:
+        return f"generation {generation} began with step {job.start_step}"
+    return ""
+
+
 def saved_step(job: Job) -> int:
     """Steps of the newest checkpoint that counts for what is trained now; 0 for none.
 

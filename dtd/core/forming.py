@@ -112,7 +112,7 @@ def _announce(books: Books, job: Job, decision: Decision) -> None:
     books.roster, books.roster_id = list(job.roster), job.roster_id
     books.move_generation(GenerationEvent.ANNOUNCED)
     books.start_step = job.start_step
-    books.told.clear()
+    books.begin_generation(worker.name for worker, has in zip(members, holds, strict=True) if has)
     _count_lost(books, job, decision.lost)
     if decision.redone and books.recovery is not None:
         books.recovery.steps_redone += 1

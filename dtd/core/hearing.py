@@ -19,7 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from dtd.core import doubt
+from dtd.core import branches, doubt
 from dtd.core.books import Books, Tally
 from dtd.core.membership_events import Disconnect, Job, Worker
 from dtd.core.transitions import MEMBERS, WorkerState
@@ -199,8 +199,14 @@ def _frozen(books: Books, worker: Worker, message: m.Frozen) -> Verdict:
 
 
 def _untrue_of(job: Job | None, message: m.Frozen) -> str:
-    """Why nobody can hold what it says it holds; empty when somebody can."""
+    """Why nobody can hold or have compared what it says; empty when somebody can."""
+    too_far = _too_far(job, max(message.compared_step, message.diverged_step))
+    if too_far:
+        return too_far
     for one in message.held:
+        impossible = _impossible(job, one.generation, one.step)
+        if impossible:
+            return impossible
         key = (one.generation, one.step)
         prepared = (message.prepared_generation, message.prepared_step)
         if one.generation > message.generation and one.where == "memory":
@@ -214,8 +220,14 @@ def _untrue_of(job: Job | None, message: m.Frozen) -> str:
     return ""
 
 
+def _impossible(job: Job | None, generation: int, step: int) -> str:
+    why = branches.why_impossible((generation, step), job) if job is not None else ""
+    return f"no state has step {step} of generation {generation}: {why}" if why else ""
+
+
 def _finished(books: Books, worker: Worker, message: m.Finished) -> Verdict:
-    why = _too_far(_active(books, message.job), message.step)
+    job = _active(books, message.job)
+    why = _too_far(job, message.step) or _impossible(job, message.held_generation, message.step)
     if message.held_generation > message.generation:
         why = f"generation {message.generation} cannot have committed in {message.held_generation}"
     return _leaving(books, worker, message, why)

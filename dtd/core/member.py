@@ -281,6 +281,8 @@ class Member:
             reason=event.reason,
             diverged_step=event.diverged_step,
             differs=event.differs,
+            compared_step=event.compared_step,
+            compared_digest=event.compared_digest,
         )
         return self._reports(MemberEvent.FROZE, frozen)
 

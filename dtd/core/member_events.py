@@ -53,6 +53,8 @@ class TrainerFroze:
     reason: str
     diverged_step: int = 0
     differs: str = ""
+    compared_step: int = 0
+    compared_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,11 +258,12 @@ class Membership:
             standstill.forgive(self.books, worker)
             running.left(self.books, job, worker.name, message, now)
             ending.member_frozen(self.books, job, worker, message, now)
-            suspicion.accused(self.books, message, now)
-            suspicion.diverged(self.books, job, worker.name, message, now)
+            suspicion.accused(self.books, worker.name, message, now)
+            suspicion.left(self.books, worker.name, message, now)
         elif isinstance(message, m.Finished):
             running.left(self.books, job, worker.name, message, now)
             ending.member_finished(self.books, job, worker, message)
+            suspicion.left(self.books, worker.name, message, now)
 
     def _on_effect_done(self, event: JobSaved | Undeliverable, now: float) -> None:
         if isinstance(event, Undeliverable):
@@ -343,6 +344,7 @@ class Membership:
             self._finish(job, now)
             return
         ending.close(books, job, now)
+        suspicion.settle(books, job, now)
         admission.release_leavers(books)
 
     def _advance_waiting(self, job: Job, now: float) -> None:

@@ -8,10 +8,9 @@ books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import admission, divergence, jobs
-from dtd.core import roster as choice
+from dtd.core import admission, dissent, divergence, jobs
 from dtd.core.adoption import NEVER_HEARD
-from dtd.core.books import Books
+from dtd.core.books import Books, Finding
 from dtd.core.divergence import Divergence
 from dtd.core.links import DEAD, ENDED
 from dtd.core.membership_events import Job, SaveJob, Worker
@@ -37,6 +36,7 @@ def evict_silent(books: Books, now: float) -> None:
             worker.reason = f"{reason}, but its generation advances"
             continue
         admission.evict(books, worker, reason, now)
+    _evict_ended(books, now)
 
 
 def _advances(books: Books, now: float) -> bool:
@@ -48,55 +48,83 @@ def _advances(books: Books, now: float) -> bool:
     return now - books.advanced_at <= grace_s
 
 
-def diverged(books: Books, job: Job, name: str, message: m.Frozen, now: float) -> None:
-    """Who differs from the majority starts afresh; without one, all who have not forgotten do.
+def left(books: Books, name: str, message: m.Frozen | m.Finished, now: float) -> None:
+    """Keep a member's last words.  Whom more than half call different is not waited for."""
+    books.last_words[name] = message
+    suspect = books.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
+    if suspect is None or suspect.state not in MEMBERS | {WorkerState.FROZEN}:
+        return
+    naming = [by for by, one in dissent.claims(books) if one.suspect == suspect.name != by]
+    if 2 * len(naming) > len(books.roster):
+        admission.expel(books, suspect, dissent.MINORITY, now)
 
-    A member that was stopped before it saw the digests does not know that its state is not to be
-    trusted, and would bring it into the next generation.  If that happens again and again at one
+
+def settle(books: Books, job: Job, now: float) -> None:
+    """All members have left: whose state differs starts afresh, by their own words.
+
+    Without a majority all who have not forgotten do.  If that happens again and again at one
     point, it is not chance, and the job fails.
     """
-    if message.evidence == "diverged" and not message.suspect:
-        why = _note_divergence(books, job, message)
-        if why:
-            jobs.finish(books, JobState.FAILED, f"{why}; {name}: {message.reason}")
+    finding = books.finding = dissent.find(books, job)
+    for name, why in dissent.contradicted(books, job):
+        books.incident("report_contradicted", why, worker=name)
+    if finding is not None and not finding.digest:
+        hopeless = _note_divergence(books, job, finding)
+        if hopeless:
+            jobs.finish(books, JobState.FAILED, hopeless)
             return
-    for one in list(books.workers.values()):
-        ended = one.state is WorkerState.FROZEN and one.frozen_in == message.generation
-        differs = message.evidence == "diverged" and one.name == message.suspect
-        if differs and (ended or one.state in MEMBERS):
-            admission.expel(books, one, "its state differs from the majority's", now)
-        elif ended and books.distrusted == message.generation and choice.in_memory(one):
-            admission.expel(books, one, "states differ, and none has a majority", now)
+    for worker in books.available():
+        why = dissent.why_distrusted(books, worker, books.last_words.get(worker.name))
+        if why:
+            admission.expel(books, worker, why, now)
 
 
-def _note_divergence(books: Books, job: Job, message: m.Frozen) -> str:
+def _note_divergence(books: Books, job: Job, finding: Finding) -> str:
     """States differ and none has a majority; why that is no chance, empty if it may be."""
-    books.distrusted = message.generation
-    new = Divergence(message.generation, message.diverged_step, message.differs)
-    known = divergence.noted(divergence.remembered(job.divergences), new)
+    books.distrusted = finding.generation
+    seen = [(name, one) for name, one in dissent.claims(books) if not one.suspect]
+    known = divergence.remembered(job.divergences)
+    for entry in [one.differs for _, one in seen] or [""]:
+        known = divergence.noted(known, Divergence(finding.generation, finding.step, entry))
     job.divergences = tuple(known)
     books.emit(SaveJob(job=job))
-    return divergence.why_hopeless(known)
+    why = divergence.why_hopeless(known)
+    said = "".join(f"; {name}: {one.reason}" for name, one in seen[:1])
+    return f"{why}{said}" if why else ""
 
 
-def accused(books: Books, message: m.Frozen, now: float) -> None:
+def accused(books: Books, name: str, message: m.Frozen, now: float) -> None:
     """A member has lost its neighbour: if that one does not answer us either, it is gone.
 
     A lifeline is cut by the end of a process only.  We may yet hold its control connection, since
-    the kernel closes that later; should the process live after all, it will connect again.
+    the kernel closes that later.  So the word of two is enough; one alone may lie, and what it says
+    counts when the suspect misses beats, or its connection ends.
     """
     suspect = books.workers.get(message.suspect)
     if suspect is None or suspect.state not in MEMBERS or not message.evidence:
         return
-    if message.evidence == ENDED:
-        admission.evict(books, suspect, "its process has ended", now)
-        return
     if suspect.state is WorkerState.AWAY and suspect.incarnation != NEVER_HEARD:
         admission.lose(books, suspect, "its control connection and its ring are both gone", now)
-    silent_s = books.detector.silence_s(suspect.name, now)
-    if message.evidence in DEAD and silent_s > MISSED_BEATS * books.heartbeat_interval_s:
+    elif message.evidence == ENDED:
+        books.said_ended.setdefault(suspect.name, set()).add(name)
+        _evict_ended(books, now)
+    elif message.evidence in DEAD and _misses_beats(books, suspect.name, now):
+        silent_s = books.detector.silence_s(suspect.name, now)
         why = f"silent towards its neighbour, and no heartbeat for {silent_s:.1f} s"
         admission.evict(books, suspect, why, now)
+
+
+def _evict_ended(books: Books, now: float) -> None:
+    """Evict those whose process has ended: two neighbours say so, or one, and beats are missing."""
+    for name, by in books.said_ended.items():
+        suspect = books.workers[name]
+        believed = len(by - {name}) > 1 or _misses_beats(books, name, now)
+        if suspect.state in MEMBERS and believed:
+            admission.evict(books, suspect, "its process has ended", now)
+
+
+def _misses_beats(books: Books, name: str, now: float) -> bool:
+    return books.detector.silence_s(name, now) > MISSED_BEATS * books.heartbeat_interval_s
 
 
 def probe(books: Books, now: float) -> None:

@@ -30,6 +30,8 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     engine = session.engine
     digest_step, digest = session.checkpoints.deferred.said
     entry = engine.entry(flags, digest_step=digest_step, digest=digest)
+    if digest:
+        session.compared = (ring.generation, digest_step, digest)
     verdict = engine.judge(ring.gather(entry))
     word = verdict.word
     if verdict.ruling is not Ruling.COMMIT:
@@ -61,6 +63,7 @@ def agree(
     digest = session.checkpoints.deferred.known(session.replica.step)
     if digest is None:
         digest = state_digest(session.replica, lambda: got_on(session, ring))
+    session.compared = (ring.generation, session.replica.step, digest)
     digests = gather_aside(ring, clock, digest)
     compared = compare([(session.replica.step, one) for one in digests], voters=voters)
     if compared.dissenters:

@@ -176,6 +176,11 @@ class TrainingRun:
         """Key of the state that `adopt_local` can make by committing the prepared step."""
         return self._session.engine.prepared
 
+    def compared_in(self, generation: int) -> tuple[int, bytes]:
+        """(step, digest) that this rank has compared with the others of a generation last."""
+        known, step, digest = self._session.compared
+        return (step, digest) if known == generation else (0, b"")
+
     def held(self) -> HeldState:
         """The best state that this worker holds for the job; costs nothing if it is in memory."""
         engine = self._session.engine

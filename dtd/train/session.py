@@ -70,6 +70,7 @@ class Session:
         requests: what is asked of this rank.
         callbacks: those of the task.
         engine: which state is live, which step is under way and how far it is.
+        compared: (generation, step, digest) that this rank has offered to the others last.
         metrics: of the last evaluation.
         used: rows that went through the model here in the last step.
         begins_with: a file of weights that a fresh state has; None if there is none.
@@ -101,6 +102,7 @@ class Session:
     requests: Requests
     callbacks: Callbacks
     engine: StepProtocol = field(default_factory=StepProtocol)
+    compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
     used: UsedRows = field(default_factory=UsedRows)
     judged: EarlyStop | None = None

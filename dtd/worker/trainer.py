@@ -331,6 +331,7 @@ class Trainer(threading.Thread):
     ) -> None:
         held = self._held(run)
         prepared = run.prepared_key or (held.generation, held.step)
+        compared_step, digest = run.compared_in(assign.generation)
         self._post(
             member.TrainerFroze(
                 generation=assign.generation,
@@ -344,6 +345,8 @@ class Trainer(threading.Thread):
                 differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
                 if diverged is not None
                 else "",
+                compared_step=compared_step,
+                compared_digest=digest.hex(),
             )
         )
 

@@ -123,6 +123,7 @@ def _gather(
         digest_step=state.step,
         digest=bytes.fromhex(state.content),
     )
+    session.compared = (ring.assign.generation, state.step, state.content)
     words = yield from _exchange(ring, encode_entry(entry))
     holders = {rank for rank, one in enumerate(ring.assign.roster) if one.holds}
     word = reduce_entries(words, voters=holders if first else None)

@@ -62,6 +62,7 @@ class Session:
         state: in memory; None when nothing is.
         prepared: the state after the step under way, once all its buckets are averaged.
         agreed: the newest state whose digest all ranks have.
+        compared: (generation, step, digest) that it has offered to the others last.
         pending: a state that is saved once a control word has agreed on its digest.
         saving: states on their way to the disk.
         branches: what the job has left behind.
@@ -82,6 +83,7 @@ class Session:
     state: State | None = None
     prepared: State | None = None
     agreed: State | None = None
+    compared: tuple[int, int, str] = (0, 0, "")
     pending: State | None = None
     saving: list[State] = field(default_factory=list)
     branches: tuple[Branch, ...] = ()
@@ -100,6 +102,11 @@ class Session:
         """What it would hold after committing what it has prepared."""
         held = self.held()
         return self.prepared.key if self.prepared is not None else (held.generation, held.step)
+
+    def compared_in(self, generation: int) -> tuple[int, str]:
+        """(step, digest) that it has offered to the others of a generation last."""
+        known, step, digest = self.compared
+        return (step, digest) if known == generation else (0, "")
 
     def prepare(self, generation: int) -> None:
         """All buckets of the step under way are averaged."""

@@ -248,6 +248,8 @@ class Frozen(Message):
     `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt" or
     "diverged"; it is empty when the generation ended in good order.  If it diverged, states differ
     after `diverged_step` steps, and first in the entry `differs`, if that is known.
+    `compared_digest` is the digest of the worker's own state after `compared_step` steps, the
+    newest that it has offered to the other ranks of the generation; empty if it has offered none.
     """
 
     job: Name
@@ -261,6 +263,8 @@ class Frozen(Message):
     reason: Words
     diverged_step: U64 = 0
     differs: Name = ""
+    compared_step: U64 = 0
+    compared_digest: Name = ""
 
 
 @message

@@ -149,6 +149,44 @@ def test_a_member_that_reports_another_digest_displaces_no_sound_checkpoint(daem
     assert active.checkpoint_holders == ("worker-0",)
 
 
+@pytest.mark.parametrize("evidence", ["ended", "diverged"])
+def test_a_member_cannot_have_another_one_put_out(daemon, play, spec, evidence):
+    """It says that the other's process has ended, or that its state differs."""
+    spec["elastic"]["min_workers"] = 3
+    names = ("honest-0", "honest-1", "liar")
+    workers = {name: play(daemon, name, pid=6000 + number) for number, name in enumerate(names)}
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    for worker in workers.values():
+        worker.warm_up()
+    assigns = {name: worker.hear(m.Assign) for name, worker in workers.items()}
+    number = assigns["liar"].generation
+    for worker in workers.values():
+        worker.say(m.Running(job=job, generation=number, step=0))
+    held = m.Held(job=job, generation=0, step=0, digest="", where="memory")
+    frozen = m.Frozen(
+        job=job,
+        generation=number,
+        roster_id=assigns["liar"].roster_id,
+        prepared_generation=0,
+        prepared_step=0,
+        held=(held,),
+        suspect="honest-1",
+        evidence=evidence,
+        reason="forged",
+        compared_digest="ab",
+    )
+    workers["liar"].say(frozen)
+    for name in names[:2]:
+        workers[name].hear(m.Freeze)
+        workers[name].say(dataclasses.replace(frozen, suspect="", evidence="", reason="told to"))
+    again = {name: worker.hear(m.Assign) for name, worker in workers.items()}
+    assert {len(one.roster) for one in again.values()} == {3}
+    assert {one.holds for one in again["liar"].roster} == {True}
+    assert events(daemon, "worker_lost") == []
+    told = [one["worker"] for one in events(daemon, "report_contradicted")]
+    assert told == (["liar"] if evidence == "diverged" else [])
+
+
 def test_one_that_was_not_asked_to_prepare_prints_nothing_for_a_job(daemon, play, train, spec):
     """A job that waits in the queue has no members yet."""
     _, _, job = train

@@ -166,7 +166,10 @@ class Desk:
         return number
 
     def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
-        """It holds `step` steps, of which its generation has committed the last."""
+        """It holds `step` steps, of which its generation has committed the last.
+
+        With a `digest`, that is what it has offered to the others after so many steps.
+        """
         by = more.pop("held_generation", generation if step > self.books.start_step else None)
         held = m.Held(
             job="j-1",
@@ -176,7 +179,15 @@ class Desk:
             where=more.pop("where", "memory"),
         )
         prepared = more.pop("prepared", (held.generation, held.step))
-        values: dict[str, Any] = {"suspect": "", "evidence": "", "reason": "why", **more}
+        digest = more.pop("digest", "")
+        compared = {"compared_step": step, "compared_digest": digest} if digest else {}
+        values: dict[str, Any] = {
+            "suspect": "",
+            "evidence": "",
+            "reason": "why",
+            **compared,
+            **more,
+        }
         message = m.Frozen(
             job="j-1",
             generation=generation,

@@ -363,3 +363,36 @@ def test_a_member_that_does_not_say_with_what_it_trains_takes_no_further_part(de
     desk.books.workers["b"].warmed = None
     desk.say("b", frozen(number, held(number, 3), prepared=(number, 3)))
     assert desk.state("b") == "running"
+
+
+@pytest.mark.parametrize("number", [-1, 0])
+def test_a_state_that_no_generation_can_have_committed_is_held_by_nobody(
+    desk: Any, number: int
+) -> None:
+    """It would be newer than the others' by its name, and all would copy it."""
+    desk.submit()
+    for _ in range(3):
+        generation = desk.run_generation("a", "b") if not desk.books.roster else desk.all_run(*"ab")
+        for name in "ab":
+            desk.froze(name, generation=generation, step=0)
+    desk.all_run("a", "b")
+    newest = desk.books.generation
+    desk.froze("a", generation=newest, step=0, held_generation=newest + number)
+    assert [one.worker for one in desk.told_of("report_false")] == ["a"]
+    assert "no state has step 0" in desk.disconnected[-1].reason
+
+
+def test_a_checkpoint_that_no_generation_can_have_committed_does_not_count(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.register("c")
+    held = m.Held(job="j-1", generation=1, step=0, digest="", where="checkpoint")
+    desk.warmed("c", held=(held,))
+    assert [one.worker for one in desk.told_of("report_contradicted")] == ["c"]
+
+
+def test_a_comparison_of_a_step_beyond_the_last_was_never_made(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number, step=0, compared_step=10_001, compared_digest="x")
+    assert [one.worker for one in desk.told_of("report_false")] == ["a"]

@@ -74,12 +74,61 @@ def test_neighbours_word_and_missed_beats_evict(desk: Any, evidence: str) -> Non
 
 
 def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk: Any) -> None:
-    """The kernel closes a dead process's connections one after the other."""
+    """The kernel closes a dead process's connections one after the other; both neighbours know."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    assert desk.disconnected == []
+    desk.froze("c", generation=number, step=0, suspect="b", evidence="ended")
+    assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
+    assert desk.books.roster == ["a", "c"]
+
+
+def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    desk.silence(0.5, "a")
+    assert desk.disconnected == []
+    desk.silence(0.75, "a")
     assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
     assert desk.books.roster == ["a"]
+
+
+def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    desk.lost("b", farewell=False)
+    assert desk.books.roster == ["a"]
+
+
+@pytest.mark.parametrize("evidence", ["ended", "diverged"])
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_one_members_word_puts_nobody_out(desk: Any, names: str, evidence: str) -> None:
+    """The suspect goes on in the next generation with what it remembers."""
+    desk.submit()
+    number = desk.run_generation(*names)
+    desk.commit(3)
+    desk.froze("a", generation=number, step=3, suspect="b", evidence=evidence, digest="x")
+    for name in names[1:]:
+        desk.froze(name, generation=number, step=3, digest="x")
+    assert desk.disconnected == []
+    assert desk.books.roster == list(names)
+    assert desk.books.start_step == 3
+    told = [one.worker for one in desk.told_of("report_contradicted")]
+    assert told == (["a"] if evidence == "diverged" else [])
+
+
+@pytest.mark.parametrize("says", ["ended", "reset"])
+def test_a_process_cannot_bear_out_itself_nor_a_reset_a_death(desk: Any, says: str) -> None:
+    """A ring that one member breaks is reset all round."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    by = "b" if says == "ended" else "c"
+    desk.froze(by, generation=number, step=0, suspect="b", evidence=says)
+    assert desk.disconnected == []
 
 
 @pytest.mark.parametrize(
@@ -132,39 +181,162 @@ def test_word_about_nobody_in_the_generation_is_no_accusation(desk: Any, suspect
 
 
 def test_who_differs_from_the_majority_starts_afresh(desk: Any) -> None:
+    """Two of three say so: one that hangs is not waited for."""
     desk.submit()
     number = desk.run_generation("a", "b", "c")
-    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged")
+    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
+    assert desk.disconnected == []
+    desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
     assert [one.name for one in desk.disconnected] == ["c"]
-    desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged")
     assert desk.books.roster == ["a", "b"]
     assert [one.worker for one in desk.told_of("replicas_diverged")] == ["a", "b"]
+    assert desk.told_of("report_contradicted") == []
 
 
-def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(desk: Any) -> None:
+@pytest.mark.parametrize("seen_by", ["a", ""])
+def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(
+    desk: Any, seen_by: str
+) -> None:
+    """Two were stopped before they saw the digests, and name nobody; or nobody saw them."""
     desk.submit()
     number = desk.run_generation("a", "b", "c")
-    desk.froze("c", generation=number, step=3)
-    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged")
+    desk.froze("c", generation=number, step=3, digest="y")
+    saw = {"suspect": "c", "evidence": "diverged"} if seen_by else {}
+    desk.froze("a", generation=number, step=3, digest="x", **saw)
+    assert desk.state("c") == "frozen"
+    desk.froze("b", generation=number, step=3, digest="x")
     assert desk.state("c") == "lost"
+    assert desk.told("c", m.Release)[-1].state == "evicted"
+    assert (desk.books.roster, desk.books.start_step) == (["a", "b"], 3)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_without_a_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
+def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.froze("a", generation=number, step=3, suspect="c", evidence="diverged", digest="y")
+    desk.froze("b", generation=number, step=3, digest="x")
+    desk.froze("c", generation=number, step=3, digest="x")
+    assert [one.name for one in desk.disconnected] == ["a"]
+    assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
+    assert desk.books.roster == ["b", "c"]
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_one_members_word_that_none_has_a_majority_costs_nobody_its_memory(
+    desk: Any, names: str
+) -> None:
+    desk.submit()
+    number = desk.run_generation(*names)
+    desk.froze("a", generation=number, step=3, where="checkpoint", evidence="diverged", digest="x")
+    for name in names[1:]:
+        desk.froze(name, generation=number, step=3, digest="x")
+    assert desk.disconnected == []
+    assert desk.books.start_step == 3
+    assert desk.books.job.divergences == ()
+    assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
+
+
+@pytest.mark.parametrize("digest", ["x", ""])
+def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, digest: str) -> None:
+    """Nobody can have seen that states differ before all have offered their digests."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.commit(6)
+    desk.froze("a", generation=number, step=6, digest="x")
+    desk.froze("b", generation=number, step=6, digest="y")
+    more = {"compared_step": 3, "compared_digest": digest} if digest else {}
+    desk.froze("c", generation=number, step=6, **more)
+    assert desk.disconnected == []
+    assert desk.books.roster == ["a", "b", "c"]
+
+
+def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
+    """Of two, too: who contradicts what both have told differs."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.commit(3)
+    for name in "ab":
+        desk.say(name, m.Agreed(job="j-1", generation=number, step=3, digest="x"))
+    desk.froze("a", generation=number, step=3, evidence="diverged", digest="y")
+    desk.froze("b", generation=number, step=3, digest="x")
+    assert [one.name for one in desk.disconnected] == ["a"]
+    assert (desk.books.roster, desk.books.start_step) == (["b"], 3)
+    assert desk.books.job.divergences == ()
+
+
+def test_of_two_that_differ_neither_brings_its_memory(desk: Any) -> None:
     """One was stopped before it saw the digests, and does not know."""
     desk.submit()
     number = desk.run_generation("a", "b")
+    desk.froze("b", generation=number, step=3, digest="y")
+    desk.froze("a", generation=number, step=3, where="checkpoint", evidence="diverged", digest="x")
+    assert [desk.state(name) for name in "ab"] == ["frozen", "lost"]
+    assert desk.books.job.divergences == ((number, 3, ""),)
+
+
+def test_a_copy_says_nothing_new_about_the_state_that_a_generation_starts_from(desk: Any) -> None:
+    """One of the two that brought it differs, and the third has copied from that one."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.commit(3)
+    desk.warm_up("c")
+    for name in "ab":
+        desk.froze(name, generation=number, step=3, digest="x")
+    number = desk.all_run("a", "b", "c")
+    assert [one.holds for one in desk.told("a", m.Assign)[-1].roster] == [True, True, False]
+    for name, digest in zip("abc", "xyy", strict=True):
+        desk.froze(name, generation=number, step=3, digest=digest)
+    assert [desk.state(name) for name in "abc"] == ["lost"] * 3
+
+
+def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(desk: Any) -> None:
+    """The others have copied it, and it may have told another digest than it has."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    desk.lost("b")
+    desk.lost("c")
+    desk.froze("a", generation=number, step=0, digest="x")
+    for name in "bc":
+        desk.register(name, incarnation=2)
+        desk.warmed(name)
+    number = desk.books.generation
+    assert [one.holds for one in desk.told("a", m.Assign)[-1].roster].count(True) == 1
+    for name, digest in zip(desk.books.roster, "xyy", strict=False):
+        desk.froze(name, generation=number, step=0, digest=digest)
+    assert desk.disconnected == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
+    """Their word is enough for one that tells no digest."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
     if first:
         desk.froze("b", generation=number, step=3)
-    desk.froze("a", generation=number, step=0, where="none", evidence="diverged")
+    for name in "ac":
+        desk.froze(name, generation=number, step=0, where="none", evidence="diverged")
     if not first:
         desk.froze("b", generation=number, step=3)
-    assert [desk.state(name) for name in "ab"] == ["frozen", "lost"]
+    assert [desk.state(name) for name in "abc"] == ["frozen", "lost", "frozen"]
     desk.register("b", incarnation=2)
     desk.warmed("b")
     assign = desk.told("a", m.Assign)[-1]
     assert assign.generation == number + 1
     assert (assign.held_generation, assign.held_step) == (0, 0)
+
+
+def test_one_that_differs_is_put_out_when_it_comes_later(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b", "c", "d")
+    for name in "cd":
+        desk.lost(name)
+    for name in "ab":
+        desk.froze(name, generation=number, step=3, digest="x", suspect="c", evidence="diverged")
+    for name, digest in (("c", "y"), ("d", "x")):
+        desk.register(name, job="j-1", generation=number, roster_id=desk.books.job.roster_id)
+        desk.froze(name, generation=number, step=3, digest=digest)
+    assert desk.told("c", m.Release)[-1].reason == "its state differs from the majority's"
+    assert desk.state("d") == "ready"
 
 
 def diverge(desk: Any, *names: str, step: int, differs: str = "model.w") -> None:
@@ -181,6 +353,8 @@ def diverge(desk: Any, *names: str, step: int, differs: str = "model.w") -> None
             diverged_step=step,
             differs=differs,
             reason=f"it differs in {differs}",
+            compared_step=step,
+            compared_digest=name,
         )
 
 

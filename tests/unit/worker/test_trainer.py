@@ -70,6 +70,9 @@ class FakeRun:
     def forget(self):
         pass
 
+    def compared_in(self, generation):
+        return (4, b"\xab") if generation == 1 else (0, b"")
+
     def held(self):
         generation, step = self.holds
         return SimpleNamespace(
@@ -124,11 +127,12 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
     )
 
 
-def train(journal, *ends, saves=()):
+def train(journal, *ends, saves=(), heard=lambda event: None):
     """Let one generation after another end so, on this thread; the last end is the trainer's."""
 
     def post(event):
         journal.append((type(event).__name__, getattr(event, "generation", None)))
+        heard(event)
 
     class WarmTrainer(Trainer):
         def _warm_up(self):
@@ -164,6 +168,13 @@ FROZE, FAILED = member.TrainerFroze.__name__, member.TrainerFailed.__name__
 def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error):
     train(journal, error)
     assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
+
+
+def test_who_leaves_a_generation_tells_the_digest_that_it_has_offered_there(journal):
+    told = []
+    train(journal, RingBroken("a neighbour has died"), TaskError("the task's"), heard=told.append)
+    frozen = [one for one in told if isinstance(one, member.TrainerFroze)]
+    assert [(one.compared_step, one.compared_digest) for one in frozen] == [(4, "ab"), (0, "")]
 
 
 def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):

@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from dtd.address import SCHEME
 from dtd.places import SOCKET_NAME
-from scripts.cluster.local import COORDINATOR
 from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import Child, stop_all
 
 PORTS: Final = {"worker-0": 7200, "worker-1": 7201}

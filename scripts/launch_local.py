@@ -24,7 +24,6 @@ from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
 from dtd.shown import one_line
-from scripts.cluster import jobs
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_directory import newest_weights, run_directory, step_of
@@ -133,7 +132,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
         kept = None if options.discard else directory
         follow = Followed(spec=spec, kept=kept)
         try:
-            cluster.start()
+            cluster.start_all()
             workers = figures.counted(options.num_workers, "worker")
             display.say(f"coordinator at {cluster.address}, {workers}")
             if kept is not None:
@@ -207,16 +206,16 @@ def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> Loc
         if status["job"] is not None and status["job"]["id"] == job:
             followed.last.update(status["job"])
 
-    job = followed.job = jobs.unfinished(cluster.address, followed.spec)
+    job = followed.job = cluster.unfinished(followed.spec)
     if job:
         display.say(f"goes on with {job}, which is not finished in this directory")
     else:
-        job = followed.job = jobs.submit(cluster.address, followed.spec)
-    followed.identity = jobs.identity(cluster.address, job)
-    answer = jobs.follow(cluster.address, job, on_status=on_status, tend=cluster.tend)
+        job = followed.job = cluster.submit(followed.spec)
+    followed.identity = cluster.identity(job)
+    answer = cluster.follow(job, on_status)
     took_s = time.monotonic() - started_s
     if answer["state"] == "failed":
-        for line in jobs.printed_lines(cluster.address, job)[-TAIL_LINES:]:
+        for line in cluster.printed_lines(job)[-TAIL_LINES:]:
             display.say(line)
     return LocalRun(
         job=job,

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from dtd.ctl import figures, output
 from dtd.shown import escaped
-from scripts.cluster.local import COORDINATOR
+from scripts.cluster.networks import COORDINATOR
 
 # --- progress: a live bar on a terminal, a line now and then elsewhere ----------------------------
 

@@ -29,17 +29,15 @@ from typing import Any, Final
 
 from dtd.job import load_job, to_mapping
 from dtd.wire import messages as m
-from scripts.cluster.disks import PlainDisks
-from scripts.cluster.local import COORDINATOR
+from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.log_timeline import ENDS, LogTail
-from scripts.cluster.networked import REPOSITORY, ChaosCluster
+from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import Loopback
 from scripts.overhead_daemon import BLOCK_VARIABLE, is_bare
 
 GROUP_BLOCKS: Final = 4
 DRAWS: Final = 5000
 TURN_S: Final = 0.1
-START_S: Final = 60.0
 NEVER: Final = 1_000_000
 # Twice as often as usual, which can only cost more; and nobody is evicted while he is silent.
 SETTINGS: Final = "heartbeat_interval_s = 0.125\nheartbeat_timeout_s = 3600.0\n"
@@ -110,38 +108,28 @@ def _interval(ratios: Sequence[float]) -> tuple[float, float]:
 def measure(spec: dict[str, Any], world: int, block_steps: int) -> Cost:
     """Run one job on that many workers."""
     os.environ[BLOCK_VARIABLE] = str(block_steps)
-    with tempfile.TemporaryDirectory(prefix="dtd-overhead-") as name:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="dtd-overhead-"))
         directory = Path(name)
         settings = directory / "coordinator.toml"
         settings.write_text(SETTINGS)
-        workers = [f"worker-{index}" for index in range(world)]
-        network = Loopback()
-        cluster = ChaosCluster(
-            directory=directory,
-            workers=workers,
+        network = stack.enter_context(contextlib.closing(Loopback()))
+        cluster = NetworkedCluster(
+            directory,
+            workers=[f"worker-{index}" for index in range(world)],
             network=network,
-            disks=PlainDisks(),
             coordinator=("scripts.overhead_daemon", "coordinator", "--config", str(settings)),
             worker=("scripts.overhead_daemon", "worker"),
         )
-        try:
-            return cost(_train(cluster, spec, workers), block_steps)
-        finally:
-            cluster.stop()
-            network.close()
+        stack.callback(cluster.stop)
+        cluster.start_all()
+        tail = stack.enter_context(contextlib.closing(cluster.log_tail()))
+        cluster.try_ask(m.SubmitJob(spec=spec))
+        return cost(_commits_s(tail), block_steps)
 
 
-def _train(cluster: ChaosCluster, spec: dict[str, Any], workers: list[str]) -> dict[int, float]:
-    """The whole job; when rank 0 committed each step."""
-    for daemon in (COORDINATOR, *workers):
-        cluster.start(daemon)
-    tail = LogTail({daemon: cluster.log_path(daemon) for daemon in (COORDINATOR, *workers)})
-    deadline_s = time.monotonic() + START_S
-    while len((cluster.ask(m.GetStatus()) or {"workers": []})["workers"]) < len(workers):
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"the daemons did not start; read their logs in {cluster.directory}")
-        time.sleep(TURN_S)
-    cluster.ask(m.SubmitJob(spec=spec))
+def _commits_s(tail: LogTail) -> dict[int, float]:
+    """When rank 0 committed each step of the whole job."""
     commits_s: dict[int, float] = {}
     while True:
         for line in tail.poll():

@@ -21,7 +21,7 @@ from scripts import evaluate
 from scripts.benchrun.places import OneHost, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, keep, machine
-from scripts.cluster.networked import REPOSITORY
+from scripts.cluster.cluster import REPOSITORY
 
 KIND: Final = "convergence"
 KEY: Final = ("task", "workers")

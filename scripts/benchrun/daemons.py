@@ -19,13 +19,12 @@ from typing import IO, Any, Final
 
 from dtd.errors import DtdError
 from dtd.wire import messages as m
-from scripts.benchrun.ranks import peak_bytes
 from scripts.benchrun.workloads import Workload, job_of
-from scripts.cluster.disks import PlainDisks
-from scripts.cluster.local import COORDINATOR
-from scripts.cluster.log_timeline import ENDS, Line, LogTail
-from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.cluster import with_log
+from scripts.cluster.log_timeline import ENDS, Line
+from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import Network
+from scripts.cluster.processes import proc_bytes
 
 PARTS: Final = ("compute_s", "comm_s", "exposed_s", "data_s", "optimizer_s")
 _TURN_S: Final = 0.05
@@ -93,7 +92,7 @@ class DaemonRun:
                 wire_dtype=wire_dtype,
             )
             spec["elastic"]["min_workers"] = len(workers)
-            self._cluster.ask(m.SubmitJob(spec=spec))
+            self._cluster.try_ask(m.SubmitJob(spec=spec))
         except BaseException:
             self._stack.close()
             raise
@@ -117,7 +116,7 @@ class DaemonRun:
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""
-        return [peak_bytes(self._cluster.pid(name)) for name in self._workers]
+        return [proc_bytes(self._cluster.pid(name), "VmHWM") for name in self._workers]
 
     def close(self) -> None:
         """Stop everything; no process is left."""
@@ -128,28 +127,19 @@ class DaemonRun:
         fcntl.flock(gate, fcntl.LOCK_EX)
         return gate
 
-    def _started(self, directory: Path, network: Network) -> ChaosCluster:
+    def _started(self, directory: Path, network: Network) -> NetworkedCluster:
         settings = directory / "coordinator.toml"
         settings.write_text(_SETTINGS)
-        cluster = ChaosCluster(
-            directory=directory,
+        cluster = NetworkedCluster(
+            directory,
             workers=self._workers,
             network=network,
-            disks=PlainDisks(),
             coordinator=("dtd.coordinator.main", "--config", str(settings)),
         )
         # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
         self._stack.callback(cluster.stop, grace_s=0.0)
-        daemons = (COORDINATOR, *self._workers)
-        for name in daemons:
-            cluster.start(name)
-        self._tail = LogTail({name: cluster.log_path(name) for name in daemons})
-        self._stack.callback(self._tail.close)
-        deadline_s = time.monotonic() + _START_S
-        while len((cluster.ask(m.GetStatus()) or {"workers": []})["workers"]) < len(self._workers):
-            if time.monotonic() > deadline_s or not all(cluster.runs(name) for name in daemons):
-                raise DtdError(f"the daemons did not start:\n{_ends_of_logs(cluster)}")
-            time.sleep(_TURN_S)
+        cluster.start_all(_START_S)
+        self._tail = self._stack.enter_context(contextlib.closing(cluster.log_tail()))
         return cluster
 
     def _await_commit(self, step: int) -> None:
@@ -161,17 +151,11 @@ class DaemonRun:
                 elif line.event in ENDS and line.event != "job_done":
                     raise DtdError(f"the job has ended: {_message(line)}")
             if time.monotonic() > deadline_s:
-                raise DtdError(f"no commit of step {step}:\n{_ends_of_logs(self._cluster)}")
+                raise with_log(
+                    self._cluster.children[self._workers[0]], f"no commit of step {step}"
+                )
             time.sleep(_TURN_S)
 
 
 def _message(line: Line) -> Any:
     return line.fields.get("message", line.event)
-
-
-def _ends_of_logs(cluster: ChaosCluster) -> str:
-    return "\n".join(
-        f"{name}: {line}"
-        for name in sorted(cluster.names)
-        for line in cluster.log_path(name).read_text().splitlines()[-5:]
-    )

@@ -13,9 +13,12 @@ from ipaddress import ip_interface
 from typing import Final, Protocol
 
 from scripts.benchrun.results import CONGESTION_FILE
-from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.namespaces import PORT, Namespace, may_make
+from scripts.cluster.networks import Hosts
 
 RENO: Final = "reno"
+_BURST: Final = "128kb"
+_QUEUE: Final = "1mb"
 LOOPBACK_HOST: Final = "127.0.0.1"
 _PUBLIC: Final = ip_interface("10.77.0.1/24")
 """On the own loopback interface, but none of 127.0.0.0/8: as fast, and keyed."""
@@ -76,3 +79,31 @@ def own_network() -> bool:
 def choose_congestion_control() -> None:
     """The same for everybody in the network namespace of the calling thread."""
     CONGESTION_FILE.write_text(RENO)
+
+
+class ShapedHosts(Hosts):
+    """`Place` for ranks and `Network` for daemons: a host each behind a link of a known rate.
+
+    The kernel shapes each cable (tbf) in both directions, like a full-duplex link.
+
+    Args:
+        workers: names of the workers; worker number i shares a host with rank i.
+        rate: of each link in each direction, as `tc` writes it.
+    """
+
+    interface = PORT
+
+    def __init__(self, workers: Sequence[str], rate: str) -> None:
+        shape = ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)
+        super().__init__(workers, shape=shape)
+        self._names = [*workers]
+        for name in workers:
+            self.ethernet.spaces[name].inside(choose_congestion_control)
+
+    def host(self, rank: int) -> str:
+        """See `Place`."""
+        return self.ethernet.ip(self._names[rank])
+
+    def wrapped(self, who: int | str, command: Sequence[str]) -> list[str]:
+        """See `Place` and `Network`."""
+        return super().wrapped(who if isinstance(who, str) else self._names[who], command)

@@ -27,7 +27,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 from dtd.errors import DtdError
 from scripts.benchrun.places import Place
 from scripts.cluster import die_with_parent
-from scripts.cluster.networked import REPOSITORY
+from scripts.cluster.cluster import REPOSITORY
+from scripts.cluster.processes import proc_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ class World:
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each rank has had so far."""
-        return [peak_bytes(rank.process.pid) for rank in self._ranks]
+        return [proc_bytes(rank.process.pid, "VmHWM") for rank in self._ranks]
 
     def close(self) -> None:
         """End all ranks; none is left when this returns."""
@@ -112,12 +113,6 @@ class World:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def peak_bytes(pid: int) -> int:
-    """The largest resident size that a process has had since its program was started."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 class _Rank:

@@ -15,7 +15,7 @@ from scripts import markdown
 from scripts.benchrun import allreduce, convergence, train
 from scripts.benchrun.results import Record, load
 from scripts.benchrun.tables import allreduce_tables, convergence_table, header, train_tables
-from scripts.cluster.networked import REPOSITORY
+from scripts.cluster.cluster import REPOSITORY
 
 DOCUMENT: Final = REPOSITORY / "docs" / "benchmarks.md"
 WRITTEN_BY: Final = "scripts/bench report"

@@ -26,10 +26,9 @@ from typing import Any, Final
 from dtd.errors import UsageError
 from scripts.benchrun.allreduce import fitting_iterations, join, measure_once
 from scripts.benchrun.daemons import PARTS, DaemonRun
-from scripts.benchrun.places import OneHost, Place, own_network
+from scripts.benchrun.places import OneHost, Place, ShapedHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, in_turn, keep, machine, shaped_floor_s
-from scripts.benchrun.shaped import ShapedHosts
 from scripts.benchrun.workloads import LINKS, LOOPBACK, QUICK, WORKLOADS, Workload, job_of
 from scripts.cluster.networks import Loopback, Network
 
@@ -83,7 +82,7 @@ class Case:
 def measure(case: Case) -> Record:
     """Everything that is to be known about a case."""
     with contextlib.ExitStack() as stack:
-        place, network = _surroundings(case, stack)
+        place, network = _environment(case, stack)
         tuned = {f"ddp{name}": _tuned(case, place, wire) for name, wire in case.wires.items()}
         worlds = {
             side: stack.enter_context(_built(place, case.world, case.spec, keeps_memory=keeps))
@@ -99,7 +98,7 @@ def measure(case: Case) -> Record:
         daemons: dict[str, DaemonRun] = {}
         for name, wire in case.wires.items():
             # Every worker has a data port, and a host has one of that number.
-            one_network = _surroundings(case, stack)[1] if daemons else network
+            one_network = _environment(case, stack)[1] if daemons else network
             run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, wire)
             daemons[f"dtd{name}"] = stack.enter_context(contextlib.closing(run))
         measured = _in_turns(case, daemons, worlds)
@@ -115,7 +114,7 @@ def measure(case: Case) -> Record:
     }
 
 
-def _surroundings(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
+def _environment(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
     """Where ranks run and where daemons do: the same hosts."""
     if case.link == LOOPBACK:
         return OneHost(), stack.enter_context(contextlib.closing(Loopback()))

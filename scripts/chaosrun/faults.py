@@ -19,8 +19,7 @@ from scripts.chaosrun.harness import TAKES_EFFECT_S, Harness
 from scripts.chaosrun.outcomes import Injection
 from scripts.cluster.disks import SmallDisks, rot
 from scripts.cluster.fault_proxy import BOTH, TO_CALLER, TO_TARGET, Direction
-from scripts.cluster.local import COORDINATOR
-from scripts.cluster.networks import CuttableNetwork
+from scripts.cluster.networks import COORDINATOR, CuttableNetwork
 
 # --- worker processes: killed, stopped, hanging, leaving, joining ---------------------------------
 
@@ -73,7 +72,7 @@ def leave(harness: Harness, victim: str) -> Injection | None:
     injection = harness.begin("leave", victim)
     injection.pids.add(harness.cluster.pid(victim))
     _absence(harness, victim, injection)
-    if harness.cluster.ask(m.DrainWorker(name=victim)) is None:
+    if harness.cluster.try_ask(m.DrainWorker(name=victim)) is None:
         harness.injections.remove(injection)
         return None
     return injection
@@ -113,8 +112,9 @@ def _command(harness: Harness, victim: str, what: str, argument: float) -> Injec
 
 
 def _absence(harness: Harness, victim: str, injection: Injection) -> None:
-    injection.over_s = time.time() + harness.chance.uniform(*ABSENCE_S)
-    harness.cluster.stay_down(victim, injection.over_s)
+    absence_s = harness.chance.uniform(*ABSENCE_S)
+    injection.over_s = time.time() + absence_s
+    harness.cluster.stay_down(victim, absence_s)
 
 
 # --- links: dead, one-way, partitioned, damaging, slow --------------------------------------------
@@ -232,7 +232,7 @@ def coordinator_away(harness: Harness, _victim: str) -> Injection:
     away_s = harness.away_s or harness.chance.uniform(*AWAY_S)
     injection.over_s = injection.at_s + away_s
     injection.note = f"{away_s:.0f} s"
-    harness.cluster.stay_down(COORDINATOR, injection.over_s)
+    harness.cluster.stay_down(COORDINATOR, away_s)
     harness.kill(COORDINATOR, injection)
     return injection
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from dtd.wire import messages as m
 from scripts.chaosrun.outcomes import Injection
-from scripts.cluster.local import COORDINATOR
-from scripts.cluster.log_timeline import LogTail, LogTimeline, phase_at
-from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.log_timeline import LogTimeline, phase_at
+from scripts.cluster.networked import NetworkedCluster
+from scripts.cluster.networks import COORDINATOR
 
 # --- what the daemons hold over time --------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Harness:
 
     def __init__(
         self,
-        cluster: ChaosCluster,
+        cluster: NetworkedCluster,
         *,
         workers: list[str],
         spare: str,
@@ -154,7 +154,7 @@ class Harness:
         self.commands = Path(str(spec["task"]["commands"]))
         self.job_wanted = False
         self.away_s = 0.0
-        self._tail = LogTail({name: cluster.log_path(name) for name in cluster.names})
+        self._tail = cluster.log_tail()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._sample_at_s = 0.0
@@ -300,7 +300,7 @@ class Harness:
     # --- jobs --------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        answer = self.cluster.ask(m.SubmitJob(spec=dict(self.spec)))
+        answer = self.cluster.try_ask(m.SubmitJob(spec=dict(self.spec)))
         if answer is not None:
             self.jobs.append(str(answer["job"]))
             self.timeline.rosters.clear()
@@ -311,11 +311,11 @@ class Harness:
         self.job_wanted = False
         deadline_s = time.time() + timeout_s
         while self.jobs and self.jobs[-1] not in self.timeline.jobs_ended:
-            self.cluster.ask(m.CancelJob(job=self.jobs[-1]))
+            self.cluster.try_ask(m.CancelJob(job=self.jobs[-1]))
             self.until(lambda: self.jobs[-1] in self.timeline.jobs_ended, ASK_AGAIN_S)
             if time.time() >= deadline_s:
                 break
-        answer = self.cluster.ask(m.ListJobs()) or {"jobs": []}
+        answer = self.cluster.try_ask(m.ListJobs()) or {"jobs": []}
         return [job for job in answer["jobs"] if job["id"] in self.jobs]
 
     @property

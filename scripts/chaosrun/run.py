@@ -21,10 +21,9 @@ from scripts.chaosrun.faults import KINDS
 from scripts.chaosrun.harness import Growth, Harness, growth
 from scripts.chaosrun.outcomes import Outcome, Rejoin, outcomes, rejoins
 from scripts.cluster.disks import PlainDisks, SmallDisks
-from scripts.cluster.namespaced import Namespaced
 from scripts.cluster.namespaces import may_make
-from scripts.cluster.networked import ChaosCluster
-from scripts.cluster.networks import CuttableNetwork, Loopback, Network, Proxied
+from scripts.cluster.networked import NetworkedCluster
+from scripts.cluster.networks import CuttableNetwork, Hosts, Loopback, Network, Proxied
 from scripts.cluster.processes import Load
 
 # --- scenarios: each a run that docs/evaluation.md tells of ---------------------------------------
@@ -176,14 +175,14 @@ def network_for(kind: str, workers: Sequence[str], kinds: Sequence[str]) -> Netw
         able = cut and may_make("net")
         kind = "namespaced" if able else "proxied" if cut or proxied else "loopback"
     if kind == "namespaced":
-        return Namespaced(workers, proxied=proxied)
+        return Hosts(workers, proxied=proxied)
     return Proxied(workers) if kind == "proxied" else Loopback()
 
 
 @contextlib.contextmanager
 def cluster_for(
     scenario: Scenario, directory: Path, workers: Sequence[str]
-) -> Iterator[ChaosCluster]:
+) -> Iterator[NetworkedCluster]:
     """Daemons with network and disks; whatever happens, nothing of them is left."""
     with contextlib.ExitStack() as stack:
         network = network_for(scenario.network, workers, scenario.kinds)
@@ -192,14 +191,16 @@ def cluster_for(
         if "disk" in scenario.kinds and may_make("mnt"):
             disks = SmallDisks([directory / name for name in workers])
         stack.callback(disks.close)
-        cluster = ChaosCluster(directory=directory, workers=workers, network=network, disks=disks)
+        cluster = NetworkedCluster(
+            directory=directory, workers=workers, network=network, disks=disks
+        )
         stack.callback(cluster.stop)
         load = Load(round(scenario.load * processors()))
         stack.callback(load.stop)
         yield cluster
 
 
-def usable(kinds: Sequence[str], cluster: ChaosCluster) -> tuple[list[str], list[str]]:
+def usable(kinds: Sequence[str], cluster: NetworkedCluster) -> tuple[list[str], list[str]]:
     """Kinds that this cluster can be hurt with, and the others with what they lack."""
     offers = {
         "": True,
@@ -313,7 +314,7 @@ def compare_events(harness: Harness) -> dict[str, Any]:
     stored = Counter[str]()
     recovered_s: list[float] = []
     after = 0
-    while page := (harness.cluster.ask(m.ReadEvents(after=after)) or {"events": []})["events"]:
+    while page := (harness.cluster.try_ask(m.ReadEvents(after=after)) or {"events": []})["events"]:
         for event in page:
             stored[event["kind"]] += 1
             details = event.get("details") or {}

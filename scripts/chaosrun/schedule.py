@@ -15,7 +15,7 @@ from typing import Final
 from scripts.chaosrun.faults import KINDS, kill
 from scripts.chaosrun.harness import Harness
 from scripts.chaosrun.outcomes import Injection
-from scripts.cluster.local import COORDINATOR
+from scripts.cluster.networks import COORDINATOR
 
 SETTLE_S: Final = 120.0
 RECOVER_S: Final = 15.0

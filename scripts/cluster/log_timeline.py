@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.cluster.local import COORDINATOR
+from scripts.cluster.networks import COORDINATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

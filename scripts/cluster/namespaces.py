@@ -1,4 +1,4 @@
-"""Kernel namespaces that vanish with this process, whatever becomes of it.
+"""Kernel namespaces that vanish with this process, and networks between them.
 
 A namespace lives as long as somebody holds it.  Here that is a file descriptor of this process and
 the daemons that run inside, which die with this process; so there is nothing to clean up, not even
@@ -105,3 +105,102 @@ def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+# --- an Ethernet between namespaces ---------------------------------------------------------------
+
+HUB: Final = "hub"
+PORT: Final = "eth0"
+_BRIDGE: Final = "bridge"
+_SUBNET: Final = "10.77.0."
+_HUB_NUMBER: Final = 254
+_NOBODY: Final = 255
+
+
+class Ethernet:
+    """A namespace for each host, and one cable from each to a bridge, in a namespace of its own.
+
+    Nothing of it is in the machine's own network, and all of it ends with this process.
+
+    Args:
+        hosts: their names.
+        shape: what each end of a cable sends through, as `tc qdisc` writes it; empty: no limit.
+        resolved: hardware addresses are set beforehand, so that `cut` can change them.
+    """
+
+    def __init__(
+        self, hosts: Sequence[str], *, shape: Sequence[str] = (), resolved: bool = True
+    ) -> None:
+        self._numbers = {HUB: _HUB_NUMBER, **{name: n for n, name in enumerate(hosts, start=1)}}
+        self.spaces = {name: Namespace("net") for name in self._numbers}
+        hub = self.spaces[HUB]
+        hub.run("ip", "link", "add", "name", _BRIDGE, "type", "bridge")
+        for name in hosts:
+            peer = ("peer", "name", PORT, "netns", self.spaces[name].path)
+            hub.run("ip", "link", "add", "name", self._cable(name), "type", "veth", *peer)
+            hub.run("ip", "link", "set", "dev", self._cable(name), "master", _BRIDGE, "up")
+        for name, space in self.spaces.items():
+            self._set_up(name, space)
+        for name in hosts:
+            # The hub forwards nothing, but a host knows by it which of its addresses is for others.
+            self.spaces[name].run("ip", "route", "add", "default", "via", self.ip(HUB))
+            if shape:
+                for space, device in ((hub, self._cable(name)), (self.spaces[name], PORT)):
+                    space.run("tc", "qdisc", "add", "dev", device, "root", *shape)
+        if resolved:
+            for sender in self._numbers:
+                for receiver in self._numbers:
+                    self.restore(sender, receiver)
+
+    def ip(self, name: str) -> str:
+        """A host's address, or the hub's."""
+        return f"{_SUBNET}{self._numbers[name]}"
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """From now on nothing that one host sends arrives at the other one; neither is told."""
+        self._resolve(sender, receiver, _NOBODY)
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """Undo `cut`."""
+        self._resolve(sender, receiver, self._numbers[receiver])
+
+    def pull_out(self, name: str) -> None:
+        """Pull out a host's cable; nobody is told."""
+        self.spaces[HUB].run("ip", "link", "set", "dev", self._cable(name), "down")
+
+    def plug_in(self, name: str) -> None:
+        """Undo `pull_out`."""
+        self.spaces[HUB].run("ip", "link", "set", "dev", self._cable(name), "up")
+
+    def neighbours(self, name: str) -> str:
+        """Lines of /etc/hosts for all other hosts."""
+        others = [other for other in self._numbers if other not in (name, HUB)]
+        return "".join(f"{self.ip(other)} {other}\n" for other in others)
+
+    def close(self) -> None:
+        """Let go of it."""
+        for space in self.spaces.values():
+            space.close()
+
+    def _cable(self, name: str) -> str:
+        return f"cable{self._numbers[name]}"
+
+    def _set_up(self, name: str, space: Namespace) -> None:
+        device = _device(name)
+        space.run("ip", "link", "set", "dev", "lo", "up")
+        space.run("ip", "link", "set", "dev", device, "address", _hardware(self._numbers[name]))
+        space.run("ip", "address", "add", f"{self.ip(name)}/24", "dev", device)
+        space.run("ip", "link", "set", "dev", device, "up")
+
+    def _resolve(self, sender: str, receiver: str, number: int) -> None:
+        if sender != receiver:
+            entry = (self.ip(receiver), "lladdr", _hardware(number), "dev", _device(sender))
+            self.spaces[sender].run("ip", "neighbour", "replace", *entry, "nud", "permanent")
+
+
+def _device(name: str) -> str:
+    return _BRIDGE if name == HUB else PORT
+
+
+def _hardware(number: int) -> str:
+    return f"02:00:00:00:00:{number:02x}"

@@ -1,7 +1,7 @@
-"""The daemons of a chaos run under supervision: whoever dies is started again, as systemd would.
+"""A cluster on a network and disks that can fail; every daemon that ends is started again.
 
-It knows processes, not what happens in them, and it is never surprised by a death: every one is
-written down with its time and exit code, and it is for others to say whose fault it was.
+It is never surprised by a death: each one is written down with its time and exit code, and others
+judge what caused it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any, Final
 
 from dtd.address import Address, SocketPath
 from dtd.errors import CoordinatorUnreachable, RequestRefused
-from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.cluster.access import ClusterAccess
+from scripts.cluster.cluster import REPOSITORY, START_S, Cluster
 from scripts.cluster.disks import PlainDisks, SmallDisks
-from scripts.cluster.local import COORDINATOR
-from scripts.cluster.networks import Network
-from scripts.cluster.processes import GRACE_S, Child, stop_all
+from scripts.cluster.log_timeline import LogTail
+from scripts.cluster.networks import COORDINATOR, Network
+from scripts.cluster.processes import Child
 
 RESTART_AFTER_S: Final = 0.1
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
 RUN_VARIABLE: Final = "DTD_CHAOS_RUN"
 _REQUEST_TIMEOUT_S: Final = 5.0
+_RUNS: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class Death:
     exit_code: int
 
 
-class ChaosCluster:
+class NetworkedCluster(Cluster):
     """One coordinator and some workers; where they talk TCP, each has a credential.
 
     Args:
@@ -61,99 +60,87 @@ class ChaosCluster:
 
     def __init__(
         self,
-        *,
         directory: Path,
+        *,
         workers: Sequence[str],
         network: Network,
-        disks: PlainDisks | SmallDisks,
+        disks: PlainDisks | SmallDisks | None = None,
         coordinator: Sequence[str] = ("dtd.coordinator.main",),
         worker: Sequence[str] = ("dtd.worker.main",),
     ) -> None:
-        self.directory = directory
-        self.network = network
-        self.disks = disks
         self.run = f"{os.getpid()}-{next(_RUNS)}"
+        super().__init__(
+            directory, environment={"PYTHONPATH": str(REPOSITORY), RUN_VARIABLE: self.run}
+        )
+        self.network = network
+        self.disks = disks or PlainDisks()
+        self.workers = [*workers]
         self.deaths: list[Death] = []
         self.starts: list[tuple[str, int, float]] = []
-        self._children: dict[str, Child] = {}
-        self._due_s: dict[str, float] = {}
-        self._not_before_s: dict[str, float] = {}
-        address = network.address
-        self._access = self._let_in(address, workers) if isinstance(address, Address) else None
-        command = self._coordinator_command(coordinator)
-        self._add(COORDINATOR, network.wrapped(COORDINATOR, command))
+        self.address = network.address
+        if isinstance(network.address, Address):
+            self.enrol([("worker", name) for name in workers], network.address)
+        self._make(COORDINATOR, network.wrapped(COORDINATOR, self._coordinator(coordinator)))
         for name in workers:
-            command = disks.wrapped(self._worker_command(name, worker))
-            self._add(name, network.wrapped(name, command))
-
-    # --- life --------------------------------------------------------------------------------
+            self._make(name, network.wrapped(name, self.disks.wrapped(self._worker(name, worker))))
 
     def start(self, name: str) -> None:
         """Start a daemon that does not run."""
-        self._due_s.pop(name, None)
-        self._not_before_s.pop(name, None)
-        self._children[name].start()
-        self.starts.append((name, self._children[name].pid, time.time()))
+        super().start(name)
+        self.starts.append((name, self.pid(name), time.time()))
 
-    def tend(self) -> None:
-        """Notice who has died, and start again who is due."""
-        now_s = time.time()
-        for name, child in self._children.items():
-            exit_code = child.exit_code()
-            if exit_code is None:
-                continue
-            if name not in self._due_s:
-                death = Death(name=name, pid=child.pid, at_s=now_s, exit_code=exit_code)
-                self.deaths.append(death)
-                self._due_s[name] = now_s + RESTART_AFTER_S
-            elif now_s >= max(self._due_s[name], self._not_before_s.get(name, 0.0)):
-                self.start(name)
+    def start_all(self, timeout_s: float = START_S) -> None:
+        """Start all daemons and wait until all workers are registered.
 
-    def stay_down(self, name: str, until_s: float) -> None:
-        """Once it has died, do not start it again before then."""
-        self._not_before_s[name] = until_s
+        Raises:
+            DtdError: a daemon ended, or they were too slow.
+        """
+        for name in self.children:
+            self.start(name)
+        self.until(
+            lambda: (
+                len((self.try_ask(m.GetStatus()) or {"workers": []})["workers"])
+                >= len(self.workers)
+            ),
+            "has not registered",
+            timeout_s=timeout_s,
+        )
 
-    def stop(self, *, grace_s: float = GRACE_S) -> None:
-        """Stop every daemon; none of their processes is left when this returns."""
-        stop_all(self._children.values(), grace_s=grace_s)
+    def restart_after_s(self, child: Child, exit_code: int, lived_s: float) -> float:
+        """Soon, as systemd would; the death is written down."""
+        del lived_s
+        death = Death(name=child.name, pid=child.pid, at_s=time.time(), exit_code=exit_code)
+        self.deaths.append(death)
+        return RESTART_AFTER_S
 
-    # --- questions and orders ----------------------------------------------------------------
+    def log_tail(self) -> LogTail:
+        """Reads all daemons' logs while they grow."""
+        return LogTail({name: self.log_path(name) for name in self.children})
 
     @property
     def names(self) -> set[str]:
         """All daemons, started or not."""
-        return {*self._children}
+        return {*self.children}
 
     def runs(self, name: str) -> bool:
         """Whether the daemon's process exists, stopped or not."""
-        child = self._children[name]
+        child = self.children[name]
         return child.started and child.exit_code() is None
 
     def pid(self, name: str) -> int:
         """Process id of a daemon that was started."""
-        return self._children[name].pid
-
-    def log_path(self, name: str) -> Path:
-        """Where the daemon's log is appended."""
-        return self._children[name].log_path
-
-    def state_dir(self, name: str) -> Path:
-        """Where the daemon keeps what must survive."""
-        return self.directory / name
+        return self.children[name].pid
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a daemon and to what it has started."""
-        self._children[name].signal_group(number)
+        self.children[name].signal_group(number)
 
-    def ask(self, message: m.Message) -> dict[str, Any] | None:
-        """One request to the coordinator; None when it is away or says no."""
-        context = self._access.operator_context if self._access else None
+    def try_ask(self, message: m.Message) -> dict[str, Any] | None:
+        """One request to the coordinator; None when it is away or refuses."""
 
         def ask() -> dict[str, Any] | None:
             try:
-                with ControlClient(
-                    self.network.address, timeout_s=_REQUEST_TIMEOUT_S, context=context
-                ) as client:
+                with self.client(timeout_s=_REQUEST_TIMEOUT_S) as client:
                     return client.request(message)
             except (CoordinatorUnreachable, RequestRefused):
                 return None
@@ -165,50 +152,33 @@ class ChaosCluster:
         mark = f"{RUN_VARIABLE}={self.run}".encode()
         return [pid for pid in _all_pids() if mark in _environment(pid).split(b"\0")]
 
-    # --- credentials and commands ------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------
 
-    def _let_in(self, coordinator: Address, workers: Sequence[str]) -> ClusterAccess:
-        return ClusterAccess(
-            coordinator_dir=self.state_dir(COORDINATOR),
-            coordinator=coordinator,
-            credentials_dir=self.directory / "credentials",
-            workers=workers,
-        )
-
-    def _add(self, name: str, command: Sequence[str]) -> None:
-        environment = {
-            "PYTHONPATH": str(REPOSITORY),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "torchinductor"),
-            RUN_VARIABLE: self.run,
-        }
+    def _make(self, name: str, command: Sequence[str]) -> None:
         self.state_dir(name).mkdir(exist_ok=True)
-        log_path = self.directory / f"{name}.log"
-        log_path.touch()
-        self._children[name] = Child(name, command, log_path, environment)
+        self.log_path(name).touch()
+        self.add(name, command)
 
-    def _coordinator_command(self, program: Sequence[str]) -> list[str]:
+    def _coordinator(self, program: Sequence[str]) -> list[str]:
+        address = self.network.address
         return [
             *(sys.executable, "-m", *program, "--log-format", "json"),
             *("--state-dir", str(self.state_dir(COORDINATOR))),
             *(
-                ("--socket", self.network.address.path)
-                if isinstance(self.network.address, SocketPath)
-                else ("--listen", str(self.network.address))
+                ("--socket", address.path)
+                if isinstance(address, SocketPath)
+                else ("--listen", str(address))
             ),
         ]
 
-    def _worker_command(self, name: str, program: Sequence[str]) -> list[str]:
+    def _worker(self, name: str, program: Sequence[str]) -> list[str]:
+        proof = ("--credential", str(self.credential_path(name))) if self.operator else ()
         return [
             # Steps are judged by what the workers log of them.
             *(sys.executable, "-m", *program, "--log-format", "json", "--log-level", "debug"),
-            *("--name", name),
-            *("--state-dir", str(self.state_dir(name))),
-            *self.network.arguments(name),
-            *(self._access.arguments(name) if self._access else ()),
+            *("--name", name, "--state-dir", str(self.state_dir(name))),
+            *(*self.network.arguments(name), *proof),
         ]
-
-
-_RUNS = itertools.count()
 
 
 def _all_pids() -> list[int]:

@@ -1,9 +1,8 @@
-"""How the daemons of a chaos run reach each other, and how they are kept from it.
+"""How daemons reach each other, and how they are kept from it.
 
 `Loopback` is plain: nothing can be cut.  `Proxied` puts a `FaultProxy` before every data port and
-one between each worker and the coordinator's socket; it needs no privileges.
-`scripts.cluster.namespaced` has the third one: kernel namespaces.  Who cuts asks for a
-`CuttableNetwork`.
+one between each worker and the coordinator's socket; it needs no privileges.  `Hosts` are kernel
+namespaces.  Code that cuts links asks for a `CuttableNetwork`.
 """
 
 from __future__ import annotations
@@ -17,12 +16,16 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from dtd.address import Address, Endpoint, SocketPath
 from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
-from scripts.cluster.local import COORDINATOR
+from scripts.cluster.namespaces import HUB, Ethernet
 
+COORDINATOR: Final = "coordinator"
 HOST: Final = "127.0.0.1"
 # Below the ephemeral ports: a client that calls a port where nobody listens may get that very port
 # as its own, and is then connected to itself.
 _PORTS: Final = range(20_000, 32_000)
+_CONTROL_PORT: Final = 7117
+_DATA_PORT: Final = 7200
+_PROXY_PORT: Final = 7201
 
 T = TypeVar("T")
 
@@ -76,7 +79,7 @@ class Loopback:
 
     def __init__(self) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
-        self.address = _socket(self._home, COORDINATOR)
+        self.address = self._socket(COORDINATOR)
         self.proxies: dict[str, FaultProxy] = {}
 
     def arguments(self, name: str) -> list[str]:
@@ -95,8 +98,11 @@ class Loopback:
         """See `Network`."""
         self._home.cleanup()
 
+    def _socket(self, name: str) -> SocketPath:
+        return SocketPath(str(Path(self._home.name) / f"{name}.sock"))
 
-class Proxied:
+
+class Proxied(Loopback):
     """One loopback interface with a proxy on every way from daemon to daemon.
 
     Args:
@@ -104,15 +110,15 @@ class Proxied:
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="dtd-net-")
-        self.address = _socket(self._home, COORDINATOR)
-        self.proxies: dict[str, FaultProxy] = {}
+        super().__init__()
         self._control: dict[str, FaultProxy] = {}
         self._listen: dict[str, Address] = {}
         for name in workers:
             self._listen[name] = Address(HOST, free_port())
-            self.proxies[name] = _proxy(Address(HOST, 0), self._listen[name])
-            self._control[name] = _proxy(_socket(self._home, name), self.address)
+            self.proxies[name] = FaultProxy(Address(HOST, 0), self._listen[name])
+            self._control[name] = FaultProxy(self._socket(name), self.address)
+            self.proxies[name].start()
+            self._control[name].start()
 
     def arguments(self, name: str) -> list[str]:
         """See `Network`."""
@@ -121,14 +127,6 @@ class Proxied:
             *("--listen", str(self._listen[name])),
             *("--advertise", str(self.proxies[name].address)),
         ]
-
-    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
-        """See `Network`."""
-        return [*command]
-
-    def inside(self, function: Callable[[], T]) -> T:
-        """See `Network`."""
-        return function()
 
     def cut(self, sender: str, receiver: str) -> None:
         """See `CuttableNetwork`."""
@@ -154,7 +152,69 @@ class Proxied:
         """See `Network`."""
         for proxy in (*self.proxies.values(), *self._control.values()):
             proxy.close()
-        self._home.cleanup()
+        super().close()
+
+
+class Hosts:
+    """A host for each worker, and the coordinator at the hub, one link from everybody.
+
+    Addresses are not loopback, so every caller proves its identity with a credential and every
+    frame carries a keyed tag.
+
+    Args:
+        workers: names of all workers that there may ever be.
+        proxied: with a proxy before each data port, for what a cable cannot do.
+        shape: of each link in each direction, as `tc qdisc` writes it.
+    """
+
+    def __init__(
+        self, workers: Sequence[str], *, proxied: bool = False, shape: Sequence[str] = ()
+    ) -> None:
+        self.ethernet = Ethernet(workers, shape=shape)
+        self.address = Address(self.ethernet.ip(HUB), _CONTROL_PORT)
+        self.proxies: dict[str, FaultProxy] = {}
+        for name in workers if proxied else ():
+            ip, enter = self.ethernet.ip(name), self.ethernet.spaces[name].enter
+            self.proxies[name] = FaultProxy(
+                Address(ip, _PROXY_PORT), Address(ip, _DATA_PORT), enter=enter
+            )
+            self.proxies[name].start()
+
+    def arguments(self, name: str) -> list[str]:
+        """See `Network`."""
+        ip = self.ethernet.ip(name)
+        port = _PROXY_PORT if name in self.proxies else _DATA_PORT
+        return [
+            *("--coordinator", str(self.address)),
+            *("--listen", f"{ip}:{_DATA_PORT}"),
+            *("--advertise", f"{ip}:{port}"),
+        ]
+
+    def wrapped(self, name: str, command: Sequence[str]) -> list[str]:
+        """See `Network`."""
+        return self.ethernet.spaces[_host(name)].wrapped(command)
+
+    def inside(self, function: Callable[[], T]) -> T:
+        """See `Network`."""
+        return self.ethernet.spaces[HUB].inside(function)
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """See `CuttableNetwork`."""
+        self.ethernet.cut(_host(sender), _host(receiver))
+
+    def restore(self, sender: str, receiver: str) -> None:
+        """See `CuttableNetwork`."""
+        self.ethernet.restore(_host(sender), _host(receiver))
+
+    def close(self) -> None:
+        """See `Network`."""
+        for proxy in self.proxies.values():
+            proxy.close()
+        self.ethernet.close()
+
+
+def _host(name: str) -> str:
+    return HUB if name == COORDINATOR else name
 
 
 def free_port() -> int:
@@ -167,13 +227,3 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-
-
-def _socket(home: tempfile.TemporaryDirectory[str], name: str) -> SocketPath:
-    return SocketPath(str(Path(home.name) / f"{name}.sock"))
-
-
-def _proxy(listen: Endpoint, target: Endpoint) -> FaultProxy:
-    proxy = FaultProxy(listen, target)
-    proxy.start()
-    return proxy

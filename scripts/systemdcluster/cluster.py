@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.errors import DtdError
-from scripts.cluster.lan import Lan
 from scripts.systemdcluster.environment import Environment, library_settings
-from scripts.systemdcluster.host import Host
+from scripts.systemdcluster.host import Host, lan
 from scripts.systemdcluster.witnesses import Unit, journal, show
 
 WORKER: Final = "dtd-worker@cpu.service"
@@ -73,7 +72,7 @@ class Cluster:
         self._directory = directory
         self._names = [f"host{number}" for number in range(1, hosts + 1)]
         self._closing = contextlib.ExitStack()
-        self.lan = Lan(self._names)
+        self.lan = lan(self._names)
         self._closing.callback(self.lan.close)
         self.hosts: list[Host] = []
         self.job = ""
@@ -109,7 +108,7 @@ class Cluster:
             host = Host(
                 name,
                 directory=_made(self._directory / name),
-                network=self.lan.path(name),
+                network=self.lan.spaces[name].path,
                 neighbours=self.lan.neighbours(name),
                 binds=environment.binds,
             )

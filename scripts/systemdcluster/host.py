@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.errors import DtdError
-from scripts.cluster.namespaces import Namespace, may_make
+from scripts.cluster.namespaces import Ethernet, Namespace, may_make
 from scripts.cluster.processes import Child, stop_all
 
 # --- whether hosts can be booted here -------------------------------------------------------------
@@ -149,6 +149,18 @@ def _remove_stale(root: Path) -> None:
         match = _NAME.fullmatch(group.name)
         if match and not Path("/proc", match[1]).exists():
             _remove(group)
+
+
+# --- the network between hosts --------------------------------------------------------------------
+
+RATE: Final = "1gbit"
+
+
+def lan(names: Sequence[str]) -> Ethernet:
+    """One Ethernet for the hosts of these names, with cables of limited rate."""
+    return Ethernet(
+        names, shape=("tbf", "rate", RATE, "burst", "256kb", "latency", "50ms"), resolved=False
+    )
 
 
 # --- a host ---------------------------------------------------------------------------------------

@@ -13,9 +13,7 @@ priority for the processor, since what is asked is not how they share it.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,8 +26,9 @@ from dtd.errors import DtdError
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 from scripts import markdown
+from scripts.cluster.cluster import Cluster, with_log
+from scripts.cluster.networks import COORDINATOR
 from scripts.cluster.processes import Child, stop_all
-from scripts.underattack.exposed import ExposedCoordinator
 
 # --- what was measured, with the aims beside it ---------------------------------------------------
 
@@ -177,12 +176,12 @@ class Trial:
     """
 
     def __init__(self, directory: Path, blocks: int) -> None:
-        self._directory = directory
+        self._cluster = Cluster(directory, environment={"HOME": str(directory)})
         self._spare = [f"spare-{number}" for number in range(2 * blocks)]
-        callers = [("worker", name) for name in (*WORKERS, MEMBER)]
-        callers += [("viewer", name) for name in (VIEWER, *self._spare)]
-        self._coordinator = ExposedCoordinator(directory, callers)
-        self._workers = [self._worker(name) for name in WORKERS]
+        self._cluster.enrol(
+            [("worker", name) for name in (*WORKERS, MEMBER)]
+            + [("viewer", name) for name in (VIEWER, *self._spare)]
+        )
         self._attackers: list[Child] = []
 
     def start(self) -> None:
@@ -191,28 +190,22 @@ class Trial:
         Raises:
             DtdError: it does not come to that.
         """
-        self._coordinator.start()
-        for worker in self._workers:
-            worker.start()
-        spec = to_mapping(parse_job(JOB, source="scripts/under_attack"))
-        self._coordinator.ask(m.SubmitJob(spec=spec))
-        deadline_s = time.monotonic() + START_S
-        while self._job()["step"] == 0:
-            ended = [one for one in self._workers if one.wait(LOOK_EVERY_S) is not None]
-            if ended or time.monotonic() > deadline_s:
-                late = ended or self._workers
-                tail = "\n".join(line for one in late for line in one.log_tail())
-                raise DtdError(f"the job does not train\n{tail}")
+        cluster = self._cluster
+        cluster.start_coordinator()
+        for name in WORKERS:
+            cluster.start_worker(name)
+        cluster.ask(m.SubmitJob(spec=to_mapping(parse_job(JOB, source="scripts/under_attack"))))
+        cluster.until(lambda: self._job()["step"] > 0, "does not train", timeout_s=START_S)
 
     def stop(self) -> None:
         """Stop everything; nothing is left when this returns."""
-        stop_all([*self._attackers, *self._workers], grace_s=1.0)
-        self._coordinator.stop()
+        stop_all(self._attackers, grace_s=0.0)
+        self._cluster.stop(grace_s=1.0)
 
     def attack(self) -> None:
         """Have all attackers attack."""
-        at = str(self._coordinator.address)
-        path = self._coordinator.path
+        cluster = self._cluster
+        at, path = str(cluster.address), cluster.credential_path
         for words in (
             ["half-open", at],
             ["member", at, str(path(MEMBER)), MEMBER],
@@ -220,7 +213,7 @@ class Trial:
         ):
             command = ["/usr/bin/nice", "-n", "19", sys.executable]
             command += ["-m", "scripts.underattack.attackers", *words]
-            self._attackers.append(Child(words[0], command, self._directory / f"{words[0]}.log"))
+            self._attackers.append(Child(words[0], command, cluster.log_path(words[0])))
             self._attackers[-1].start()
         self._pause(ATTACK_BUILDS_UP_S)
 
@@ -228,13 +221,14 @@ class Trial:
         """End the attack."""
         for one in self._attackers:
             if one.exit_code() is not None:
-                raise DtdError(f"{one.name} has ended\n" + "\n".join(one.log_tail()))
+                raise with_log(one, f"{one.name} has ended")
         stop_all(self._attackers, grace_s=0.0)
         self._attackers.clear()
         self._pause(CALMS_DOWN_S)
 
     def measure(self, seconds: float, into: Measured) -> None:
         """One block."""
+        cluster = self._cluster
         begun_s, begun_step = time.monotonic(), self._job()["step"]
         commands = 3
         into.resident_bytes.append(0)
@@ -242,49 +236,31 @@ class Trial:
             if lasted_s > (len(into.commands_s) % commands) * seconds / commands:
                 into.commands_s.append(self._command())
             asked_s = time.monotonic()
-            status = self._coordinator.ask(m.GetStatus())
+            status = cluster.ask(m.GetStatus())
             into.status_s.append(time.monotonic() - asked_s)
-            resident_bytes = self._coordinator.resident_bytes()
+            resident_bytes = cluster.resident_bytes()
             into.resident_bytes[-1] = max(into.resident_bytes[-1], resident_bytes)
             self._pause(LOOK_EVERY_S)
         asked_s = time.monotonic()
-        self._coordinator.ask(m.RevokeCredential(name=self._spare.pop()))
+        cluster.ask(m.RevokeCredential(name=self._spare.pop()))
         into.revoked_s.append(time.monotonic() - asked_s)
         job = status["job"]
         into.steps_per_s.append((job["step"] - begun_step) / (asked_s - begun_s))
 
     def _job(self) -> dict[str, Any]:
-        return dict(self._coordinator.ask(m.GetStatus())["job"])
+        return dict(self._cluster.ask(m.GetStatus())["job"])
 
     def _pause(self, seconds: float) -> None:
-        code = self._coordinator.child.wait(seconds)
-        if code is not None:
-            tail = "\n".join(self._coordinator.child.log_tail())
-            raise DtdError(f"the coordinator has ended\n{tail}")
+        coordinator = self._cluster.children[COORDINATOR]
+        if coordinator.wait(seconds) is not None:
+            raise with_log(coordinator, "the coordinator has ended")
 
     def _command(self) -> float:
         begun_s = time.monotonic()
-        done = subprocess.run(
-            [Path(sys.executable).with_name("dtdctl"), "status"],
-            env={
-                **os.environ,
-                "DTD_COORDINATOR": str(self._coordinator.address),
-                "DTD_CREDENTIAL": str(self._coordinator.operator_path),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = self._cluster.dtdctl("status")
         if done.returncode not in (EXIT_HEALTHY, EXIT_DEGRADED):
             raise DtdError(f"dtdctl status failed: {done.stderr.strip()}")
         return time.monotonic() - begun_s
-
-    def _worker(self, name: str) -> Child:
-        command = [sys.executable, "-m", "dtd.worker.main", "--name", name]
-        command += ["--coordinator", str(self._coordinator.address)]
-        command += ["--credential", str(self._coordinator.path(name))]
-        command += ["--state-dir", str(self._directory / name)]
-        return Child(name, command, self._directory / f"{name}.log", {"HOME": str(self._directory)})
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ class Daemons:
         self._seen = 0
 
     def child(self, name: str) -> Child:
-        return self.cluster._children[name]
+        return self.cluster.children[name]
 
     def connect(self) -> ControlClient:
         return ControlClient(self.cluster.address, timeout_s=PATIENCE_S)
@@ -132,7 +132,7 @@ class Daemons:
 
     def crash(self) -> None:
         """Everything is killed at once."""
-        children = list(self.cluster._children.values())
+        children = list(self.cluster.children.values())
         for child in children:
             child.signal_group(signal.SIGKILL)
         for child in children:
@@ -140,7 +140,7 @@ class Daemons:
 
     def start_worker(self, name: str) -> None:
         """One that has died is started again, and no other."""
-        self.cluster._start(self.child(name))
+        self.cluster.start(name)
 
     def start_again(self) -> None:
         """Whatever has died is started again, with the same state."""
@@ -172,7 +172,7 @@ def start_daemons(
     def start(workers: int) -> Daemons:
         made = Daemons(tmp_path_factory.mktemp("cluster"), workers)
         started.append(made)
-        made.cluster.start()
+        made.cluster.start_all()
         return made
 
     with pytest.MonkeyPatch.context() as patch:

@@ -20,10 +20,11 @@ from dtd.core.transitions import JobState
 from dtd.errors import DtdError, ErrorCode, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
+from dtd.security.credential import Credential
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
 from dtd.wire.header import decode_header
-from scripts.underattack.exposed import ExposedCoordinator
+from scripts.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -39,12 +40,14 @@ NAMES = ("honest", "liar")
 class Bricked:
     """A coordinator over the store of one that could not start again."""
 
-    def __init__(self, coordinator: ExposedCoordinator) -> None:
+    def __init__(self, coordinator: Cluster) -> None:
         self.coordinator = coordinator
         self.ask = coordinator.ask
 
     def register(self, name: str, **more: object) -> tuple[BlockingLink, m.Register]:
-        link = self.coordinator.link(m.Role.WORKER, name, source=f"127.0.3.{1 + NAMES.index(name)}")
+        credential = Credential.load(self.coordinator.credential_path(name))
+        source = f"127.0.3.{1 + NAMES.index(name)}"
+        link = self.coordinator.link(m.Role.WORKER, credential, source=source)
         register = m.Register(
             name=name,
             incarnation=1,
@@ -60,9 +63,7 @@ class Bricked:
         return link, register
 
     def is_well(self) -> None:
-        assert self.ask(m.GetStatus())["schema"] == 1
-        assert self.coordinator.child.exit_code() is None
-        assert "Traceback" not in self.coordinator.child.log_path.read_text()
+        assert self.coordinator.is_well()
 
 
 def hear(link: BlockingLink, kind: type) -> m.Message:
@@ -74,10 +75,10 @@ def hear(link: BlockingLink, kind: type) -> m.Message:
 
 @pytest.fixture(scope="module")
 def bricked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bricked]:
-    made = ExposedCoordinator(
-        tmp_path_factory.mktemp("bricked"), [("worker", name) for name in NAMES]
-    )
-    store = Store(made.directory / "coordinator")
+    directory = tmp_path_factory.mktemp("bricked")
+    made = Cluster(directory, environment={"HOME": str(directory)})
+    made.enrol([("worker", name) for name in NAMES])
+    store = Store(made.state_dir("coordinator"))
     job = Job(
         id="digits-1",
         spec=to_mapping(parse_job(JOB, source="test")),
@@ -89,7 +90,7 @@ def bricked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bricked]:
     )
     store.save_job(1, job_body(job))
     store.close()
-    made.start()
+    made.start_coordinator()
     yield Bricked(made)
     made.stop()
 

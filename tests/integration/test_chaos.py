@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from scripts.cluster.cluster import REPOSITORY
 from scripts.cluster.log_timeline import LogTail
-from scripts.cluster.networked import REPOSITORY
 
 pytestmark = pytest.mark.integration
 

@@ -47,7 +47,7 @@ def cluster(state):
         say=lambda _text: None,
     )
     try:
-        made.start()
+        made.start_all()
         yield made
     finally:
         made.stop()
@@ -173,14 +173,14 @@ def test_a_killed_worker_is_started_again(dtdctl, cluster):
     cluster.tend()
     assert cluster.restarts["worker-1"] == restarts + 1
     # Asked until the newcomer has registered; the test's time-out bounds it.
-    newcomer = cluster._children["worker-1"]
+    newcomer = cluster.children["worker-1"]
     while (after := pids(cluster)) == before or len(after) < 2:
         assert newcomer.wait(LOOK_AGAIN_S) is None
     assert after["worker-0"] == before["worker-0"]
 
 
 def test_a_coordinator_that_is_killed_comes_back_at_the_same_address(dtdctl, cluster):
-    coordinator = cluster._children["coordinator"]
+    coordinator = cluster.children["coordinator"]
     restarts, before = cluster.restarts["coordinator"], pids(cluster)
     coordinator.signal_group(signal.SIGKILL)
     coordinator.wait(30)

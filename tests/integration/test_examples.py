@@ -50,7 +50,7 @@ def cluster(tmp_path_factory):
         say=lambda _text: None,
     )
     try:
-        made.start()
+        made.start_all()
         yield made
     finally:
         made.stop()

@@ -16,8 +16,7 @@ import pytest
 from scripts.chaosrun import checks, faults
 from scripts.chaosrun.harness import Harness
 from scripts.chaosrun.run import SCENARIOS, job_of
-from scripts.cluster.disks import PlainDisks
-from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.networked import NetworkedCluster
 from scripts.cluster.networks import Loopback, Proxied
 
 pytestmark = pytest.mark.integration
@@ -35,9 +34,7 @@ class Scenario:
 
     def __init__(self, directory, network):
         (directory / "commands").mkdir()
-        cluster = ChaosCluster(
-            directory=directory, workers=WORKERS, network=network, disks=PlainDisks()
-        )
+        cluster = NetworkedCluster(directory, workers=WORKERS, network=network)
         spec = job_of(
             SCENARIOS["kill"],
             task="synthetic",

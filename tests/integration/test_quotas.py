@@ -19,10 +19,10 @@ from dtd import __version__
 from dtd.errors import DtdError, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
-from dtd.security.credential import bare_client_context
+from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
 from dtd.wire.greeting import hello
-from scripts.underattack.exposed import ExposedCoordinator
+from scripts.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +47,7 @@ CALLERS += [("worker", name) for name in MEMBERS]
 class Attacked:
     """The coordinator, a job that waits for workers, and what is measured of both."""
 
-    def __init__(self, coordinator: ExposedCoordinator) -> None:
+    def __init__(self, coordinator: Cluster) -> None:
         self.coordinator = coordinator
         self.operator = coordinator.client()
         self.ask = self.operator.request
@@ -57,7 +57,7 @@ class Attacked:
     @contextlib.contextmanager
     def member(self, name: str) -> Iterator[BlockingLink]:
         """A worker that warms up for the job, as it seems, and says what the test wants."""
-        link = self.coordinator.link(m.Role.WORKER, name, source="127.0.2.1")
+        link = self.link(m.Role.WORKER, name, "127.0.2.1")
         link.send(
             m.Register(
                 name=name,
@@ -77,6 +77,11 @@ class Attacked:
         finally:
             link.close()
 
+    def link(self, role: m.Role, name: str, source: str) -> BlockingLink:
+        """A caller's connection, from an address of this machine."""
+        credential = Credential.load(self.coordinator.credential_path(name))
+        return self.coordinator.link(role, credential, source=source)
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.ask(m.ReadEvents())["events"] if event["kind"] == kind]
 
@@ -91,7 +96,7 @@ class Attacked:
 
     def viewer(self, name: str = "idler") -> BlockingLink:
         """A viewer's connection, from an address of its own."""
-        return self.coordinator.link(m.Role.CTL, name, source="127.0.3.1")
+        return self.link(m.Role.CTL, name, "127.0.3.1")
 
     def lines(self) -> Iterator[list[str]]:
         """What the job has printed, page by page."""
@@ -121,13 +126,14 @@ class Attacked:
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     directory = tmp_path_factory.mktemp("attacked")
-    coordinator = ExposedCoordinator(directory, CALLERS, descriptors=DESCRIPTORS)
+    coordinator = Cluster(directory, environment={"HOME": str(directory)})
+    coordinator.enrol(CALLERS)
     try:
-        coordinator.start()
+        coordinator.start_coordinator(wrapper=("/usr/bin/prlimit", f"--nofile={DESCRIPTORS}"))
         made = Attacked(coordinator)
         yield made
         made.operator.close()
-        assert "Traceback" not in coordinator.child.log_path.read_text()
+        assert "Traceback" not in coordinator.log_path("coordinator").read_text()
     finally:
         coordinator.stop()
 

@@ -10,9 +10,9 @@ import pytest
 
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
+from scripts.cluster.cluster import Cluster
 from scripts.cluster.processes import Child, stop_all
 from scripts.underattack.__main__ import GROWTH_BYTES, JOB, MEMBER, VIEWER
-from scripts.underattack.exposed import ExposedCoordinator
 
 pytestmark = pytest.mark.integration
 
@@ -22,11 +22,12 @@ LOOK_EVERY_S = 0.05
 
 
 @pytest.fixture
-def coordinator(tmp_path) -> Iterator[ExposedCoordinator]:
+def coordinator(tmp_path) -> Iterator[Cluster]:
     callers = [("worker", MEMBER), ("viewer", VIEWER), ("viewer", "victim")]
-    made = ExposedCoordinator(tmp_path, callers)
+    made = Cluster(tmp_path, environment={"HOME": str(tmp_path)})
+    made.enrol(callers)
     try:
-        made.start()
+        made.start_coordinator()
         yield made
     finally:
         made.stop()
@@ -34,7 +35,7 @@ def coordinator(tmp_path) -> Iterator[ExposedCoordinator]:
 
 @pytest.fixture
 def attackers(coordinator, tmp_path) -> Iterator[list[Child]]:
-    at, path = str(coordinator.address), coordinator.path
+    at, path = str(coordinator.address), coordinator.credential_path
     made = [
         Child(words[0], [sys.executable, "-m", "scripts.underattack.attackers", *words], log)
         for words, log in (
@@ -64,7 +65,7 @@ def test_an_operator_works_while_all_attack_at_once(coordinator, attackers):
             begun_s = time.monotonic()
             coordinator.ask(m.GetStatus())
             assert time.monotonic() - begun_s < PROMPT_S
-            assert coordinator.child.wait(LOOK_EVERY_S) is None
+            assert coordinator.children["coordinator"].wait(LOOK_EVERY_S) is None
         begun_s = time.monotonic()
         coordinator.ask(m.RevokeCredential(name="victim"))
         assert time.monotonic() - begun_s < PROMPT_S

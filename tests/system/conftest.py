@@ -15,10 +15,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.system)
-            item.add_marker(pytest.mark.usefixtures("hosts_can_be_booted"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def hosts_can_be_booted() -> None:
     reason = why_not()
     if reason:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import DtdError
-from scripts.cluster.lan import Lan
-from scripts.systemdcluster.host import Host, hierarchies
+from scripts.cluster.namespaces import Ethernet
+from scripts.systemdcluster.host import Host, hierarchies, lan
 
 NAMES = ("left", "right")
 # The unit counts as started once the port is open, so whoever calls then is answered.
@@ -24,19 +24,19 @@ CALL = "import socket; socket.create_connection(('left', 5000), 30).close()"
 
 
 @pytest.fixture
-def lan() -> Iterator[Lan]:
-    made = Lan(NAMES)
+def network() -> Iterator[Ethernet]:
+    made = lan(NAMES)
     yield made
     made.close()
 
 
 @pytest.fixture
-def hosts(lan: Lan, tmp_path: Path) -> Iterator[list[Host]]:
+def hosts(network: Ethernet, tmp_path: Path) -> Iterator[list[Host]]:
     made: list[Host] = []
     try:
         for name in NAMES:
             (tmp_path / name).mkdir()
-            path, others = lan.path(name), lan.neighbours(name)
+            path, others = network.spaces[name].path, network.neighbours(name)
             made.append(Host(name, directory=tmp_path / name, network=path, neighbours=others))
             made[-1].boot()
         yield made
@@ -50,14 +50,14 @@ def address_of(name: str, host: Host) -> str:
     return host.run("getent", "ahostsv4", name).split()[0]
 
 
-def test_hosts_are_of_their_own(hosts: list[Host], lan: Lan) -> None:
+def test_hosts_are_of_their_own(hosts: list[Host], network: Ethernet) -> None:
     for host in hosts:
         assert host.run("hostname").strip() == host.name
         assert host.run("cat", "/proc/1/comm").strip() == "systemd"
         # As on Debian: a host's own name leads to an address that is no use to anybody else.
         assert address_of(host.name, host) == "127.0.1.1"
     left, right = hosts
-    assert address_of("left", right) == lan.ip("left")
+    assert address_of("left", right) == network.ip("left")
     left.run(
         *("systemd-run", "--unit=serve", "--property=Type=notify", "--property=NotifyAccess=main"),
         *("python3", "-c", SERVE),
@@ -89,15 +89,15 @@ def test_a_command_that_fails_says_why(hosts: list[Host]) -> None:
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     mounts, groups = Path("/proc/self/mounts").read_text(), _groups()
-    lan = Lan(["left"])
+    network = lan(["left"])
     (tmp_path / "left").mkdir()
-    host = Host("left", directory=tmp_path / "left", network=lan.path("left"))
+    host = Host("left", directory=tmp_path / "left", network=network.spaces["left"].path)
     try:
         host.boot()
         assert _groups() > groups
     finally:
         host.close()
-        lan.close()
+        network.close()
     assert _groups() == groups
     assert Path("/proc/self/mounts").read_text() == mounts
 

@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import pytest
 
 from dtd.wire import messages as m
-from scripts.benchrun.shaped import ShapedHosts
+from scripts.benchrun.places import ShapedHosts
 from scripts.benchrun.train import Case, _built, _floor
 from scripts.benchrun.workloads import QUICK
-from scripts.cluster.disks import PlainDisks
-from scripts.cluster.local import COORDINATOR
 from scripts.cluster.namespaces import may_make
-from scripts.cluster.networked import ChaosCluster
+from scripts.cluster.networked import NetworkedCluster
 
-PATIENCE_S = 60.0
 NAMES = ["worker-0", "worker-1"]
 
 pytestmark = pytest.mark.skipif(not may_make("net"), reason="needs the right to make namespaces")
 
 
-def registered(cluster):
-    status = cluster.ask(m.GetStatus()) or {"workers": []}
-    return sorted(worker["name"] for worker in status["workers"])
-
-
 def test_daemons_of_several_hosts_know_each_other_by_credentials(tmp_path):
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(contextlib.closing(ShapedHosts(NAMES, "100mbit")))
-        cluster = ChaosCluster(
-            directory=tmp_path, workers=NAMES, network=network, disks=PlainDisks()
-        )
+        cluster = NetworkedCluster(tmp_path, workers=NAMES, network=network)
         stack.callback(cluster.stop)
         assert not network.address.is_loopback
-        for name in (COORDINATOR, *NAMES):
-            cluster.start(name)
-        deadline_s = time.monotonic() + PATIENCE_S
-        while registered(cluster) != NAMES:
-            assert time.monotonic() < deadline_s, cluster.log_path(NAMES[0]).read_text()
+        cluster.start_all()
+        status = cluster.try_ask(m.GetStatus())
+        assert sorted(worker["name"] for worker in status["workers"]) == NAMES
     for name in NAMES:
-        path = tmp_path / "credentials" / f"{name}.credential"
+        path = cluster.credential_path(name)
         assert path.stat().st_mode & 0o777 == 0o600
     assert cluster.left_over() == []
 

@@ -15,11 +15,9 @@ import pytest
 from dtd.address import SocketPath
 from dtd.net.local_socket import bound_socket, call
 from scripts.cluster.disks import PlainDisks, SmallDisks, rot
-from scripts.cluster.local import COORDINATOR
 from scripts.cluster.log_timeline import LogTail
-from scripts.cluster.namespaced import Namespaced
 from scripts.cluster.namespaces import Namespace, may_make
-from scripts.cluster.networks import CuttableNetwork, Loopback, Proxied
+from scripts.cluster.networks import COORDINATOR, CuttableNetwork, Hosts, Loopback, Proxied
 from scripts.cluster.processes import Load
 
 PATIENCE_S = 10.0
@@ -56,8 +54,8 @@ def one_way(network, caller_space, target_space):
 @as_root
 @pytest.mark.parametrize("proxied", [False, True])
 def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
-    with contextlib.closing(Namespaced(NAMES, proxied=proxied)) as network:
-        spaces = network._spaces
+    with contextlib.closing(Hosts(NAMES, proxied=proxied)) as network:
+        spaces = network.ethernet.spaces
         assert isinstance(network, CuttableNetwork)
         assert sorted(network.proxies) == (NAMES if proxied else [])
         caller, target = one_way(network, spaces["worker-0"].inside, spaces["worker-1"].inside)
@@ -76,14 +74,14 @@ def test_a_cut_between_namespaces_is_one_way_and_heals(proxied):
 
 @as_root
 def test_a_program_runs_inside_and_the_coordinator_is_reached_from_there():
-    with contextlib.closing(Namespaced(NAMES, proxied=False)) as network:
+    with contextlib.closing(Hosts(NAMES, proxied=False)) as network:
         server = network.inside(
             lambda: socket.create_server((network.address.host, network.address.port))
         )
         arguments = network.arguments("worker-0")
         assert option(arguments, "--coordinator") == (network.address.host, network.address.port)
         address = (network.address.host, network.address.port)
-        caller = network._spaces["worker-0"].inside(
+        caller = network.ethernet.spaces["worker-0"].inside(
             lambda: socket.create_connection(address, PATIENCE_S)
         )
         with server, caller:

@@ -2,10 +2,9 @@
 
     python -m scripts.doctor_accuracy [--rates 1gbit 100mbit] [--parameters 4000000] [--steps 60]
 
-The daemons have a network namespace of their own (so this needs root), on whose loopback interface
-what each worker sends to the other one passes a token bucket.  For each rate: the doctor's forecast
-for two workers, then the same job, and the median of its steps after the first few, from worker 0's
-log.  The target is a ratio within 20 %.
+Each worker has a network namespace of its own (so this needs root), and its cable is shaped by the
+kernel.  For each rate: the doctor's forecast for two workers, then the same job, and the median of
+its steps after the first few, from worker 0's log.  The target is a ratio within 20 %.
 """
 
 from __future__ import annotations
@@ -13,27 +12,24 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.address import SCHEME
-from dtd.places import SOCKET_NAME
-from scripts.cluster.namespaces import Namespace, may_make
-from scripts.cluster.networks import COORDINATOR
-from scripts.cluster.processes import Child, stop_all
+from scripts.cluster.namespaces import may_make
+from scripts.cluster.networked import NetworkedCluster
+from scripts.cluster.networks import Hosts
 
-PORTS: Final = {"worker-0": 7200, "worker-1": 7201}
+WORKERS: Final = ("worker-0", "worker-1")
 FIRST_STEPS: Final = 5
-START_TIMEOUT_S: Final = 60.0
+COMMAND_S: Final = 600.0
 # Small, or it lets through faster than the rate what is measured in a short time; large enough for
 # one segment of the kernel's offloading.
-BURST_BYTES: Final = 128 * 1024
+_BURST: Final = "128kb"
+_QUEUE: Final = "1mb"
 JOB: Final = """
 [job]
 name = "shaped"
@@ -52,112 +48,44 @@ settle_s = 0
 """
 
 
-class Shaped:
-    """A coordinator and two workers whose links have a rate.
-
-    Args:
-        directory: where everything goes; exists.
-        rate: as `tc` has it, such as "100mbit"; empty for as fast as it goes.
-    """
-
-    def __init__(self, directory: Path, rate: str) -> None:
-        self._directory = directory
-        self._address = f"{SCHEME}{directory / SOCKET_NAME}"
-        self._space = Namespace("net")
-        self._space.run("ip", "link", "set", "dev", "lo", "up")
-        if rate:
-            self._shape(rate)
-        self._children = [self._coordinator(), *map(self._worker, PORTS)]
-
-    def ask(self, *arguments: str) -> Any:
-        """The answer of a dtdctl command."""
-        command = ("-m", "dtd.ctl.main", "--coordinator", self._address, "-o", "json", *arguments)
-        done = subprocess.run(
-            self._space.wrapped([sys.executable, *command]),
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise SystemExit(f"dtdctl {' '.join(arguments)}: {done.stderr}{done.stdout}")
-        return json.loads(done.stdout)
-
-    def start(self) -> None:
-        """Start all, and wait until both workers are idle."""
-        address_file = self._directory / "address"
-        until_s = time.monotonic() + START_TIMEOUT_S
-        for child in self._children:
-            child.start()
-            while not address_file.exists() and time.monotonic() < until_s:
-                child.wait(0.05)
-        while len(self.ask("status")["workers"]) < len(PORTS):
-            if time.monotonic() > until_s:
-                raise SystemExit("\n".join(self._children[1].log_tail()))
-            self._children[1].wait(0.1)
-
-    def step_s(self) -> float:
-        """Median of worker 0's steps."""
-        steps = [entry["step_s"] for entry in self._log() if entry.get("event") == "step_committed"]
-        return float(statistics.median(steps[FIRST_STEPS:]))
-
-    def close(self) -> None:
-        """Stop everything."""
-        stop_all(self._children)
-        self._space.close()
-
-    def _log(self) -> Iterator[dict[str, Any]]:
-        for line in (self._directory / f"{min(PORTS)}.log").read_text().splitlines():
-            if line.startswith("{"):
-                yield json.loads(line)
-
-    def _shape(self, rate: str) -> None:
-        """A bucket for each direction; everything else, such as heartbeats, passes freely."""
-        lo = ("dev", "lo")
-        self._space.run("tc", "qdisc", "add", *lo, "root", "handle", "1:", "htb")
-        ports = list(PORTS.values())
-        for number, (own, other) in enumerate((ports, ports[::-1]), start=1):
-            flow = f"1:{number}"
-            bucket = ("htb", "rate", rate, "burst", str(BURST_BYTES), "cburst", str(BURST_BYTES))
-            self._space.run("tc", "class", "add", *lo, "parent", "1:", "classid", flow, *bucket)
-            for way, port in (("dport", other), ("sport", own)):
-                match = ("u32", "match", "ip", way, str(port), "0xffff", "flowid", flow)
-                where = ("parent", "1:", "protocol", "ip")
-                self._space.run("tc", "filter", "add", *lo, *where, *match)
-
-    def _coordinator(self) -> Child:
-        command = ("dtd.coordinator.main", "--state-dir", str(self._directory))
-        return self._child(COORDINATOR, *command)
-
-    def _worker(self, name: str) -> Child:
-        return self._child(
-            name,
-            *("dtd.worker.main", "--coordinator", self._address, "--name", name),
-            *("--log-format", "json", "--log-level", "debug"),
-            *("--listen", f"127.0.0.1:{PORTS[name]}"),
-            *("--state-dir", str(self._directory / name)),
-        )
-
-    def _child(self, name: str, *command: str) -> Child:
-        wrapped = self._space.wrapped([sys.executable, "-m", *command])
-        return Child(name, wrapped, self._directory / f"{name}.log")
-
-
 def compare(rate: str, job: str) -> dict[str, Any]:
     """Forecast and measured step at one rate."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtd-doctor-")))
         job_file = directory / "job.toml"
         job_file.write_text(job)
-        cluster = Shaped(directory, rate)
-        stack.callback(cluster.close)
-        cluster.start()
-        report = cluster.ask("doctor", str(job_file))
-        forecast = next(one for one in report["forecast"] if one["world_size"] == len(PORTS))
-        job_id = cluster.ask("submit", str(job_file))["job"]
-        result = cluster.ask("wait", job_id)["result"]
+        shape = ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)
+        network = stack.enter_context(closing(Hosts(WORKERS, shape=shape)))
+        cluster = NetworkedCluster(directory, workers=WORKERS, network=network)
+        stack.callback(cluster.stop)
+        cluster.start_all()
+        report = _ask(cluster, "doctor", str(job_file))
+        forecast = next(one for one in report["forecast"] if one["world_size"] == len(WORKERS))
+        result = _ask(cluster, "wait", _ask(cluster, "submit", str(job_file))["job"])["result"]
         return {"rate": rate, "forecast": forecast, "links": report["links"], "result": result} | {
-            "measured_s": cluster.step_s()
+            "measured_s": _step_s(cluster)
         }
+
+
+def _ask(cluster: NetworkedCluster, *arguments: str) -> Any:
+    """The answer of a dtdctl command."""
+    done = cluster.network.inside(
+        lambda: cluster.dtdctl("-o", "json", *arguments, timeout_s=COMMAND_S)
+    )
+    if done.returncode:
+        raise SystemExit(f"dtdctl {' '.join(arguments)}: {done.stderr}{done.stdout}")
+    return json.loads(done.stdout)
+
+
+def _step_s(cluster: NetworkedCluster) -> float:
+    """Median of the first worker's steps."""
+    with closing(cluster.log_tail()) as tail:
+        steps = [
+            float(line.fields["step_s"])
+            for line in tail.poll()
+            if (line.daemon, line.event) == (WORKERS[0], "step_committed")
+        ]
+    return statistics.median(steps[FIRST_STEPS:])
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -123,9 +123,22 @@ class Cluster:
             self.operator = Credential.load(state / DIRECTORY / OPERATOR_FILE)
         return child
 
-    def start_worker(self, name: str, *options: str, **environment: str) -> Child:
-        """Start a worker, with its credential if it has one; it registers when it can."""
-        own = self.credential_path(name)
+    def start_worker(
+        self,
+        name: str,
+        *options: str,
+        credential: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start a worker, which registers when it can.
+
+        Args:
+            name: its own.
+            options: beside the usual ones.
+            credential: None: that of its name, if there is one.
+            environment: variables on top of the cluster's.
+        """
+        own = credential or self.credential_path(name)
         proof = ("--credential", str(own)) if own.exists() else ()
         child = self.add(
             name,
@@ -248,10 +261,24 @@ class Cluster:
         return Token.parse(self.ask(request)["token"])
 
     def join(
-        self, name: str, role: str = "worker", *, token: Token | None = None, **more: Any
+        self,
+        name: str,
+        role: str = "worker",
+        *,
+        token: Token | None = None,
+        file: str = "",
+        **more: Any,
     ) -> Credential:
-        """Somebody's credential, for a new token unless one is given."""
-        path = more.pop("path", self.credential_path(name))
+        """Somebody's credential, for a new token unless one is given; kept in a file of its name.
+
+        Args:
+            name: whose.
+            role: of a new token.
+            token: what to join with.
+            file: another name for the file.
+            more: as for `dtd.net.join_client.join`.
+        """
+        path = self.credential_path(file or name)
         return join(token or self.token(role), name=name, path=path, **more)
 
     # --- asking ------------------------------------------------------------------------------

@@ -12,11 +12,8 @@ import dataclasses
 import socket
 import ssl
 import struct
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import msgpack
@@ -25,7 +22,7 @@ import pytest
 from dtd.address import Address
 from dtd.core.doorkeeper import PATIENCE_S, PER_ADDRESS, RATE_PER_S
 from dtd.core.troubles import MAX_TROUBLES
-from dtd.errors import CoordinatorUnreachable, DtdError, RequestRefused
+from dtd.errors import DtdError, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
 from dtd.security.authority import Authority
@@ -35,7 +32,7 @@ from dtd.wire import messages as m
 from dtd.wire.frames import MAGIC, PREFIX, PROTOCOL_VERSION, frame_bytes
 from dtd.wire.greeting import hello
 from dtd.wire.tags import FLAG_XXH3
-from scripts.cluster.processes import Child, stop_all
+from tests.integration.beyond import Beyond
 
 pytestmark = pytest.mark.integration
 
@@ -45,47 +42,10 @@ GROWTH_BYTES = 48 * 1024 * 1024
 """What a coordinator may grow by under all of this; one declared payload alone would be 4 GiB."""
 
 
-class Coordinator:
-    """A real one on all addresses, called at 127.0.0.1 over TLS."""
-
-    def __init__(self, directory: Path) -> None:
-        state = directory / "state"
-        command = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "0.0.0.0:0"]
-        command += ["--advertise", "127.0.0.1", "--state-dir", str(state), "--log-format", "json"]
-        self.directory = directory
-        self.child = Child("coordinator", command, directory / "log", {"HOME": str(directory)})
-        self.child.start()
-        file = state / "address"
-        while not file.exists():
-            assert self.child.wait(0.05) is None, self.child.log_tail()
-        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
-        self.operator = Credential.load(state / "pki" / "operator.credential")
-
-    def client(self) -> ControlClient:
-        """The operator, as soon as his address may open a connection again."""
-        context = self.operator.client_context()
-        return self.patiently(
-            lambda: ControlClient(self.address, timeout_s=PATIENCE, context=context)
-        )
-
-    def ask(self, message: m.Message) -> dict:
-        with self.client() as client:
-            return client.request(message)
-
-    def patiently(self, call: Callable[[], T]) -> T:
-        """All these tests call from one address, which has a rate."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return call()
-            except (CoordinatorUnreachable, OSError):
-                assert time.monotonic() < deadline
-                assert self.child.wait(0.1) is None
-
+class Coordinator(Beyond):
     def credential(self, role: str, name: str) -> Credential:
-        token = Token.parse(self.ask(m.CreateToken(role=role, life_s=3600))["token"])
-        path = self.directory / f"{name}.credential"
-        return self.patiently(lambda: join(token, name=name, path=path))
+        token = self.token(role)
+        return self.patiently(lambda: self.join(name, token=token))
 
     def call(self, context: ssl.SSLContext | None = None) -> socket.socket:
         """Over TLS; without a credential unless the context has one."""
@@ -96,25 +56,12 @@ class Coordinator:
 
         return self.patiently(connect)
 
-    def resident_bytes(self) -> int:
-        text = Path(f"/proc/{self.child.pid}/status").read_text()
-        line = next(one for one in text.splitlines() if one.startswith("VmRSS"))
-        return int(line.split()[1]) * 1024
-
-    def is_well(self) -> None:
-        """It answers, and nothing that was sent has raised within it."""
-        assert self.ask(m.GetStatus())["schema"] == 1
-        assert self.child.exit_code() is None
-        log = self.child.log_path.read_text()
-        assert "Traceback" not in log
-        assert "Fatal error" not in log
-
 
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path_factory.mktemp("attacked"))
     yield made
-    stop_all([made.child])
+    made.stop()
 
 
 def prefix(header_bytes: int, payload_bytes: int = 0) -> bytes:
@@ -177,7 +124,7 @@ def test_a_bomb_is_the_end_of_its_connection_and_of_nothing_else(coordinator, wh
     if greets:
         connection.sendall(m.message_bytes(hello(role, f"{who}-0")))
     ends(connection, words)
-    coordinator.is_well()
+    assert coordinator.is_well()
     assert coordinator.resident_bytes() - before < GROWTH_BYTES
 
 
@@ -211,7 +158,7 @@ def test_a_recorded_conversation_means_nothing_the_second_time(coordinator):
     again = socket.create_connection((coordinator.address.host, coordinator.address.port))
     ends(again, b"".join(sent))
     assert {one["id"] for one in coordinator.ask(m.ListTokens())["tokens"]} == before
-    coordinator.is_well()
+    assert coordinator.is_well()
 
 
 def copy(source: socket.socket, target: socket.socket, note: Callable[[bytes], object]) -> None:
@@ -234,7 +181,7 @@ def test_those_who_dawdle_are_dropped_while_others_are_served(coordinator):
         with one, contextlib.suppress(ConnectionError):
             while one.recv(4096):
                 pass
-    coordinator.is_well()
+    assert coordinator.is_well()
 
 
 def test_a_package_bomb_is_refused(coordinator):
@@ -243,7 +190,7 @@ def test_a_package_bomb_is_refused(coordinator):
             coordinator.ask(m.PutPackage(digest="0" * 64, size=size, offset=0))
     with pytest.raises(RequestRefused):
         coordinator.ask(m.PutPackage(digest="../../etc/passwd", size=1, offset=0))
-    coordinator.is_well()
+    assert coordinator.is_well()
 
 
 def test_a_rogue_coordinator_learns_nothing(coordinator, tmp_path):

@@ -4,100 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
 
-from dtd.address import Address
 from dtd.coordinator.backup import back_up
 from dtd.coordinator.restore import restore
 from dtd.errors import RequestRefused
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
-from dtd.net.tls_connect import tls_connect
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential
 from dtd.security.pending_key import pending_key
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.cluster.processes import Child, stop_all
+from tests.integration.beyond import Beyond, registering
 
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
 
 
-class Coordinator:
-    """A real one on all addresses, called at 127.0.0.1 over TLS."""
-
-    def __init__(self, directory: Path, state: Path | None = None) -> None:
-        self.directory = directory
-        self.state = state or directory / "state"
-        command = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "0.0.0.0:0"]
-        command += ["--advertise", "127.0.0.1", "--state-dir", str(self.state)]
-        log = directory / f"{self.state.name}.log"
-        self.child = Child("coordinator", command, log, {"HOME": str(directory)})
-        self.child.start()
-        file = self.state / "address"
-        while not file.exists():
-            assert self.child.wait(0.05) is None, self.child.log_tail()
-        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
-        self.operator = Credential.load(self.state / "pki" / "operator.credential")
-
-    def ask(self, message: m.Message, credential: Credential | None = None) -> dict[str, Any]:
-        context = (credential or self.operator).client_context()
-        with ControlClient(self.address, timeout_s=PATIENCE_S, context=context) as client:
-            return client.request(message)
-
-    def token(self, role: str = "worker", **more: Any) -> Token:
-        return Token.parse(self.ask(m.CreateToken(role=role, life_s=3600, **more))["token"])
-
-    def join(self, token: Token, name: str, file: str = "", **more: Any) -> Credential:
-        path = self.directory / f"{file or name}.credential"
-        return join(token, name=name, path=path, **more)
-
-    def link(self, credential: Credential) -> BlockingLink:
-        connect = tls_connect(credential.client_context(), "coordinator")
-        return BlockingLink(
-            self.address, role=m.Role.WORKER, name="t", timeout_s=PATIENCE_S, connect=connect
-        )
-
+class Coordinator(Beyond):
     def register(self, credential: Credential, name: str, instance: str = "") -> BlockingLink:
         """A connection on which a worker of this name has registered.
 
         Raises:
             RequestRefused: it cannot.
         """
-        link = self.link(credential)
+        link = self.link(m.Role.WORKER, credential)
         try:
-            link.send(registering(name, instance))
+            incarnation = hash((name, instance)) & 0xFFFF
+            link.send(registering(name, instance=instance, incarnation=incarnation))
             answer, _payload = link.receive(timeout_s=PATIENCE_S)
             assert isinstance(answer, m.Registered)
         except BaseException:
             link.close()
             raise
         return link
-
-
-def registering(name: str, instance: str = "") -> m.Register:
-    return m.Register(
-        name=name,
-        incarnation=hash((name, instance)) & 0xFFFF,
-        pid=1,
-        host="h",
-        device="cpu",
-        data_host="",
-        data_port=1,
-        version="0",
-        instance=instance,
-    )
 
 
 def remembered(link: BlockingLink, document: bytes = b"") -> bytes:
@@ -112,26 +60,26 @@ def remembered(link: BlockingLink, document: bytes = b"") -> bytes:
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path_factory.mktemp("credentials"))
     yield made
-    stop_all([made.child])
+    made.stop()
 
 
 def test_a_credential_reaches_no_name_of_another_host(coordinator: Coordinator) -> None:
     """host7 registered as host7-b-cpu, which is a worker of the host host7-b."""
-    first = coordinator.join(coordinator.token(), "host7")
-    second = coordinator.join(coordinator.token(), "host7-b")
+    first = coordinator.join("host7")
+    second = coordinator.join("host7-b")
     coordinator.register(second, "host7-b-cpu").close()
     coordinator.register(first, "host7-cuda3").close()
     for name in ("host7-b-cpu", "host7-b", "host7-anything"):
         with pytest.raises(RequestRefused, match=f"is not good for a worker named {name}"):
             coordinator.register(first, name)
     with pytest.raises(RequestRefused, match="host7-cpu belongs to the credential worker/host7"):
-        coordinator.join(coordinator.token(), "host7-cpu")
+        coordinator.join("host7-cpu")
     with pytest.raises(RequestRefused, match="host8 cannot be given the name 'host7-x'"):
-        coordinator.join(coordinator.token(), "host8", workers=("host8", "host7-x"))
+        coordinator.join("host8", workers=("host8", "host7-x"))
 
 
 def test_a_name_has_one_living_registration(coordinator: Coordinator) -> None:
-    credential = coordinator.join(coordinator.token(), "single")
+    credential = coordinator.join("single")
     living = coordinator.register(credential, "single-cpu", "here")
     with pytest.raises(RequestRefused, match="single-cpu"):
         coordinator.register(credential, "single-cpu", "elsewhere")
@@ -144,7 +92,7 @@ def test_a_token_is_good_once_also_for_two_at_a_time(coordinator: Coordinator) -
 
     def try_it(name: str) -> None:
         try:
-            coordinator.join(token, name)
+            coordinator.join(name, token=token)
             results.append("joined")
         except RequestRefused as refused:
             results.append(refused.message)
@@ -162,24 +110,24 @@ def test_a_token_is_good_once_also_for_two_at_a_time(coordinator: Coordinator) -
 
 def test_the_first_token_is_used_up_by_its_first_use(coordinator: Coordinator) -> None:
     first = Token.parse((coordinator.state / "pki" / "worker.token").read_text())
-    coordinator.join(first, "first")
+    coordinator.join("first", token=first)
     with pytest.raises(RequestRefused, match="is used up"):
-        coordinator.join(first, "second")
+        coordinator.join("second", token=first)
 
 
 def test_a_token_for_a_name_gives_no_other(coordinator: Coordinator) -> None:
     token = coordinator.token(names="bound")
     with pytest.raises(RequestRefused, match="is for bound, not elsewhere"):
-        coordinator.join(token, "elsewhere")
-    coordinator.join(token, "bound")
+        coordinator.join("elsewhere", token=token)
+    coordinator.join("bound", token=token)
 
 
 def test_a_join_whose_answer_got_lost_is_repeated(coordinator: Coordinator) -> None:
     token = coordinator.token()
     key = pending_key(coordinator.directory / "lost.credential", token.id)
-    coordinator.join(token, "lost", file="answered")  # another key: that is the use
+    coordinator.join("lost", token=token, file="answered")  # another key: that is the use
     with pytest.raises(RequestRefused, match="is used up"):
-        coordinator.join(token, "lost")
+        coordinator.join("lost", token=token)
     token = coordinator.token()
     key = pending_key(coordinator.directory / "again.credential", token.id)
     again = pending_key(coordinator.directory / "again-too.credential", token.id)
@@ -187,24 +135,24 @@ def test_a_join_whose_answer_got_lost_is_repeated(coordinator: Coordinator) -> N
     (coordinator.directory / ".again-too.credential.joining").write_bytes(
         (coordinator.directory / ".again.credential.joining").read_bytes()
     )
-    coordinator.join(token, "again")
-    repeated = coordinator.join(token, "again", file="again-too")
+    coordinator.join("again", token=token)
+    repeated = coordinator.join("again", token=token, file="again-too")
     coordinator.register(repeated, "again-cpu").close()
 
 
 def test_a_living_name_is_not_given_twice(coordinator: Coordinator) -> None:
     """Whoever held a token became any host, beside the one that it is."""
-    credential = coordinator.join(coordinator.token(), "host9")
+    credential = coordinator.join("host9")
     link = coordinator.register(credential, "host9-cpu")
     with pytest.raises(RequestRefused, match="worker/host9 has a credential that counts"):
-        coordinator.join(coordinator.token(), "host9", file="thief")
+        coordinator.join("host9", file="thief")
     replacing = coordinator.token(names="host9", replaces=True)
-    successor = coordinator.join(replacing, "host9", file="successor")
+    successor = coordinator.join("host9", token=replacing, file="successor")
     with pytest.raises(RequestRefused, match="was replaced"):
         link.receive(timeout_s=PATIENCE_S)
     link.close()
     with pytest.raises(RequestRefused, match="the credential of worker/host9 is revoked"):
-        coordinator.link(credential)
+        coordinator.link(m.Role.WORKER, credential)
     coordinator.register(successor, "host9-cpu").close()
 
 
@@ -239,10 +187,9 @@ def test_a_certificate_that_was_not_issued_here_does_not_count(coordinator: Coor
 
 
 def test_a_revocation_is_carried_out_when_whoever_asked_has_left(coordinator: Coordinator) -> None:
-    credential = coordinator.join(coordinator.token(), "leaver")
+    credential = coordinator.join("leaver")
     link = coordinator.register(credential, "leaver-cpu")
-    context = coordinator.operator.client_context()
-    client = ControlClient(coordinator.address, timeout_s=PATIENCE_S, context=context)
+    client = coordinator.client()
     client.ask(m.RevokeCredential(name="leaver"))
     client.close()
     with pytest.raises(RequestRefused, match="was revoked"):
@@ -253,12 +200,13 @@ def test_a_revocation_is_carried_out_when_whoever_asked_has_left(coordinator: Co
 def test_a_revocation_outlives_a_backup(tmp_path: Path) -> None:
     """A revoked credential, and a token that was used, were good again with the backup."""
     first = Coordinator(tmp_path)
-    backup, restored = tmp_path / "backup.tar", tmp_path / "restored"
+    backup, elsewhere = tmp_path / "backup.tar", tmp_path / "elsewhere"
+    elsewhere.mkdir()
     try:
-        stays, goes = (first.join(first.token(), name) for name in ("stays", "goes"))
+        stays, goes = (first.join(name) for name in ("stays", "goes"))
         token = first.token()
         back_up(first.state, backup)
-        first.join(token, "late")
+        first.join("late", token=token)
         link = first.register(stays, "stays-cpu")
         assert b'"revoked":[]' in remembered(link)
         first.ask(m.RevokeCredential(name="goes"))
@@ -267,9 +215,9 @@ def test_a_revocation_outlives_a_backup(tmp_path: Path) -> None:
         document = bytes(document)
         link.close()
     finally:
-        stop_all([first.child])
-    restore(backup, restored)
-    second = Coordinator(tmp_path, restored)
+        first.stop()
+    restore(backup, elsewhere / "coordinator")
+    second = Coordinator(elsewhere)
     try:
         attacker = second.register(at(second, goes), "goes-cpu")  # nobody has told it yet
         with pytest.raises(RequestRefused, match="the token is not known here"):
@@ -280,7 +228,7 @@ def test_a_revocation_outlives_a_backup(tmp_path: Path) -> None:
             )
         late = Credential.load(tmp_path / "late.credential")
         with pytest.raises(RequestRefused, match="is not among those that were issued here") as who:
-            second.link(at(second, late))
+            second.link(m.Role.WORKER, at(second, late))
         assert "join again with a new token" in who.value.remedy
         link = second.register(at(second, stays), "stays-cpu")
         link.send_payload(m.Revocations(), b"00" + document)
@@ -292,9 +240,9 @@ def test_a_revocation_outlives_a_backup(tmp_path: Path) -> None:
         attacker.close()
         link.close()
         with pytest.raises(RequestRefused, match="the credential of worker/goes is revoked"):
-            second.link(at(second, goes))
+            second.link(m.Role.WORKER, at(second, goes))
     finally:
-        stop_all([second.child])
+        second.stop()
 
 
 def at(coordinator: Coordinator, credential: Credential) -> Credential:

@@ -10,11 +10,9 @@ import dataclasses
 import json
 import os
 import pty
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import unicodedata
 import urllib.request
 from collections.abc import Iterator
@@ -24,20 +22,18 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.address import Address
 from dtd.core.refusal_budget import BURST
-from dtd.errors import CoordinatorUnreachable, DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
-from dtd.net.tls_connect import tls_connect
 from dtd.security.credential import Credential
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
-from scripts.cluster.processes import Child, stop_all
+from scripts.cluster.networks import free_port
+from tests.integration.beyond import Beyond, hear, registering
 
 pytestmark = pytest.mark.integration
 
@@ -49,67 +45,22 @@ HOSTILE = (
 JOB = '[job]\nname = "spoken"\ntask = "digits"\nsteps = 4\nglobal_batch_size = 64\n'
 
 
-class Coordinator:
-    """A real one on all addresses, called at 127.0.0.1 over TLS."""
-
+class Coordinator(Beyond):
     def __init__(self, directory: Path) -> None:
-        self.directory, self.state = directory, directory / "state"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.metrics = free.getsockname()[1]
-        command = [sys.executable, "-m", "dtd.coordinator.main", "--listen", "0.0.0.0:0"]
-        command += ["--advertise", "127.0.0.1", "--state-dir", str(self.state)]
-        command += ["--metrics", f"127.0.0.1:{self.metrics}", "--log-format", "json"]
-        self.child = Child("coordinator", command, directory / "log", {"HOME": str(directory)})
-        self.child.start()
-        while not (self.state / "address").exists():
-            assert self.child.wait(0.05) is None, self.child.log_tail()
-        port = Address.parse((self.state / "address").read_text()).port
-        self.address = Address("127.0.0.1", port)
-        self.operator = Credential.load(self.state / "pki" / "operator.credential")
-
-    def client(self, credential: Credential | None = None) -> ControlClient:
-        """As soon as this host's address may open a connection again: all tests share its rate."""
-        context = (credential or self.operator).client_context()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return ControlClient(self.address, timeout_s=PATIENCE_S, context=context)
-            except CoordinatorUnreachable:
-                assert time.monotonic() < deadline_s
-                assert self.child.wait(0.1) is None
-
-    def ask(self, message: m.Message, credential: Credential | None = None) -> dict[str, Any]:
-        with self.client(credential) as client:
-            return client.request(message)
-
-    def token(self, role: str) -> Token:
-        return Token.parse(self.ask(m.CreateToken(role=role, life_s=3600))["token"])
-
-    def credential(self, role: str, name: str) -> Credential:
-        return join(self.token(role), name=name, path=self.directory / f"{name}.credential")
+        self.metrics = free_port()
+        super().__init__(directory, "--metrics", f"127.0.0.1:{self.metrics}")
 
     def worker(self, credential: Credential) -> BlockingLink:
         """A connection on which its worker has registered."""
-        connect = tls_connect(credential.client_context(), "coordinator")
-        role, name = m.Role.WORKER, credential.name
-        link = BlockingLink(
-            self.address, role=role, name=name, timeout_s=PATIENCE_S, connect=connect
-        )
-        link.send(registering(name))
+        link = self.link(m.Role.WORKER, credential)
+        link.send(registering(credential.name, version=__version__))
         hear(link, m.Registered)
         return link
 
-    def dtdctl(self, *words: str, terminal: bool = False) -> str:
+    def shown(self, *words: str, terminal: bool = False) -> str:
         """What a command prints, on both streams together."""
-        credential = self.state / "pki" / "operator.credential"
         command = [sys.executable, "-m", "dtd.ctl.main", *words]
-        environ = {
-            **os.environ,
-            "DTD_COORDINATOR": str(self.address),
-            "DTD_CREDENTIAL": str(credential),
-            "PYTHONIOENCODING": "utf-8",
-            "NO_COLOR": "1",
-        }
+        environ = {**self.ctl_environment(), "PYTHONIOENCODING": "utf-8"}
         reader, writer = pty.openpty() if terminal else os.pipe()
         with subprocess.Popen(command, env=environ, stdout=writer, stderr=writer) as running:
             os.close(writer)
@@ -135,18 +86,6 @@ def read(descriptor: int) -> bytes:
         return b""
 
 
-def registering(name: str, **more: Any) -> m.Register:
-    values = {"incarnation": 1, "pid": 1, "host": "h", "device": "cpu", "version": __version__}
-    return m.Register(**{"name": name, "data_host": "", "data_port": 1, **values, **more})
-
-
-def hear(link: BlockingLink, kind: type[Any]) -> Any:
-    while True:
-        message, _payload = link.receive(timeout_s=PATIENCE_S)
-        if isinstance(message, kind):
-            return message
-
-
 def unsafe(text: str, but: str = "\n") -> set[str]:
     bidi = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
     bad = {"Cc", "Zl", "Zp", "Cs"}
@@ -162,17 +101,17 @@ def forged(text: str) -> list[str]:
 def coordinator(tmp_path_factory) -> Iterator[Coordinator]:
     made = Coordinator(tmp_path_factory.mktemp("spoken"))
     yield made
-    stop_all([made.child])
+    made.stop()
 
 
 @pytest.fixture(scope="module")
 def worker(coordinator) -> Credential:
-    return coordinator.credential("worker", "w-0")
+    return coordinator.join("w-0")
 
 
 @pytest.fixture(scope="module")
 def viewer(coordinator) -> Credential:
-    return coordinator.credential("viewer", "eve")
+    return coordinator.join("eve", "viewer")
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +138,7 @@ def job(coordinator, worker) -> str:
 )
 def test_no_command_shows_it_raw(coordinator, job, command, form, terminal) -> None:
     words = command.replace("JOB", job).split()
-    printed = coordinator.dtdctl(*words, "-o", form, terminal=terminal)
+    printed = coordinator.shown(*words, "-o", form, terminal=terminal)
     assert printed
     assert "Traceback (most" not in printed
     assert not unsafe(printed, but="\r\n" if terminal else "\n")
@@ -324,12 +263,12 @@ def test_the_journal_has_the_same_hashes(coordinator) -> None:
 
 def test_what_somebody_does_to_the_file_is_found(coordinator) -> None:
     """The last test: the coordinator's store is not what it was after it."""
-    assert "none is missing or changed" in coordinator.dtdctl("audit", "--verify")
+    assert "none is missing or changed" in coordinator.shown("audit", "--verify")
     with sqlite3.connect(coordinator.state / "coordinator.sqlite3") as database:
         database.execute("UPDATE audit SET who = 'nobody' WHERE seq = 2")
     database.close()
-    assert "entry 2 was changed" in coordinator.dtdctl("audit", "--verify")
+    assert "entry 2 was changed" in coordinator.shown("audit", "--verify")
     with sqlite3.connect(coordinator.state / "coordinator.sqlite3") as database:
         database.execute("DELETE FROM audit WHERE seq = 2")
     database.close()
-    assert "entries 2 to 2 are missing" in coordinator.dtdctl("audit", "--verify")
+    assert "entries 2 to 2 are missing" in coordinator.shown("audit", "--verify")

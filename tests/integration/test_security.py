@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,14 +28,14 @@ from dtd.errors import (
 )
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
 from dtd.net.tls_connect import tls_connect
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.cluster.processes import Child, stop_all
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.processes import Child
+from tests.integration.beyond import Beyond
 
 pytestmark = pytest.mark.integration
 
@@ -60,51 +59,12 @@ def own_host() -> str:
         pytest.skip("this machine has no address but loopback")
 
 
-class Cluster:
-    """A coordinator beyond loopback, and who joins it."""
+class Secured(Beyond):
+    """A coordinator beyond loopback, and the hosts that join it."""
 
-    def __init__(self, directory: Path, listen: Address) -> None:
-        self.directory = directory
-        self.children: list[Child] = []
-        self.state = directory / "coordinator"
-        self.start("coordinator", "coordinator", "--listen", str(listen))
-        address_file = self.state / "address"
-        while not address_file.exists():
-            assert self.children[0].wait(0.05) is None, self.children[0].log_tail()
-        self.address = Address.parse(address_file.read_text())
-        self.operator = Credential.load(self.state / "pki" / "operator.credential")
-
-    def start(self, program: str, name: str, *arguments: str) -> Child:
-        command = [sys.executable, "-m", f"dtd.{program}.main", *arguments]
-        command += ["--state-dir", str(self.directory / name), "--log-format", "json"]
-        child = Child(name, command, self.directory / f"{name}.log", {"HOME": str(self.directory)})
-        self.children.append(child)
-        child.start()
-        return child
-
-    def token(self, role: str = "worker", life_s: int = 3600) -> Token:
-        return Token.parse(self.ask(m.CreateToken(role=role, life_s=life_s))["token"])
-
-    def join(self, token: Token, name: str) -> Credential:
-        return join(token, name=name, path=self.directory / f"{name}.credential")
-
-    def worker(self, credential: Credential, *arguments: str) -> Child:
-        path = str(credential.path)
-        return self.start("worker", credential.name, "--credential", path, *arguments)
-
-    def client(self, credential: Credential | None = None) -> ControlClient:
-        context = (credential or self.operator).client_context()
-        return ControlClient(self.address, timeout_s=PATIENCE_S, context=context)
-
-    def ask(self, message: m.Message, credential: Credential | None = None) -> dict[str, Any]:
-        with self.client(credential) as client:
-            return client.request(message)
-
-    def link(self, role: m.Role, credential: Credential) -> BlockingLink:
-        connect = tls_connect(credential.client_context(), "coordinator")
-        return BlockingLink(
-            self.address, role=role, name="test", timeout_s=PATIENCE_S, connect=connect
-        )
+    def worker(self, credential: Credential, *options: str) -> Child:
+        options = ("--log-format", "json", *options)
+        return self.start_worker(f"{credential.name}-cpu", *options, credential=credential.path)
 
     def states(self) -> dict[str, str]:
         return {one["name"]: one["state"] for one in self.ask(m.GetStatus())["workers"]}
@@ -120,29 +80,30 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("secure"), Address(own_host(), 0))
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    made = Secured(tmp_path_factory.mktemp("secure"), listen=("--listen", f"{own_host()}:0"))
     yield made
-    stop_all(made.children)
+    made.stop()
 
 
 @pytest.fixture(scope="module")
-def tokens(cluster: Cluster) -> list[Token]:
+def tokens(cluster: Secured) -> list[Token]:
     """Two hosts have joined with these, and their workers run."""
     first = Token.parse((cluster.state / "pki" / "worker.token").read_text())
     used = [first, cluster.token()]
     for number, token in enumerate(used):
-        cluster.worker(cluster.join(token, f"host{number}"))
+        cluster.worker(cluster.join(f"host{number}", token=token))
     return used
 
 
-def trained(cluster: Cluster, credential: Credential, *, encryption: str) -> str:
+def trained(cluster: Secured, credential: Credential, *, encryption: str) -> str:
     """The id of a job that the two hosts have trained."""
     spec = to_mapping(parse_job(JOB, source="test"))
     spec["sync"]["encryption"] = encryption
     job: str = cluster.ask(m.SubmitJob(spec=spec))["job"]
     ended = cluster.ask(m.WaitJob(job=job), credential)
-    assert ended["state"] == "done", (ended, [child.log_tail() for child in cluster.children])
+    tails = [child.log_tail() for child in cluster.children.values()]
+    assert ended["state"] == "done", (ended, tails)
     return job
 
 
@@ -160,9 +121,9 @@ def register(name: str) -> m.Register:
 
 
 def test_hosts_join_and_train_and_no_secret_is_logged(
-    cluster: Cluster, tokens: list[Token]
+    cluster: Secured, tokens: list[Token]
 ) -> None:
-    viewer = cluster.join(cluster.token("viewer"), "eve")
+    viewer = cluster.join("eve", "viewer")
     trained(cluster, viewer, encryption="none")
     keys = {
         re.sub(r"-----[^-]*-----|\s", "", path.read_text())[:40]
@@ -179,7 +140,7 @@ def test_hosts_join_and_train_and_no_secret_is_logged(
 
 
 def test_an_encrypted_job_is_trained_and_its_weights_are_fetched(
-    cluster: Cluster, tokens: list[Token], tmp_path: Path
+    cluster: Secured, tokens: list[Token], tmp_path: Path
 ) -> None:
     assert tokens
     job = trained(cluster, cluster.operator, encryption="tls")
@@ -195,7 +156,7 @@ def test_an_encrypted_job_is_trained_and_its_weights_are_fetched(
     assert (tmp_path / "model.safetensors").stat().st_size > 0
 
 
-def test_without_a_credential_nobody_is_heard(cluster: Cluster) -> None:
+def test_without_a_credential_nobody_is_heard(cluster: Secured) -> None:
     with pytest.raises((ProtocolError, ConnectionError)):
         BlockingLink(cluster.address, role=m.Role.CTL, name="t", timeout_s=PATIENCE_S)
     with pytest.raises((RequestRefused, ssl.SSLError), match="may not open"):
@@ -208,37 +169,37 @@ def test_without_a_credential_nobody_is_heard(cluster: Cluster) -> None:
         )
 
 
-def test_a_credential_of_another_cluster_is_no_credential(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_credential_of_another_cluster_is_no_credential(cluster: Secured, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "pki")
     other.equip((cluster.address,))
     foreign = Credential.load(tmp_path / "pki" / "operator.credential")
     with pytest.raises(CoordinatorUnreachable, match="its certificate is not of this cluster"):
-        cluster.client(foreign)
+        Cluster.client(cluster, foreign)  # without patience
 
 
 def test_a_token_of_another_cluster_is_not_shown_to_this_one(
-    cluster: Cluster, tmp_path: Path
+    cluster: Secured, tmp_path: Path
 ) -> None:
     other = Authority.create(tmp_path / "pki")
     token, _expires = other.create_token("worker", life_s=0, coordinators=(cluster.address,))
     with pytest.raises(ConfigError, match="is not the coordinator that the token is from"):
-        cluster.join(token, "fooled")
+        cluster.join("fooled", token=token)
     assert token.secret not in (cluster.directory / "coordinator.log").read_text()
 
 
-def test_a_token_that_is_not_good_lets_nobody_join(cluster: Cluster) -> None:
+def test_a_token_that_is_not_good_lets_nobody_join(cluster: Secured) -> None:
     good = cluster.token()
     parts = {name: getattr(good, name) for name in ("role", "coordinators", "authority_sha256")}
     with pytest.raises(RequestRefused, match="not known here"):
-        cluster.join(Token(**parts, id=good.id, secret="x" * 32), "n")
+        cluster.join("n", token=Token(**parts, id=good.id, secret="x" * 32))
     other_role = parts | {"role": "operator"}
     with pytest.raises(RequestRefused, match="is for the role worker, not operator"):
-        cluster.join(Token(**other_role, id=good.id, secret=good.secret), "n")
+        cluster.join("n", token=Token(**other_role, id=good.id, secret=good.secret))
     with pytest.raises(UsageError, match="is no name"):
-        cluster.join(good, "a/b")
+        cluster.join("a/b", token=good)
     cluster.ask(m.RevokeToken(id=good.id))
     with pytest.raises(RequestRefused, match="or was revoked"):
-        cluster.join(good, "n")
+        cluster.join("n", token=good)
     short = cluster.token(life_s=1)
     with cluster.client() as client:
         while short.id not in {
@@ -246,11 +207,11 @@ def test_a_token_that_is_not_good_lets_nobody_join(cluster: Cluster) -> None:
         }:
             pass
     with pytest.raises(RequestRefused, match="has expired"):
-        cluster.join(short, "n")
+        cluster.join("n", token=short)
 
 
-def test_a_worker_is_no_operator_and_has_its_own_name_only(cluster: Cluster) -> None:
-    credential = cluster.join(cluster.token(), "host5")
+def test_a_worker_is_no_operator_and_has_its_own_name_only(cluster: Secured) -> None:
+    credential = cluster.join("host5")
     with pytest.raises(RequestRefused, match="does not open a connection of role ctl"):
         cluster.client(credential)
     link = cluster.link(m.Role.WORKER, credential)
@@ -265,8 +226,8 @@ def test_a_worker_is_no_operator_and_has_its_own_name_only(cluster: Cluster) -> 
     link.close()
 
 
-def test_a_viewer_looks_and_changes_nothing(cluster: Cluster) -> None:
-    viewer = cluster.join(cluster.token("viewer"), "looker")
+def test_a_viewer_looks_and_changes_nothing(cluster: Secured) -> None:
+    viewer = cluster.join("looker", "viewer")
     assert cluster.ask(m.GetStatus(), viewer)["schema"]
     for message in (
         m.KillWorker(name="host0-cpu", signal="KILL"),
@@ -279,8 +240,8 @@ def test_a_viewer_looks_and_changes_nothing(cluster: Cluster) -> None:
         cluster.link(m.Role.WORKER, viewer)
 
 
-def test_a_revoked_worker_is_out_at_once_and_stays_out(cluster: Cluster) -> None:
-    credential = cluster.join(cluster.token(), "host9")
+def test_a_revoked_worker_is_out_at_once_and_stays_out(cluster: Secured) -> None:
+    credential = cluster.join("host9")
     link = cluster.link(m.Role.WORKER, credential)
     link.send(register("host9-cpu"))
     link.receive(timeout_s=PATIENCE_S)
@@ -296,8 +257,8 @@ def test_a_revoked_worker_is_out_at_once_and_stays_out(cluster: Cluster) -> None
     assert [one["revoked_s"] > 0 for one in listed if one["name"] == "host9"] == [True]
 
 
-def test_a_revoked_operator_is_cut_off_in_the_middle(cluster: Cluster) -> None:
-    operator = cluster.join(cluster.token("operator"), "ann")
+def test_a_revoked_operator_is_cut_off_in_the_middle(cluster: Secured) -> None:
+    operator = cluster.join("ann", "operator")
     with cluster.client(operator) as client:
         client.request(m.GetStatus())
         cluster.ask(m.RevokeCredential(name="ann"))
@@ -305,10 +266,10 @@ def test_a_revoked_operator_is_cut_off_in_the_middle(cluster: Cluster) -> None:
             client.request(m.GetStatus())
 
 
-def test_a_flood_evicts_no_worker(cluster: Cluster) -> None:
+def test_a_flood_evicts_no_worker(cluster: Secured) -> None:
     """2000 connections that end at once and 200 that say nothing, beside a worker that beats."""
     before = cluster.ask(m.ReadEvents())["next"]
-    cluster.worker(cluster.join(cluster.token(), "host8"))
+    cluster.worker(cluster.join("host8"))
     cluster.await_event("worker_registered", after=before, worker="host8-cpu")
     idle: list[socket.socket] = []
     with cluster.client() as client:
@@ -332,7 +293,7 @@ def test_a_flood_evicts_no_worker(cluster: Cluster) -> None:
 
 
 def test_dtdctl_and_the_worker_say_what_is_missing(
-    cluster: Cluster, tmp_path: Path, check_output: Callable[..., None]
+    cluster: Secured, tmp_path: Path, check_output: Callable[..., None]
 ) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 

@@ -56,12 +56,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it; a name other than localhost counts as no."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.host == "localhost" or is_loopback(self.host)
 
     @property
     def is_wildcard(self) -> bool:
@@ -111,6 +106,14 @@ def parse_endpoint(text: str) -> Endpoint:
             msg = f"must be HOST:PORT or unix:/PATH, not {shown(text)}"
             raise UsageError(msg) from None
         raise
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is exchanged with this numeric address never leaves the machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_host(text: str) -> bool:

@@ -13,14 +13,13 @@ from typing import Any, Final
 
 import msgpack
 
-from dtd.net.handshake import Keys, Opening, answer
 from dtd.net.link import Link
 from dtd.wire import fields
 from dtd.wire import messages as m
-from dtd.wire.connection import DATA_ROLES, Connection, State
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, FrameDecoder, Hold, frame_bytes
 from dtd.wire.greeting import hello, welcome
-from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
+from dtd.wire.session import DATA_ROLES, Session, State
+from dtd.wire.tags import CHECKSUM, Tag
 
 # --- a fuzzer's bytes as hostile frames -----------------------------------------------------------
 
@@ -232,23 +231,23 @@ class Witness:
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """An accepting side greets, with the secret where there is one."""
         if isinstance(message, m.Hello):
-            secret = SECRET if link.connection.role in DATA_ROLES else b""
+            secret = SECRET if link.session.role in DATA_ROLES else b""
             link.welcome(welcome("fuzzed"), secret=secret)
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
         """Memory is set aside for what the state allows only."""
-        assert link.connection.state is State.OPEN
+        assert link.session.state is State.OPEN
         assert payload_bytes <= LARGEST_MAX_PAYLOAD_BYTES
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
         """It is whole, and the other side may say it."""
-        assert link.connection.state is State.OPEN or isinstance(message, m.Prove)
-        role = link.connection.role
+        assert link.session.state is State.OPEN or isinstance(message, m.Prove)
+        role = link.session.role
         assert role is not None
-        allowed = m.from_acceptor(role) if link.connection.opened else m.from_opener(role)
+        allowed = m.from_acceptor(role) if link.session.opened else m.from_opener(role)
         assert type(message) in allowed or isinstance(message, m.Prove)
         again = m.decode_message({m.TYPE_KEY: _number(message), **_values(message)})
         assert repr(again) == repr(message), "a message that was accepted does not come back"
@@ -270,7 +269,7 @@ def _values(message: m.Message) -> dict[str, Any]:
 def acceptor(roles: frozenset[m.Role]) -> tuple[Link, Wire, Witness]:
     """An accepting side that has just been called."""
     witness, wire = Witness(), Wire()
-    link = Link(witness, Connection(opened=False, accepts=roles))
+    link = Link(witness, accepts=roles)
     link.connection_made(wire)
     return link, wire, witness
 
@@ -279,7 +278,7 @@ def opener(role: m.Role) -> tuple[Link, Wire, Witness]:
     """An opening side that has just called and said HELLO."""
     witness, wire = Witness(), Wire()
     secret = SECRET if role in DATA_ROLES else b""
-    link = Link(witness, Connection(opened=True, role=role), hello=hello(role, "f"), secret=secret)
+    link = Link(witness, hello=hello(role, "f"), secret=secret)
     link.connection_made(wire)
     return link, wire, witness
 
@@ -297,50 +296,24 @@ def put(link: Link, data: bytes) -> None:
 
 def prove_to(link: Link, wire: Wire, role: m.Role) -> Tag:
     """Make the opener's half of the handshake; returns the tag of what it says from then on."""
-    greeting = hello(role, "w-0", generation=1, roster_id=1)
-    if role not in DATA_ROLES:
-        put(link, m.message_bytes(greeting))
-        assert link.connection.state is State.OPEN
-        return CHECKSUM
-    opening = Opening(greeting, SECRET, private=True)
-    put(link, m.message_bytes(opening.hello))
-    keys = _keys_of(opening, bytes(wire.sent))
-    put(link, m.message_bytes(m.Prove(), tag=keys.opener))
-    assert link.connection.state is State.OPEN
-    return keys.opener
-
-
-def _keys_of(opening: Opening, said: bytes) -> Keys:
-    """WELCOME brings what the keys are made of, and is sealed with them itself."""
-    found: list[Keys] = []
-
-    def take(header: dict[str, Any], _payload_bytes: int) -> None:
-        message = m.decode_message(header)
-        assert isinstance(message, m.Welcome)
-        found.append(opening.keys(message))
-        decoder.tag = found[0].acceptor
-
-    decoder = FrameDecoder(take, tag=UNDECIDED)
-    assert len(list(decoder.feed(said))) == 1
-    return found[0]
+    session = Session(role=role, random_bytes=bytes)
+    secret = SECRET if role in DATA_ROLES else b""
+    said = hello(role, "w-0", generation=1, roster_id=1)
+    put(link, session.hello(said, secret=secret, private=True))
+    assert len(list(session.feed(bytes(wire.sent)))) == 1
+    put(link, session.data_to_send())
+    assert link.session.state is State.OPEN
+    return session.tag
 
 
 def welcome_to(link: Link, wire: Wire, role: m.Role) -> Tag:
     """Make the acceptor's half of the handshake; returns the tag of what it says from then on."""
-    if role not in DATA_ROLES:
-        put(link, m.message_bytes(welcome("fuzz")))
-        assert link.connection.state is State.OPEN
-        return CHECKSUM
-    decoder = FrameDecoder()
-    [frame] = decoder.feed(bytes(wire.sent))
-    said = m.decode_message(frame.header)
-    assert isinstance(said, m.Hello)
-    made: tuple[m.Welcome, Keys] = answer(
-        welcome("fuzz"), said, header=decoder.header_bytes, secret=SECRET, private=True
-    )
-    put(link, m.message_bytes(made[0], tag=made[1].acceptor))
-    assert link.connection.state is State.OPEN
-    return made[1].acceptor
+    session = Session(accepts=frozenset({role}), random_bytes=bytes)
+    assert len(list(session.feed(bytes(wire.sent)))) == 1
+    secret = SECRET if role in DATA_ROLES else b""
+    put(link, session.welcome(welcome("fuzz"), secret=secret, private=True))
+    assert link.session.state is State.OPEN
+    return session.tag
 
 
 def attack(link: Link, data: bytes, tag: Tag = CHECKSUM) -> int:

@@ -32,7 +32,7 @@ from dtd.train.checkpoint_format import (
     read_manifest,
 )
 from dtd.wire import messages as m
-from dtd.wire.connection import DATA_ROLES
+from dtd.wire.session import DATA_ROLES
 from scripts.fuzz_links import (
     CONTROL_ROLES,
     MAX_FRAMES,

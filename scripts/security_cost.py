@@ -36,10 +36,10 @@ from dtd.net.resource import Resource
 from dtd.security import identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
-from dtd.security.data_keys import KEY_BYTES
 from dtd.transport.api import BucketMemory
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
+from dtd.wire.data_keys import KEY_BYTES
 
 KINDS: Final = ("xxh3", "gcm", "tls")
 SIZES_BYTES: Final = (64 * 1024, 16 * 1024 * 1024)
@@ -83,7 +83,7 @@ class Rank:
         """Form all rings."""
         for kind in KINDS:
             # As if the other rank were on another host, where this kind is meant to be measured.
-            with mock.patch("dtd.net.remote.is_private", lambda _host, kind=kind: kind != "gcm"):
+            with mock.patch("dtd.net.remote.is_loopback", lambda _host, kind=kind: kind != "gcm"):
                 ring = self._on_loop(self._ring(kind, [port[kind] for port in ports]))
                 ring.wait_up()
             self._rings[kind] = ring

@@ -72,7 +72,6 @@ from dtd.packages.archives import Archives
 from dtd.security.authority import DIRECTORY, open_data_key
 from dtd.troubles import Trouble, name_taken
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import welcome
 
@@ -330,7 +329,7 @@ class Coordinator:
 
     def _new_link(self) -> Link:
         accepts = frozenset({m.Role.WORKER, m.Role.CTL, m.Role.JOIN})
-        return Link(self, Connection(opened=False, accepts=accepts))
+        return Link(self, accepts=accepts)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """Everyone who may open such a connection is welcome."""

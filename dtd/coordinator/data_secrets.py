@@ -1,7 +1,7 @@
 """Puts the secrets of the data plane into the messages that carry them, on their way out.
 
 What decides (`dtd.core`) knows nothing of secrets: it names generations and workers, and from these
-and the coordinator's data key every secret follows (`dtd.security.data_keys`), before and after a
+and the coordinator's data key every secret follows (`dtd.wire.data_keys`), before and after a
 restart alike.  Nothing here is stored or logged.
 """
 
@@ -14,13 +14,13 @@ from typing import Final
 
 from dtd.core.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
-from dtd.security.data_keys import (
+from dtd.wire import messages as m
+from dtd.wire.data_keys import (
     generation_secret,
     membership_proof,
     ticket_key,
     worker_secret,
 )
-from dtd.wire import messages as m
 
 TICKET_LIFE_S: Final = 3600
 """Long enough for hosts whose clocks disagree; it opens one resource of one worker's process."""

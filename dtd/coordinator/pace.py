@@ -37,7 +37,7 @@ class Pace:
 
     def place(self, link: Link, message: m.Message, payload_bytes: int) -> Hold | None:
         """Whether a worker's message has to wait; then its connection is not read meanwhile."""
-        if link.connection.role is not m.Role.WORKER:
+        if link.session.role is not m.Role.WORKER:
             return None
         loop = asyncio.get_running_loop()
         if isinstance(message, m.Register):

@@ -23,10 +23,10 @@ from dtd.errors import CheckpointError, RequestRefused, UsageError
 from dtd.job.better import lower_is_better
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
-from dtd.net.handshake import Pass
 from dtd.security.identity import WORKER
 from dtd.shown import one_line
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 WEIGHTS_FILE: Final = "model.safetensors"
 HOLDERS_BACK_S: Final = 20.0
@@ -268,7 +268,7 @@ def _check_digest(one: Checkpoint, manifest: Mapping[str, Any]) -> None:
 def _fetch_from(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
     address = Address(one["data_host"], one["data_port"])
     resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
-    ticket = Pass(
+    ticket = DataCredential(
         secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
     )
     with FetchClient(address, resource, ticket, connect=connect) as client:

@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dtd.address import Address, Endpoint, SocketPath
+from dtd.address import Address, Endpoint, SocketPath, is_loopback
+from dtd.errors import ProtocolError
 from dtd.net.local_socket import call
-from dtd.net.told_off import answered_with
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
-from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, Frame, FrameDecoder
-from dtd.wire.greeting import hello
-from dtd.wire.header import Header
-from dtd.wire.tags import CHECKSUM, UNDECIDED, Tag
-
-if TYPE_CHECKING:  # a control connection loads neither keys nor TLS
-    from dtd.net.handshake import Opening, Pass
+from dtd.wire.greeting import DataCredential, hello
+from dtd.wire.session import STAGING_BYTES, Received, Session, answer_of
 
 _STAGING_BYTES: Final = 64 * 1024
-_PLACING_STAGING_BYTES: Final = 16 * 1024
 
 # Names the memory of an announced payload, or None for memory of the link's own.  It may raise
 # ProtocolError.
@@ -68,54 +62,58 @@ class BlockingLink:
         role: m.Role,
         name: str,
         timeout_s: float,
-        entry: Pass | None = None,
+        entry: DataCredential | None = None,
         place: Place | None = None,
         connect: Connect = connect_tcp,
     ) -> None:
         deadline_s = time.monotonic() + timeout_s
         self._send_timeout_s = timeout_s
-        self._connection = Connection(opened=True, role=role)
-        self._place = place
-        self._decoder = FrameDecoder(
-            self._sink,
-            max_payload_bytes=LARGEST_MAX_PAYLOAD_BYTES,
-            staging_bytes=_STAGING_BYTES if place is None else _PLACING_STAGING_BYTES,
+        self._session = Session(
+            role=role,
+            random_bytes=os.urandom,
+            place=lambda message, size: None if place is None else place(message, size),
+            staging_bytes=_STAGING_BYTES if place is None else STAGING_BYTES,
         )
-        self._frames: deque[Frame] = deque()
-        self._tag: Tag = CHECKSUM
-        self._opening: Opening | None = None
+        self._received: deque[Received] = deque()
+        self._failure: ProtocolError | None = None
         if isinstance(address, SocketPath):
             self._socket = call(address, timeout_s)
         else:
             self._socket = connect(address, timeout_s)
         try:
-            self.send(hello(role, name) if entry is None else self._hello(role, name, entry))
+            self._shake_hands(role, name, entry)
             self.receive(timeout_s=deadline_s - time.monotonic())
-            if entry is not None:
-                self.send(m.Prove())
+            self._send(self._session.data_to_send())
         except BaseException:
             self.close()
             raise
 
+    def _shake_hands(self, role: m.Role, name: str, entry: DataCredential | None) -> None:
+        if entry is None:
+            self._send(self._session.hello(hello(role, name)))
+            return
+        said, secret = entry.hello(role, name), entry.secret
+        self._send(self._session.hello(said, secret=secret, private=_is_private(self._socket)))
+
     @property
     def max_payload_bytes(self) -> int:
         """The largest payload that both sides accept."""
-        return self._connection.max_payload_bytes
+        return self._session.max_payload_bytes
 
     def send_payload(self, message: m.Message, payload: bytes) -> None:
         """Send a message with its payload."""
-        self._set_timeout(self._send_timeout_s)
-        self._socket.sendall(m.message_bytes(message, payload, self._tag))
+        self._send(b"".join(self._session.encode(message, payload)))
 
     def send(self, *messages: m.Message) -> None:
         """Send messages, all at once."""
-        self._set_timeout(self._send_timeout_s)
-        frames = [m.message_bytes(message, tag=self._tag) for message in messages]
-        self._socket.sendall(b"".join(frames))
+        self._send(b"".join(self._session.encode(message)[0] for message in messages))
 
-    def receive(
-        self, *, timeout_s: float = math.inf, silence_s: float = math.inf
-    ) -> tuple[m.Message, memoryview]:
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._set_timeout(self._send_timeout_s)
+            self._socket.sendall(data)
+
+    def receive(self, *, timeout_s: float = math.inf, silence_s: float = math.inf) -> Received:
         """The next message and its payload.
 
         A timeout loses nothing: what has arrived of the message is kept for the next call.
@@ -131,21 +129,24 @@ class BlockingLink:
             ProtocolError: the other side broke the protocol, or says that this side did.
         """
         deadline_s = time.monotonic() + timeout_s
-        while not self._frames:
+        while not self._received:
+            if self._failure is not None:
+                raise self._failure
             self._set_timeout(_remaining_s(deadline_s, silence_s))
-            count = self._socket.recv_into(self._decoder.next_buffer())
+            count = self._socket.recv_into(self._session.next_buffer())
             if not count:
-                self._decoder.end()
+                self._session.end()
                 raise ConnectionResetError("the other side closed the connection")
-            self._frames.extend(self._decoder.received(count))
-        frame = self._frames.popleft()
-        message = m.decode_message(frame.header)
-        self._connection.receive(message, len(frame.payload))
-        if isinstance(message, m.Error):
-            raise answered_with(message)
-        if isinstance(message, m.Goodbye):
-            raise ConnectionResetError(f"the other side left: {message.reason}")
-        return message, frame.payload
+            try:
+                self._received.extend(self._session.received(count))
+            except ProtocolError as error:  # told once what came before has been taken
+                self._failure = error
+        received = self._received.popleft()
+        if isinstance(received.message, m.Error):
+            raise answer_of(received.message)
+        if isinstance(received.message, m.Goodbye):
+            raise ConnectionResetError(f"the other side left: {received.message.reason}")
+        return received
 
     def abort(self) -> None:
         """From another thread: whoever sends or receives here gets a ConnectionError at once."""
@@ -155,7 +156,7 @@ class BlockingLink:
 
     def close(self) -> None:
         """Close the connection; harmless when it is closed already."""
-        self._connection.end()
+        self._session.close()
         self._socket.close()
 
     def _set_timeout(self, timeout_s: float | None) -> None:
@@ -163,30 +164,12 @@ class BlockingLink:
         if timeout_s != self._socket.gettimeout():
             self._socket.settimeout(timeout_s)
 
-    def _hello(self, role: m.Role, name: str, entry: Pass) -> m.Hello:
-        from ssl import SSLSocket
 
-        from dtd.net.handshake import Opening, is_private
+def _is_private(connected: socket.socket) -> bool:
+    """Nobody else sees what is said here, or can say something in between."""
+    from ssl import SSLSocket  # a control connection on this host loads no TLS
 
-        encrypted = isinstance(self._socket, SSLSocket)
-        private = encrypted or is_private(self._socket.getpeername()[0])
-        self._opening = Opening(entry.hello(role, name), entry.secret, private=private)
-        self._decoder.tag = UNDECIDED
-        return self._opening.hello
-
-    def _sink(self, header: Header, payload_bytes: int) -> memoryview | None:
-        opening, self._opening = self._opening, None
-        if opening is not None:  # the very first frame
-            self._take_keys(opening, m.decode_message(header))
-            return None
-        if self._place is None:
-            return None
-        return self._place(m.decode_message(header), payload_bytes)
-
-    def _take_keys(self, opening: Opening, answer: m.Message) -> None:
-        if isinstance(answer, m.Welcome):
-            keys = opening.keys(answer)
-            self._tag, self._decoder.tag = keys.opener, keys.acceptor
+    return isinstance(connected, SSLSocket) or is_loopback(connected.getpeername()[0])
 
 
 def _remaining_s(deadline_s: float, silence_s: float) -> float | None:

@@ -26,11 +26,11 @@ from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
 from dtd.net.resource import Resource
 from dtd.net.server import Server
 from dtd.net.zeros import MAX_BYTES, PREFIX
-from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
-from dtd.wire.connection import DATA_ROLES, Connection
+from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import welcome
+from dtd.wire.session import DATA_ROLES
 
 MAX_EARLY: Final = 64
 MAX_UNPROVEN: Final = 512
@@ -140,8 +140,7 @@ class DataServer:
     # --- who calls ---------------------------------------------------------------------------
 
     def _new_link(self) -> Link:
-        connection = Connection(opened=False, accepts=DATA_ROLES)
-        return Link(self, connection, staging_bytes=RING_STAGING_BYTES)
+        return Link(self, accepts=DATA_ROLES, staging_bytes=RING_STAGING_BYTES)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         """Somebody says what he wants."""

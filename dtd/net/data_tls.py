@@ -2,7 +2,7 @@
 
 A TLS connection begins with another byte than a frame, so who calls shows at once what he speaks.
 Both sides show a certificate of the cluster; which generation they belong to is shown by the keyed
-handshake inside (`dtd.net.handshake`).
+handshake inside (`dtd.wire.session`).
 """
 
 from __future__ import annotations

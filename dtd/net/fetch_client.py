@@ -20,8 +20,8 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ProtocolError, RequestRefused
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.fetch_open import open_resource
-from dtd.net.handshake import Pass
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 DEFAULT_TIMEOUT_S: Final = 10.0
 RANGE_BYTES: Final = 1024 * 1024
@@ -52,7 +52,7 @@ class FetchClient:
         self,
         address: Address,
         resource: str,
-        ticket: Pass,
+        ticket: DataCredential,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         connect: Connect = connect_tcp,

@@ -26,10 +26,10 @@ from typing import Final
 from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
-from dtd.net.handshake import Pass
 from dtd.net.tls_connect import tls_connect
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 _SYS_CLOSE_RANGE: Final = 436  # the same on all architectures; Linux 5.9
 _CLOSE_RANGE_UNSHARE: Final = 2
@@ -45,7 +45,7 @@ class _Order:
 
     targets: Sequence[Address]
     name: str
-    entry: Pass
+    entry: DataCredential
     context: ssl.SSLContext | None
     timeout_s: float
 
@@ -63,7 +63,7 @@ class Lifeline(threading.Thread):
         targets: Sequence[Address],
         *,
         name: str,
-        entry: Pass,
+        entry: DataCredential,
         timeout_s: float,
         context: ssl.SSLContext | None = None,
     ) -> None:

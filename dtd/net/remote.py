@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from dtd.address import SCHEME
-from dtd.net.handshake import is_private
+from dtd.address import SCHEME, is_loopback
 from dtd.net.keep_alive import keep_alive
 from dtd.net.tcp_info import round_trip_s
 from dtd.security.identity import Identity, check_role, of_certificate
@@ -69,7 +68,7 @@ class Remote:
     @property
     def is_private(self) -> bool:
         """Nobody else sees what is said here, or can say something in between."""
-        return self.is_encrypted or is_private(self.peer_host())
+        return self.is_encrypted or is_loopback(self.peer_host())
 
     @property
     def is_encrypted(self) -> bool:

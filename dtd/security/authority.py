@@ -39,7 +39,6 @@ from dtd.security.clock import FILE_NAME as CLOCK_FILE
 from dtd.security.clock import Clock
 from dtd.security.credential import server_context, write_credential
 from dtd.security.credential_book import REVOKED_REMEDY, CredentialBook, IssuedRecord
-from dtd.security.data_keys import KEY_BYTES
 from dtd.security.lifetimes import DAY_S, LIFE_DAYS, renewed_from_s
 from dtd.security.newest_credential import head_of
 from dtd.security.private_files import make_private_directory, read_private, write_private
@@ -47,6 +46,7 @@ from dtd.security.signers import RENEWS, SPREADS, Signer, Signers
 from dtd.security.token import DEFAULT_LIFE_S, Token
 from dtd.security.token_book import TOKENS_FILE, TokenBook
 from dtd.security.worker_names import check_names, worker_names
+from dtd.wire.data_keys import KEY_BYTES
 
 DIRECTORY: Final = "pki"
 SERVER_FILE: Final = "server.pem"

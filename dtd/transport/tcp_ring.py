@@ -18,7 +18,6 @@ from dtd.core.ring import Ring
 from dtd.core.ring_neighbours import NEXT, PREVIOUS, Neighbours, RingLoss, process_ended
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
-from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.link import Link
 from dtd.net.pulse import Pulse
@@ -26,8 +25,8 @@ from dtd.net.traffic import Traffic, traffic_of
 from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode
 from dtd.transport.shared_memory import Loans
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.frames import Hold
+from dtd.wire.greeting import DataCredential
 
 CONNECT_PAUSE_S: Final = 0.02
 
@@ -90,7 +89,7 @@ class RingEndpoint:
         self._context = context
         self._lifelines: dict[Link, str] = {}
         self._listener = listener
-        self._pass = Pass.of(assign)
+        self._pass = DataCredential.of(assign)
         size = len(assign.roster)
         self._name = assign.roster[assign.rank].name
         self._neighbours = Neighbours(assign.roster, assign.rank)
@@ -155,7 +154,6 @@ class RingEndpoint:
     def _new_link(self) -> Link:
         self._out = Link(
             self,
-            Connection(opened=True, role=m.Role.RING),
             hello=self._pass.hello(m.Role.RING, self._name),
             secret=self._pass.secret,
             staging_bytes=RING_STAGING_BYTES,

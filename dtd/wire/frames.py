@@ -53,7 +53,7 @@ HOLD: Final = Hold()
 # exactly that many), HOLD, or None for memory of the decoder's own.  It may raise ProtocolError.
 Sink = Callable[[Header, int], "memoryview | Hold | None"]
 
-_NO_FRAMES: Final[Iterator[Frame]] = iter(())
+NO_FRAMES: Final[Iterator[Frame]] = iter(())
 
 
 def encode_frame(
@@ -159,9 +159,9 @@ class FrameDecoder:
         """Account for `count` bytes written into `next_buffer()`; yield what they complete."""
         if self._payload is not None and self._filled < self._payload_bytes:
             self._filled += count
-            return _NO_FRAMES  # its tag is yet to come
+            return NO_FRAMES  # its tag is yet to come
         self._end += count
-        return _NO_FRAMES if self.held else self._parse()
+        return NO_FRAMES if self.held else self._parse()
 
     def resume(self) -> Iterator[Frame]:
         """Ask the sink again for the frame that was held, and go on."""

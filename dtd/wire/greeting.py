@@ -1,10 +1,13 @@
 """What the two sides of every connection say first: HELLO, and WELCOME in answer.
 
-Both state the one protocol version that this dtd speaks and its own version; `dtd.wire.connection`
+Both state the one protocol version that this dtd speaks and its own version; `dtd.wire.session`
 judges what the other side stated (protocol.md, "Connections").
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
 
 from dtd import __version__
 from dtd.wire import messages as m
@@ -62,3 +65,46 @@ def welcome(name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES) ->
         name=name,
         max_payload_bytes=max_payload_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCredential:
+    """What opens a data connection: a secret, and what HELLO says of where it comes from.
+
+    Attributes:
+        secret: of a generation, or a ticket's key.
+        generation: with the next two, whose secret it is.
+        roster_id: that generation's roster.
+        rank: the opening side's place in it.
+        scope: what a ticket is for; empty for a generation's secret.
+        expires_unix_s: until when a ticket is good.
+    """
+
+    secret: bytes = field(repr=False)
+    generation: int = 0
+    roster_id: int = 0
+    rank: int = 0
+    scope: str = ""
+    expires_unix_s: int = 0
+
+    @classmethod
+    def of(cls, assign: m.Assign) -> Self:
+        """As a member of a generation."""
+        return cls(
+            secret=assign.secret,
+            generation=assign.generation,
+            roster_id=assign.roster_id,
+            rank=assign.rank,
+        )
+
+    def hello(self, role: m.Role, name: str) -> m.Hello:
+        """The HELLO that shows it."""
+        return hello(
+            role,
+            name,
+            generation=self.generation,
+            roster_id=self.roster_id,
+            rank=self.rank,
+            scope=self.scope,
+            expires_unix_s=self.expires_unix_s,
+        )

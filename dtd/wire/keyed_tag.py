@@ -14,6 +14,8 @@ from typing import Final
 import xxhash
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from dtd.wire import messages as m
+from dtd.wire.data_keys import ACCEPTOR, OPENER, session_key
 from dtd.wire.tags import FLAG_GCM, FLAG_XXH3, TAG_BYTES
 
 _NUMBER_BYTES: Final = 12
@@ -24,7 +26,7 @@ class KeyedTag:
     """The tag of one direction of a data connection; the first frame's is always GCM.
 
     Args:
-        key: this direction's, 16 bytes (`dtd.security.data_keys.session_key`).
+        key: this direction's, 16 bytes (`dtd.wire.data_keys.session_key`).
         later: FLAG_GCM or FLAG_XXH3, the tag of all frames but the first.
     """
 
@@ -64,3 +66,28 @@ class KeyedTag:
         hasher = xxhash.xxh3_128(head)
         hasher.update(payload)
         return hasher.digest()
+
+
+def keyed_tags(
+    secret: bytes, hello: m.Hello, hello_header: bytes, welcome: m.Welcome
+) -> tuple[KeyedTag, KeyedTag]:
+    """The tags of what the opening side sends, and of what the accepting side does.
+
+    Args:
+        secret: what both sides know, 32 bytes.
+        hello: what the opening side said.
+        hello_header: the header of that frame as it was on the wire.
+        welcome: what the accepting side answered; its tag is the one of all later frames.
+    """
+
+    def tag(sender: str) -> KeyedTag:
+        key = session_key(
+            secret,
+            hello=hello_header,
+            hello_nonce=hello.nonce,
+            welcome_nonce=welcome.nonce,
+            sender=sender,
+        )
+        return KeyedTag(key, later=welcome.tag)
+
+    return tag(OPENER), tag(ACCEPTOR)

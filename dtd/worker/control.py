@@ -26,7 +26,6 @@ from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault
 from dtd.troubles import REFUSED, Trouble
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import hello
 from dtd.worker.epochs import Epochs
@@ -183,10 +182,8 @@ class ControlConnection:
             self._link.abort()
 
     def _new_link(self) -> Link:
-        role = m.Role.WORKER
-        greeting = hello(role, self._name, max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES)
-        connection = Connection(opened=True, role=role)
-        return Link(self, connection, hello=greeting, peer_role=COORDINATOR)
+        said = hello(m.Role.WORKER, self._name, max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES)
+        return Link(self, hello=said, peer_role=COORDINATOR)
 
     # --- LinkHandler -------------------------------------------------------------------------
 

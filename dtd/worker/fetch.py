@@ -23,8 +23,8 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingB
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
 from dtd.net.fetch_open import open_resource, unexpected
-from dtd.net.handshake import Pass
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 from dtd.worker.stripes import Range, Stripes
 
 DONORS_AT_ONCE: Final = 4
@@ -87,7 +87,7 @@ def fetch_state(
     resource: str,
     *,
     by: str,
-    entry: Pass,
+    entry: DataCredential,
     silence_s: float,
     ring: Breakable,
     connect: Connect = connect_tcp,
@@ -152,7 +152,7 @@ class _Fetch:
         resource: str,
         *,
         by: str,
-        entry: Pass,
+        entry: DataCredential,
         silence_s: float,
         connect: Connect,
     ) -> None:

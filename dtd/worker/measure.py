@@ -29,8 +29,8 @@ from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.fetch_desk import MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
 from dtd.net.fetch_open import open_resource
-from dtd.net.handshake import Pass
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 MAX_MEASUREMENTS: Final = 4
 ROUND_TRIPS: Final = 20
@@ -143,7 +143,7 @@ def _link_figures(message: m.Measure, by: str) -> dict[str, Any]:
         role=m.Role.FETCH,
         name=by,
         timeout_s=LINK_TIMEOUT_S,
-        entry=Pass(
+        entry=DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
             expires_unix_s=message.ticket_expires_unix_s,

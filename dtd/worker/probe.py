@@ -14,11 +14,10 @@ from typing import Final
 
 from dtd.errors import DtdError
 from dtd.net.data_server import PROBE_SCOPE
-from dtd.net.handshake import Pass
 from dtd.net.link import Link
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.frames import Hold
+from dtd.wire.greeting import DataCredential
 
 MAX_PROBES: Final = 16
 PROBE_BYTES: Final = 256 * 1024
@@ -111,7 +110,7 @@ class _Call:
     """
 
     def __init__(self, by: str, message: m.Probe) -> None:
-        ticket = Pass(
+        ticket = DataCredential(
             secret=message.ticket_key,
             scope=PROBE_SCOPE,
             expires_unix_s=message.ticket_expires_unix_s,
@@ -119,7 +118,6 @@ class _Call:
         role = m.Role.FETCH
         self.link = Link(
             self,
-            Connection(opened=True, role=role),
             hello=ticket.hello(role, by),
             secret=ticket.secret,
         )

@@ -10,9 +10,9 @@ from dataclasses import replace
 from dtd import __version__
 from dtd.address import Address
 from dtd.config import WorkerConfig
-from dtd.security.data_keys import membership_proof
 from dtd.shown import one_line
 from dtd.wire import messages as m
+from dtd.wire.data_keys import membership_proof
 from dtd.wire.fields import NAME_CHARACTERS
 
 

@@ -27,10 +27,10 @@ from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.core.engine.step_protocol import Reaction, reaction
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
-from dtd.net.handshake import Pass
 from dtd.net.resource import Resource, memory_blob
 from dtd.shown import one_line
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 from dtd.worker.fetch import fetch_state
 from dtd.worker.lasting import made_to_last
 from dtd.worker.reporter import JobReporter
@@ -290,7 +290,7 @@ class Trainer(threading.Thread):
                 donors,
                 name,
                 by=own.name,
-                entry=Pass.of(assign),
+                entry=DataCredential.of(assign),
                 silence_s=self._silence_s,
                 ring=ring,
                 connect=ring.connect_data,

@@ -16,10 +16,10 @@ from dtd.address import Address
 from dtd.errors import ErrorCode, RequestRefused
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
-from dtd.net.handshake import Pass
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
+from dtd.wire.greeting import DataCredential
 
 pytestmark = pytest.mark.integration
 
@@ -143,7 +143,7 @@ def test_garbage_costs_nobody_but_its_sender(idle, two_jobs, tmp_path):
     last = final_checkpoint(idle, two_jobs.first)
     data_port = Address(last["data_host"], last["data_port"])
     resource = f"checkpoint/{last['folder']}/{last['name']}"
-    ticket = Pass(
+    ticket = DataCredential(
         secret=last["ticket_key"], scope=resource, expires_unix_s=last["ticket_expires_unix_s"]
     )
     with idle.connect() as operator, FetchClient(data_port, resource, ticket) as fetching:

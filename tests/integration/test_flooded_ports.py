@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from dtd.net.handshake import is_private
+from dtd.address import is_loopback
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
 
@@ -90,7 +90,7 @@ def own_addresses() -> list[str]:
         except OSError:
             return []
         own = asking.getsockname()[0]
-    return [] if is_private(own) else [own]
+    return [] if is_loopback(own) else [own]
 
 
 def data_port(daemons, name):

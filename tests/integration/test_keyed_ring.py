@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dtd.net.handshake import is_private
+from dtd.address import is_loopback
 from dtd.wire.tags import FLAG_GCM
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,7 @@ side.join(*json.loads(sys.stdin.readline()))
 side.prepare(1 << 20, "float32")
 side.verify()
 endpoint = side._ring._endpoint
-print(json.dumps([link._tag.flag for link in (endpoint._out, endpoint._in)]), flush=True)
+print(json.dumps([link.session.tag.flag for link in (endpoint._out, endpoint._in)]), flush=True)
 sys.stdin.readline()
 """
 
@@ -40,7 +40,7 @@ def host():
         except OSError:
             pytest.skip("this machine has no address but loopback")
         own = asking.getsockname()[0]
-    if is_private(own):
+    if is_loopback(own):
         pytest.skip("this machine has no address but loopback")
     return own
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -15,20 +16,18 @@ import pytest
 import uvloop
 
 from dtd.address import Address, SocketPath
-from dtd.net.handshake import answer as answer_hello
 from dtd.net.local_socket import bound_socket
 from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     PREFIX,
     PREFIX_BYTES,
     PROTOCOL_VERSION,
-    FrameDecoder,
     frame_bytes,
 )
-from dtd.wire.greeting import welcome as welcome_message
+from dtd.wire.greeting import welcome
+from dtd.wire.session import Session
 from dtd.wire.tags import CHECKSUM, TAG_BYTES, Tag
 
 T = TypeVar("T")
@@ -111,17 +110,13 @@ class ScriptedServer:
             thread.join()
 
     def _serve(self, connection: socket.socket) -> None:
-        life = Connection(opened=False, accepts=frozenset({m.Role.CTL, m.Role.FETCH}))
-        decoder = FrameDecoder()
-        tag: Tag | None = None
+        roles = frozenset({m.Role.CTL, m.Role.FETCH})
+        session = Session(accepts=roles, random_bytes=os.urandom)
         with connection, contextlib.suppress(ConnectionError):
             while data := connection.recv(65536):
-                for frame in decoder.feed(data):
-                    message = m.decode_message(frame.header)
-                    life.receive(message)
+                for message, _payload in session.feed(data):
                     if isinstance(message, m.Hello):
-                        life.accept()
-                        tag = self._welcome(connection, message, decoder)
+                        connection.sendall(self._welcome(session))
                         continue
                     if isinstance(message, m.Prove):
                         continue
@@ -131,26 +126,23 @@ class ScriptedServer:
                     answer = self.script(message)
                     if answer is None:
                         return
-                    connection.sendall(answer if tag is None else _sealed(answer, tag))
+                    is_keyed = session.role is m.Role.FETCH and not self.refuses
+                    connection.sendall(_sealed(answer, session.tag) if is_keyed else answer)
 
-    def _welcome(
-        self, connection: socket.socket, hello: m.Hello, decoder: FrameDecoder
-    ) -> Tag | None:
-        """Say WELCOME; on a data connection, the tag of what is said from then on."""
-        if hello.role != m.Role.FETCH or self.refuses:
-            connection.sendall(self.welcome)
-            return None
-        welcome, keys = answer_hello(
-            welcome_message("scripted", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES),
-            hello,
-            header=decoder.header_bytes,
+    def _welcome(self, session: Session) -> bytes:
+        """What WELCOME is; on a data connection, `tag` is that of what is said from then on."""
+        if session.role is not m.Role.FETCH:
+            session.welcome(welcome("scripted"))
+            return self.welcome
+        if self.refuses:
+            return self.welcome
+        said = session.welcome(
+            welcome("scripted", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES),
             secret=self.secret,
             private=True,
         )
-        said = m.message_bytes(welcome, tag=keys.acceptor)
-        decoder.tag, self.tag = keys.opener, keys.acceptor
-        connection.sendall(said)
-        return keys.acceptor
+        self.tag = session.tag
+        return said
 
 
 def _sealed(frames: bytes, tag: Tag) -> bytes:

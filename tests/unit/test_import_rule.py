@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shown": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
     "core": {"errors", "job", "shown", "troubles", "wire"},
-    "security": BASE,
+    "security": BASE | {"wire"},
     "packages": {"errors", "names"},
     "net": BASE | {"core", "security", "wire"},
     "transport.api": set(),

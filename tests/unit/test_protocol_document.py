@@ -19,9 +19,9 @@ from dtd.core import control_word
 from dtd.core.chunks import BucketShape, cut
 from dtd.core.control_word import ControlEntry, reduce_entries
 from dtd.errors import DtdError, ErrorCode
-from dtd.security.data_keys import ACCEPTOR, KEY_BYTES, OPENER, session_key
 from dtd.wire import fields, frames
 from dtd.wire import messages as m
+from dtd.wire.data_keys import ACCEPTOR, KEY_BYTES, OPENER, session_key
 from dtd.wire.frames import FrameDecoder, frame_bytes
 from dtd.wire.keyed_tag import KeyedTag
 from dtd.wire.tags import TAG_BYTES, TAG_FLAGS

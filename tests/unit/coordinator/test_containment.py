@@ -10,7 +10,6 @@ import structlog
 from dtd.coordinator.containment import Containment
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, RequestRefused
 from dtd.net.link import Link
-from dtd.wire.connection import Connection
 
 
 class Teller:
@@ -102,7 +101,7 @@ async def test_what_nobody_waits_for_is_told_and_ends_its_connection(containment
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert "ZeroDivisionError" in teller.told[0][1]
-    link = Link(None, Connection(opened=False))
+    link = Link(None)
     containment.stray(loop, {"message": "m", "exception": ValueError("no"), "protocol": link})
     assert link.closing
     containment.stray(loop, {"message": "no error, just words"})

@@ -10,8 +10,8 @@ import pytest
 from dtd.coordinator.data_secrets import TICKET_LIFE_S, DataSecrets
 from dtd.core.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
-from dtd.security.data_keys import generation_secret, ticket_key, worker_secret
 from dtd.wire import messages as m
+from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
 from dtd.worker.registration import proved
 
 DATA_KEY = bytes(range(32))

@@ -14,7 +14,7 @@ from dtd.wire.frames import Hold
 class Link:
     def __init__(self, role="worker", name="host", *, speaks=m.Role.WORKER):
         self.identity = Identity(role=role, name=name, serial="ab", where="certificate")
-        self.connection = SimpleNamespace(role=speaks)
+        self.session = SimpleNamespace(role=speaks)
         self.resumed = asyncio.Event()
 
     def resume(self):

@@ -16,10 +16,9 @@ from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.lent_memory import LentMemory
 from dtd.net.link import Link
-from dtd.security.data_keys import ticket_key
 from dtd.transport.api import BucketMemory
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
+from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
 
 PATIENCE_S = 10.0
@@ -81,8 +80,7 @@ class Peer:
     """The opening side of a link: keeps what arrives until a test asks for it."""
 
     def __init__(self, hello: m.Hello, secret: bytes) -> None:
-        connection = Connection(opened=True, role=m.Role(hello.role))
-        self.link = Link(self, connection, hello=hello, secret=secret)
+        self.link = Link(self, hello=hello, secret=secret)
         self.opened = asyncio.Event()
         self._arrived: asyncio.Queue[tuple[m.Message, bytes]] = asyncio.Queue()
         self._closed: asyncio.Future[DtdError | None] = asyncio.get_running_loop().create_future()

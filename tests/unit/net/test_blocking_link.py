@@ -9,8 +9,8 @@ import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.handshake import Pass
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 PATIENCE_S = 30.0
 OPEN = m.FetchOpen(resource="state/1")
@@ -29,7 +29,7 @@ def link_to(server):
                 role=m.Role.FETCH,
                 name="tool",
                 timeout_s=PATIENCE_S,
-                entry=Pass(secret=server.secret),
+                entry=DataCredential(secret=server.secret),
                 place=place,
             )
         )

@@ -17,12 +17,10 @@ import dtd.net.server as server_module
 from dtd.address import Address
 from dtd.core.doorkeeper import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.data_server import UNPROVEN_S, DataServer
-from dtd.net.handshake import Opening
 from dtd.security.credential import server_context
 from dtd.wire import messages as m
-from dtd.wire.frames import frame_bytes
 from dtd.wire.greeting import hello
-from dtd.wire.tags import CHECKSUM
+from dtd.wire.session import Session
 
 SHORTER = 50
 """Times are divided by this."""
@@ -64,8 +62,8 @@ async def stay(address, octets, *, pause_s):
 def greeting():
     """The longest thing that a stranger can say in order."""
     said = hello(m.Role.RING, "worker-1", generation=1, roster_id=1, rank=0)
-    said = Opening(said, b"s" * 32, private=True).hello
-    return frame_bytes(m.encode_header(said), b"", CHECKSUM)
+    session = Session(role=m.Role.RING, random_bytes=bytes)
+    return session.hello(said, secret=b"s" * 32, private=True)
 
 
 async def test_who_says_nothing_is_gone_first(address):

@@ -16,16 +16,23 @@ from dtd.core import doorkeeper
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.data_server import MAX_UNPROVEN, DataServer
 from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
-from dtd.net.handshake import Opening, Pass
 from dtd.net.link import Link
 from dtd.net.resource import Blob, Resource, file_blob, memory_blob
 from dtd.net.server import MAX_CONNECTIONS
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
+from dtd.wire.session import Session
 
 PATIENCE_S = 10.0
 SECRET = b"s" * 32
 WORKER_SECRET = b"w" * 32
 CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"
+
+
+def said(hello: m.Hello) -> bytes:
+    """A HELLO as somebody says it who knows the secret."""
+    session = Session(role=m.Role(hello.role), random_bytes=bytes)
+    return session.hello(hello, secret=SECRET, private=True)
 
 
 class Acceptor:
@@ -174,9 +181,10 @@ async def test_a_recorded_hello_occupies_nothing(port, dial):
     acceptor = Acceptor()
     port.server.expect_ring(assign(3), acceptor)
     reader, writer = await asyncio.open_connection(port.address.host, port.address.port)
-    hello = Pass(secret=SECRET, generation=3, roster_id=7, rank=1).hello(m.Role.RING, "worker-1")
-    recorded = Opening(hello, SECRET, private=True)
-    writer.write(m.message_bytes(recorded.hello))
+    hello = DataCredential(secret=SECRET, generation=3, roster_id=7, rank=1).hello(
+        m.Role.RING, "worker-1"
+    )
+    writer.write(said(hello))
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read(1)  # it is answered, and proves nothing
     await (await dial(port.address, m.Role.RING, **ring(3))).welcomed()
@@ -196,9 +204,9 @@ async def test_who_has_not_proved_anything_cannot_ask(port):
     port.server.expect_ring(assign(3), Acceptor())
     port.server.offer("state/3", state())
     reader, writer = await asyncio.open_connection(port.address.host, port.address.port)
-    entry = Pass(secret=SECRET, generation=3, roster_id=7)
-    opening = Opening(entry.hello(m.Role.FETCH, "w"), SECRET, private=True)
-    writer.write(m.message_bytes(opening.hello) + m.message_bytes(m.FetchOpen(resource="state/3")))
+    entry = DataCredential(secret=SECRET, generation=3, roster_id=7)
+    greeting = said(entry.hello(m.Role.FETCH, "w"))
+    writer.write(greeting + m.message_bytes(m.FetchOpen(resource="state/3")))
     async with asyncio.timeout(PATIENCE_S):
         answers = await reader.read()
     assert b"manifest" not in answers

@@ -12,7 +12,6 @@ from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import DataServer
 from dtd.net.data_tls import begins_tls
-from dtd.net.handshake import Pass
 from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource, memory_blob
 from dtd.net.tls_connect import tls_connect
@@ -21,6 +20,7 @@ from dtd.security.authority import Authority
 from dtd.security.credential import Credential
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 from dtd.wire.tags import FLAG_XXH3
 
 PATIENCE_S = 10.0
@@ -127,7 +127,9 @@ async def test_a_ring_over_tls_comes_up_with_its_lifeline(ring):
     for node in ring:
         assert node.endpoint._out.is_encrypted
         assert node.endpoint._in.is_encrypted
-        assert node.endpoint._out._tag.flag == FLAG_XXH3  # TLS proves more than a checksum anyhow
+        assert (
+            node.endpoint._out.session.tag.flag == FLAG_XXH3
+        )  # TLS proves more than a checksum anyhow
     link = await asyncio.wait_for(ring[1].lifelines.get(), PATIENCE_S)
     assert link.is_encrypted
 
@@ -154,7 +156,7 @@ async def test_a_state_is_fetched_over_tls(ring, credential):
             role=m.Role.FETCH,
             name="worker-1",
             timeout_s=PATIENCE_S,
-            entry=Pass(secret=SECRET, generation=4, roster_id=9, rank=1),
+            entry=DataCredential(secret=SECRET, generation=4, roster_id=9, rank=1),
             connect=tls_connect(credential.client_context(), identity.WORKER),
         )
         link.send(m.FetchOpen(resource="state/4"))

@@ -9,10 +9,10 @@ import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.net.fetch_client import RANGE_BYTES, FetchClient, file_digest
-from dtd.net.handshake import Pass
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
-TICKET = Pass(secret=b"s" * 32, scope="any")
+TICKET = DataCredential(secret=b"s" * 32, scope="any")
 RESOURCE = "checkpoint/digits-1/step-10"
 NAME = "model.safetensors"
 CONTENT = bytes(range(256)) * 9000 + b"tail"

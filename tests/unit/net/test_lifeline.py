@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from dtd.address import Address
-from dtd.net.handshake import Pass, answer
 from dtd.net.lifeline import Lifeline
 from dtd.wire import messages as m
-from dtd.wire.frames import FrameDecoder
-from dtd.wire.greeting import welcome
+from dtd.wire.greeting import DataCredential, welcome
+from dtd.wire.session import Session
 
 PATIENCE_S = 10.0
 SECRET = b"s" * 32
@@ -33,33 +32,29 @@ def address_of(server: socket.socket) -> Address:
     return Address(*server.getsockname())
 
 
-def entry(generation: int) -> Pass:
-    return Pass(secret=SECRET, generation=generation)
+def entry(generation: int) -> DataCredential:
+    return DataCredential(secret=SECRET, generation=generation)
 
 
 def greeted(server: socket.socket) -> tuple[socket.socket, int]:
     """The connection, once it is welcome and has proved itself, and the generation it stated."""
     link, _ = server.accept()
     link.settimeout(PATIENCE_S)
-    decoder = FrameDecoder()
-    [hello] = received(link, decoder)
+    session = Session(accepts=frozenset({m.Role.LIFELINE}), random_bytes=bytes)
+    [hello] = received(link, session)
     assert isinstance(hello, m.Hello)
-    said, keys = answer(
-        welcome("w"), hello, header=decoder.header_bytes, secret=SECRET, private=True
-    )
-    decoder.tag = keys.opener
-    link.sendall(m.message_bytes(said, tag=keys.acceptor))
-    assert received(link, decoder) == [m.Prove()]
+    link.sendall(session.welcome(welcome("w"), secret=SECRET, private=True))
+    assert received(link, session) == [m.Prove()]
     return link, hello.generation
 
 
-def received(link: socket.socket, decoder: FrameDecoder) -> list[m.Message]:
+def received(link: socket.socket, session: Session) -> list[m.Message]:
     """What comes next, as soon as it is whole."""
     arrived: list[m.Message] = []
     while not arrived:
         data = link.recv(4096)
         assert data
-        arrived = [m.decode_message(frame.header) for frame in decoder.feed(data)]
+        arrived = [message for message, _payload in session.feed(data)]
     return arrived
 
 
@@ -103,13 +98,13 @@ def test_its_descriptors_are_not_those_of_the_process(server: socket.socket) -> 
 CHILD = """
 import socket, sys
 from dtd.address import Address
-from dtd.net.handshake import Pass
+from dtd.wire.greeting import DataCredential
 from dtd.net.lifeline import Lifeline
 target = Address("127.0.0.1", int(sys.argv[1]))
 plain = socket.create_connection((target.host, target.port))
 lifeline = Lifeline()
 lifeline.start()
-lifeline.hold([target], name="w", entry=Pass(secret=b"s" * 32), timeout_s=10.0)
+lifeline.hold([target], name="w", entry=DataCredential(secret=b"s" * 32), timeout_s=10.0)
 ballast = bytearray(b"x") * (300 << 20)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()

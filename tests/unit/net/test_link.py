@@ -14,19 +14,16 @@ import pytest
 
 import dtd.net.link as link_module
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.handshake import Opening
 from dtd.net.link import Link
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection, State
 from dtd.wire.frames import (
     DEFAULT_MAX_PAYLOAD_BYTES,
     HOLD,
     LARGEST_MAX_PAYLOAD_BYTES,
-    FrameDecoder,
     Hold,
 )
-from dtd.wire.header import Header
-from dtd.wire.tags import UNDECIDED, Tag
+from dtd.wire.session import Session, State
+from dtd.wire.tags import Tag
 
 PATIENCE_S = 10.0
 STAGING_BYTES = 512
@@ -137,7 +134,7 @@ class Network:
         roles = frozenset({m.Role.RING, m.Role.FETCH})
         link = self.link_type(
             self.acceptors.pop(0),
-            Connection(opened=False, accepts=roles),
+            accepts=roles,
             staging_bytes=STAGING_BYTES,
         )
         self.accepted.append(link)
@@ -150,7 +147,6 @@ class Network:
         self.acceptors.append(acceptor)
         link = Link(
             opener,
-            Connection(opened=True, role=m.Role.RING),
             hello=greeting or hello(),
             secret=SECRET,
             staging_bytes=STAGING_BYTES,
@@ -203,36 +199,24 @@ async def opener() -> Handler:
 
 
 async def frames_of(
-    reader: asyncio.StreamReader, decoder: FrameDecoder | None = None
+    reader: asyncio.StreamReader, session: Session | None = None
 ) -> list[m.Message]:
     """All messages until the other side closes."""
-    decoder = decoder or FrameDecoder()
+    session = session or Session(role=m.Role.RING, random_bytes=bytes)
     async with asyncio.timeout(PATIENCE_S):
         data = await reader.read()
-    return [m.decode_message(frame.header) for frame in decoder.feed(data)]
+    return [message for message, _payload in session.feed(data)]
 
 
-async def shaken(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> tuple[Tag, FrameDecoder]:
-    """As a peer that is no link: HELLO, WELCOME, PROVE; the tag of what follows, and a decoder."""
-    opening = Opening(hello(), SECRET, private=True)
-    writer.write(m.message_bytes(opening.hello))
-    tags: list[Tag] = []
-
-    def take_keys(header: Header, payload_bytes: int) -> None:
-        message = m.decode_message(header)
-        if isinstance(message, m.Welcome):
-            keys = opening.keys(message)
-            tags.append(keys.opener)
-            decoder.tag = keys.acceptor
-
-    decoder = FrameDecoder(take_keys, tag=UNDECIDED)
+async def shaken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Tag, Session]:
+    """As a peer that is no link: HELLO, WELCOME, PROVE; the tag of what follows, and a session."""
+    session = Session(role=m.Role.RING, random_bytes=bytes)
+    writer.write(session.hello(hello(), secret=SECRET, private=True))
     async with asyncio.timeout(PATIENCE_S):
-        while not tags:
-            assert len(list(decoder.feed(await reader.read(1 << 16)))) == 1
-    writer.write(m.message_bytes(m.Prove(), tag=tags[0]))
-    return tags[0], decoder
+        while session.state is not State.OPEN:
+            assert len(list(session.feed(await reader.read(1 << 16)))) == 1
+    writer.write(session.data_to_send())
+    return session.tag, session
 
 
 # --- handshake -------------------------------------------------------------------------------
@@ -242,9 +226,9 @@ async def test_a_handshake_opens_both_sides(
     network: Network, acceptor: Handler, opener: Handler
 ) -> None:
     accepted, opened = await network.pair(acceptor, opener)
-    assert accepted.connection.state is State.OPEN
-    assert opened.connection.state is State.OPEN
-    assert accepted.connection.role is m.Role.RING
+    assert accepted.session.state is State.OPEN
+    assert opened.session.state is State.OPEN
+    assert accepted.session.role is m.Role.RING
     assert opened.peer == f"127.0.0.1:{network.port}"
     assert accepted.peer_host() == "127.0.0.1"
     assert accepted._timer is None
@@ -258,11 +242,11 @@ async def test_an_acceptor_may_take_its_time_to_welcome(
     opened = await network.connect(acceptor, opener)
     async with asyncio.timeout(PATIENCE_S):
         await acceptor.opened.wait()
-    assert opened.connection.state is State.AWAIT_WELCOME
+    assert opened.session.state is State.AWAIT_WELCOME
     acceptor.links[0].welcome(welcome(), secret=SECRET)
     async with asyncio.timeout(PATIENCE_S):
         await opener.opened.wait()
-    assert opened.connection.state is State.OPEN
+    assert opened.session.state is State.OPEN
 
 
 async def test_another_version_is_refused_with_the_remedy(
@@ -292,8 +276,8 @@ async def test_each_side_takes_payloads_as_large_as_it_said(
 ) -> None:
     acceptor.answer = lambda: welcome(max_payload_bytes=2 * MIB)
     accepted, opened = await network.pair(acceptor, opener)
-    assert opened._decoder.max_payload_bytes == LARGEST_MAX_PAYLOAD_BYTES
-    assert accepted._decoder.max_payload_bytes == 2 * MIB
+    assert opened.session._decoder.max_payload_bytes == LARGEST_MAX_PAYLOAD_BYTES
+    assert accepted.session._decoder.max_payload_bytes == 2 * MIB
     opened.send(chunk(), bytes(2 * MIB + 1))
     error = await opener.end()
     assert isinstance(error, ProtocolError)
@@ -415,7 +399,7 @@ async def test_what_comes_in_is_counted_also_of_frames_that_are_not_whole(
     accepted, opened = await network.pair(acceptor, opener)
     before = accepted.received_bytes, accepted.received_frames
     opened.send(chunk(), b"payload")
-    frame = m.message_bytes(chunk(), b"payload", tag=opened._tag)
+    frame = m.message_bytes(chunk(), b"payload", tag=opened.session.tag)
     await acceptor.messages(1)
     assert opened._transport is not None
     announced = asyncio.Event()
@@ -642,11 +626,11 @@ async def test_bytes_that_are_no_frame_are_answered_with_an_error(
 
 async def test_a_damaged_payload_is_noticed(network: Network, acceptor: Handler) -> None:
     reader, writer = await network.raw(acceptor)
-    tag, decoder = await shaken(reader, writer)
+    tag, session = await shaken(reader, writer)
     frame = bytearray(m.message_bytes(chunk(), bytes(1000), tag=tag))
     frame[-20] ^= 1
     writer.write(frame)
-    (told,) = await frames_of(reader, decoder)
+    (told,) = await frames_of(reader, session)
     assert isinstance(told, m.Error)
     assert told.code == ErrorCode.BAD_TAG
     assert acceptor.received == []
@@ -693,8 +677,8 @@ async def test_goodbye_is_an_orderly_end_on_both_sides(
     assert await acceptor.end() is None
     assert await opener.end() is None
     assert acceptor.received[0][0] == chunk()  # what was queued before went out
-    assert accepted.connection.state is State.CLOSED
-    assert opened.connection.state is State.CLOSED
+    assert accepted.session.state is State.CLOSED
+    assert opened.session.state is State.CLOSED
 
 
 async def test_what_is_cut_is_said_to_be_cut(
@@ -734,7 +718,7 @@ async def test_nothing_is_sent_after_the_end(
 async def test_a_link_that_was_closed_before_it_stood_is_dropped(
     network: Network, acceptor: Handler, opener: Handler
 ) -> None:
-    unborn = Link(opener, Connection(opened=True, role=m.Role.RING), hello=hello())
+    unborn = Link(opener, hello=hello())
     assert unborn.drained() is None
     assert unborn.queued_bytes() == 0
     unborn.send(chunk())

@@ -18,7 +18,6 @@ from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.greeting import welcome
 
 PATIENCE_S = 10.0
@@ -40,7 +39,7 @@ class Neighbour:
         self.beats = asyncio.Queue()
 
     def _new_link(self):
-        return Link(self, Connection(opened=False, accepts=frozenset({m.Role.RING})))
+        return Link(self, accepts=frozenset({m.Role.RING}))
 
     def link_opened(self, link, message):
         self.link = link

@@ -14,7 +14,6 @@ from dtd.net.link import Link
 from dtd.net.server import Server
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 
 LOOPBACK = Address("127.0.0.1", 0)
 PATIENCE_S = 10.0
@@ -28,7 +27,7 @@ class Welcoming:
         self.gone = asyncio.Queue()
 
     def _new_link(self):
-        return Link(self, Connection(opened=False, accepts=frozenset({m.Role.CTL})))
+        return Link(self, accepts=frozenset({m.Role.CTL}))
 
     def link_opened(self, link, message):
         link.welcome(m.Welcome(protocol=1, version="test", name="s", max_payload_bytes=1 << 20))

@@ -17,11 +17,11 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
-from dtd.net.handshake import Pass
 from dtd.net.traffic import NO_TRAFFIC
 from dtd.transport.api import Home
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
 
 PATIENCE_S = 10.0
 SECRET = b"s" * 32
@@ -609,7 +609,7 @@ async def test_a_ring_that_is_up_has_lifelines_held_to_both_neighbours(ranks):
     roster = ring.nodes[0].endpoint.assign.roster
     assert set(targets) == {Address(one.host, one.port) for one in roster[1:]}
     assert name == "worker-0"
-    assert entry == Pass(secret=SECRET, generation=GENERATION, roster_id=9, rank=0)
+    assert entry == DataCredential(secret=SECRET, generation=GENERATION, roster_id=9, rank=0)
 
 
 async def lifeline_to(ring, dial, rank, **changed):

@@ -19,7 +19,6 @@ from dtd.net.server import Server
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, bare_client_context
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.wire.greeting import hello, welcome
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -54,7 +53,7 @@ class Listening:
 
     def _new_link(self) -> Link:
         accepts = frozenset({m.Role.WORKER, m.Role.JOIN})
-        return Link(self, Connection(opened=False, accepts=accepts))
+        return Link(self, accepts=accepts)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         self.links.put_nowait(link)
@@ -74,8 +73,7 @@ class Calling:
     """The other side."""
 
     def __init__(self, role: m.Role = m.Role.WORKER, peer_role: str = "coordinator") -> None:
-        connection = Connection(opened=True, role=role)
-        self.link = Link(self, connection, hello=hello(role, "caller"), peer_role=peer_role)
+        self.link = Link(self, hello=hello(role, "caller"), peer_role=peer_role)
         self.opened = asyncio.Event()
         self.received: asyncio.Queue[m.Message] = asyncio.Queue()
         self.ended: asyncio.Future[DtdError | None] = asyncio.get_running_loop().create_future()

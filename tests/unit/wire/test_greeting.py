@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection, State
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, LARGEST_MAX_PAYLOAD_BYTES
-from dtd.wire.greeting import hello, welcome
+from dtd.wire.greeting import DataCredential, hello, welcome
+from dtd.wire.session import Session, State
 
 
-def test_two_connections_agree_on_role_and_limits() -> None:
-    opener = Connection(opened=True, role=m.Role.WORKER)
-    acceptor = Connection(opened=False, accepts=frozenset({m.Role.WORKER}))
-    acceptor.receive(hello(m.Role.WORKER, "w", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES))
-    acceptor.accept()
-    opener.receive(welcome("coordinator"))
+def test_two_sessions_agree_on_role_and_limits() -> None:
+    opener = Session(role=m.Role.WORKER, random_bytes=bytes)
+    acceptor = Session(accepts=frozenset({m.Role.WORKER}), random_bytes=bytes)
+    said = hello(m.Role.WORKER, "w", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES)
+    assert list(acceptor.feed(opener.hello(said)))
+    assert list(opener.feed(acceptor.welcome(welcome("coordinator"))))
     assert (opener.state, acceptor.state) == (State.OPEN, State.OPEN)
     assert acceptor.role is m.Role.WORKER
     assert acceptor.max_payload_bytes == DEFAULT_MAX_PAYLOAD_BYTES
@@ -24,3 +24,21 @@ def test_hello_of_a_ring_names_the_place_in_it() -> None:
     said = hello(m.Role.RING, "w", generation=3, roster_id=9, rank=1)
     assert (said.role, said.name) == ("ring", "w")
     assert (said.generation, said.roster_id, said.rank) == (3, 9, 1)
+
+
+def test_member_of_a_generation_says_so_with_its_secret() -> None:
+    assign = m.Assign(
+        job="j",
+        generation=3,
+        roster_id=9,
+        rank=1,
+        roster=(),
+        held_generation=0,
+        held_step=0,
+        secret=b"s" * 32,
+    )
+    credential = DataCredential.of(assign)
+    said = credential.hello(m.Role.RING, "w")
+    assert (said.role, said.generation, said.roster_id, said.rank) == ("ring", 3, 9, 1)
+    assert credential.secret == assign.secret
+    assert "sss" not in repr(credential)

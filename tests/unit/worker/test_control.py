@@ -16,7 +16,6 @@ from dtd.net.server import Server
 from dtd.security.local_users import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
-from dtd.wire.connection import Connection
 from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
 from dtd.worker.epochs import Epochs
 
@@ -32,7 +31,7 @@ class FakeCoordinator:
         self.heard: asyncio.Queue[m.Message] = asyncio.Queue()
 
     def _new_link(self) -> Link:
-        return Link(self, Connection(opened=False, accepts=frozenset({m.Role.WORKER})))
+        return Link(self, accepts=frozenset({m.Role.WORKER}))
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
         link.welcome(m.Welcome(protocol=1, version="0", name="c", max_payload_bytes=1024))

@@ -12,10 +12,10 @@ import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.data_server import DataServer
-from dtd.net.handshake import Pass
 from dtd.net.resource import Blob, Resource, memory_blob
-from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
+from dtd.wire.data_keys import ticket_key
+from dtd.wire.greeting import DataCredential
 from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
 from dtd.worker.stripes import RANGE_BYTES
 
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 RESOURCE = "state/4"
 NEVER_UNIX_S = 1 << 40
 KEY = ticket_key(b"w" * 32, RESOURCE, NEVER_UNIX_S)
-TICKET = Pass(secret=KEY, scope=RESOURCE, expires_unix_s=NEVER_UNIX_S)
+TICKET = DataCredential(secret=KEY, scope=RESOURCE, expires_unix_s=NEVER_UNIX_S)
 BLOBS = [b"first" * 100, b"", bytes(range(256)) * 5 * (RANGE_BYTES // 256) + b"tail"]
 
 

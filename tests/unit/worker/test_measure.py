@@ -13,8 +13,8 @@ from dtd.address import Address
 from dtd.config import WorkerConfig
 from dtd.errors import CheckpointError, TaskError
 from dtd.net.data_server import PROBE_SCOPE, DataServer
-from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
+from dtd.wire.data_keys import ticket_key
 from dtd.worker.measure import MAX_MEASUREMENTS, Measurements, measure
 
 PATIENCE_S = 30.0

@@ -10,8 +10,8 @@ import pytest
 from dtd.address import Address
 from dtd.errors import CheckpointError
 from dtd.net.data_server import PROBE_SCOPE, DataServer
-from dtd.security.data_keys import ticket_key
 from dtd.wire import messages as m
+from dtd.wire.data_keys import ticket_key
 from dtd.worker.probe import MAX_PROBES, PROBE_BYTES, Probes, probe
 
 PATIENCE_S = 10.0

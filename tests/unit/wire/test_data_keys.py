@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.security import data_keys as keys
+from dtd.wire import data_keys as keys
 
 ROOT = bytes(range(32))
 

@@ -13,7 +13,6 @@ from typing import Final
 
 KEY_BYTES: Final = 32
 SESSION_KEY_BYTES: Final = 16
-NONCE_BYTES: Final = 16
 
 OPENER: Final = "opener"
 ACCEPTOR: Final = "acceptor"

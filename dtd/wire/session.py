@@ -1,0 +1,394 @@
+"""One side of one connection, from the first byte to the last: handshake, limits, tags, messages.
+
+Bytes go in, messages and bytes come out; no socket, clock or randomness.  Every shell drives this
+one machine (the event loop's links, the blocking link, tests), so that all of them agree on who may
+say what in which state, and end at the same byte with the same error (protocol.md, "Connections").
+
+    opening side:    hello() -->  AWAIT_WELCOME --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
+    accepting side:  AWAIT_HELLO --HELLO--> DECIDING --welcome()-->  OPEN --ERROR/GOODBYE--> CLOSED
+
+On a data port the two sides share a secret: welcome() leads the accepting side to AWAIT_PROVE, and
+only PROVE to OPEN; the opening side has PROVE to send as soon as WELCOME is here.  The nonces that
+HELLO and WELCOME bring make that secret into the tags of both directions (`dtd.wire.keyed_tag`).
+
+Usage: receive into `next_buffer()`, iterate over `received(count)`, send what `hello`, `welcome`,
+`encode` and `data_to_send` return, in that order.  What a message means is its receiver's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.shown import escaped
+from dtd.wire import messages as m
+from dtd.wire.fields import bad_field
+from dtd.wire.frames import (
+    DEFAULT_MAX_PAYLOAD_BYTES,
+    LARGEST_MAX_PAYLOAD_BYTES,
+    NO_FRAMES,
+    PROTOCOL_VERSION,
+    Frame,
+    FrameDecoder,
+    Hold,
+    encode_frame,
+    frame_bytes,
+)
+from dtd.wire.header import Header
+from dtd.wire.messages.catalogue import acceptor_numbers, opener_numbers
+from dtd.wire.tags import CHECKSUM, FLAG_GCM, FLAG_XXH3, TAG_FLAGS, UNDECIDED, Tag
+
+NONCE_BYTES: Final = 16
+DATA_ROLES: Final = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH})
+MAX_ERROR_CHARACTERS: Final = 2000
+STAGING_BYTES: Final = 16 * 1024
+
+_IN_ONE_PIECE_BYTES: Final = 4096
+"""Up to here it is faster to copy a payload than to send three pieces as they lie."""
+
+_ERROR_CODES: Final = frozenset(ErrorCode)
+_REMEDY: Final = "install the same dtd version on both hosts"
+
+OF_THE_SESSION: Final = frozenset({m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye})
+"""Messages that change the session itself; all others concern its owner alone."""
+
+# Called with a message whose header has been accepted and the length of its payload; returns where
+# the payload goes, HOLD, or None for memory of the session's own.  It may raise ProtocolError.
+Place = Callable[[m.Message, int], "memoryview | Hold | None"]
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    AWAIT_HELLO = "await hello"
+    DECIDING = "deciding"
+    AWAIT_WELCOME = "await welcome"
+    AWAIT_PROVE = "await prove"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Received(NamedTuple):
+    """A message that arrived whole, with the payload where it was placed."""
+
+    message: m.Message
+    payload: memoryview
+
+
+class Session:
+    """One side of one connection.
+
+    Args:
+        role: of the opening side; None: this side accepts, and learns the role from HELLO.
+        accepts: the roles that an accepting side serves.
+        random_bytes: makes a nonce of so many bytes.
+        place: names the memory of payloads once the connection is open.
+        staging_bytes: read-ahead; small where payloads are large.
+
+    Attributes:
+        opened: this side opened the connection.
+        state: where it stands.
+        max_payload_bytes: the largest payload that the other side takes; known once its HELLO or
+            WELCOME is here.
+    """
+
+    def __init__(
+        self,
+        *,
+        role: m.Role | None = None,
+        accepts: frozenset[m.Role] = frozenset(),
+        random_bytes: Callable[[int], bytes],
+        place: Place = lambda _message, _payload_bytes: None,
+        staging_bytes: int = STAGING_BYTES,
+    ) -> None:
+        self.opened = role is not None
+        self.role = role
+        self.state = State.AWAIT_WELCOME if self.opened else State.AWAIT_HELLO
+        self.max_payload_bytes = DEFAULT_MAX_PAYLOAD_BYTES
+        self._accepts = accepts
+        self._random_bytes = random_bytes
+        self._owner_place = place
+        self._decoder = FrameDecoder(self._place, staging_bytes=staging_bytes)
+        self._tag: Tag = CHECKSUM
+        self._allowed = self._numbers_from_peer()
+        self._message: m.Message | None = None
+        self._hello: m.Hello | None = None
+        self._hello_header = b""
+        self._secret = b""
+        self._owes_proof = False
+
+    # --- what this side says -----------------------------------------------------------------
+
+    def hello(self, message: m.Hello, *, secret: bytes = b"", private: bool = False) -> bytes:
+        """The first bytes of the opening side.
+
+        Args:
+            message: what to say; on a data connection it gets a nonce, and the least that the tags
+                must be.
+            secret: on a data connection, what both sides know.
+            private: nobody else can reach what the connection runs over.
+        """
+        assert self.state is State.AWAIT_WELCOME
+        self._decoder.max_payload_bytes = message.max_payload_bytes
+        if secret:
+            nonce = self._random_bytes(NONCE_BYTES)
+            message = dataclasses.replace(message, nonce=nonce, tag=_least_tag(private=private))
+            self._secret = secret
+            self._decoder.tag = UNDECIDED
+        self._hello, self._hello_header = message, m.encode_header(message)
+        return frame_bytes(self._hello_header, b"", self._tag)
+
+    def welcome(self, message: m.Welcome, *, secret: bytes = b"", private: bool = False) -> bytes:
+        """The bytes with which the accepting side lets the other one in.
+
+        Nothing when the connection ended meanwhile.  Arguments are those of `hello`.
+        """
+        if self.state is State.CLOSED:
+            return b""
+        assert self.state is State.DECIDING
+        assert self._hello is not None
+        self._decoder.max_payload_bytes = message.max_payload_bytes
+        self.state = State.OPEN
+        if self.role in DATA_ROLES:
+            self.state = State.AWAIT_PROVE
+            tag = max(self._hello.tag, _least_tag(private=private))
+            message = dataclasses.replace(message, nonce=self._random_bytes(NONCE_BYTES), tag=tag)
+            self._decoder.tag, self._tag = self._tags(secret, message)
+        return frame_bytes(m.encode_header(message), b"", self._tag)
+
+    def encode(
+        self, message: m.Message, payload: bytes | memoryview = b""
+    ) -> tuple[bytes | memoryview, ...]:
+        """The pieces of a frame, in order; a large payload is one of them, as it lies.
+
+        Raises:
+            LocalProtocolError: a field's value is one that the receiver would refuse.
+        """
+        header = m.encode_header(message)
+        if len(payload) <= _IN_ONE_PIECE_BYTES:
+            return (frame_bytes(header, payload, self._tag),)
+        head, tag = encode_frame(header, payload, self._tag)
+        return head, payload, tag
+
+    def data_to_send(self) -> bytes:
+        """What this side has to say in answer to what it received; most often nothing."""
+        if not self._owes_proof:
+            return b""
+        self._owes_proof = False
+        return frame_bytes(m.encode_header(m.Prove()), b"", self._tag)
+
+    def close(self) -> None:
+        """The connection was closed, by either side: nothing that arrives counts any more."""
+        self.state = State.CLOSED
+
+    # --- what the other side says ------------------------------------------------------------
+
+    def next_buffer(self) -> memoryview:
+        """Writable memory for the next bytes of the stream; never empty unless a frame is held."""
+        return self._decoder.next_buffer()
+
+    def received(self, count: int) -> Iterator[Received]:
+        """Account for `count` bytes written into `next_buffer()`; yield what they complete.
+
+        Nothing comes after the other side's ERROR or GOODBYE.
+
+        Raises:
+            ProtocolError: what came breaks the protocol; the session is then closed.
+        """
+        if self.state is State.CLOSED:
+            return iter(())
+        frames = self._decoder.received(count)
+        return iter(()) if frames is NO_FRAMES else self._messages(frames)
+
+    def feed(self, data: bytes) -> Iterator[Received]:
+        """As `received`, for bytes that are already here and none of which is held."""
+        if self.state is not State.CLOSED:
+            yield from self._messages(self._decoder.feed(data))
+
+    def resume(self) -> Iterator[Received]:
+        """Ask again for the memory of the message that was held, and go on as `received` does."""
+        return self._messages(self._decoder.resume())
+
+    def end(self) -> None:
+        """The stream ended.
+
+        Raises:
+            ProtocolError: TRUNCATED when it ended inside a frame.
+        """
+        if self.state is not State.CLOSED:
+            self.state = State.CLOSED
+            self._decoder.end()
+
+    @property
+    def tag(self) -> Tag:
+        """How the next frame that this side sends is sealed."""
+        return self._tag
+
+    @property
+    def held(self) -> bool:
+        """A message is held for want of memory: receive nothing before `resume`."""
+        return self._decoder.held
+
+    def _messages(self, frames: Iterator[Frame]) -> Iterator[Received]:
+        try:
+            for frame in frames:
+                message, self._message = self._message, None
+                assert message is not None
+                if type(message) in OF_THE_SESSION:
+                    self._advance(message)
+                yield Received(message, frame.payload)
+                if self.state is State.CLOSED:
+                    return
+        except ProtocolError:
+            self.state = State.CLOSED
+            raise
+
+    def _place(self, header: Header, payload_bytes: int) -> memoryview | Hold | None:
+        """A header is here: may it be said now, and where does its payload go?"""
+        message = self._message
+        if message is None:  # else it was held, and has been looked at
+            message = m.decode_message(header)
+            if self._secret and isinstance(message, m.Welcome):
+                self._take_tags(message)  # what this side says against it is sealed with them, too
+            self._check(message)
+            limit = m.kind_of(type(message)).max_payload_bytes
+            if payload_bytes > limit:
+                raise ProtocolError(
+                    ErrorCode.BAD_PAYLOAD,
+                    f"{_name(message)}: payload of {payload_bytes} bytes > {limit}",
+                )
+            self._message = message
+        if type(message) in OF_THE_SESSION:
+            return None
+        return self._owner_place(message, payload_bytes)
+
+    def _check(self, message: m.Message) -> None:
+        """Whether the other side may say this now."""
+        state = self.state
+        if state is State.OPEN and m.kind_of(type(message)).number in self._allowed:
+            return
+        if isinstance(message, m.Error):
+            return
+        if state is State.AWAIT_HELLO and isinstance(message, m.Hello):
+            self._check_hello(message)
+        elif state is State.AWAIT_WELCOME and isinstance(message, m.Welcome):
+            self._check_welcome(message)
+        elif not (state is State.AWAIT_PROVE and isinstance(message, m.Prove)):
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE,
+                f"{_name(message)} is not allowed in state {state.value!r}"
+                f" of a {self.role.value if self.role else 'new'} connection",
+            )
+
+    def _advance(self, message: m.Message) -> None:
+        """A message of the session itself is whole, and its tag was right."""
+        if isinstance(message, m.Hello):
+            self.role = m.Role(message.role)
+            self._allowed = self._numbers_from_peer()
+            self._hello, self._hello_header = message, self._decoder.header_bytes
+            self._limit(message.max_payload_bytes)
+            self.state = State.DECIDING
+        elif isinstance(message, m.Welcome):
+            self._limit(message.max_payload_bytes)
+            self.state = State.OPEN
+            self._owes_proof = bool(self._secret)
+        else:
+            self.state = State.OPEN if isinstance(message, m.Prove) else State.CLOSED
+
+    def _numbers_from_peer(self) -> frozenset[int]:
+        """Of what the other side may say in OPEN, once the role is known."""
+        if self.role is None:
+            return frozenset()
+        return acceptor_numbers(self.role) if self.opened else opener_numbers(self.role)
+
+    def _check_hello(self, hello: m.Hello) -> None:
+        try:
+            role = m.Role(hello.role)
+        except ValueError:
+            raise bad_field("HELLO.role", f"{hello.role!r} is not known") from None
+        self.role = role
+        if role not in self._accepts:
+            raise ProtocolError(
+                ErrorCode.WRONG_STATE,
+                f"role {role.value!r} is not served here",
+                remedy="check the port: a worker's data port is not the coordinator's",
+            )
+        self._check_nonce("HELLO", hello)
+        if not hello.protocol_min <= PROTOCOL_VERSION <= hello.protocol_max:
+            raise ProtocolError(
+                ErrorCode.BAD_VERSION,
+                f"{hello.name} speaks protocol {hello.protocol_min}..{hello.protocol_max}"
+                f" (dtd {hello.version}), this side {PROTOCOL_VERSION}",
+                remedy=_REMEDY,
+            )
+
+    def _check_welcome(self, welcome: m.Welcome) -> None:
+        if welcome.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                ErrorCode.BAD_VERSION,
+                f"{welcome.name} chose protocol {welcome.protocol}, not {PROTOCOL_VERSION}",
+                remedy=_REMEDY,
+            )
+        self._check_nonce("WELCOME", welcome)
+        least = self._hello.tag if self._hello is not None else FLAG_XXH3
+        if self._secret and welcome.tag < least:
+            raise bad_field("WELCOME.tag", f"{welcome.tag} is less than {least}")
+
+    def _check_nonce(self, where: str, message: m.Hello | m.Welcome) -> None:
+        """A nonce where there is a key, and none elsewhere."""
+        nonce_bytes = NONCE_BYTES if self.role in DATA_ROLES else 0
+        if len(message.nonce) != nonce_bytes:
+            raise bad_field(f"{where}.nonce", f"{len(message.nonce)} octets, not {nonce_bytes}")
+        if message.tag not in TAG_FLAGS:
+            raise bad_field(f"{where}.tag", f"{message.tag} is not known")
+
+    def _limit(self, stated_bytes: int) -> None:
+        self.max_payload_bytes = min(stated_bytes, LARGEST_MAX_PAYLOAD_BYTES)
+
+    def _take_tags(self, welcome: m.Welcome) -> None:
+        """WELCOME is the first frame with a key, and brings what was lacking to make it."""
+        if self.state is State.AWAIT_WELCOME:
+            self._tag, self._decoder.tag = self._tags(self._secret, welcome)
+
+    def _tags(self, secret: bytes, welcome: m.Welcome) -> tuple[Tag, Tag]:
+        """(what the opening side sends, what the accepting side sends)."""
+        from dtd.wire.keyed_tag import keyed_tags  # a control connection loads no ciphers
+
+        assert self._hello is not None
+        return keyed_tags(secret, self._hello, self._hello_header, welcome)
+
+
+def error_of(error: m.Error) -> ProtocolError:
+    """The other side's ERROR as an error of this side.
+
+    It may come from somebody who has not proved who it is, and it goes into logs, status lines and
+    refusals of ours: so it is one text of bounded length that says nothing but what it says.
+    """
+    code = ErrorCode(error.code) if error.code in _ERROR_CODES else ErrorCode.INTERNAL
+    return ProtocolError(code, _said(error.message), remedy=_said(error.remedy))
+
+
+def answer_of(error: m.Error) -> DtdError:
+    """As `error_of`; but REFUSED is a plain no, and no sign that the two do not understand.
+
+    Nor is INTERNAL, said as such: the other side understood, and failed at it.
+    """
+    told = error_of(error)
+    if error.code in (ErrorCode.REFUSED, ErrorCode.INTERNAL):
+        return RequestRefused(told.message, remedy=told.remedy)
+    return told
+
+
+def _said(text: str) -> str:
+    return escaped(text[:MAX_ERROR_CHARACTERS])
+
+
+def _least_tag(*, private: bool) -> int:
+    return FLAG_XXH3 if private else FLAG_GCM
+
+
+def _name(message: m.Message) -> str:
+    return m.message_name(type(message))

@@ -1,0 +1,455 @@
+"""Sessions: every message in every state, role and direction; versions, limits, keys and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused
+from dtd.wire import fields
+from dtd.wire import messages as m
+from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, HOLD, LARGEST_MAX_PAYLOAD_BYTES, Hold
+from dtd.wire.messages.registry import message_number
+from dtd.wire.session import (
+    DATA_ROLES,
+    MAX_ERROR_CHARACTERS,
+    NONCE_BYTES,
+    Session,
+    State,
+    answer_of,
+    error_of,
+)
+from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
+
+ROLES = list(m.Role)
+TABLES = (m.from_opener, m.from_acceptor)
+TYPES = list(m.message_types().values())
+VALUES = {
+    "u": 1,
+    "generation": 1,
+    "f": 0.5,
+    "seconds": 0.5,
+    "bool": True,
+    "text": "x",
+    "words": "x",
+    "line": "x",
+    "host": "x",
+    "names": [],
+    "name": "x",
+    "notice": "row_retried",
+    "map": {},
+    "list": [],
+    "octets": b"x",
+}
+HELLO = m.Hello(
+    role="worker",
+    name="w0",
+    protocol_min=1,
+    protocol_max=1,
+    version="0.1.0",
+    max_payload_bytes=2_000_000,
+)
+WELCOME = m.Welcome(protocol=1, version="0.1.0", name="coordinator", max_payload_bytes=3_000_000)
+NONCE = bytes(NONCE_BYTES)
+SECRET = b"s" * 32
+
+
+def hello(role: m.Role) -> m.Hello:
+    nonce = NONCE if role in DATA_ROLES else b""
+    return dataclasses.replace(HELLO, role=role.value, nonce=nonce)
+
+
+def welcome(role: m.Role) -> m.Welcome:
+    return dataclasses.replace(WELCOME, nonce=NONCE if role in DATA_ROLES else b"")
+
+
+def message(cls: type[Any]) -> Any:
+    if cls in (m.Hello, m.Welcome):
+        return {m.Hello: HELLO, m.Welcome: WELCOME}[cls]
+    values = {
+        name: next(value for start, value in VALUES.items() if kind.startswith(start))
+        for name, kind, _check, _required in fields.layout(cls)
+    }
+    return m.decode_message({"t": message_number(cls), **values})
+
+
+class Side:
+    """A session and the other side of its connection, which says whatever a test wants."""
+
+    def __init__(self, session: Session, other: Session) -> None:
+        self.session = session
+        self.other = other
+
+    @property
+    def state(self) -> State:
+        return self.session.state
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self.session.max_payload_bytes
+
+    def receive(self, message: m.Message, payload_bytes: int = 0) -> None:
+        """The other side says this, in its place and with its key."""
+        if isinstance(message, m.Prove) and self.state is State.AWAIT_PROVE:
+            data = self.other.data_to_send()
+        else:
+            data = b"".join(self.other.encode(message, bytes(payload_bytes)))
+        received = [(one, len(payload)) for one, payload in self.session.feed(data)]
+        assert [(type(one), size) for one, size in received] == [(type(message), payload_bytes)]
+
+
+def secret_of(role: m.Role) -> bytes:
+    return SECRET if role in DATA_ROLES else b""
+
+
+def pair(role: m.Role) -> tuple[Session, Session]:
+    """(opener, acceptor) that have heard nothing of each other."""
+    opener = Session(role=role, random_bytes=bytes, staging_bytes=4096)
+    return opener, Session(accepts=frozenset(ROLES), random_bytes=bytes, staging_bytes=4096)
+
+
+def shake(opener: Session, acceptor: Session, until: State) -> None:
+    """As much of a handshake as leads the acceptor to this state, or the opener to OPEN."""
+    role = opener.role
+    assert role is not None
+    secret = secret_of(role)
+    said = opener.hello(hello(role), secret=secret, private=True)
+    if until is State.AWAIT_HELLO:
+        return
+    assert [type(one) for one, _ in acceptor.feed(said)] == [m.Hello]
+    if until is State.DECIDING:
+        return
+    said = acceptor.welcome(welcome(role), secret=secret, private=True)
+    if until is State.AWAIT_WELCOME:
+        return
+    assert [type(one) for one, _ in opener.feed(said)] == [m.Welcome]
+    if until is State.OPEN:
+        list(acceptor.feed(opener.data_to_send()))
+
+
+def acceptor(state: State, role: m.Role = m.Role.WORKER) -> Side:
+    opener, made = pair(role)
+    shake(opener, made, state)
+    assert made.state is state
+    return Side(made, opener)
+
+
+def opener(state: State, role: m.Role = m.Role.WORKER) -> Side:
+    made, acceptor = pair(role)
+    shake(made, acceptor, state)
+    assert made.state is state
+    return Side(made, acceptor)
+
+
+def refused(side: Side, received: Any, payload_bytes: int = 0) -> ProtocolError:
+    with pytest.raises(ProtocolError) as error:
+        side.receive(received, payload_bytes)
+    assert side.state is State.CLOSED
+    assert not list(side.session.feed(m.message_bytes(m.Goodbye())))
+    return error.value
+
+
+# --- who may send what, and when ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_open_connection_takes_what_its_role_allows(role: m.Role, cls: type[Any]) -> None:
+    for side, allowed in (
+        (acceptor(State.OPEN, role), m.from_opener(role)),
+        (opener(State.OPEN, role), m.from_acceptor(role)),
+    ):
+        if cls in allowed:
+            side.receive(message(cls))
+            ended = cls in (m.Error, m.Goodbye)
+            assert side.state is (State.CLOSED if ended else State.OPEN)
+        else:
+            error = refused(side, message(cls))
+            assert error.code is ErrorCode.WRONG_STATE
+            assert m.message_name(cls) in str(error)
+
+
+@pytest.mark.parametrize("cls", TYPES, ids=lambda cls: cls.__name__)
+def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
+    for side, expected in (
+        (acceptor(State.AWAIT_HELLO), m.Hello),
+        (acceptor(State.DECIDING), None),
+        (acceptor(State.AWAIT_PROVE, m.Role.RING), m.Prove),
+        (opener(State.AWAIT_WELCOME), m.Welcome),
+    ):
+        if cls not in (expected, m.Error):
+            assert refused(side, message(cls)).code is ErrorCode.WRONG_STATE
+
+
+def test_every_message_has_exactly_one_sender() -> None:
+    several = {m.Beat, m.Revocations, m.Renew, m.Renewed}
+    either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
+    for cls in set(TYPES) - either:
+        senders = [role for table in TABLES for role in ROLES if cls in table(role)]
+        assert len(senders) == 1, cls
+    for table in TABLES:
+        assert [role for role in ROLES if m.Beat in table(role)] == [m.Role.RING]
+        assert [role for role in ROLES if m.Revocations in table(role)] == [m.Role.WORKER]
+        renew = [role for role in ROLES if {m.Renew, m.Renewed} & table(role)]
+        assert renew == [m.Role.WORKER, m.Role.CTL]
+        assert all({m.Error, m.Goodbye} <= table(role) for role in ROLES)
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        acceptor(State.AWAIT_HELLO),
+        acceptor(State.DECIDING),
+        acceptor(State.OPEN),
+        opener(State.AWAIT_WELCOME),
+        opener(State.OPEN),
+    ],
+    ids=lambda side: f"{'opener' if side.session.opened else 'acceptor'}-{side.state.name}",
+)
+def test_error_ends_a_connection_in_any_state(side: Side) -> None:
+    side.receive(m.Error(code=18, message="x"))
+    assert side.state is State.CLOSED
+
+
+def test_nothing_comes_after_the_end() -> None:
+    side = acceptor(State.OPEN)
+    list(side.session.feed(m.message_bytes(m.Goodbye()) + m.message_bytes(HELLO)))
+    for data in (m.message_bytes(HELLO), b"no frame"):
+        assert not list(side.session.feed(data))
+        view = side.session.next_buffer()
+        view[: len(data)] = data
+        assert not list(side.session.received(len(data)))
+    side.session.end()
+    assert side.state is State.CLOSED
+
+
+def test_bytes_are_received_where_the_session_says() -> None:
+    side = acceptor(State.OPEN)
+    data = b"".join(side.other.encode(m.JobOutput(job="j", rank=0), bytes(9000)))
+    arrived = []
+    while data:
+        view = side.session.next_buffer()
+        count = min(len(view), len(data))
+        view[:count] = data[:count]
+        arrived += [len(payload) for _, payload in side.session.received(count)]
+        data = data[count:]
+    assert arrived == [9000]
+    side.session.end()
+    assert side.state is State.CLOSED
+
+
+def test_stream_that_ends_within_a_frame_is_truncated() -> None:
+    side = acceptor(State.OPEN)
+    assert not list(side.session.feed(m.message_bytes(m.Goodbye())[:-1]))
+    with pytest.raises(ProtocolError) as error:
+        side.session.end()
+    assert (error.value.code, side.state) == (ErrorCode.TRUNCATED, State.CLOSED)
+
+
+# --- handshake ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_handshake_opens_both_sides(role: m.Role) -> None:
+    ours, theirs = pair(role)
+    assert (ours.opened, theirs.opened) == (True, False)
+    shake(ours, theirs, State.DECIDING)
+    assert (theirs.state, theirs.role) == (State.DECIDING, role)
+    list(ours.feed(theirs.welcome(welcome(role), secret=secret_of(role), private=True)))
+    proof = ours.data_to_send()
+    assert (ours.state, ours.data_to_send()) == (State.OPEN, b"")
+    if role in DATA_ROLES:
+        assert theirs.state is State.AWAIT_PROVE
+        assert [type(one) for one, _ in theirs.feed(proof)] == [m.Prove]
+    else:
+        assert not proof
+    assert theirs.state is State.OPEN
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(True, True), (True, False), (False, True)])
+def test_the_stronger_tag_that_a_side_needs_is_that_of_both(ours: bool, theirs: bool) -> None:
+    opener, acceptor = pair(m.Role.RING)
+    list(acceptor.feed(opener.hello(hello(m.Role.RING), secret=SECRET, private=ours)))
+    said = acceptor.welcome(welcome(m.Role.RING), secret=SECRET, private=theirs)
+    [(answer, _)] = opener.feed(said)
+    assert isinstance(answer, m.Welcome)
+    assert answer.tag == (FLAG_XXH3 if ours and theirs else FLAG_GCM)
+    assert opener.tag.flag == FLAG_GCM  # of PROVE, in any case
+
+
+def test_a_weaker_tag_than_stated_is_refused() -> None:
+    opener, other = pair(m.Role.RING)
+    opener.hello(hello(m.Role.RING), secret=SECRET, private=False)
+    error = refused(Side(opener, other), welcome(m.Role.RING))
+    assert (error.code, error.message) == (ErrorCode.BAD_FIELD, "WELCOME.tag: 1 is less than 2")
+
+
+def test_another_secret_opens_nothing() -> None:
+    opener, acceptor = pair(m.Role.RING)
+    list(acceptor.feed(opener.hello(hello(m.Role.RING), secret=SECRET)))
+    said = acceptor.welcome(welcome(m.Role.RING), secret=b"x" * 32)
+    with pytest.raises(ProtocolError) as error:
+        list(opener.feed(said))
+    assert (error.value.code, opener.state) == (ErrorCode.BAD_TAG, State.CLOSED)
+
+
+def test_a_held_message_is_asked_for_again() -> None:
+    places: list[Hold | memoryview] = [HOLD, memoryview(bytearray(3))]
+    made = Session(
+        accepts=frozenset(ROLES), random_bytes=bytes, place=lambda _message, _size: places.pop(0)
+    )
+    opener = Session(role=m.Role.WORKER, random_bytes=bytes)
+    shake(opener, made, State.OPEN)
+    output = m.JobOutput(job="j", rank=0)
+    assert not list(made.feed(b"".join(opener.encode(output, b"abc"))))
+    assert made.held
+    [(message, payload)] = made.resume()
+    assert (message, bytes(payload), made.held) == (output, b"abc", False)
+
+
+@pytest.mark.parametrize("size", [0, 4096, 4097])
+def test_a_large_payload_is_sent_as_it_lies(size: int) -> None:
+    opener, acceptor = pair(m.Role.FETCH)
+    shake(opener, acceptor, State.OPEN)
+    payload = bytearray(size)
+    pieces = acceptor.encode(m.FetchData(blob=0, offset=0), memoryview(payload))
+    assert len(pieces) == (3 if size > 4096 else 1)
+    [(_, arrived)] = opener.feed(b"".join(pieces))
+    assert arrived == payload
+
+
+def test_second_hello_is_refused() -> None:
+    assert refused(acceptor(State.DECIDING), HELLO).code is ErrorCode.WRONG_STATE
+    assert refused(acceptor(State.OPEN), HELLO).code is ErrorCode.WRONG_STATE
+
+
+def test_unknown_role_is_refused() -> None:
+    error = refused(acceptor(State.AWAIT_HELLO), dataclasses.replace(HELLO, role="admin"))
+    assert error.code is ErrorCode.BAD_FIELD
+    assert "'admin'" in str(error)
+
+
+def test_role_that_is_not_served_is_refused_with_a_hint() -> None:
+    opener, _ = pair(m.Role.WORKER)
+    made = Session(accepts=frozenset({m.Role.RING}), random_bytes=bytes)
+    error = refused(Side(made, opener), HELLO)
+    assert error.code is ErrorCode.WRONG_STATE
+    assert "check the port" in error.remedy
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (2, 255), (2, 1)])
+def test_opener_of_another_version_is_refused(low: int, high: int) -> None:
+    hello = dataclasses.replace(HELLO, protocol_min=low, protocol_max=high)
+    error = refused(acceptor(State.AWAIT_HELLO), hello)
+    assert error.code is ErrorCode.BAD_VERSION
+    assert f"w0 speaks protocol {low}..{high}" in str(error)
+    assert error.remedy
+
+
+def test_opener_of_several_versions_is_welcome() -> None:
+    side = acceptor(State.AWAIT_HELLO)
+    side.receive(dataclasses.replace(HELLO, protocol_min=0, protocol_max=7))
+    assert side.state is State.DECIDING
+
+
+def test_acceptor_that_chose_another_version_is_refused() -> None:
+    error = refused(opener(State.AWAIT_WELCOME), dataclasses.replace(WELCOME, protocol=2))
+    assert error.code is ErrorCode.BAD_VERSION
+
+
+def test_accepting_after_the_end_stays_ended() -> None:
+    session = acceptor(State.DECIDING).session
+    session.close()
+    assert session.welcome(WELCOME) == b""
+    assert session.state is State.CLOSED
+
+
+# --- payloads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "limit"),
+    [(0, 0), (65536, 65536), (2**24, 2**24), (2**32 - 1, LARGEST_MAX_PAYLOAD_BYTES)],
+)
+def test_other_side_states_what_it_takes(stated: int, limit: int) -> None:
+    theirs, ours = acceptor(State.AWAIT_HELLO), opener(State.AWAIT_WELCOME)
+    assert theirs.max_payload_bytes == ours.max_payload_bytes == DEFAULT_MAX_PAYLOAD_BYTES
+    theirs.receive(dataclasses.replace(HELLO, max_payload_bytes=stated))
+    ours.receive(dataclasses.replace(WELCOME, max_payload_bytes=stated))
+    assert theirs.max_payload_bytes == ours.max_payload_bytes == limit
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_payload_beyond_what_a_message_carries_is_refused(role: m.Role, opened: bool) -> None:
+    make = opener if opened else acceptor
+    for cls in m.from_acceptor(role) if opened else m.from_opener(role):
+        limit = m.kind_of(cls).max_payload_bytes
+        if limit == LARGEST_MAX_PAYLOAD_BYTES:  # the frame's own limit is the same
+            make(State.OPEN, role).receive(message(cls), 4096)
+            continue
+        make(State.OPEN, role).receive(message(cls), limit)
+        error = refused(make(State.OPEN, role), message(cls), limit + 1)
+        assert error.code is ErrorCode.BAD_PAYLOAD
+        assert m.message_name(cls) in str(error)
+
+
+def test_handshake_carries_no_payload() -> None:
+    assert refused(acceptor(State.AWAIT_HELLO), HELLO, 1).code is ErrorCode.BAD_PAYLOAD
+    assert refused(opener(State.AWAIT_WELCOME), WELCOME, 1).code is ErrorCode.BAD_PAYLOAD
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_data_connection_is_open_after_prove(role: m.Role) -> None:
+    side = acceptor(State.AWAIT_PROVE if role in DATA_ROLES else State.OPEN, role)
+    if role in DATA_ROLES:
+        side.receive(m.Prove())
+    assert side.state is State.OPEN
+    assert refused(side, m.Prove()).code is ErrorCode.WRONG_STATE
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_nonce_belongs_where_there_is_a_key(role: m.Role) -> None:
+    for nonce in {b"", NONCE, NONCE[1:]} - {hello(role).nonce}:
+        said = dataclasses.replace(hello(role), nonce=nonce)
+        error = refused(acceptor(State.AWAIT_HELLO), said)
+        assert (error.code, "HELLO.nonce" in error.message) == (ErrorCode.BAD_FIELD, True)
+        answered = dataclasses.replace(welcome(role), nonce=nonce)
+        error = refused(opener(State.AWAIT_WELCOME, role), answered)
+        assert (error.code, "WELCOME.nonce" in error.message) == (ErrorCode.BAD_FIELD, True)
+
+
+@pytest.mark.parametrize("tag", [0, 3, 4])
+def test_an_unknown_tag_is_refused(tag: int) -> None:
+    said = dataclasses.replace(hello(m.Role.RING), tag=tag)
+    error = refused(acceptor(State.AWAIT_HELLO), said)
+    assert (error.code, "HELLO.tag" in error.message) == (ErrorCode.BAD_FIELD, True)
+
+
+# --- what the other side's ERROR becomes ----------------------------------------------------------
+
+HOSTILE = "no\x1b[2J\x9b2J\u202e\r\nerror: forged"
+
+
+def test_a_text_of_somebody_unknown_is_escaped_and_bounded() -> None:
+    error = error_of(m.Error(code=1, message=HOSTILE, remedy="x" * 16384))
+    assert error.message == "no\\x1b[2J\\x9b2J\\u202e\nerror: forged"
+    assert len(error.remedy) == MAX_ERROR_CHARACTERS
+
+
+@pytest.mark.parametrize("code", [0, 999, 65535])
+def test_a_code_that_is_not_known_is_an_internal_one(code: int) -> None:
+    assert error_of(m.Error(code=code, message="")).code is ErrorCode.INTERNAL
+
+
+def test_a_plain_no_is_a_refusal() -> None:
+    said = m.Error(code=ErrorCode.REFUSED, message=HOSTILE, remedy="ask")
+    error = answer_of(said)
+    assert isinstance(error, RequestRefused)
+    assert (error.message, error.remedy) == (error_of(said).message, "ask")
+    assert isinstance(answer_of(m.Error(code=1, message="")), ProtocolError)

@@ -4,7 +4,7 @@ A rank offers its entry only after all buckets of the step are averaged, so a co
 proves that every rank has *prepared* the step; it is committed if nobody vetoes.  Entries go once
 round the ring and every rank reduces the same list in rank order, so all reach the same verdict.
 What must be summed (losses, weights, presence of gradients) is not here but in the step's last
-bucket (`dtd.train.tail`).  Pure; the layout is in protocol.md, "Control word".
+bucket (`dtd.strategy.scalars`).  Pure; the layout is in protocol.md, "Control word".
 """
 
 from __future__ import annotations

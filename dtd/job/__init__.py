@@ -29,6 +29,7 @@ from dtd.job.tables import (
     ElasticTable,
     JobSpec,
     JobTable,
+    StrategyTable,
     SyncTable,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "Precision",
     "ScheduleName",
     "ScheduleTable",
+    "StrategyTable",
     "SyncTable",
     "TrainTable",
     "from_mapping",

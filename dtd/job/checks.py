@@ -32,9 +32,19 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _length(spec)
     yield from _numbers(spec)
     yield from _encryption(spec)
+    yield from _codec(spec)
     yield from _best(spec)
     yield from _without_effect("optimizer", spec.optimizer)
     yield from _without_effect("schedule", spec.schedule)
+
+
+def _codec(spec: JobSpec) -> Iterator[Conflict]:
+    codec, earlier = spec.strategy.codec, spec.sync.wire_dtype
+    if earlier and codec not in ("none", earlier):
+        yield Conflict(
+            fields=(("sync", "wire_dtype"), ("strategy", "codec")),
+            text=f'is the earlier name of [strategy] codec, which is "{codec}"; leave it out',
+        )
 
 
 def _length(spec: JobSpec) -> Iterator[Conflict]:

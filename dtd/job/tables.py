@@ -91,9 +91,8 @@ class SyncTable:
     wire_dtype: Literal["", "bfloat16"] = field(
         default="",
         metadata=rule(
-            "Type in which float32 gradients travel; sums stay float32. `bfloat16` halves the bytes"
-            " and loses digits: every hop rounds once. Empty = as they are; other types always"
-            " travel so."
+            "The earlier name of `strategy.codec`, good for one more release. Empty = as"
+            " `strategy.codec` says."
         ),
     )
     transport: Literal["ring", "gloo", "nccl"] = field(
@@ -116,6 +115,27 @@ class SyncTable:
         metadata=rule(
             "With `tls` and a process group: let gradients travel unencrypted all the same. State,"
             " votes and running buffers stay encrypted."
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyTable:
+    """How a step's rows become an update."""
+
+    name: Literal["replicated"] = field(
+        default="replicated",
+        metadata=rule(
+            "`replicated`: every worker holds all of the state, and a step sums all gradients."
+        ),
+    )
+    codec: Literal["none", "bfloat16", "float16"] = field(
+        default="none",
+        metadata=rule(
+            "Form in which float32 gradients travel; sums stay float32. Both types halve the bytes"
+            " and lose digits: every hop rounds once, `bfloat16` to 8 significant bits, `float16`"
+            " to 11, in a range that ends at 65504: beyond it the step is skipped. `none` = as they"
+            " are; other types always travel so."
         ),
     )
 
@@ -252,5 +272,13 @@ class JobSpec:
     schedule: ScheduleTable
     train: TrainTable
     sync: SyncTable
+    strategy: StrategyTable
     elastic: ElasticTable
     checkpoint: CheckpointTable
+
+    @property
+    def codec(self) -> str:
+        """`strategy.codec`, or what the earlier `sync.wire_dtype` says; "none" for no codec."""
+        if self.strategy.codec == "none" and self.sync.wire_dtype:
+            return self.sync.wire_dtype
+        return self.strategy.codec

@@ -10,7 +10,7 @@ step every rank changes them by its own rows; what all ranks have afterwards dep
 The mean is taken in float64, so narrower types come back exactly where ranks agree, one rank alone
 keeps every bit of every type, and a value that is not finite makes only its own element so.  A
 rank without rows contributes nothing.  All ranks compute the result from the same sums, so all end
-with the same bytes.  The values ride in the step's tail bucket (`dtd.train.tail`).
+with the same bytes.  The values ride in the step's scalars (`dtd.strategy.scalars`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.order import mixed
-from dtd.train.reduce import tensor_bytes
 
 _NOTHING: Final = -0.0
 """Adding it changes no value, not even a zero's sign."""

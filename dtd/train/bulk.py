@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.record import GotOn
-from dtd.train.reduce import tensor_bytes
 
 PIECE_BYTES: Final = 64 << 20
 

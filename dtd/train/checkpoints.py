@@ -25,6 +25,7 @@ from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.bulk import copied_to_host
 from dtd.train.checkpoint_format import (
     AVERAGES_FILE,
@@ -37,7 +38,6 @@ from dtd.train.checkpoint_format import (
 )
 from dtd.train.checkpoint_writer import CheckpointWriter, Draft, Failure, RawTensor
 from dtd.train.record import CheckpointRecord, GotOn, Reporter, nobody
-from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.retention import rules_of
 from dtd.train.seldom import Seldom

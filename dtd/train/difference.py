@@ -14,7 +14,7 @@ import xxhash
 
 from dtd.core.difference import search
 from dtd.errors import ProtocolError, RingBroken
-from dtd.train.reduce import tensor_bytes
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (
     AVERAGE,

@@ -35,8 +35,7 @@ def memory_parts(session: Session) -> dict[str, int]:
     return {
         "parameters": parameters,
         "gradients": max((_bytes(parameter) for _, parameter in replica.trained), default=0),
-        "buckets": sum(update.gradients.size_bytes for update in session.updates)
-        + len(session.tail.memory.view),
+        "buckets": session.strategy.size_bytes,
         "optimizer": max(0, state - parameters),
         "snapshot": state,
         "runtime": RUNTIME_BYTES if session.device.type == "cpu" else 0,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.record import GotOn, StateImage, nobody
-from dtd.train.reduce import tensor_bytes
 from dtd.train.replica import Replica
 from dtd.train.state import (
     DTYPES,

@@ -41,7 +41,7 @@ def train(
         voters: ranks that brought the state they begin with; None for all.
     """
     replica, plan = session.replica, session.plan
-    session.recall()
+    session.strategy.regroup()
     requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
     session.loader.start(requests, at=plan.request_number(replica.step))
     session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
@@ -50,7 +50,7 @@ def train(
         clock, step = Clock(), replica.step
         last = session.is_last
         session.open()
-        ring.open_step(step, [] if last else session.memories)
+        ring.open_step(step, [] if last else session.exchanges())
         due = before_step(
             met=met,
             last=last,
@@ -74,7 +74,7 @@ def train(
         share = plan.share(step, rank=ring.rank, world_size=ring.world_size)
         with replica.own.unchanged("loss()"):
             contribute(session, ring, share, clock)
-        session.active[-1].wait(ring)
+        session.strategy.collect(ring)
         session.engine.prepare()
         flags = session.requests.flags()
         word = exchange(session, ring, flags)

@@ -166,7 +166,7 @@ def measure(
             return {
                 "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
                 "rows": parsed.job.global_batch_size,
-                "buckets": [len(memory.view) for memory in session.memories],
+                "buckets": [len(memory.view) for memory in session.exchanges()],
                 "memory": {**memory_parts(session), "activations": saved.peak_bytes},
                 "available_bytes": available,
                 "worlds": steps,
@@ -203,10 +203,11 @@ def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
     """One step as `dtd.train.loop` takes it; times from the moment the rows were there."""
     clock, step = Clock(), session.replica.step
     share = session.plan.share(step, rank=0, world_size=ring.world_size)
-    ring.open_step(step, session.memories)
+    exchanges = session.exchanges()
+    ring.open_step(step, exchanges)
     begun_s = time.perf_counter()
     contribute(session, ring, share, clock)
-    session.active[-1].wait(ring)
+    session.strategy.collect(ring)
     handed_s = time.perf_counter()
     session.engine.prepare()
     session.engine.judge([session.engine.entry(Flags())])
@@ -217,7 +218,7 @@ def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
     return {
         "data_s": clock.data_s,
         "compute_s": handed_s - base_s,
-        "ready_s": [ring.started_s[index] - base_s for index in range(len(session.memories))],
+        "ready_s": [ring.started_s[index] - base_s for index in range(len(exchanges))],
         "optimizer_s": ended_s - handed_s,
         "step_s": ended_s - begun_s,
     }

@@ -15,8 +15,8 @@ import xxhash
 from torch import nn
 
 from dtd.job import OptimizerTable
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.optimizers import build_optimizer
-from dtd.train.reduce import tensor_bytes
 
 _ELEMENTS = 100_031
 """Leaves as much as can be left by vectors of 8, 16 and 32: a rest is computed one by one."""

@@ -17,7 +17,7 @@ import xxhash
 from torch import Tensor
 
 from dtd.errors import TaskError
-from dtd.train.reduce import tensor_bytes
+from dtd.strategy.wire_memory import tensor_bytes
 
 MAX_VALUES_BYTES: Final = 256 * 1024
 MAX_TENSOR_BYTES: Final = 64 * 1024 * 1024

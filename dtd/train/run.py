@@ -38,11 +38,10 @@ from dtd.train.record import (
     WarmupReport,
 )
 from dtd.train.sanity import try_evaluation
-from dtd.train.session import Session, build_session
+from dtd.train.session import Session, build_session, updates_of_step
 from dtd.train.state import named_tensors
 from dtd.train.step import commit
 from dtd.train.task import load_task
-from dtd.train.updates import updates_of_step
 from dtd.transport.api import Collective
 
 _STATE_FACTOR = 16
@@ -375,10 +374,10 @@ def _small_world(spec: JobSpec) -> int:
 def _plan_digest(session: Session) -> str:
     """Hash of what travels in a step, to be compared between workers."""
     content = hashlib.blake2b(digest_size=16)
-    for update in session.updates:
-        content.update(f"{update.name} {update.plan.digest()}\n".encode())
+    for name, digest in session.strategy.plan():
+        content.update(f"{name} {digest}\n".encode())
     for step in range(min(_UPDATES_COMPARED, session.plan.steps_total)):
-        names = [u.name for u in updates_of_step(session.task, session.updates, step)]
+        names = updates_of_step(session.task, session.strategy.names, step)
         content.update(f"{' '.join(names)}\n".encode())
     for name in session.buffers.names:
         buffer = session.replica.model.get_buffer(name)

@@ -5,7 +5,7 @@ The parts know nothing of each other; the loop (`dtd.train.loop`) brings them to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,11 @@ from typing import Any
 import torch
 
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
+from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.strategy.api import Part, Strategy
+from dtd.strategy.choice import build_strategy
+from dtd.strategy.scalars import StepScalars
 from dtd.train.buffers import RunningBuffers, smallest_rows
 from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoints import Checkpoints
@@ -22,6 +26,7 @@ from dtd.train.data import Loader
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
 from dtd.train.first_weights import FirstWeights
+from dtd.train.joined_optimizer import JoinedOptimizer
 from dtd.train.lazy import Sample, sample_of
 from dtd.train.parameter_watch import ParameterWatch
 from dtd.train.plan import JobPlan
@@ -31,16 +36,7 @@ from dtd.train.replica import Replica, build_replica, reset_replica
 from dtd.train.sampling import order_of
 from dtd.train.seldom import Seldom, Warn
 from dtd.train.stream import InSequence, StreamRows, stream_in, stream_rows
-from dtd.train.tail import Tail
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
-from dtd.train.updates import (
-    Applied,
-    Undo,
-    Update,
-    attend_to,
-    build_updates,
-    updates_of_step,
-)
 from dtd.train.used_rows import UsedRows
 from dtd.transport.api import BucketMemory, Collective
 
@@ -58,10 +54,10 @@ class Session:
         sample: gives a few of them as a batch.
         plan: what each step does.
         replica: the state.
-        updates: one, or one for each optimizer of the task.
+        strategy: how a step's rows become an update.
         buffers: running buffers.
         watch: sees that the task leaves parameters to the optimizer.
-        tail: the last bucket.
+        scalars: the last bucket of every step.
         loader: training batches.
         evaluator: None if the task has no evaluation rows.
         checkpoints: saves the state.
@@ -77,8 +73,6 @@ class Session:
         judged: what early stopping makes of the evaluation before the step at hand; None if
             there is none.
         ended: why the job ended early; empty if it did not, or not in this process.
-        applied: updates of the step at hand that are made, tentatively.
-        undos: what takes them back.
         stream_position: where the stream stands after the step at hand.
     """
 
@@ -90,10 +84,10 @@ class Session:
     sample: Sample
     plan: JobPlan
     replica: Replica
-    updates: list[Update]
+    strategy: Strategy
     buffers: RunningBuffers
     watch: ParameterWatch
-    tail: Tail
+    scalars: StepScalars
     loader: Loader
     evaluator: Evaluator | None
     checkpoints: Checkpoints
@@ -108,10 +102,7 @@ class Session:
     judged: EarlyStop | None = None
     begins_with: FirstWeights | None = None
     ended: str = ""
-    applied: list[Applied] = field(default_factory=list)
-    undos: list[Undo] = field(default_factory=list)
     stream_position: Any = None
-    _active: tuple[int, list[Update]] = (-1, [])
 
     @property
     def key(self) -> StateKey:
@@ -120,26 +111,14 @@ class Session:
         assert live is not None, "memory holds no state"
         return live
 
-    @property
-    def active(self) -> list[Update]:
-        """The updates of the step that follows the live state."""
-        if self._active[0] != self.replica.step:
-            step = self.replica.step
-            self._active = (step, updates_of_step(self.task, self.updates, step))
-        return self._active[1]
+    def exchanges(self) -> list[BucketMemory]:
+        """The buckets of the step that follows the live state.
 
-    @property
-    def memories(self) -> list[BucketMemory]:
-        """A step's buckets: for each update its gradients, then a tail; the last one is `tail`."""
-        memories: list[BucketMemory] = []
-        for update in self.active:
-            memories += [*update.memories, update.tail.memory]
-        return [*memories[:-1], self.tail.memory]
-
-    def recall(self) -> None:
-        """A generation begins: whoever is left in an older one reads the buckets in vain."""
-        for update in self.updates:
-            update.gradients.recall()
+        Raises:
+            TaskError: the task names updates that there are not.
+        """
+        names = updates_of_step(self.task, self.strategy.names, self.replica.step)
+        return self.strategy.exchanges(names)
 
     @property
     def is_last(self) -> bool:
@@ -162,8 +141,7 @@ class Session:
 
     def begin(self, ring: Collective) -> None:
         """A step on this ring begins: remember what it may change before its commit."""
-        for update in self.active:
-            update.gradients.begin(ring.check)
+        self.strategy.begin(ring.check)
         self.buffers.take_snapshot()
         self.engine.begin(ring.generation)
 
@@ -171,19 +149,19 @@ class Session:
         """The step at hand is applied."""
         self.engine.commit()
         self.replica.own.keep()
-        self._end()
+        self.strategy.commit()
+        self.strategy.release()
 
     def take_back(self) -> None:
-        """Undo what the step at hand has changed so far: tentative updates and running buffers."""
-        while self.undos:
-            self.undos.pop().restore()
+        """Undo what the step at hand has changed so far, running buffers among it."""
+        self.strategy.rollback()
         self.buffers.restore()
 
     def discard(self) -> None:
         """Nothing of the step at hand happened, if there is one."""
         if self.engine.discard():
             self.take_back()
-            self._end()
+            self.strategy.release()
         self.replica.own.restore()
 
     def tell(self, name: str, metrics: Mapping[str, float], *, directory: str = "") -> None:
@@ -211,24 +189,18 @@ class Session:
     def replaced(self, key: StateKey) -> None:
         """The live state is another one now: what was found out about the old one is void."""
         self.engine.replaced(key)
+        self.strategy.replaced()
         self._rewind()
         self.plan = self.plan.following(self.replica.ledger)
         self.metrics, self.ended, self.callbacks.reason = {}, "", ""
         self.checkpoints.drop()
-
-    def _end(self) -> None:
-        self.applied, self.undos = [], []
-        attend_to(None, self.updates)
-        for update in self.updates:
-            update.gradients.release()
 
     def close(self) -> None:
         """Leave nothing running."""
         self.loader.close()
         if self.evaluator is not None:
             self.evaluator.close()
-        for update in self.updates:
-            update.gradients.close()
+        self.strategy.close()
         self.checkpoints.close()
 
 
@@ -264,6 +236,11 @@ def build_session(
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
     warn = Seldom(reporter.warning)
+    scalars = StepScalars(
+        parameters=len(replica.trained),
+        buffer_elements=buffers.elements,
+        buffer_words=buffers.words,
+    )
     return Session(
         spec=spec,
         task=task,
@@ -273,14 +250,10 @@ def build_session(
         sample=sample,
         plan=plan,
         replica=replica,
-        updates=build_updates(replica, spec, device),
+        strategy=build_strategy(spec, parts_of(replica), device, scalars),
         buffers=buffers,
         watch=ParameterWatch(replica.model, reporter.progress),
-        tail=Tail(
-            parameters=len(replica.trained),
-            buffer_elements=buffers.elements,
-            buffer_words=buffers.words,
-        ),
+        scalars=scalars,
         loader=_open_loader(spec, dataset, device, warn),
         evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
         checkpoints=Checkpoints(
@@ -296,6 +269,41 @@ def build_session(
         requests=requests,
         callbacks=callbacks,
     )
+
+
+def parts_of(replica: Replica) -> list[Part]:
+    """The parameters of each of the replica's optimizers, in their order."""
+    optimizer, trained = replica.optimizer, replica.trained
+    if not isinstance(optimizer, JoinedOptimizer):
+        return [Part(name="", named=trained, places=range(len(trained)))]
+    place_of = {parameter: place for place, (_, parameter) in enumerate(trained)}
+    parts = []
+    for name, part in optimizer.parts.items():
+        places = sorted(place_of[p] for group in part.param_groups for p in group["params"])
+        named = [trained[place] for place in places]
+        parts.append(Part(name=name, named=named, places=places))
+    return parts
+
+
+def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
+    """The updates that a step makes, in order.
+
+    Args:
+        task: with `updates(step)`, or all are made in every step.
+        names: of all there are.
+        step: committed steps before it.
+
+    Raises:
+        TaskError: the task names none, one twice, or one that there is not.
+    """
+    choose: Callable[[int], Sequence[str]] | None = getattr(task, "updates", None)
+    chosen = list(choose(step)) if choose is not None and len(names) > 1 else list(names)
+    if not chosen or len(set(chosen)) != len(chosen) or not set(chosen) <= set(names):
+        raise TaskError(
+            f"updates({step}) of the task returned {chosen!r}",
+            remedy=f"return some of {', '.join(names)}, each once at most, in order",
+        )
+    return chosen
 
 
 def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -> None:

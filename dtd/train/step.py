@@ -8,11 +8,12 @@ state, and a rank that holds the buckets can commit after its ring broke.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,12 @@ import xxhash
 from torch import Tensor
 
 from dtd.errors import TaskError
+from dtd.strategy.api import LossSum
+from dtd.strategy.scalars import StepScalars
 from dtd.train.plan import Share
 from dtd.train.precision import autocast
 from dtd.train.rows import BatchRequest, shape_of
 from dtd.train.session import Session
-from dtd.train.tail import Totals
-from dtd.train.updates import Applied, Undo, Update, attend_to
 from dtd.train.used_rows import UsedRows
 from dtd.transport.api import Collective
 
@@ -72,152 +73,160 @@ class Committed:
 def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
     """Forward and backward over this rank's rows; every bucket is handed over on return.
 
-    Where several updates follow one another, all but the last are summed and applied, tentatively.
-
     Raises:
         RingBroken: before it computes what would be thrown away.
         TaskError: the task's `loss` does not return one.
     """
     session.begin(ring)
     session.used = UsedRows()
-    kept: list[Any] = []
-    for number, update in enumerate(session.active):
-        attend_to(update, session.updates)
-        loss_sum, weight = _pass(session, ring, share, clock, number, kept)
-        if update is session.active[-1]:
-            _note_position(session, clock)
-            _hand_over_tail(session, share, update, loss_sum, weight)
-            ring.start(update.tail_bucket)
-            return
-        update.tail.write(
-            loss_sum=loss_sum,
-            weight=weight,
-            end=False,
-            used=UsedRows(),
-            present=update.gradients.present,
-        )
-        ring.start(update.tail_bucket)
-        update.wait(ring)
-        begun_s = time.perf_counter()
-        totals = update.tail.totals()
-        session.applied.append(_apply(session, update, totals, totals.present, tentative=True))
-        clock.optimizer_s += time.perf_counter() - begun_s
-        session.reporter.progress()
+    work = Computation(session, clock, share=share, check=ring.check)
+    session.strategy.compute(work, ring)
 
 
-def _pass(
-    session: Session, ring: Collective, share: Share, clock: Clock, number: int, kept: list[Any]
-) -> tuple[float, float]:
-    """One update's forward and backward; returns (sum of losses, sum of weights).
+class Computation:
+    """One step's rows, model and optimizers; see `dtd.strategy.api.Computation`.
 
-    The first pass loads the batches, and keeps them if there is another one.
+    Args:
+        session: whose.
+        clock: of the step.
+        share: this rank's rows; None where the step is computed already.
+        check: raises once the generation is over.
     """
-    replica, update = session.replica, session.active[number]
-    precision = session.spec.train.precision
-    start = update.start(ring)
-    loss_sum, weight = 0.0, 0.0
-    for part, request in enumerate(share.requests):
-        if number == 0:
-            batch = _load(session, ring, request, clock)
-            if len(session.active) > 1:
-                kept.append(batch)
-        else:
-            batch = kept[part]
-        begun_s = time.perf_counter()
-        key = draw_key(session.spec.job.seed, replica.step, share.first_rows[part], number)
-        seed_draws(key, session.device)
-        named = (update.name,) if update.name else ()
+
+    def __init__(
+        self,
+        session: Session,
+        clock: Clock,
+        *,
+        share: Share | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._session = session
+        self._clock = clock
+        self._share = share
+        self._check = check
+        self._kept: list[Any] = []
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def backward(self, update: str, number: int, *, last: Callable[[], None]) -> LossSum:
+        """The first pass loads the batches; each further one has the same.
+
+        Raises:
+            TaskError: the task's `loss` does not return one.
+        """
+        session, share = self._session, self._rows
+        loss_sum, weight = 0.0, 0.0
+        for part, request in enumerate(share.requests):
+            if number == 0:
+                batch = self._load(request)
+                if len(session.strategy.names) > 1:
+                    self._kept.append(batch)
+            else:
+                batch = self._kept[part]
+            begun_s = time.perf_counter()
+            key = draw_key(
+                session.spec.job.seed, session.replica.step, share.first_rows[part], number
+            )
+            seed_draws(key, session.device)
+            loss, rows_weight, is_mean = self._loss(batch, update, len(request.rows))
+            if request is share.requests[-1]:
+                last()
+            self._check()  # forward may have taken long, and backward takes longer
+            part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
+            _backward(loss, part_of_batch * session.replica.scaler.scale)
+            loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
+            weight += rows_weight
+            self._clock.compute_s += time.perf_counter() - begun_s
+            session.reporter.progress()
+        return LossSum(loss_sum=loss_sum, weight=weight)
+
+    def _loss(self, batch: Any, update: str, rows: int) -> tuple[Tensor, float, bool]:
+        session = self._session
+        named = (update,) if update else ()
+        precision = session.spec.train.precision
         with session.watch.unchanged("loss()"), autocast(precision, session.device):
-            returned = session.task.loss(replica.model, batch, *named)
-        loss, rows_weight, is_mean = _understand(returned, len(request.rows))
-        if request is share.requests[-1]:
-            update.gradients.hand_over_when_full(start)
-        ring.check()  # forward may have taken long, and backward takes longer
-        part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
-        _backward(loss, part_of_batch * replica.scaler.scale)
-        loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
-        weight += rows_weight
-        clock.compute_s += time.perf_counter() - begun_s
-        session.reporter.progress()
-    update.gradients.finish(start)
-    return loss_sum, weight
+            returned = session.task.loss(session.replica.model, batch, *named)
+        return _understand(returned, rows)
 
-
-def _load(session: Session, ring: Collective, request: BatchRequest, clock: Clock) -> Any:
-    begun_s = time.perf_counter()
-    loaded = session.loader.next(request)
-    session.used.add(request, loaded)
-    clock.data_s += time.perf_counter() - begun_s
-    session.reporter.progress()
-    session.reporter.begins("batch", shape_of(loaded.batch))
-    ring.check()
-    return loaded.batch
-
-
-def _note_position(session: Session, clock: Clock) -> None:
-    """Read on to where this step ends, so that the step can be committed without the stream."""
-    if session.stream is not None:
+    def _load(self, request: BatchRequest) -> Any:
+        session = self._session
         begun_s = time.perf_counter()
-        next_step = session.replica.step + 1
-        after = next_step * session.spec.job.global_batch_size
-        session.stream_position = session.stream.position_at(after)
-        clock.data_s += time.perf_counter() - begun_s
+        loaded = session.loader.next(request)
+        session.used.add(request, loaded)
+        self._clock.data_s += time.perf_counter() - begun_s
+        session.reporter.progress()
+        session.reporter.begins("batch", shape_of(loaded.batch))
+        self._check()
+        return loaded.batch
 
+    @property
+    def _rows(self) -> Share:
+        assert self._share is not None, "the step is computed already"
+        return self._share
 
-def _hand_over_tail(
-    session: Session, share: Share, update: Update, loss_sum: float, weight: float
-) -> None:
-    """What must be summed besides the last update's gradients."""
-    present = [False] * len(session.replica.trained)
-    for place, there in zip(update.places, update.gradients.present, strict=True):
-        present[place] = there
-    session.tail.write(
-        loss_sum=loss_sum,
-        weight=weight,
-        end=bool(session.wants_end),
-        used=session.used,
-        present=present,
-    )
-    session.buffers.write(
-        session.tail.buffer_elements,
-        session.tail.buffer_words,
-        share=share.rows / share.global_rows,
-        follows=share.counts,
-    )
+    # --- scalars ---------------------------------------------------------------------------
 
+    def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
+        """Also reads on to where the step ends, so that it can be committed without the stream."""
+        session, share = self._session, self._rows
+        self._note_position()
+        scalars.write(
+            loss_sum=sums.loss_sum,
+            weight=sums.weight,
+            end=bool(session.wants_end),
+            used=session.used.words(),
+            present=present,
+        )
+        session.buffers.write(
+            scalars.buffer_elements,
+            scalars.buffer_words,
+            share=share.rows / share.global_rows,
+            follows=share.counts,
+        )
 
-def _apply(
-    session: Session, update: Update, totals: Totals, present: Sequence[bool], *, tentative: bool
-) -> Applied:
-    """Unscale, clip, update: unless gradients are not finite, here or in an update before.
+    def _note_position(self) -> None:
+        session = self._session
+        if session.stream is not None:
+            begun_s = time.perf_counter()
+            after = (session.replica.step + 1) * session.spec.job.global_batch_size
+            session.stream_position = session.stream.position_at(after)
+            self._clock.data_s += time.perf_counter() - begun_s
 
-    Averaged gradients are the same bytes on every rank, so all ranks come to the same.
-    """
-    replica, gradients = session.replica, update.gradients
-    rows = session.plan.global_rows(replica.step)
-    replica.set_learning_rates(session.spec, session.plan.steps_total)
-    if tentative:
-        gradients.expose_copies(present)
-    else:
-        gradients.expose(present)
-    factor = rows / totals.weight / replica.scaler.scale if totals.weight else math.nan
-    norm = gradients.norm() * factor
-    applied = Applied(name=update.name, loss=totals.loss, norm=norm)
-    if are_finite([*session.applied, applied]):
-        clip_norm = session.spec.train.clip_norm
-        if clip_norm:
-            factor *= min(1.0, clip_norm / (norm + _CLIP_EPSILON))
-        if factor != 1.0:
-            gradients.scale(factor)
-        if tentative:
-            session.undos.append(Undo(replica.part(update.name)))
-        else:  # before the update, as forward does in plain torch: its hooks may change them too
-            session.engine.apply()
-            session.buffers.apply(session.tail.buffer_elements, session.tail.buffer_words)
-        replica.update(update.name)
-    if tentative:
-        gradients.release()
-    return applied
+    # --- updates ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def tentative_update(self) -> Iterator[None]:
+        """Counts as the optimizer's time."""
+        begun_s = time.perf_counter()
+        yield
+        self._clock.optimizer_s += time.perf_counter() - begun_s
+        self._session.reporter.progress()
+
+    def begin_update(self, weight: float) -> float:
+        """Gradients are means over rows, of a loss that was scaled."""
+        session, replica = self._session, self._session.replica
+        replica.set_learning_rates(session.spec, session.plan.steps_total)
+        rows = session.plan.global_rows(replica.step)
+        return rows / weight / replica.scaler.scale if weight else math.nan
+
+    def clip(self, norm: float) -> float:
+        """As torch.nn.utils.clip_grad_norm_; 1 if the job does not clip."""
+        clip_norm = self._session.spec.train.clip_norm
+        return min(1.0, clip_norm / (norm + _CLIP_EPSILON)) if clip_norm else 1.0
+
+    def optimizer(self, update: str) -> torch.optim.Optimizer:
+        """One of several, or the only one."""
+        return self._session.replica.part(update)
+
+    def change_state(self, scalars: StepScalars) -> None:
+        """Buffers first, as forward does in plain torch: the optimizer's hooks may change them."""
+        self._session.engine.apply()
+        self._session.buffers.apply(scalars.buffer_elements, scalars.buffer_words)
+
+    def update(self, update: str) -> None:
+        """Let it make its step."""
+        self._session.replica.update(update)
 
 
 def commit(session: Session) -> Committed:
@@ -225,24 +234,19 @@ def commit(session: Session) -> Committed:
 
     If gradients of any update are not finite, the step updates nothing, on all ranks alike.
     """
-    replica, plan, active = session.replica, session.plan, session.active
-    totals = session.tail.totals()
+    replica, plan = session.replica, session.plan
+    stats = session.strategy.apply(Computation(session, Clock()))
+    totals, updates = stats.totals, stats.updates
     position, rows = plan.position(replica.step), plan.global_rows(replica.step)
-    present = [totals.present[place] for place in active[-1].places]
-    applied = [
-        *session.applied,
-        _apply(session, active[-1], totals, present, tentative=False),
-    ]
-    finite, lr = are_finite(applied), float(replica.optimizer.param_groups[0]["lr"])
-    if finite:
+    lr = float(replica.optimizer.param_groups[0]["lr"])
+    if stats.finite:
         replica.updated()
     else:
         session.take_back()
         replica.skipped_in_row += 1
-    for update in active[:-1]:
-        update.gradients.recall()  # no rank reads them any more: all have prepared the step
-    replica.scaler.update(finite=finite)
-    missing, repeated = totals.used.against(plan.checksum(replica.step), rows)
+    replica.scaler.update(finite=stats.finite)
+    used = UsedRows.of_words(totals.used)
+    missing, repeated = used.against(plan.checksum(replica.step), rows)
     seed = plan.order_seed(position.epoch)
     replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
     if session.stream is not None:
@@ -250,9 +254,8 @@ def commit(session: Session) -> Committed:
         session.stream.committed(replica.step * session.spec.job.global_batch_size)
     _enter_judgement(session, end=totals.end)
     session.committed()
-    loss = sum(one.loss for one in applied)
-    norm = math.hypot(*(one.norm for one in applied))
-    losses = {f"{one.name}_loss": one.loss for one in applied if one.name}
+    loss, norm = sum(one.loss for one in updates), math.hypot(*(one.norm for one in updates))
+    losses = {f"{one.name}_loss": one.loss for one in updates if one.name}
     session.tell("on_step", {"loss": loss, **losses, "lr": lr, "grad_norm": norm})
     return Committed(
         epoch=position.epoch,
@@ -260,15 +263,10 @@ def commit(session: Session) -> Committed:
         loss=loss,
         lr=lr,
         grad_norm=norm,
-        skipped=not finite,
+        skipped=not stats.finite,
         rows_missing=missing,
         rows_repeated=repeated,
     )
-
-
-def are_finite(applied: Sequence[Applied]) -> bool:
-    """Whether the gradients of all these updates are."""
-    return all(math.isfinite(one.norm) for one in applied)
 
 
 def _enter_judgement(session: Session, *, end: bool) -> None:

@@ -2,9 +2,9 @@
 
 Each batch says which rows the dataset was asked for to make it (`dtd.train.rows.LoadedBatch`).  A
 rank sums a hash of (epoch, row) over all its batches; the sums of all ranks are added in the step's
-tail (`dtd.train.tail`), modulo 2**64, and compared with the same sum over the plan's rows when the
-step is committed.  So "exactly once" is measured where rows are used, and not derived from the
-step's number.  The ledger keeps the account.
+scalars (`dtd.strategy.scalars`), modulo 2**64, and compared with the same sum over the plan's rows
+when the step is committed.  So "exactly once" is measured where rows are used, and not derived from
+the step's number.  The ledger keeps the account.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,6 @@ import numpy.typing as npt
 from dtd.core.sampler import row_key
 from dtd.train.order import mixed
 from dtd.train.rows import BatchRequest, LoadedBatch
-
-USED_WORDS: Final = 4
-"""Integers of 64 bits that a tally takes in the tail."""
 
 _MODULUS = 1 << 64
 _SHOWN_ROWS = 8
@@ -62,7 +58,7 @@ class UsedRows:
         )
 
     def words(self) -> list[int]:
-        """For the tail, which adds integers modulo 2**64 and shows them with a sign."""
+        """For the step's scalars, which add integers modulo 2**64 and show them with a sign."""
         signed = (self.checksum + _MODULUS // 2) % _MODULUS - _MODULUS // 2
         return [signed, self.rows, self.missing, self.extra]
 

@@ -22,8 +22,7 @@ from dtd.errors import CheckpointError
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
-from dtd.train.reduce import bucket_memory
-from dtd.train.ring_memory import RingMemory
+from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.transport.api import BucketMemory, all_reduce
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m

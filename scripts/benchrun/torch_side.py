@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtd.core.buckets import plan_buckets
 from dtd.job import JobSpec, from_mapping
-from dtd.train.gradients import parameter_shapes
+from dtd.strategy.gradients import parameter_shapes
 from dtd.train.heap import keep_freed_memory
 from dtd.train.optimizers import build_optimizer
 from dtd.train.schedules import learning_rate

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dtd.train.reduce import bucket_memory
+from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.in_process import InProcessRing
 
 pytestmark = [

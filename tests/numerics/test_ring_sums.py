@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dtd.core.chunks import Segments
-from dtd.train.reduce import bucket_memory
+from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.in_process import InProcessRing
 
 pytestmark = pytest.mark.numerics

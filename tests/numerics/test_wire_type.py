@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dtd.core.chunks import Segments
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
-from dtd.train.staging import staging_for
+from dtd.strategy.choice import CODECS
+from dtd.strategy.staging import staging_for
 from dtd.transport.in_process import InProcessRing
 
 pytestmark = pytest.mark.numerics
@@ -53,11 +54,12 @@ def ring_sums(
     """`buckets[i][rank]` summed over ranks: (result[rank][i], bytes that rank 0 sent)."""
     world_size = len(buckets[0])
     ring = InProcessRing(world_size, chunk_bytes=chunk_bytes)
+    codec = CODECS[wire_dtype or "none"]
     sizes = [(bucket[0].numel(), bucket[0].dtype) for bucket in buckets]
 
     def work(rank: int) -> tuple[list[Tensor], int]:
         collective = ring.collective(rank)
-        staging = staging_for(sizes, CPU, wire_dtype=wire_dtype)
+        staging = staging_for(sizes, CPU, codec and codec())
         collective.open_step(0, staging.memories)
         for index, bucket in enumerate(buckets):
             staging.flats[index].copy_(bucket[rank])

@@ -50,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transport.api": set(),
     "transport": BASE | {"core", "net", "security", "transport.api", "wire"},
     "tasks": BASE | {"core"},
-    "train": BASE | {"core", "tasks", "transport.api", "wire"},
+    "strategy": BASE | {"core", "transport.api"},
+    "train": BASE | {"core", "strategy", "tasks", "transport.api", "wire"},
     "metrics": BASE | {"core", "wire"},
     "coordinator": BASE | {"core", "metrics", "net", "packages", "security", "wire"},
     "worker": BASE
@@ -63,7 +64,7 @@ IMPURE = {
     *("asyncio", "socket", "threading", "time", "random", "os", "torch", "numpy"),
     *("selectors", "subprocess", "multiprocessing", "concurrent", "secrets", "uuid", "uvloop"),
 }
-HAS_TORCH = {"train", "tasks"}
+HAS_TORCH = {"strategy", "tasks", "train"}
 NEEDS_TORCH = {"dtd.transport.process_group", "dtd.transport.rendezvous"}
 """Modules of other folders that a worker imports when its job wants them, and nobody else."""
 
@@ -180,7 +181,7 @@ def test_importing_dtd_never_imports_torch() -> None:
     names = [
         dotted(path)
         for path in MODULES
-        if unit_of(path) != "train"
+        if unit_of(path) not in ("strategy", "train")
         and dotted(path) not in NEEDS_TORCH
         and path.name != "__main__.py"
         and (unit_of(path) != "tasks" or path.name == "__init__.py")

@@ -60,6 +60,7 @@ def test_settings_that_make_another_state(override: str) -> None:
         "elastic.min_workers=3",
         "checkpoint.keep=9",
         "sync.wire_dtype=bfloat16",
+        "strategy.codec=float16",
     ],
 )
 def test_settings_that_may_change(override: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from dtd.strategy.scalars import StepScalars
 from dtd.train.buffers import RunningBuffers
-from dtd.train.tail import Tail
 
 MANY = 2**53 + 1
 """No float64 holds it."""
@@ -34,8 +34,8 @@ def holding(**values: torch.Tensor) -> nn.Module:
     return model
 
 
-def tail_of(buffers: RunningBuffers) -> Tail:
-    return Tail(parameters=3, buffer_elements=buffers.elements, buffer_words=buffers.words)
+def tail_of(buffers: RunningBuffers) -> StepScalars:
+    return StepScalars(parameters=3, buffer_elements=buffers.elements, buffer_words=buffers.words)
 
 
 def exchange(models, shares, change) -> None:

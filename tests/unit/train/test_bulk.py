@@ -7,7 +7,7 @@ import torch
 import xxhash
 
 import dtd.train.bulk as bulk
-from dtd.train.reduce import tensor_bytes
+from dtd.strategy.wire_memory import tensor_bytes
 
 PIECES = 5
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dtd.strategy.scalars import USED_WORDS
 from dtd.train.rows import BatchRequest, LoadedBatch, load_rows
-from dtd.train.used_rows import USED_WORDS, UsedRows, checksum
+from dtd.train.used_rows import UsedRows, checksum
 
 
 def used(asked: tuple[int, ...], loaded: tuple[int, ...], epoch: int = 0) -> UsedRows:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dtd.errors import ConfigError, RingBroken
-from dtd.train.reduce import bucket_memory, tensor_bytes
+from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
 from dtd.transport.api import BucketMemory
 from dtd.transport.in_process import InProcessRing
 from dtd.transport.process_group import (

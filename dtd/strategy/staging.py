@@ -1,10 +1,10 @@
 """How a bucket gets from the memory of gradients to the memory that the ring reads, and back.
 
-On a CPU they are the same memory (`dtd.train.ring_memory`), unless gradients travel in a narrower
-type (`dtd.train.wire_type`): then each bucket has a twin there.  On a GPU it has one in pinned host
-memory: a full bucket is copied there on a stream of its own while backward goes on, a thread waits
-for the copy and only then hands the bucket over, and the sum comes back the same way.  Gradients
-are packed by `dtd.train.gradients`; nothing here knows parameters.
+On a CPU they are the same memory (`dtd.strategy.wire_memory`), unless a codec has gradients travel
+in another form (`dtd.strategy.codec`): then each bucket has a wire buffer there.  On a GPU it has
+one in pinned host memory: a full bucket is copied there on a stream of its own while backward goes
+on, a thread waits for the copy and only then hands the bucket over, and the sum comes back the same
+way.  Gradients are packed by `dtd.strategy.gradients`; nothing here knows parameters.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dtd.train.reduce import bucket_memory
-from dtd.train.ring_memory import RingMemory
-from dtd.train.wire_type import summed_at_home, summed_wide, wire_type
+from dtd.strategy.codec.api import Codec
+from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.transport.api import BucketMemory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
 
-HandOver = Callable[[int], None]
+StartBucket = Callable[[int], None]
+"""Hands over the bucket of this index."""
+WaitForBucket = Callable[[int], None]
+"""Returns when the bucket of this index holds its sum."""
 
 
 class Staging(Protocol):
@@ -41,11 +43,11 @@ class Staging(Protocol):
     memories: list[BucketMemory]
     size_bytes: int
 
-    def send(self, index: int, start: HandOver) -> None:
+    def send(self, index: int, start: StartBucket) -> None:
         """A bucket is full: see that `start(index)` is called; returns at once."""
         ...
 
-    def receive(self, index: int, wait: HandOver) -> None:
+    def receive(self, index: int, wait: WaitForBucket) -> None:
         """Call `wait(index)` and bring the sum back to the gradients' memory."""
         ...
 
@@ -53,7 +55,7 @@ class Staging(Protocol):
         """After a `receive`: make later work on the device see what came back."""
         ...
 
-    def recall(self) -> None:
+    def revoke(self) -> None:
         """The buckets are about to change: whoever else still reads them reads in vain."""
         ...
 
@@ -63,52 +65,63 @@ class Staging(Protocol):
 
 
 def staging_for(
-    sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, *, wire_dtype: str = ""
+    sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, codec: Codec | None = None
 ) -> Staging:
-    """The way for buckets of these (elements, dtype) on this device; see `sync.wire_dtype`."""
+    """The way for buckets of these (elements, dtype) on this device; None for no codec."""
     if device.type == "cuda":
-        return PinnedStaging(sizes, device, wire_dtype)
-    return HostStaging(sizes, wire_dtype)
+        return PinnedStaging(sizes, device, codec)
+    return HostStaging(sizes, codec)
+
+
+def _travels_as(dtype: torch.dtype, codec: Codec | None) -> torch.dtype:
+    return dtype if codec is None else codec.travels_as(dtype)
 
 
 class HostStaging:
-    """Buckets in host memory: the ring works on the gradients themselves, or on narrow twins."""
+    """Buckets in host memory: the ring works on the gradients themselves, or on wire buffers."""
 
-    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]], wire_dtype: str) -> None:
-        self._memory = RingMemory([(count, wire_type(dtype, wire_dtype)) for count, dtype in sizes])
-        self._travelling = self._memory.flats
+    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]], codec: Codec | None) -> None:
+        self._memory = RingMemory([(count, _travels_as(dtype, codec)) for count, dtype in sizes])
+        self._wires = self._memory.flats
+        self._codecs: list[Codec | None] = []
         self.flats: list[Tensor] = []
         self.memories: list[BucketMemory] = []
         self.size_bytes = 0
-        for (count, dtype), twin, memory in zip(
-            sizes, self._travelling, self._memory.memories, strict=True
+        for (count, dtype), wire, memory in zip(
+            sizes, self._wires, self._memory.memories, strict=True
         ):
-            self.size_bytes += twin.nbytes
-            if twin.dtype == dtype:
-                self.flats.append(twin)
+            self.size_bytes += wire.nbytes
+            used = codec if wire.dtype != dtype else None
+            self._codecs.append(used)
+            if used is None:
+                self.flats.append(wire)
                 self.memories.append(memory)
             else:
                 flat = torch.zeros(count, dtype=dtype)
                 self.flats.append(flat)
-                self.memories.append(summed_at_home(twin, flat, memory))
+                self.memories.append(used.summed_at_home(wire, flat, memory))
                 self.size_bytes += flat.nbytes
 
-    def send(self, index: int, start: HandOver) -> None:
-        """Round it into its twin and hand that over; copying a bucket to itself does nothing."""
-        self._travelling[index].copy_(self.flats[index])
+    def send(self, index: int, start: StartBucket) -> None:
+        """Encode it into its wire buffer, if it has one, and hand that over."""
+        codec = self._codecs[index]
+        if codec is not None:
+            codec.encode(index, self.flats[index], self._wires[index])
         start(index)
 
-    def receive(self, index: int, wait: HandOver) -> None:
+    def receive(self, index: int, wait: WaitForBucket) -> None:
         """Wait for it, and take what all ranks have, this one's own sums included."""
         wait(index)
-        self.flats[index].copy_(self._travelling[index])
+        codec = self._codecs[index]
+        if codec is not None:
+            codec.decode(index, self._wires[index], self.flats[index])
 
     def settle(self) -> None:
         """Nothing is under way."""
 
-    def recall(self) -> None:
+    def revoke(self) -> None:
         """Lend under another number."""
-        self._memory.recall()
+        self._memory.revoke()
 
     def close(self) -> None:
         """Lend no more."""
@@ -125,43 +138,48 @@ class _Copy:
 
 
 class PinnedStaging:
-    """Buckets on a GPU, with a pinned twin each; the GPU rounds to a narrower type, and back."""
+    """Buckets on a GPU, with a pinned wire buffer each; the GPU encodes and decodes."""
 
     def __init__(
-        self, sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, wire_dtype: str
+        self, sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, codec: Codec | None
     ) -> None:
         self.flats = [torch.zeros(count, dtype=dtype, device=device) for count, dtype in sizes]
         self.size_bytes = sum(flat.nbytes for flat in self.flats)
         self._device = device
         self._pinned = [
-            torch.empty(count, dtype=wire_type(dtype, wire_dtype), pin_memory=True)
+            torch.empty(count, dtype=_travels_as(dtype, codec), pin_memory=True)
             for count, dtype in sizes
         ]
-        self.memories = [
-            summed_wide(twin, bucket_memory(twin))
-            if twin.dtype != flat.dtype
-            else bucket_memory(twin)
-            for twin, flat in zip(self._pinned, self.flats, strict=True)
-        ]
+        self._codecs: list[Codec | None] = []
+        self.memories: list[BucketMemory] = []
+        for wire, flat in zip(self._pinned, self.flats, strict=True):
+            used = codec if wire.dtype != flat.dtype else None
+            memory = bucket_memory(wire)
+            self._codecs.append(used)
+            self.memories.append(memory if used is None else used.summed_alone(wire, memory))
         self._stream: torch.cuda.Stream = _CUDA.Stream(device)
         self._copies = [_Copy() for _ in sizes]
-        self._queue: queue.SimpleQueue[tuple[int, _Copy, HandOver] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, _Copy, StartBucket] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._hand_over, name="staging", daemon=True)
         self._thread.start()
 
-    def send(self, index: int, start: HandOver) -> None:
+    def send(self, index: int, start: StartBucket) -> None:
         """Queue the copy behind what fills the bucket, and the handing over behind the copy."""
         copy = self._copies[index] = _Copy()
         filled = _CUDA.Event()
         filled.record(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(filled)
-            self._pinned[index].copy_(self.flats[index], non_blocking=True)
+            codec, flat, wire = self._codecs[index], self.flats[index], self._pinned[index]
+            if codec is None:
+                wire.copy_(flat, non_blocking=True)
+            else:
+                codec.encode(index, flat, wire)
             copy.done = _CUDA.Event(blocking=True)
             copy.done.record(self._stream)
         self._queue.put((index, copy, start))
 
-    def receive(self, index: int, wait: HandOver) -> None:
+    def receive(self, index: int, wait: WaitForBucket) -> None:
         """Wait for the sum, then queue the copy back."""
         copy = self._copies[index]
         copy.handed.wait()
@@ -169,14 +187,18 @@ class PinnedStaging:
             raise copy.failure
         wait(index)
         with torch.cuda.stream(self._stream):
-            self.flats[index].copy_(self._pinned[index], non_blocking=True)
+            codec, flat, wire = self._codecs[index], self.flats[index], self._pinned[index]
+            if codec is None:
+                flat.copy_(wire, non_blocking=True)
+            else:
+                codec.decode(index, wire, flat)
 
     def settle(self) -> None:
         """The stream of the optimizer waits for the copies; the host does not."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def recall(self) -> None:
-        """The twins are not lent."""
+    def revoke(self) -> None:
+        """The wire buffers are not lent."""
 
     def close(self) -> None:
         """End the thread."""

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dtd.train.reduce import bucket_memory, tensor_bytes
-from dtd.train.staging import staging_for
-from dtd.train.wire_type import summed_wide, widened, wire_type
+from dtd.strategy.codec.bfloat16 import bfloat16, widened
+from dtd.strategy.staging import staging_for
+from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
 
 CPU = torch.device("cpu")
 FINE = 1.0 + 2.0**-10
@@ -26,7 +26,7 @@ def narrow(*values: float) -> memoryview:
 
 def staged(*values: float):
     """A bucket with these gradients on its way to the ring."""
-    staging = staging_for([(len(values), torch.float32)], CPU, wire_dtype="bfloat16")
+    staging = staging_for([(len(values), torch.float32)], CPU, bfloat16())
     staging.flats[0].copy_(torch.tensor(values))
     started: list[int] = []
     staging.send(0, started.append)
@@ -39,28 +39,27 @@ def travelling(staging) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wire_dtype", "travels"),
+    ("dtype", "codec", "travels"),
     [
-        (torch.float32, "bfloat16", torch.bfloat16),
-        (torch.float64, "bfloat16", torch.float64),
-        (torch.float16, "bfloat16", torch.float16),
-        (torch.float32, "", torch.float32),
+        (torch.float32, bfloat16(), torch.bfloat16),
+        (torch.float64, bfloat16(), torch.float64),
+        (torch.float16, bfloat16(), torch.float16),
+        (torch.float32, None, torch.float32),
     ],
 )
-def test_only_float32_gets_narrower_and_only_if_asked(dtype, wire_dtype, travels) -> None:
-    assert wire_type(dtype, wire_dtype) == travels
-    staging = staging_for([(3, dtype), (0, dtype)], CPU, wire_dtype=wire_dtype)
+def test_only_float32_gets_narrower_and_only_if_asked(dtype, codec, travels) -> None:
+    staging = staging_for([(3, dtype), (0, dtype)], CPU, codec)
     assert [flat.dtype for flat in staging.flats] == [dtype, dtype]
     memory = staging.memories[0]
     assert (memory.item_bytes, memory.elements) == (travels.itemsize, 3)
     assert memory.home is not None
-    twin_bytes = 3 * travels.itemsize if travels != dtype else 0
-    assert staging.size_bytes == 3 * dtype.itemsize + twin_bytes
+    wire_bytes = 3 * travels.itemsize if travels != dtype else 0
+    assert staging.size_bytes == 3 * dtype.itemsize + wire_bytes
     staging.close()
 
 
 def test_what_is_not_narrowed_is_worked_on_where_it_lies() -> None:
-    staging = staging_for([(2, torch.float64), (2, torch.float32)], CPU, wire_dtype="bfloat16")
+    staging = staging_for([(2, torch.float64), (2, torch.float32)], CPU, bfloat16())
     staging.flats[0].copy_(torch.tensor([1.0, 2.0]))
     staging.send(0, lambda index: None)
     staging.memories[0].add(0, 2, memoryview(struct.pack("<2d", FINE, 1e-300)))
@@ -101,14 +100,14 @@ def test_a_bucket_that_goes_round_whole_is_rounded_once() -> None:
     assert one_by_one.item() == 1.0
 
 
-def test_a_twin_alone_adds_as_its_type_does_but_its_total_is_wide() -> None:
-    twin = torch.ones(1, dtype=torch.bfloat16)
-    memory = summed_wide(twin, bucket_memory(twin))
+def test_a_wire_buffer_alone_adds_as_its_type_does_but_its_total_is_wide() -> None:
+    wire = torch.ones(1, dtype=torch.bfloat16)
+    memory = bfloat16().summed_alone(wire, bucket_memory(wire))
     memory.add(0, 1, memoryview(bytearray(narrow(2.0**-8))))
-    assert twin.item() == 1.0
+    assert wire.item() == 1.0
     assert memory.total is not None
     memory.total([narrow(1.0), narrow(2.0**-9), narrow(2.0**-9), narrow(2.0**-9)])
-    assert twin.item() == 1.0078125
+    assert wire.item() == 1.0078125
 
 
 def test_lent_memory_is_read_without_a_warning() -> None:

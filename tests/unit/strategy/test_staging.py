@@ -1,4 +1,4 @@
-"""Buckets in host memory on their way to the ring; narrower ones are `test_wire_type`'s."""
+"""Buckets in host memory on their way to the ring; narrower ones are those of the codecs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from dtd.lent_memory import borrow
-from dtd.train.staging import staging_for
+from dtd.strategy.codec.bfloat16 import bfloat16
+from dtd.strategy.staging import staging_for
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["", "bfloat16"])
+@pytest.fixture(params=[None, bfloat16])
 def staging(request):
-    made = staging_for([(4, torch.float32), (2, torch.float64)], CPU, wire_dtype=request.param)
+    codec = request.param() if request.param is not None else None
+    made = staging_for([(4, torch.float32), (2, torch.float64)], CPU, codec)
     yield made
     made.close()
 
@@ -47,7 +49,7 @@ def test_all_buckets_can_be_lent_and_what_is_lent_is_what_travels(staging) -> No
         assert any(memory.view)
 
 
-def test_a_recall_raises_the_number_and_nothing_else_does(staging) -> None:
+def test_a_revoke_raises_the_number_and_nothing_else_does(staging) -> None:
     lent = staging.memories[0].home.memory
     before = lent.loan
     for act in (
@@ -57,7 +59,7 @@ def test_a_recall_raises_the_number_and_nothing_else_does(staging) -> None:
     ):
         act()
         assert lent.loan == before
-    staging.recall()
+    staging.revoke()
     assert lent.loan == before + 1
 
 

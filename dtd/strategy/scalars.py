@@ -1,4 +1,4 @@
-"""The last bucket of every step: what ranks must sum besides gradients.
+"""The last bucket of every update: what ranks must sum besides gradients.
 
     float64   sum of losses | sum of weights | gradient present, one a parameter | float buffers
     int64     used rows | running buffers that no mean is taken of; summed modulo 2**64
@@ -10,16 +10,19 @@ same buckets; it follows the gradients through the ring and costs them no waitin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dtd.train.reduce import tensor_bytes
-from dtd.train.used_rows import USED_WORDS, UsedRows
+from dtd.strategy.wire_memory import tensor_bytes
 from dtd.transport.api import BucketMemory
+
+USED_WORDS: Final = 4
+"""Integers in which a rank tells which rows it has used (`dtd.train.used_rows`)."""
 
 _HEAD = 3
 _ITEM_BYTES = 8
@@ -33,14 +36,14 @@ class Totals:
         loss_sum: weighted sum of losses.
         weight: sum of weights.
         end: some rank asks that the job ends with this step.
-        used: rows that went through the model.
+        used: words about the rows that went through the model, added modulo 2**64.
         present: for each parameter, whether any rank has a gradient.
     """
 
     loss_sum: float
     weight: float
     end: bool
-    used: UsedRows
+    used: list[int]
     present: list[bool]
 
     @property
@@ -49,8 +52,8 @@ class Totals:
         return self.loss_sum / self.weight if self.weight else float("nan")
 
 
-class Tail:
-    """Memory of the tail bucket.
+class StepScalars:
+    """Memory of that bucket.
 
     Args:
         parameters: number of trained parameters.
@@ -75,13 +78,19 @@ class Tail:
         )
 
     def write(
-        self, *, loss_sum: float, weight: float, end: bool, used: UsedRows, present: list[bool]
+        self,
+        *,
+        loss_sum: float,
+        weight: float,
+        present: Sequence[bool],
+        end: bool = False,
+        used: Sequence[int] = (0,) * USED_WORDS,
     ) -> None:
         """This rank's contribution but for the buffers'."""
         self._head[0] = loss_sum
         self._head[1] = weight
         self._head[2] = float(end)
-        self._used.copy_(torch.tensor(used.words(), dtype=torch.int64))
+        self._used.copy_(torch.tensor(used, dtype=torch.int64))
         self._present.copy_(torch.tensor(present, dtype=torch.float64))
 
     def totals(self) -> Totals:
@@ -91,7 +100,7 @@ class Tail:
             loss_sum=loss_sum,
             weight=weight,
             end=ends > 0,
-            used=UsedRows.of_words(self._used.tolist()),
+            used=self._used.tolist(),
             present=[count > 0 for count in self._present.tolist()],
         )
 

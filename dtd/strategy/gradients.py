@@ -7,7 +7,7 @@ handed over with its last gradient; what got no gradient counts as zero and goes
 backward.  A parameter without a gradient on any rank keeps `grad` None, and the optimizer leaves
 it alone.  Parameters that are shared count once, frozen ones not at all.
 
-This file must not know about losses, steps or commits; those are `dtd.train.loop`.
+This file must not know about losses, steps or commits; those are `dtd.strategy.replicated`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtd.core.buckets import BucketPlan, ParameterShape
-from dtd.train.staging import HandOver, staging_for
+from dtd.strategy.codec.api import Codec
+from dtd.strategy.staging import StartBucket, WaitForBucket, staging_for
 from dtd.transport.api import BucketMemory
 
 _WIDE = (torch.float32, torch.float64)
@@ -48,7 +49,7 @@ class Gradients:
         parameters: those that are trained, in the plan's order.
         plan: which gradient lies where.
         device: where the parameters are.
-        wire_dtype: `sync.wire_dtype` of the job.
+        codec: the form in which they travel; None for their own.
     """
 
     def __init__(
@@ -56,8 +57,7 @@ class Gradients:
         parameters: Sequence[nn.Parameter],
         plan: BucketPlan,
         device: torch.device,
-        *,
-        wire_dtype: str = "",
+        codec: Codec | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
@@ -65,7 +65,7 @@ class Gradients:
         self._staging = staging_for(
             [(b.elements, self._parameters[b.places[0].parameter].dtype) for b in plan.buckets],
             device,
-            wire_dtype=wire_dtype,
+            codec,
         )
         self._flats = self._staging.flats
         for index, (bucket, flat) in enumerate(zip(plan.buckets, self._flats, strict=True)):
@@ -76,7 +76,7 @@ class Gradients:
         self._sizes = [len(bucket.places) for bucket in plan.buckets]
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
-        self._start: HandOver | None = None
+        self._start: StartBucket | None = None
         self._norms: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._check: Callable[[], None] = _nothing
@@ -98,12 +98,12 @@ class Gradients:
 
     # --- filling ---------------------------------------------------------------------------
 
-    def recall(self) -> None:
+    def revoke(self) -> None:
         """A generation begins: whoever is left in an older one reads the buckets in vain.
 
         Not in `begin`, when the step is open and its loan has a number already.
         """
-        self._staging.recall()
+        self._staging.revoke()
 
     def begin(self, check: Callable[[], None]) -> None:
         """A new step: no parameter has a gradient.
@@ -118,11 +118,11 @@ class Gradients:
         self.present = [False] * len(self._parameters)
         self.release()
 
-    def hand_over_when_full(self, start: HandOver) -> None:
+    def hand_over_when_full(self, start: StartBucket) -> None:
         """The next backward is the step's last: from now on full buckets leave."""
         self._start = start
 
-    def finish(self, start: HandOver) -> None:
+    def finish(self, start: StartBucket) -> None:
         """Backward is over: what is missing is zero, and all buckets leave."""
         self._start = None
         for view, present in zip(self._views, self.present, strict=True):
@@ -148,7 +148,7 @@ class Gradients:
         if self._start is not None:
             self._count(self._bucket_of[index], self._start)
 
-    def _count(self, bucket: int, start: HandOver) -> None:
+    def _count(self, bucket: int, start: StartBucket) -> None:
         self._missing[bucket] -= 1
         if self._missing[bucket] == 0:
             self._started[bucket] = True
@@ -156,7 +156,7 @@ class Gradients:
 
     # --- using -----------------------------------------------------------------------------
 
-    def wait(self, wait: HandOver) -> None:
+    def wait(self, wait: WaitForBucket) -> None:
         """Return when every bucket holds the sum over all ranks.
 
         The norm of each is taken while the next one is still on its way.
@@ -173,7 +173,7 @@ class Gradients:
 
         From here on sums may be changed in place, which no other rank must read any more.
         """
-        self._staging.recall()
+        self._staging.revoke()
         for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
             parameter.grad = view if there else None
 

@@ -1,4 +1,4 @@
-"""Buckets in memory that a neighbour may be let read."""
+"""Tensors as buckets, in memory that a neighbour may be let read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtd.lent_memory import HEAD_BYTES, borrow
-from dtd.train.ring_memory import RingMemory
+from dtd.strategy.wire_memory import RingMemory, bucket_memory, tensor_bytes
 
 LAYOUT = [(3, torch.float32), (0, torch.float64), (17, torch.float64), (1, torch.bfloat16)]
 
@@ -64,7 +64,7 @@ def test_buckets_begin_on_cache_lines_behind_the_head(make) -> None:
 
 def test_a_model_without_buckets(make) -> None:
     memory = make([])
-    memory.recall()
+    memory.revoke()
     assert memory.flats == memory.memories == []
 
 
@@ -73,7 +73,7 @@ def test_a_recall_is_seen_by_those_who_read(make) -> None:
     theirs = borrowed(memory)
     before = theirs.loan
     assert before == memory.memories[0].home.memory.loan
-    memory.recall()
+    memory.revoke()
     assert theirs.loan == memory.memories[0].home.memory.loan == before + 1
 
 
@@ -101,3 +101,25 @@ def test_what_is_lent_can_be_added_in_any_type_without_a_warning(make, dtype) ->
         warnings.simplefilter("error")
         ours.memories[0].add(2, 4, view)
     assert ours.flats[0].tolist() == [1, 1, 3, 4, 1]
+
+
+# --- tensors as buckets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_bytes_are_the_tensor_and_adding_is_partial(dtype) -> None:
+    flat = torch.arange(6, dtype=dtype)
+    memory = bucket_memory(flat)
+    assert (memory.elements, memory.item_bytes) == (6, dtype.itemsize)
+    received = bytearray(tensor_bytes(torch.tensor([10, 20], dtype=dtype)))
+    memory.add(2, 4, memoryview(received))
+    memory.add(5, 5, memoryview(b""))
+    assert flat.tolist() == [0, 1, 12, 23, 4, 5]
+    memory.view[:] = bytes(len(memory.view))
+    assert flat.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_bytes_of_any_shape(shape) -> None:
+    tensor = torch.full(shape, 7, dtype=torch.int64)
+    assert len(tensor_bytes(tensor)) == tensor.numel() * 8

@@ -11,7 +11,7 @@ from torch import nn
 
 from dtd.core.buckets import plan_buckets
 from dtd.errors import RingBroken
-from dtd.train.gradients import Gradients, parameter_shapes
+from dtd.strategy.gradients import Gradients, parameter_shapes
 
 CPU = torch.device("cpu")
 
@@ -181,7 +181,7 @@ def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step()
         gradients.wait(note)
         gradients.expose([True])
     assert loans == [1] * 4 + [2] * 4
-    gradients.recall()
+    gradients.revoke()
     assert lent.loan == 4
     gradients.close()
 

@@ -1,0 +1,1 @@
+"""In which form gradients travel: one codec a file."""

@@ -1,0 +1,232 @@
+"""Replicated training: every rank holds all of the state, and a step sums all gradients.
+
+A rank's gradients are scaled by its share of the global batch, so their sum is the mean over the
+batch.  Buckets leave while backward goes on.  The last bucket of each update holds its scalars: a
+rank that has all of them can commit the step without hearing anything more.  Sums are the same
+bytes on every rank, so all ranks skip the same steps and make the same updates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
+from dtd.strategy.codec.api import Codec
+from dtd.strategy.scalars import StepScalars, Totals
+from dtd.strategy.updates import Undo, Update, attend_to, build_update, number_buckets
+from dtd.transport.api import BucketMemory
+
+
+class Replicated:
+    """See `dtd.strategy.api.Strategy`.
+
+    Args:
+        parts: the optimizers' parameters, in the order of their updates.
+        device: where the model is.
+        scalars: the last bucket of a step.
+        codec: makes the form in which gradients travel, once for each update; None for their own.
+        bucket_bytes: gradients that are summed together.
+        first_bucket_bytes: those of the first bucket.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        device: torch.device,
+        scalars: StepScalars,
+        *,
+        codec: Callable[[], Codec] | None,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+    ) -> None:
+        self._updates = [
+            build_update(
+                part,
+                device,
+                codec() if codec is not None else None,
+                bucket_bytes=bucket_bytes,
+                first_bucket_bytes=first_bucket_bytes,
+                lends=len(parts) == 1,
+            )
+            for part in parts
+        ]
+        self._scalars = scalars
+        self._trained = sum(len(part.named) for part in parts)
+        self._active = self._updates
+        self._applied: list[Applied] = []
+        self._undos: list[Undo] = []
+        self._before: list[list[Tensor]] | None = None
+
+    # --- between steps ---------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """See `Strategy`."""
+        return [update.name for update in self._updates]
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Strategy`."""
+        buckets = sum(update.gradients.size_bytes for update in self._updates)
+        return buckets + len(self._scalars.memory.view)
+
+    def plan(self) -> list[tuple[str, str]]:
+        """See `Strategy`."""
+        return [(update.name, update.plan.digest()) for update in self._updates]
+
+    def regroup(self) -> None:
+        """See `Strategy`."""
+        for update in self._updates:
+            update.gradients.revoke()
+
+    def replaced(self) -> None:
+        """See `Strategy`."""
+        for update in self._updates:
+            _put_back(update.local, [])
+
+    def close(self) -> None:
+        """See `Strategy`."""
+        for update in self._updates:
+            update.gradients.close()
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def exchanges(self, updates: Sequence[str]) -> list[BucketMemory]:
+        """For each update its gradients, then its scalars; the last ones are the step's."""
+        by_name = {update.name: update for update in self._updates}
+        self._active = [by_name[name] for name in updates]
+        number_buckets(self._active)
+        memories: list[BucketMemory] = []
+        for update in self._active:
+            memories += [*update.memories, update.scalars.memory]
+        return [*memories[:-1], self._scalars.memory]
+
+    def begin(self, check: Callable[[], None]) -> None:
+        """See `Strategy`."""
+        for update in self._active:
+            update.gradients.begin(check)
+        self._before = [[tensor.clone() for tensor in update.local] for update in self._updates]
+
+    def compute(self, work: Computation, ring: BucketExchange) -> None:
+        """Where several updates follow one another, all but the last are applied, tentatively."""
+        for number, update in enumerate(self._active):
+            attend_to(update, self._updates)
+            sums = self._backward(work, update, number, ring)
+            present = update.gradients.present
+            if update is self._active[-1]:
+                work.write_scalars(self._scalars, sums, self._among_all(update, present))
+                ring.start(update.scalars_bucket)
+                return
+            update.scalars.write(loss_sum=sums.loss_sum, weight=sums.weight, present=present)
+            ring.start(update.scalars_bucket)
+            self._wait(update, ring)
+            with work.tentative_update():
+                totals = update.scalars.totals()
+                applied = self._apply(work, update, totals, totals.present, tentative=True)
+                self._applied.append(applied)
+
+    def _backward(
+        self, work: Computation, update: Update, number: int, ring: BucketExchange
+    ) -> LossSum:
+        gradients, first = update.gradients, update.first_bucket
+
+        def start(bucket: int) -> None:
+            ring.start(first + bucket)
+
+        sums = work.backward(update.name, number, last=lambda: gradients.hand_over_when_full(start))
+        gradients.finish(start)
+        return sums
+
+    def _wait(self, update: Update, ring: BucketExchange) -> None:
+        """Return when gradients and scalars hold the sums over all ranks."""
+        update.gradients.wait(lambda bucket: ring.wait(update.first_bucket + bucket))
+        ring.wait(update.scalars_bucket)
+
+    def _among_all(self, update: Update, present: Sequence[bool]) -> list[bool]:
+        """Flags of an update's parameters as flags of all that are trained."""
+        flags = [False] * self._trained
+        for place, there in zip(update.places, present, strict=True):
+            flags[place] = there
+        return flags
+
+    def collect(self, ring: BucketExchange) -> None:
+        """See `Strategy`."""
+        self._wait(self._active[-1], ring)
+
+    def apply(self, work: Computation) -> StepStats:
+        """See `Strategy`."""
+        last, totals = self._active[-1], self._scalars.totals()
+        present = [totals.present[place] for place in last.places]
+        applied = [*self._applied, self._apply(work, last, totals, present, tentative=False)]
+        return StepStats(updates=applied, finite=_are_finite(applied), totals=totals)
+
+    def commit(self) -> None:
+        """See `Strategy`."""
+        for update in self._active[:-1]:
+            update.gradients.revoke()  # no rank reads them any more: all have prepared the step
+        self._before = None
+
+    def rollback(self) -> None:
+        """See `Strategy`."""
+        while self._undos:
+            self._undos.pop().restore()
+        if self._before is not None:
+            for update, before in zip(self._updates, self._before, strict=True):
+                _put_back(update.local, before)
+        self._before = None
+
+    def release(self) -> None:
+        """See `Strategy`."""
+        self._applied, self._undos = [], []
+        attend_to(None, self._updates)
+        for update in self._updates:
+            update.gradients.release()
+
+    def _apply(
+        self,
+        work: Computation,
+        update: Update,
+        totals: Totals,
+        present: Sequence[bool],
+        *,
+        tentative: bool,
+    ) -> Applied:
+        """Unscale, clip, update: unless gradients are not finite, here or in an update before."""
+        gradients = update.gradients
+        factor = work.begin_update(totals.weight)
+        if tentative:
+            gradients.expose_copies(present)
+        else:
+            gradients.expose(present)
+        norm = gradients.norm() * factor
+        applied = Applied(name=update.name, loss=totals.loss, norm=norm)
+        if _are_finite([*self._applied, applied]):
+            factor *= work.clip(norm)
+            if factor != 1.0:
+                gradients.scale(factor)
+            if tentative:
+                self._undos.append(Undo(work.optimizer(update.name)))
+            else:
+                work.change_state(self._scalars)
+            work.update(update.name)
+        if tentative:
+            gradients.release()
+        return applied
+
+
+def _put_back(local: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    """Local state as it was; what has come up since was zero."""
+    for index, tensor in enumerate(local):
+        if index < len(before):
+            tensor.copy_(before[index])
+        else:
+            tensor.zero_()
+
+
+def _are_finite(applied: Sequence[Applied]) -> bool:
+    """Whether the gradients of all these updates are."""
+    return all(math.isfinite(one.norm) for one in applied)

@@ -1,0 +1,100 @@
+"""The host memory in which a step's buckets lie while the ring works on them, as bytes and as sums.
+
+One file without a name for all of them (`dtd.lent_memory`), so that a neighbour on the same host
+can read them where they lie.  Every bucket begins on a cache line.  numpy adds float32 and float64:
+one SIMD loop in the calling thread that lets other threads run.  Types that numpy lacks are added
+by torch.  Which bytes go where is the ring's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dtd.lent_memory import HEAD_BYTES, LentMemory
+from dtd.transport.api import BucketMemory, Home
+
+_LINE_BYTES = 64
+_NUMPY_ADDS = (torch.float32, torch.float64)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as bytes, not copied."""
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def bucket_memory(flat: Tensor, home: Home | None = None) -> BucketMemory:
+    """A one-dimensional contiguous CPU tensor as a bucket, with its home if it may be lent."""
+    assert flat.dim() == 1
+    assert flat.is_contiguous()
+    assert flat.device.type == "cpu"
+    add = _numpy_add(flat) if flat.dtype in _NUMPY_ADDS else _torch_add(flat)
+    return BucketMemory(
+        view=tensor_bytes(flat),
+        item_bytes=flat.element_size(),
+        add=add,
+        home=home,
+        dtype=str(flat.dtype).removeprefix("torch."),
+    )
+
+
+def _numpy_add(flat: Tensor) -> Any:
+    own = flat.numpy()
+
+    def add(start: int, stop: int, received: memoryview) -> None:
+        target = own[start:stop]
+        with np.errstate(all="ignore"):  # sums that are not finite are found after the vote
+            np.add(target, np.frombuffer(received, dtype=own.dtype), out=target)
+
+    return add
+
+
+def _torch_add(flat: Tensor) -> Any:
+    def add(start: int, stop: int, received: memoryview) -> None:
+        if stop > start:
+            flat[start:stop].add_(torch.frombuffer(received, dtype=flat.dtype))
+
+    return add
+
+
+class RingMemory:
+    """Zeroed flat tensors that may be lent.
+
+    Args:
+        sizes: (elements, dtype) of each.
+
+    Attributes:
+        flats: the tensors, one-dimensional, on the CPU.
+        memories: the same as the ring sees them.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]]) -> None:
+        self.flats: list[Tensor] = []
+        self.memories: list[BucketMemory] = []
+        offsets, end = [], 0
+        for elements, dtype in sizes:
+            offsets.append(end)
+            end += -(-elements * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
+        self._lent = LentMemory(end)
+        for (elements, dtype), offset in zip(sizes, offsets, strict=True):
+            self._add(HEAD_BYTES + offset, elements, dtype)
+
+    def _add(self, offset_bytes: int, elements: int, dtype: torch.dtype) -> None:
+        view = self._lent.view(offset_bytes, elements * dtype.itemsize)
+        flat = torch.frombuffer(view, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
+        self.flats.append(flat)
+        home = Home(self._lent, offset_bytes) if self._lent.lendable else None
+        self.memories.append(bucket_memory(flat, home))
+
+    def revoke(self) -> None:
+        """Say, before writing to it, that nobody else's reading counts any more."""
+        self._lent.recall()
+
+    def close(self) -> None:
+        """Lend no more; the tensors stay as long as somebody holds them."""
+        self._lent.close()

@@ -16,13 +16,40 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn, Protocol
 
 from scripts.cluster import die_with_parent
 
 TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
 GRACE_S: Final = 3.0
+
+
+class Process(Protocol):
+    """What is needed of a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and the id of its process group."""
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; raises `subprocess.TimeoutExpired`."""
+
+
+def launch(command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]) -> Process:
+    """Start a program in a session of its own, which the kernel kills when this process dies."""
+    wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+    return subprocess.Popen(
+        [*wrapper, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env=environment,
+    )
 
 
 class Child:
@@ -46,7 +73,7 @@ class Child:
         self.command = tuple(command)
         self.log_path = log_path
         self._environment = {**os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def started(self) -> bool:
@@ -61,16 +88,8 @@ class Child:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        wrapper = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*wrapper, *self.command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=self._environment,
-            )
+            self._process = launch(self.command, log, self._environment)
 
     def exit_code(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs or before it was started."""

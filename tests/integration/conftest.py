@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -14,8 +15,10 @@ from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.net.local_socket import call
 from dtd.wire import messages as m
+from scripts.cluster import processes
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.processes import Child
+from tests.integration.fork_client import ForkServers, launch_unprepared
 
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
@@ -160,6 +163,27 @@ class Daemons:
         for gates in self.gates:
             for index in range(len(gates.task["holds"])):
                 gates.open(index)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prepared() -> Iterator[None]:
+    """Daemons and dtdctl come from interpreters that have imported what they need."""
+    servers = ForkServers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "launch", servers.launch)
+        patch.setattr(subprocess, "run", servers.run)
+        try:
+            yield
+        finally:
+            servers.close()
+
+
+@pytest.fixture(scope="module")
+def unprepared() -> Iterator[None]:
+    """Daemons are started as users start them, and begin afresh by execve."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "launch", launch_unprepared)
+        yield
 
 
 @pytest.fixture(scope="module")

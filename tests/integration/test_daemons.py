@@ -21,7 +21,7 @@ from dtd.wire import messages as m
 from dtd.wire.frames import FrameDecoder
 from dtd.wire.greeting import DataCredential
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unprepared")]
 
 NAMES = ["worker-0", "worker-1"]
 # The sum over two workers is not the sum over one, so all jobs have as many.

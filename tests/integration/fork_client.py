@@ -1,0 +1,224 @@
+"""Starts daemons from interpreters that have imported what they need (`fork_server`).
+
+A process gets a prepared interpreter when it runs one of our programs, and when its environment
+differs from ours only in what is read later than at the start of an interpreter.  Everything else
+is started as usual.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from subprocess import run as run_unprepared
+from typing import IO, Any, Final
+
+from scripts.cluster.processes import Process
+from scripts.cluster.processes import launch as launch_unprepared
+from tests.integration import fork_server
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+# Two, since a coordinator and dtdctl do not have torch in memory.
+_LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.app")
+_HEAVY: Final = ("dtd.worker.main", "dtd.train.run")
+
+_UNDERSTOOD: Final = {"capture_output", "text", "check", "stdin", "timeout", "env", "cwd"}
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_")
+
+
+class ForkedProcess:
+    """A child of this process, with what `subprocess.Popen` offers for it."""
+
+    def __init__(self, pid: int, arguments: Sequence[str]) -> None:
+        self.pid = pid
+        self._arguments = arguments
+        self._pidfd = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+                    os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code.
+
+        Raises:
+            TimeoutExpired: it still runs after so many seconds.
+        """
+        code = self.poll()
+        if code is None:
+            with contextlib.suppress(OSError, ValueError):  # another thread has seen its end
+                select.select([self._pidfd], [], [], timeout)
+            code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self._arguments, timeout or 0.0)
+        return code
+
+
+class ForkServer:
+    """An interpreter with these modules, started when it is first needed."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        streams: Sequence[int],
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> ForkedProcess:
+        """Run a module in a process of its own."""
+        request = {
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(environment),
+            "directory": directory,
+            "parent": os.getpid(),
+        }
+        with self._lock:
+            connection = self._socket or self._begin()
+            with _adopting():
+                socket.send_fds(connection, [json.dumps(request).encode()], streams)
+                answer = connection.recv(64)
+            assert answer, "the fork server is gone"
+        return ForkedProcess(int(answer), [module, *arguments])
+
+    def close(self) -> None:
+        """End it; what it has forked goes on."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.wait()
+
+    def _begin(self) -> socket.socket:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ}
+        environment.pop("PYTHONPATH", None)
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, fork_server.__file__, str(its.fileno()), *self._modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[its.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            ours.setsockopt(socket.SOL_SOCKET, size, fork_server.MAX_REQUEST_BYTES)
+        self._socket = ours
+        return ours
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Processes below this one whose parent dies become children of this one."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+class ForkServers:
+    """Starts programs, ours from prepared interpreters."""
+
+    def __init__(self) -> None:
+        light, heavy = ForkServer(_LIGHT), ForkServer(_HEAVY)
+        self._servers = {
+            "dtd.coordinator.main": light,
+            "dtd.ctl.main": light,
+            "dtd.worker.main": heavy,
+        }
+        self._environment = dict(os.environ)
+
+    def launch(
+        self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str]
+    ) -> Process:
+        """In place of `scripts.cluster.processes.launch`."""
+        if not self._knows(command, environment):
+            return launch_unprepared(command, log, environment)
+        return self._start(command, (log, log), environment, str(Path.cwd()))
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+        """In place of `subprocess.run`, where the text that a program of ours prints is wanted."""
+        environment = os.environ if options.get("env") is None else options["env"]
+        captures = options.get("capture_output") and options.get("text")
+        if not (options.keys() <= _UNDERSTOOD and captures and self._knows(command, environment)):
+            return run_unprepared(command, **options)  # noqa: PLW1510  as it was called
+        directory = str(options.get("cwd") or Path.cwd())
+        timeout_s = options.get("timeout")
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = self._start(command, (out, err), environment, directory)
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+            printed = [_text(stream) for stream in (out, err)]
+        done = subprocess.CompletedProcess(command, code, *printed)
+        if options.get("check"):
+            done.check_returncode()
+        return done
+
+    def close(self) -> None:
+        """End the servers, not what they have forked."""
+        for server in set(self._servers.values()):
+            server.close()
+
+    def _knows(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        known = list(command[:2]) == [sys.executable, "-m"] and command[2] in self._servers
+        return known and _at_start(environment) == _at_start(self._environment)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        streams: Sequence[IO[bytes]],
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> ForkedProcess:
+        with Path(os.devnull).open("rb") as nothing:
+            return self._servers[command[2]].start(
+                command[2],
+                command[3:],
+                streams=[stream.fileno() for stream in (nothing, *streams)],
+                environment=environment,
+                directory=directory,
+            )
+
+
+def _at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in environment.items()
+        if key.startswith(_READ_AT_START) and key != "PYTHONPATH"
+    }
+
+
+def _text(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode()

@@ -18,7 +18,7 @@ import structlog
 
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.evictions import Evictions
-from dtd.coordinator.turns import go_on, read_out
+from dtd.coordinator.turns import SingleAnswers, go_on
 from dtd.core.pacing import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
@@ -63,7 +63,7 @@ class RenewalDesk:
         self._workers = workers
         self._evictions = evictions
         self._told: dict[Link, float] = {}
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._answers = SingleAnswers("a RENEW")
         self._doubted = False
         self._pacing = Pacing(rate_per_s=RENEWALS_PER_S, burst=RENEWALS_AT_ONCE)
 
@@ -76,14 +76,11 @@ class RenewalDesk:
         if request.taken:
             self._taken(link, request.taken)
             return
-        if link in self._tasks:
-            raise ProtocolError(ErrorCode.REFUSED, "a RENEW is unanswered")
-        task = self._tasks[link] = asyncio.create_task(self._answer(link, request))
-        task.add_done_callback(lambda _task: self._tasks.pop(link, None))
+        self._answers.begin(link, lambda: self._answer(link, request))
 
     def forget(self, link: Link) -> None:
         """The connection is gone."""
-        task = self._tasks.pop(link, None)
+        task = self._answers.forget(link)
         if task is not None:
             task.cancel()
 
@@ -176,7 +173,7 @@ class RenewalDesk:
         except DtdError as error:
             answer = m.Renewed(reason=error.message)
         link.send(answer)
-        await read_out(link)
+        await self._answers.answered(link)
 
     async def _renew(self, link: Link, request: m.Renew) -> m.Renewed:
         authority, who = self._port.authority, link.identity

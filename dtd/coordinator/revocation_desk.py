@@ -14,9 +14,9 @@ import structlog
 
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.evictions import Evictions
-from dtd.coordinator.turns import go_on, read_out
+from dtd.coordinator.turns import SingleAnswers, go_on
 from dtd.core.pacing import Pacing
-from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.security.authority import Authority
 from dtd.security.credential_book import IssuedRecord
@@ -47,7 +47,7 @@ class RevocationDesk:
         self._port = port
         self._in_store = in_store
         self._evictions = evictions
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._answers = SingleAnswers("a REVOCATIONS")
         self._begun: set[asyncio.Task[None]] = set()
         self._pacing = Pacing(rate_per_s=LISTS_PER_S, burst=LISTS_AT_ONCE)
 
@@ -57,17 +57,13 @@ class RevocationDesk:
         Raises:
             ProtocolError: REFUSED, it does not wait for an answer.
         """
-        if self._port.authority is None:
-            return
-        if link in self._tasks:
-            raise ProtocolError(ErrorCode.REFUSED, "a REVOCATIONS is unanswered")
-        task = asyncio.create_task(self._answer(link, self._port.authority, document))
-        self._tasks[link] = task
-        task.add_done_callback(lambda _task: self._tasks.pop(link, None))
+        authority = self._port.authority
+        if authority is not None:
+            self._answers.begin(link, lambda: self._answer(link, authority, document))
 
     def forget(self, link: Link) -> None:
         """The connection is gone; a list that is being taken in is taken in all the same."""
-        task = self._tasks.pop(link, None)
+        task = self._answers.forget(link)
         if task is not None and task not in self._begun:
             task.cancel()
 
@@ -82,7 +78,7 @@ class RevocationDesk:
             await self._merge(link, authority, document)
         finally:
             self._begun.discard(task)
-        await read_out(link)
+        await self._answers.answered(link)
 
     async def _merge(self, link: Link, authority: Authority, document: bytes) -> None:
         """What is not believed is no reason to send a worker away: it may be of another cluster."""

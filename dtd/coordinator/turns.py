@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from dtd.core.pacing import Pacing
+from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.security.identity import VIEWER
 from dtd.wire import messages as m
@@ -52,6 +53,48 @@ class Turns:
             under_way = self._under_way[who.name] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
         async with under_way:
             yield
+
+
+class SingleAnswers:
+    """One question of each connection is answered at a time; belongs to the event loop.
+
+    The next is heard once the answer has been read.  Whoever asks again as soon as it has read the
+    answer may be faster than the task that sent it, so what counts is what the kernel has taken.
+
+    Args:
+        question: what is asked, in words.
+    """
+
+    def __init__(self, question: str) -> None:
+        self._question = question
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._answered: set[Link] = set()
+
+    def begin(self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer in a task of its own.
+
+        Raises:
+            ProtocolError: REFUSED, the answer before has not been read.
+        """
+        if link in self._tasks and (link not in self._answered or link.drained() is not None):
+            raise ProtocolError(ErrorCode.REFUSED, f"{self._question} is unanswered")
+        self._answered.discard(link)
+        task = self._tasks[link] = asyncio.create_task(answering())
+        task.add_done_callback(lambda ended: self._ended(link, ended))
+
+    async def answered(self, link: Link) -> None:
+        """The answer was sent: return when it has been read."""
+        self._answered.add(link)
+        await read_out(link)
+
+    def forget(self, link: Link) -> asyncio.Task[None] | None:
+        """The connection is gone; returns the task that answers it."""
+        self._answered.discard(link)
+        return self._tasks.pop(link, None)
+
+    def _ended(self, link: Link, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(link) is task:
+            self.forget(link)
 
 
 async def go_on(pacing: Pacing, who: Hashable) -> None:

@@ -23,9 +23,11 @@ class Link:
         self.identity = SimpleNamespace(role="worker", name=name, serial="1")
         self.said = 0
         self.unread = None
+        self.heard = lambda: None
 
     def send(self, *_message):
         self.said += 1
+        self.heard()
 
     def drained(self):
         return self.unread
@@ -96,4 +98,24 @@ async def test_who_has_not_read_an_answer_gets_no_other(which):
     await settle()
     ask(link)
     await settle()
+    assert link.said == 2
+
+
+@pytest.mark.parametrize("which", ["renew", "list"])
+@pytest.mark.parametrize("slowly", [False, True])
+async def test_who_has_read_an_answer_may_ask_before_anything_else_happens(which, slowly):
+    """The next question can be there before the task that sent the answer has ended."""
+    world = World()
+    ask, _desk, _burst = world.desks[which]
+    link = Link()
+    loop = asyncio.get_running_loop()
+    link.unread = loop.create_future() if slowly else None
+    link.heard = lambda: loop.call_soon(ask, link) if link.said == 1 and not slowly else None
+    ask(link)
+    await settle()
+    if slowly:
+        read, link.unread = link.unread, None
+        read.set_result(None)
+        ask(link)
+        await settle()
     assert link.said == 2

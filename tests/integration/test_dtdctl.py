@@ -164,16 +164,14 @@ def test_a_second_coordinator_on_the_same_state_is_refused(cluster, state):
 def test_a_killed_worker_is_started_again(dtdctl, cluster):
     restarts = cluster.restarts["worker-1"]
     before = pids(cluster)
-    watch = os.pidfd_open(before["worker-1"])
     exit_code, _out, err = dtdctl("kill-worker", "worker-1")
     assert exit_code == 0
     assert f"SIGKILL is sent to worker-1 (pid {before['worker-1']})" in err
-    os.waitid(os.P_PIDFD, watch, os.WEXITED | os.WNOWAIT)
-    os.close(watch)
+    newcomer = cluster.children["worker-1"]
+    assert newcomer.wait(60) == -signal.SIGKILL
     cluster.tend()
     assert cluster.restarts["worker-1"] == restarts + 1
     # Asked until the newcomer has registered; the test's time-out bounds it.
-    newcomer = cluster.children["worker-1"]
     while (after := pids(cluster)) == before or len(after) < 2:
         assert newcomer.wait(LOOK_AGAIN_S) is None
     assert after["worker-0"] == before["worker-0"]

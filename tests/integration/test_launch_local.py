@@ -25,6 +25,10 @@ pytestmark = pytest.mark.integration
 SHORT = ("--task", "digits", "--num_workers", "2", "--epochs", "1", "--batch_size", "256")
 # Enough steps to be interrupted in the middle of.
 LONG = ("--task", "synthetic", "--num_workers", "2", "--epochs", "100000", "--batch_size", "64")
+# Of digits in batches of 64, 23 steps each: still in the middle when it is interrupted.
+EPOCHS = 20
+MORE = ("--epochs", str(EPOCHS), "--batch_size", "64")
+SLOWLY = ("--set", "task.parameters=20000", "--set", "task.compute_ms=30.0")
 TIMEOUT_S = 100
 LOOK_AGAIN_S = 0.05
 
@@ -141,7 +145,7 @@ def test_a_daemon_that_cannot_start_shows_its_log(launch):
 def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
     """The worker first; then the coordinator, at the same address and with the same state."""
     both = ("--set", "elastic.min_workers=2")  # or the job might end before the worker is back
-    launched = launch(*SHORT[:-4], "--epochs", "40", "--batch_size", "64", "--json", *both)
+    launched = launch(*SHORT[:-4], *MORE, "--json", *both)
     with launched.client() as client:
         before = launched.await_step(client, 5)
         pids = {worker["name"]: worker["pid"] for worker in before["workers"]}
@@ -155,8 +159,8 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
     assert exit_code == 0, err
     summary = json.loads(out)
     assert out.count("\n") == 1
-    assert (summary["state"], summary["world_size"], summary["epochs"]) == ("done", 2, 40)
-    assert summary["steps"] == 40 * 23
+    assert (summary["state"], summary["world_size"], summary["epochs"]) == ("done", 2, EPOCHS)
+    assert summary["steps"] == EPOCHS * 23
     assert len(summary["replica_digests"]) == 2
     assert len(set(summary["replica_digests"].values())) == 1
     assert (summary["restarts"], summary["restarts_of"]) == (1, {"worker-1": 1, "coordinator": 1})
@@ -171,7 +175,7 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
     ("number", "step"), [(signal.SIGTERM, 1), (signal.SIGINT, 0), (signal.SIGKILL, 0)]
 )
 def test_nothing_outlives_it_while_it_trains_or_warms_up(launch, number, step):
-    launched = launch(*LONG)
+    launched = launch(*LONG, *SLOWLY)
     with launched.client() as client:
         status = launched.await_step(client, step) if step else client.request(m.GetStatus())
     watched = [os.pidfd_open(pid) for pid in pids_of(status)]
@@ -189,7 +193,7 @@ def test_nothing_outlives_it_while_it_trains_or_warms_up(launch, number, step):
 
 def test_what_was_interrupted_goes_on_in_its_directory(launch):
     """Until it is done; then the summary names the directory and the weights in it."""
-    launched = launch(*SHORT[:-4], "--epochs", "40", "--batch_size", "64")
+    launched = launch(*SHORT[:-4], *MORE)
     with launched.client() as client:
         launched.await_step(client, 50)
     launched.process.send_signal(signal.SIGINT)
@@ -197,14 +201,12 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch):
     assert exit_code == 128 + signal.SIGINT
     (directory,) = launched.runs.iterdir()
     assert f"the same command with --state-dir {directory} goes on with it" in err
-    again = launch(
-        *SHORT[:-4], "--epochs", "40", "--batch_size", "64", "--json", "--state-dir", str(directory)
-    )
+    again = launch(*SHORT[:-4], *MORE, "--json", "--state-dir", str(directory))
     exit_code, out, err = again.end()
     assert exit_code == 0, err
     assert "goes on with local-1" in err
     summary = json.loads(out)
-    assert (summary["job"], summary["state"], summary["steps"]) == ("local-1", "done", 40 * 23)
+    assert (summary["job"], summary["state"], summary["steps"]) == ("local-1", "done", EPOCHS * 23)
     assert (summary["rows_missing"], summary["directory"]) == (0, str(directory))
     assert Path(summary["weights"]).is_file()
     assert Path(summary["weights"]).is_relative_to(directory)

@@ -44,6 +44,9 @@ name = "long"
 task = "synthetic"
 steps = 1000000
 global_batch_size = 32
+[task]
+parameters = 20000
+compute_ms = 30
 [elastic]
 min_workers = 2
 settle_s = 0.0

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from dtd.coordinator.requests import MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
+from dtd.coordinator.store_thread import Turn
 from dtd.core.membership_events import ResumeRequested
 from dtd.core.pages import PAGE_ROWS
 from dtd.errors import RequestRefused
@@ -477,9 +478,18 @@ def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
     assert daemon.ask(m.GetStatus())["job"] is None
 
 
-def test_who_leaves_before_the_answer_costs_nothing(daemon, spec):
+def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
+    """While the job is written down: the request is entered in the audit log already."""
     go_on = threading.Event()
-    daemon.coordinator._store_thread.later(go_on.wait, 30)
+    thread, table = daemon.coordinator._store_thread, daemon.coordinator.audit._table
+    add = table.add
+
+    def add_and_wait(*arguments, **options):
+        entered = add(*arguments, **options)
+        thread.later(go_on.wait, 30, turn=Turn.URGENT)
+        return entered
+
+    monkeypatch.setattr(table, "add", add_and_wait)
     leaving = daemon.connect()
     leaving.ask(m.SubmitJob(spec=spec))
     while daemon.ask(m.GetStatus())["job"] is None:

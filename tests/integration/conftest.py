@@ -23,6 +23,12 @@ from tests.integration.fork_client import ForkServers, launch_unprepared
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
 
+LONGEST_FIRST = (
+    *("test_launch_local", "test_renewal", "test_examples", "test_troubles", "test_chaos"),
+    *("test_stalls", "test_faults", "test_bench", "test_operating", "test_under_attack"),
+)
+"""Files: the last one to begin ought not to be one that takes a minute."""
+
 GATED_JOB = """
 [job]
 name = "gated"
@@ -163,6 +169,11 @@ class Daemons:
         for gates in self.gates:
             for index in range(len(gates.task["holds"])):
                 gates.open(index)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(scope="session", autouse=True)

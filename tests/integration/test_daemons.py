@@ -91,6 +91,8 @@ def test_a_job_is_done_by_equal_replicas_and_uses_every_row_once(two_jobs):
 def test_a_second_job_waits_for_the_first_and_gets_clean_interpreters(daemons, two_jobs):
     assert two_jobs.status["job"]["id"] == two_jobs.first
     assert two_jobs.status["queue"] == [two_jobs.second]
+    # What is printed is kept when the job has ended; until then it may still be on its way.
+    daemons.until(two_jobs.second, lambda: len(built_lines(daemons, two_jobs.second)) == 2)
     first, second = built_lines(daemons, two_jobs.first), built_lines(daemons, two_jobs.second)
     where = {(name, str(pid)) for name, pid in two_jobs.pids.items()}
     assert {line[:2] for line in first} == {line[:2] for line in second} == where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import types
@@ -19,6 +20,7 @@ from dtd.core.engine.step_protocol import StateKey
 from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
+from dtd.train import checkpoints
 from dtd.train.order import batch_rows
 from dtd.train.record import CheckpointRecord, EvalRecord, InitFrom, Outcome, StepRecord
 from dtd.train.run import TrainingRun
@@ -236,8 +238,12 @@ class Arena:
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Any:
-    """Starts ranks over in-process rings; closes them all at the end."""
+def arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Starts ranks over in-process rings; closes them all at the end.
+
+    No checkpoint is left out because a busy disk is still writing the one before.
+    """
+    monkeypatch.setattr(checkpoints, "_PATIENCE_S", math.inf)
     arena = Arena(tmp_path)
     yield arena
     arena.close()

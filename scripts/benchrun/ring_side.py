@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,13 +23,14 @@ from dtd.errors import CheckpointError
 from dtd.job import SyncTable
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Resource
+from dtd.security.credential import Credential
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.transport.api import BucketMemory, all_reduce
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
 from dtd.worker.daemon import DEFAULT_HEARTBEAT_INTERVAL_S
 from dtd.worker.main import SWITCH_INTERVAL_S
-from scripts.benchrun.ranks import Bucket, layout
+from scripts.benchrun.ranks import Bucket, Call, all_reduce_calls, layout
 
 SILENCE_S: Final = 120.0
 """Other sides have the processors meanwhile; nobody is to be given up for that."""
@@ -40,7 +42,8 @@ class RingSide:
     """See `AllReduceSide`.
 
     Args:
-        setup: rank, world, host, and whether its memory can be lent to neighbours.
+        setup: rank, world, host, whether its memory can be lent to neighbours, and the path of a
+            credential if it talks TLS.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
@@ -48,6 +51,9 @@ class RingSide:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._rank, self._world, self._host = setup["rank"], setup["world"], setup["host"]
         self._lends = setup["lends"]
+        credential = Credential.load(Path(setup["credential"])) if setup.get("credential") else None
+        self._calls = credential.client_context() if credential else None
+        self._serves = credential.server_context() if credential else None
         self._letters = tempfile.TemporaryDirectory()
         self._memory: BucketMemory
         self._lent: RingMemory | None = None
@@ -58,7 +64,7 @@ class RingSide:
 
     def listen(self) -> list[Any]:
         """See `AllReduceSide`."""
-        address = self._on_loop(self._server.listen(Address(self._host, 0)))
+        address = self._on_loop(self._server.listen(Address(self._host, 0), context=self._serves))
         return [address.host, address.port]
 
     def join(self, addresses: list[list[Any]], secret: str) -> None:
@@ -90,6 +96,7 @@ class RingSide:
             silence_s=SILENCE_S,
             agreed=lambda: None,
             letters=Path(self._letters.name),
+            context=self._calls,
         )
         ring.connect()
         return ring
@@ -124,8 +131,45 @@ class RingSide:
         self._ring.close_step()
         self._step += 1
 
+    def steps(self, size_bytes: int, bucket_bytes: int, compute_s: float, count: int) -> float:
+        """Mean seconds of steps that compute for so long and reduce a bucket as soon as it is full.
+
+        Args:
+            size_bytes: of all buckets together.
+            bucket_bytes: of each, but for the last.
+            compute_s: the thread's own processor time, in equal parts before each bucket.
+            count: steps.
+        """
+        sizes = [min(bucket_bytes, size_bytes - at) for at in range(0, size_bytes, bucket_bytes)]
+        buckets = [bucket_memory(torch.ones(size // 4)) for size in sizes]
+        self.barrier()
+        begun_s = time.perf_counter()
+        for _ in range(count):
+            self._ring.open_step(self._step, buckets)
+            for index in range(len(buckets)):
+                _compute(compute_s / len(buckets))
+                self._ring.start(index)
+            for index in range(len(buckets)):
+                self._ring.wait(index)
+            self._ring.gather(b"")
+            self._ring.close_step()
+            self._step += 1
+        return (time.perf_counter() - begun_s) / count
+
+    def calls(self) -> dict[str, Call]:
+        """What it can be asked for."""
+        return {**all_reduce_calls(self), "steps": self.steps}
+
     def _on_loop(self, what: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+
+def _compute(seconds: float) -> None:
+    """Work of this thread's own: a fixed share of the processor's time, whatever else runs."""
+    left = torch.ones(64, 64)
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        left @ left
 
 
 def _no_checkpoint(name: str) -> Resource:

@@ -13,7 +13,6 @@ import pytest
 
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.integration
 
@@ -39,19 +38,9 @@ OWN_TASK = "from dtd.tasks.synthetic import Synthetic as Own\n"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(start_daemons):
     """Three idle workers and their coordinator."""
-    made = LocalCluster(
-        directory=tmp_path_factory.mktemp("cluster"),
-        workers=3,
-        device="cpu",
-        say=lambda _text: None,
-    )
-    try:
-        made.start_all()
-        yield made
-    finally:
-        made.stop()
+    return start_daemons(3).cluster
 
 
 @pytest.fixture(autouse=True)

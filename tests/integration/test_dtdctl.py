@@ -13,7 +13,6 @@ import pytest
 
 from dtd.net.control_client import ControlClient
 from dtd.wire import messages as m
-from scripts.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.integration
 
@@ -32,25 +31,15 @@ min_workers = 9
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory):
-    """Where the coordinator keeps what must survive."""
-    return tmp_path_factory.mktemp("cluster")
+def cluster(start_daemons):
+    """Two idle workers and their coordinator; whoever is killed was started again."""
+    return start_daemons(2).cluster
 
 
 @pytest.fixture(scope="module")
-def cluster(state):
-    """Two idle workers and their coordinator; whoever is killed was started again."""
-    made = LocalCluster(
-        directory=state,
-        workers=2,
-        device="cpu",
-        say=lambda _text: None,
-    )
-    try:
-        made.start_all()
-        yield made
-    finally:
-        made.stop()
+def state(cluster):
+    """Where the coordinator keeps what must survive."""
+    return cluster.directory
 
 
 @pytest.fixture

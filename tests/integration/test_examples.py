@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from dtd.job import load_job
-from scripts.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.integration
 
@@ -41,19 +40,9 @@ SMALLER = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(start_daemons):
     """A coordinator and two workers for all examples."""
-    made = LocalCluster(
-        directory=tmp_path_factory.mktemp("examples"),
-        workers=2,
-        device="cpu",
-        say=lambda _text: None,
-    )
-    try:
-        made.start_all()
-        yield made
-    finally:
-        made.stop()
+    return start_daemons(2).cluster
 
 
 @pytest.fixture(scope="module")

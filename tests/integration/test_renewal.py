@@ -19,19 +19,18 @@ from typing import Any
 
 import pytest
 
-from dtd.address import Address, SocketPath
+from dtd.address import SocketPath
 from dtd.errors import RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
-from dtd.net.join_client import join
 from dtd.net.tls_connect import tls_connect
 from dtd.places import SOCKET_NAME
 from dtd.security.credential import Credential
 from dtd.security.newest_credential import head_of
 from dtd.security.token import Token
 from dtd.wire import messages as m
-from scripts.cluster.processes import Child, stop_all
+from scripts.cluster.cluster import Cluster
 from tests.integration.moved_clock import MovedClock
 
 pytestmark = pytest.mark.integration
@@ -55,63 +54,43 @@ encryption = "tls"
 """
 
 
-class Cluster:
+class Weeks(Cluster):
     """A coordinator and two workers with credentials, whose clocks are moved together."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
         self.clock = MovedClock(directory)
-        self.state = directory / "coordinator"
-        self.children: dict[str, Child] = {}
+        super().__init__(directory, environment={"HOME": str(directory), **self.clock.environment})
         self.credentials: dict[str, Credential] = {}
         self.coordinator("0.0.0.0:0")
 
     def coordinator(self, listen: str) -> None:
-        file = self.state / "address"
-        file.unlink(missing_ok=True)
-        self.daemon("coordinator", "--listen", listen, "--advertise", "127.0.0.1")
-        self.until(file.exists)
-        self.address = Address("127.0.0.1", Address.parse(file.read_text()).port)
+        options = ("--listen", listen, "--advertise", "127.0.0.1", "--log-format", "json")
+        self.start_coordinator(*options)
 
-    def daemon(self, name: str, *arguments: str) -> None:
-        program = "coordinator" if name == "coordinator" else "worker"
-        command = [sys.executable, "-m", f"dtd.{program}.main", *arguments]
-        command += ["--state-dir", str(self.directory / name), "--log-format", "json"]
-        environment = {"HOME": str(self.directory), **self.clock.environment}
-        child = Child(name, command, self.directory / f"{name}.log", environment)
-        self.children[name] = child
-        child.start()
-
-    def until(self, condition: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object], otherwise: str = "", **more: Any) -> None:
         """Look again and again; a daemon that ends ends the test."""
-        deadline = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=PATIENCE_S)
-        while not condition():
-            assert dt.datetime.now(dt.UTC) < deadline, self.tails()
-            for child in self.children.values():
-                assert child.wait(LOOK_AGAIN_S / len(self.children)) is None, child.log_tail()
+        super().until(condition, otherwise or "does not get that far", **more)
+
+    def client(self, *_arguments: Any) -> ControlClient:
+        """At the socket, where no clock counts."""
+        return ControlClient(SocketPath(str(self.state_dir("coordinator") / SOCKET_NAME)))
 
     def tails(self) -> str:
         return "\n".join(str(child.log_tail()) for child in self.children.values())
 
-    def ask(self, message: m.Message) -> dict[str, Any]:
-        with ControlClient(SocketPath(str(self.state / SOCKET_NAME)), PATIENCE_S) as client:
-            return client.request(message)
-
-    def join(self, name: str, role: str = "worker") -> Credential:
-        token = Token.parse(self.ask(m.CreateToken(role=role, life_s=3600))["token"])
-        made = join(token, name=name, path=self.directory / f"{name}.credential")
-        self.credentials[name] = made
-        return made
+    def join(self, name: str, role: str = "worker", **more: Any) -> Credential:
+        self.credentials[name] = super().join(name, role, **more)
+        return self.credentials[name]
 
     def worker(self, name: str) -> None:
-        path = self.join(name).path
-        self.daemon(f"{name}-cpu", "--credential", str(path), "--listen", "127.0.0.1:0")
+        options = ("--listen", "127.0.0.1:0", "--log-format", "json")
+        self.start_worker(f"{name}-cpu", *options, credential=self.join(name).path)
 
     def dtdctl(self, credential: Credential, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dtd.ctl.main", "--credential", str(credential.path)]
         return subprocess.run(
             [*command, *arguments],
-            env={**os.environ, "HOME": str(self.directory), **self.clock.environment},
+            env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             check=False,
@@ -137,8 +116,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("weeks"))
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weeks]:
+    made = Weeks(tmp_path_factory.mktemp("weeks"))
     try:
         made.worker("host0")
         made.worker("host1")
@@ -146,10 +125,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.until(lambda: (made.ask(m.GetStatus())["job"] or {}).get("step", 0) > 3)
         yield made
     finally:
-        stop_all(made.children.values())
+        made.stop()
 
 
-def test_weeks_go_by_and_a_running_job_does_not_notice(cluster: Cluster) -> None:
+def test_weeks_go_by_and_a_running_job_does_not_notice(cluster: Weeks) -> None:
     for name, role in (("ann", "operator"), ("bob", "viewer"), ("idle", "worker")):
         cluster.join(name, role)
     connect = tls_connect(cluster.credentials["idle"].client_context(), "coordinator")
@@ -191,7 +170,7 @@ def test_weeks_go_by_and_a_running_job_does_not_notice(cluster: Cluster) -> None
     assert all(cluster.children[name].exit_code() is None for name in pids)
 
 
-def test_a_clock_that_jumps_ends_nothing_and_brings_nothing_back(cluster: Cluster) -> None:
+def test_a_clock_that_jumps_ends_nothing_and_brings_nothing_back(cluster: Weeks) -> None:
     before = {name: cluster.ends(name) for name in ("host0", "host1")}
     registered = cluster.registered()
     cluster.clock.jumps(366)
@@ -215,7 +194,7 @@ def authorities(path: Path) -> list[str]:
     return [hashlib.sha256(block.encode()).hexdigest() for block in blocks]
 
 
-def test_the_authority_is_replaced_under_a_running_job(cluster: Cluster) -> None:
+def test_the_authority_is_replaced_under_a_running_job(cluster: Weeks) -> None:
     def shown() -> dict[str, Any]:
         return cluster.ask(m.ShowAuthority())
 
@@ -235,7 +214,7 @@ def test_the_authority_is_replaced_under_a_running_job(cluster: Cluster) -> None
     # Who joins meanwhile joins as ever, with a token of before.
     command = [sys.executable, "-m", "dtd.worker.main", "join", old_token.word(), "--name", "new"]
     command += ["--credential", str(cluster.directory / "new.credential")]
-    environment = {**os.environ, "HOME": str(cluster.directory), **cluster.clock.environment}
+    environment = {**os.environ, **cluster.environment}
     done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     cluster.ask(m.RevokeCredential(name="new"))  # else it would be waited for
@@ -261,7 +240,7 @@ def test_the_authority_is_replaced_under_a_running_job(cluster: Cluster) -> None
     assert cluster.dtdctl(cluster.credentials["ann"], "jobs").returncode == 0
 
 
-def test_who_does_not_renew_is_out_when_the_replacement_is_finished(cluster: Cluster) -> None:
+def test_who_does_not_renew_is_out_when_the_replacement_is_finished(cluster: Weeks) -> None:
     cluster.ask(m.RotateAuthority(overlap_s=3600))
     cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["phase"] == "renews")
     cluster.until(lambda: cluster.ask(m.ShowAuthority())["rotation"]["names"] == ["operator/ann"])

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dtd.address import SocketPath
-from dtd.net.control_client import ControlClient
-from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
-from scripts.cluster.processes import Child, stop_all
+from scripts.cluster.cluster import Cluster
+from scripts.cluster.processes import Child
 
 pytestmark = pytest.mark.integration
 
@@ -55,12 +49,11 @@ class Stall:
 """
 
 
-class Market:
+class Market(Cluster):
     """A coordinator, two workers far from the task, and a person who has it."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.children: list[Child] = []
+        super().__init__(directory)
         self.code = directory / "code"
         (self.code / "market").mkdir(parents=True)
         files = {"__init__.py": INIT, "stall.py": STALL, "prices.py": "ROWS = 32\n"}
@@ -68,45 +61,17 @@ class Market:
             (self.code / "market" / name).write_text(text)
         (self.code / "job.toml").write_text(JOB)
 
-    def start(self) -> None:
-        state = self.directory / "coordinator"
-        place = ("--state-dir", str(state))
-        coordinator = self._daemon("coordinator", "dtd.coordinator.main", *place)
-        while not (state / "address").exists():
-            assert coordinator.wait(LOOK_AGAIN_S) is None, coordinator.log_tail()
-        self.address = SocketPath(str(state / SOCKET_NAME))
-        for name in ("worker-0", "worker-1"):
-            options = ("--coordinator", str(self.address), "--name", name)
-            place = ("--state-dir", str(self.directory / name))
-            self._daemon(name, "dtd.worker.main", *options, *place)
-
-    def _daemon(self, name: str, module: str, *arguments: str) -> Child:
+    def add(self, name: str, command: Sequence[str], *_environment: object) -> Child:
         """A process that has neither our current directory nor our home."""
         home = self.directory / f"home-{name}"
         home.mkdir()
-        command = ("/usr/bin/env", f"--chdir={home}", sys.executable, "-m", module, *arguments)
         environment = {"HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "torch")}
-        child = Child(name, command, self.directory / f"{name}.log", environment)
-        self.children.append(child)
-        child.start()
-        return child
+        return super().add(name, ["/usr/bin/env", f"--chdir={home}", *command], environment)
 
-    def dtdctl(self, *arguments: str, cwd: Path) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dtd.ctl.main", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-            cwd=cwd,
-            env={**os.environ, "DTD_COORDINATOR": str(self.address)},
-        )
+    def command(self, *arguments: str, cwd: Path) -> tuple[int, str, str]:
+        done = self.dtdctl(*arguments, cwd=cwd)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout, done.stderr
-
-    def ask(self, message: m.Message) -> dict[str, Any]:
-        with ControlClient(self.address, timeout_s=PATIENCE_S) as client:
-            return client.request(message)
 
     def printed(self, job: str) -> set[str]:
         return {line["text"] for line in self.ask(m.ReadLogs(job=job))["lines"]}
@@ -120,15 +85,17 @@ class Market:
 def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Market]:
     made = Market(tmp_path_factory.mktemp("market"))
     try:
-        made.start()
+        made.start_coordinator()
+        for name in ("worker-0", "worker-1"):
+            made.start_worker(name)
         yield made
     finally:
-        stop_all(made.children)
+        made.stop()
 
 
 def test_a_task_is_shipped_to_workers_that_lack_it(market: Market) -> None:
     job_file = str(market.code / "job.toml")
-    exit_code, out, err = market.dtdctl("submit", job_file, "--wait", cwd=market.directory)
+    exit_code, out, err = market.command("submit", job_file, "--wait", cwd=market.directory)
     assert exit_code == 0, (out, err)
     assert "ships" in err
     assert "4 files" in err
@@ -139,7 +106,7 @@ def test_a_task_is_shipped_to_workers_that_lack_it(market: Market) -> None:
 
     # Other code is another package, and the one that is used.
     (market.code / "market" / "fruit.txt").write_text("pears")
-    exit_code, out, err = market.dtdctl("submit", "job.toml", "--wait", cwd=market.code)
+    exit_code, out, err = market.command("submit", "job.toml", "--wait", cwd=market.code)
     assert exit_code == 0, (out, err)
     assert {"fruit: pears"} <= market.printed(out.strip())
     assert "fruit: apples" not in market.printed(out.strip())
@@ -148,7 +115,7 @@ def test_a_task_is_shipped_to_workers_that_lack_it(market: Market) -> None:
 
 
 def test_without_shipping_the_workers_own_is_used_and_this_one_is_nowhere(market: Market) -> None:
-    exit_code, _out, err = market.dtdctl(
+    exit_code, _out, err = market.command(
         "submit", "job.toml", "--no-ship", "--wait", cwd=market.code
     )
     assert exit_code == 4
@@ -158,7 +125,7 @@ def test_without_shipping_the_workers_own_is_used_and_this_one_is_nowhere(market
 def test_a_task_that_is_nowhere_is_not_submitted(market: Market, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.replace("market.stall", "bazaar.stall"))
     before = market.ask(m.ListJobs())
-    exit_code, _out, err = market.dtdctl("submit", "job.toml", cwd=tmp_path)
+    exit_code, _out, err = market.command("submit", "job.toml", cwd=tmp_path)
     assert exit_code == 1
     assert "no package or module bazaar beside job.toml" in err
     assert "--no-ship" in err

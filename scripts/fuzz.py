@@ -3,8 +3,9 @@
 With atheris the inputs follow coverage; with --plain they are seeded mutations, the same ones each
 time, as the tests make them.  The last line of each target says how many inputs and frames it had.
 A defect ends the run with its traceback and the input that shows it (`--replay FILE`).  The target
-`coordinator` is another one: stories of those who got in (`scripts.fuzz_authenticated`), a run is a
-message or more; it ends with the shortest story that shows the defect.
+`coordinator` is another one: stories of those who got in (`scripts.fuzz_authenticated`,
+`scripts.fuzz_member`), a run is a message or more; it ends with the shortest story that shows the
+defect.
 """
 
 from __future__ import annotations
@@ -134,12 +135,13 @@ def _report(name: str, counter: Counter, seconds: float) -> None:
 
 def _tell_stories(runs: int) -> int:
     """What those who got in may do to a real coordinator."""
-    from scripts.fuzz_authenticated import run
+    from scripts import fuzz_authenticated, fuzz_member
 
     started_s = time.monotonic()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     examples = max(1, runs // STEPS)
-    run(examples=examples, steps=STEPS)
+    fuzz_member.run(examples=examples, steps=STEPS)
+    fuzz_authenticated.run(examples=examples, steps=STEPS)
     seconds = time.monotonic() - started_s
     print(f"{COORDINATOR}: {examples} stories, {seconds:.0f} s", flush=True)
     return 0

@@ -146,10 +146,12 @@ class Honest:
         self.cluster, self.name = cluster, name
         self.who = worker_identity(name)
         self.lost_connections = -1
-        self._begin()
+        self.begun = 0
+        self.begin_again()
 
-    def _begin(self) -> None:
+    def begin_again(self) -> None:
         """A new process."""
+        self.begun += 1
         self.held = m.Held(job="", generation=0, step=0, digest="", where="none")
         self.core = member.Member(registration(self.name))
         self._connect()
@@ -240,6 +242,8 @@ class Honest:
             suspect="",
             evidence="",
             reason=reason,
+            compared_step=self.held.step,
+            compared_digest="d",
         )
         self.feed(froze)
 
@@ -293,7 +297,7 @@ class Honest:
             self.feed(member.ProbeAnswered(probed=probed))
         else:
             self.caller.wire.close()
-            self._begin()
+            self.begin_again()
 
 
 class Cluster:
@@ -306,6 +310,7 @@ class Cluster:
 
     def __init__(self, *, honest: int = 2, workers: int = 2) -> None:
         self.loop = VirtualLoop()
+        self.begun_s = self.loop.now
         base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - made anew
         self.directory = Path(tempfile.mkdtemp(prefix="dtd-fuzz-", dir=base))
         self.spec = to_mapping(parse_job(JOB.format(workers=workers), source="fuzz"))

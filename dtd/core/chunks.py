@@ -7,6 +7,7 @@ a bucket without elements goes round the ring and still means that everybody too
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,29 @@ MAX_EXCHANGED: Final = 16
 """Most buckets of a step that go round whole: each needs memory for all N contributions."""
 
 
+class Operation(enum.Enum):
+    """What an exchange makes of a bucket, and on which ranks.
+
+    SUM and MAXIMUM travel alike: what is done with two contributions is the bucket's own addition.
+    The halves go in segments always.  A reduce-scatter and then an all-gather of the same bucket
+    are a sum.
+    """
+
+    SUM = "sum"
+    """Every rank ends with the sum of all contributions."""
+    MAXIMUM = "maximum"
+    """Every rank ends with the largest contribution to each element."""
+    REDUCE_SCATTER = "reduce_scatter"
+    """Every rank ends with the sum of its own segment; the rest holds no meaning."""
+    ALL_GATHER = "all_gather"
+    """Every rank gives its own segment, and ends with all."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it takes N - 1 hops in segments and not twice as many."""
+        return self in (Operation.REDUCE_SCATTER, Operation.ALL_GATHER)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketShape:
     """What the ring needs to know of a bucket.
@@ -35,10 +59,12 @@ class BucketShape:
     Attributes:
         elements: number of elements; may be zero or smaller than the world.
         item_bytes: size of one element in bytes.
+        operation: what is made of it.
     """
 
     elements: int
     item_bytes: int
+    operation: Operation = Operation.SUM
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +92,10 @@ class Segments:
             self.elements * index // self.world_size,
             self.elements * (index + 1) // self.world_size,
         )
+
+    def own(self, rank: int) -> tuple[int, int]:
+        """Element range of a rank's own segment: whose sum is complete there, and given by it."""
+        return self.segment((rank + 1) % self.world_size)
 
     def chunk_count(self, index: int) -> int:
         """Number of chunks in a segment, at least one."""
@@ -96,5 +126,9 @@ def exchanged(
         return frozenset()
     link_bytes = ONE_HOST_EXCHANGE_BYTES if one_host else EXCHANGE_BYTES
     limit_bytes = min(chunk_bytes, link_bytes // (world_size - 1))
-    small = [index for index, shape in enumerate(shapes) if shape.size_bytes <= limit_bytes]
+    small = [
+        index
+        for index, shape in enumerate(shapes)
+        if shape.size_bytes <= limit_bytes and not shape.operation.is_half
+    ]
     return frozenset(small[-MAX_EXCHANGED:])

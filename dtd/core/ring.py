@@ -10,6 +10,9 @@ The machine handles indices, never bytes.  It must not know sockets, tensors or 
 (`dtd.transport.ring_node`) asks it where a payload goes (`place`), tells it what happened
 (`handle`) and does what it answers.  One machine serves one generation.
 
+Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of one that
+is added here later waits on the link.
+
 Rule for callers: start every bucket of a step before waiting for any of them, or all ranks wait for
 the same first ones before they start the others, which costs nothing: on each link the former are
 ahead.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
@@ -18,8 +21,11 @@ these run out the link pauses.
 
 from __future__ import annotations
 
-from dtd.core.chunks import exchanged
+from collections.abc import Sequence
+
+from dtd.core.chunks import BucketShape, exchanged
 from dtd.core.ring_events import (
+    BucketsAdded,
     BucketStarted,
     BucketTaken,
     ChunkReceived,
@@ -78,6 +84,7 @@ class Ring:
         )
         self._scratch = Scratch(scratch_slots)
         self._buckets: list[SegmentedBucket | ExchangedBucket] = []
+        self._may_add = 0
         self._ready: set[int] = set()
         self._next_start = 0
         self._words = Words(self._seat, step=self.step)
@@ -94,6 +101,8 @@ class Ring:
         if self._seat.is_early(chunk, step=self.step):
             return self._hold()
         if chunk.bucket >= len(self._buckets):
+            if chunk.bucket < len(self._buckets) + self._may_add:
+                return self._hold()
             raise refused(chunk, f"the step has {len(self._buckets)} buckets")
         place = self._buckets[chunk.bucket].place(chunk, payload_bytes)
         return self._hold() if isinstance(place, Hold) else place
@@ -128,6 +137,8 @@ class Ring:
             return self._words.received(event.word)
         if isinstance(event, WordOffered):
             return self._words.offer()
+        if isinstance(event, BucketsAdded):
+            return self._on_buckets_added(event)
         return self._on_step_opened(event)
 
     def next_deadline(self) -> float | None:
@@ -140,30 +151,46 @@ class Ring:
         if self._words.offered or not all(bucket.done for bucket in self._buckets):
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
-        self._buckets = self._new_buckets(event)
+        self._buckets = []
+        self._add(event.buckets, loan=event.loan, lent=event.lent)
+        self._may_add = event.may_add
         self._ready = set()
         self._next_start = 0
         self._words = Words(self._seat, step=self.step)
         return self._resume()
 
-    def _new_buckets(self, event: StepOpened) -> list[SegmentedBucket | ExchangedBucket]:
-        seat, step, chunk_bytes, shapes = self._seat, self.step, self.chunk_bytes, event.buckets
+    def _on_buckets_added(self, event: BucketsAdded) -> list[Effect]:
+        if len(event.buckets) > self._may_add:
+            raise LocalProtocolError(
+                f"{len(event.buckets)} buckets added to step {self.step}, which takes"
+                f" {self._may_add} more"
+            )
+        self._may_add -= len(event.buckets)
+        self._add(event.buckets)
+        return self._resume()
+
+    def _add(
+        self, shapes: Sequence[BucketShape], *, loan: int = 0, lent: frozenset[int] = frozenset()
+    ) -> None:
+        """Number further buckets; of those that come together some may go round whole."""
+        seat, step, chunk_bytes = self._seat, self.step, self.chunk_bytes
+        first = len(self._buckets)
         whole = exchanged(
             shapes, world_size=self.world_size, chunk_bytes=chunk_bytes, one_host=self._one_host
         )
-        return [
-            ExchangedBucket(seat, shape, step=step, index=index)
-            if index in whole
+        self._buckets += [
+            ExchangedBucket(seat, shape, step=step, index=first + at)
+            if at in whole
             else SegmentedBucket(
                 seat,
                 self._scratch,
                 shape,
                 step=step,
-                index=index,
+                index=first + at,
                 chunk_bytes=chunk_bytes,
-                loan=event.loan if index in event.lent else 0,
+                loan=loan if at in lent else 0,
             )
-            for index, shape in enumerate(shapes)
+            for at, shape in enumerate(shapes)
         ]
 
     def _on_bucket_started(self, event: BucketStarted) -> list[Effect]:

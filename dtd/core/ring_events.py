@@ -21,12 +21,21 @@ class StepOpened:
     Attributes:
         loan: the number under which the next rank may read buckets of this step.
         lent: the buckets that it may, by index; those that travel whole are sent all the same.
+        may_add: most buckets that are added before the step is over; equal on all ranks.
     """
 
     step: int
     buckets: tuple[BucketShape, ...]
     loan: int = 0
     lent: frozenset[int] = frozenset()
+    may_add: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsAdded:
+    """The open step has further buckets, on all ranks; they are numbered after those it has."""
+
+    buckets: tuple[BucketShape, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,15 @@ class WordReceived:
     word: Word
 
 
-Event = StepOpened | BucketStarted | ChunkReceived | BucketTaken | WordOffered | WordReceived
+Event = (
+    StepOpened
+    | BucketsAdded
+    | BucketStarted
+    | ChunkReceived
+    | BucketTaken
+    | WordOffered
+    | WordReceived
+)
 
 
 # --- effects ---------------------------------------------------------------------------------

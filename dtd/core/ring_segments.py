@@ -17,6 +17,9 @@ chunks are the same and come in the same order, but without payload, and what is
 copied is read where it lies when its turn has come.  That is safe within a bucket: a segment that
 was lent is overwritten with a later sum only, and no later sum comes about without the borrower's
 own part.  After it, the bucket is done only when the borrower says that it has taken everything.
+
+Each phase is an operation of its own as well (`dtd.core.chunks.Operation`).  An all-gather writes
+to the bucket from its first chunk on, so that one waits on the link until the bucket has started.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from dtd.core.chunks import BucketShape, cut
+from dtd.core.chunks import BucketShape, Operation, cut
 from dtd.core.ring_events import (
     BucketDone,
     ChunkReceived,
@@ -45,6 +48,11 @@ from dtd.wire.messages import Chunk, Phase, Taken
 
 SCATTER: Final = Phase.REDUCE_SCATTER
 GATHER: Final = Phase.ALL_GATHER
+
+_PHASES: Final = {
+    Operation.REDUCE_SCATTER: (SCATTER,),
+    Operation.ALL_GATHER: (GATHER,),
+}
 
 
 class Scratch:
@@ -96,6 +104,7 @@ class SegmentedBucket:
         self._lent = False  # the next rank has something to read here
         self._borrowed = False  # we have something to read at the previous rank
         self._slots_used = 0
+        self._phases = _PHASES.get(shape.operation, (SCATTER, GATHER))
         self._segments = cut(shape, world_size=seat.world_size, chunk_bytes=chunk_bytes)
         self._item_bytes = shape.item_bytes
         self._placed = ([0] * seat.hops, [0] * seat.hops)  # indexed by phase, then by hop
@@ -103,7 +112,7 @@ class SegmentedBucket:
         self._early: deque[ChunkReceived] = deque()
         self._missing = sum(
             self._segments.chunk_count(self._incoming(phase, hop))
-            for phase in (SCATTER, GATHER)
+            for phase in self._phases
             for hop in range(seat.hops)
         )
 
@@ -120,7 +129,7 @@ class SegmentedBucket:
         Raises:
             ProtocolError: the chunk is not the next one of its hop.
         """
-        if chunk.phase not in (SCATTER, GATHER):
+        if chunk.phase not in self._phases:
             raise refused(chunk, "no such phase: the bucket travels in segments")
         if chunk.hop >= self._seat.hops:
             raise refused(chunk, "no such hop")
@@ -128,7 +137,9 @@ class SegmentedBucket:
         segment = self._incoming(chunk.phase, chunk.hop)
         if chunk.chunk != expected or expected >= self._segments.chunk_count(segment):
             raise refused(chunk, f"expected chunk {expected}")
-        if chunk.phase == GATHER and not self._sent_for_reduction(segment, chunk.chunk):
+        if SCATTER not in self._phases and not self.started:
+            return HOLD
+        if chunk.phase == GATHER and not self._may_be_complete(segment, chunk.chunk):
             raise refused(chunk, "its sum cannot be complete: ours is missing")
         start, stop = self._segments.chunk(segment, chunk.chunk)
         check_payload(chunk, payload_bytes, 0 if chunk.loan else (stop - start) * self._item_bytes)
@@ -144,7 +155,10 @@ class SegmentedBucket:
             return InScratch(slot=slot)
         return InBucket(bucket=self._index, start=start, stop=stop)
 
-    def _sent_for_reduction(self, segment: int, chunk: int) -> bool:
+    def _may_be_complete(self, segment: int, chunk: int) -> bool:
+        """Whether our part is in what is gathered; in an all-gather alone there is none."""
+        if SCATTER not in self._phases:
+            return True
         if not self.started:
             return False
         hop = (self._seat.rank - segment) % self._seat.world_size
@@ -161,9 +175,10 @@ class SegmentedBucket:
         if self._seat.world_size == 1:
             return [BucketDone(bucket=self._index)]
         self._lent = self._loan > 0
-        own = self._seat.rank
+        phase = self._phases[0]
+        own = (self._seat.rank + (phase == GATHER)) % self._seat.world_size
         effects: list[Effect] = [
-            self._send(SCATTER, 0, own, chunk) for chunk in range(self._segments.chunk_count(own))
+            self._send(phase, 0, own, chunk) for chunk in range(self._segments.chunk_count(own))
         ]
         while self._early:
             effects += self._reduce(self._early.popleft())
@@ -218,9 +233,12 @@ class SegmentedBucket:
             self._scratch.free.append(event.slot)
             self._slots_used -= 1
         self._received[SCATTER][chunk.hop] += 1
-        last = chunk.hop + 1 == self._seat.hops
-        phase, hop = (GATHER, 0) if last else (SCATTER, chunk.hop + 1)
-        return [reduce, self._send(phase, hop, segment, chunk.chunk), *self._arrived(chunk)]
+        effects: list[Effect] = [reduce]
+        if chunk.hop + 1 < self._seat.hops:
+            effects.append(self._send(SCATTER, chunk.hop + 1, segment, chunk.chunk))
+        elif GATHER in self._phases:
+            effects.append(self._send(GATHER, 0, segment, chunk.chunk))
+        return effects + self._arrived(chunk)
 
     def _arrived(self, chunk: Chunk) -> list[Effect]:
         """A chunk is in its place; the last one of those that were lent gives the loan back."""
@@ -249,7 +267,7 @@ class SegmentedBucket:
             return f"rank {(self._seat.rank + 1) % self._seat.world_size} to read its last chunks"
         phase, hop, here, count = next(
             (phase, hop, here, count)
-            for phase in (SCATTER, GATHER)
+            for phase in self._phases
             for hop, here in enumerate(self._received[phase])
             if here < (count := self._segments.chunk_count(self._incoming(phase, hop)))
         )

@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from dtd.core.chunks import Operation
+
 
 class Lendable(Protocol):
     """Memory that processes of the same host may be let read (`dtd.lent_memory.LentMemory`)."""
@@ -44,10 +46,12 @@ class BucketMemory:
     Attributes:
         view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
         item_bytes: size of one element; chunks never split an element.
-        add: `add(start, stop, received)` adds the received bytes to elements [start, stop).
+        add: `add(start, stop, received)` adds the received bytes to elements [start, stop); where
+            the operation is a maximum, it takes the larger of each.
         total: `total(contributions)` makes the bucket the sum of these, added in their order; None
             where that is to put the first there and to add the others.
         home: where the view lies, if other processes of this host can be let read it.
+        operation: what is made of it, and on which ranks; equal on all ranks.
         dtype: name of the element type, as torch has it, where `add` is that type's addition; empty
             where it is something else, so that nobody but `add` can make the sum.
     """
@@ -58,6 +62,7 @@ class BucketMemory:
     total: Callable[[Sequence[memoryview]], None] | None = None
     home: Home | None = None
     dtype: str = ""
+    operation: Operation = Operation.SUM
 
     @property
     def elements(self) -> int:
@@ -138,7 +143,33 @@ class Collective(Protocol):
         ...
 
 
-class BreakableCollective(Collective, Protocol):
+class ExtendableCollective(Collective, Protocol):
+    """A collective whose steps may get further buckets while they are open.
+
+    For rounds that depend on one another: what is exchanged next is known when the last exchange
+    has come back.
+    """
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """As `Collective.open_step`.
+
+        Args:
+            step: its number.
+            buckets: those that are known by now.
+            may_add: most buckets that `add` will bring before the step is over; equal on all ranks.
+        """
+        ...
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """The open step has these buckets, too, numbered after those that it has.
+
+        Every rank adds buckets of the same sizes and operations in the same order.  They are
+        started and waited for like others, and those before them are waited for first.
+        """
+        ...
+
+
+class BreakableCollective(ExtendableCollective, Protocol):
     """A ring on which another transport rests: it says who takes part, and when that is over."""
 
     def exchange(self, word: bytes) -> list[bytes]:

@@ -157,12 +157,16 @@ class RingCollective:
         """The error that says how the ring has ended."""
         return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin a step; see `Collective.open_step`."""
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step; see `ExtendableCollective.open_step`."""
         with self._changed:
             self._done.clear()
             self._exposed_s = 0.0
-        self._hand_over(self._endpoint.node.open_step, step, tuple(buckets))
+        self._hand_over(self._endpoint.node.open_step, step, tuple(buckets), may_add)
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Give the open step more buckets; see `ExtendableCollective.add`."""
+        self._hand_over(self._endpoint.node.add, tuple(buckets))
 
     def start(self, bucket: int) -> None:
         """Hand a full bucket over; see `Collective.start`."""

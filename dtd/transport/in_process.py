@@ -151,13 +151,20 @@ class InProcessCollective:
         """Raise if the ring is broken; see `Collective.check`."""
         self._check_ring()
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin a step; see `Collective.open_step`."""
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step; see `ExtendableCollective.open_step`."""
         with self._ring.changed:
             self._check_ring()
             self._done.clear()
             self._exposed_s = 0.0
-            self.node.open_step(step, buckets)
+            self.node.open_step(step, buckets, may_add)
+            self._ring.move()
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Give the open step more buckets; see `ExtendableCollective.add`."""
+        with self._ring.changed:
+            self._check_ring()
+            self.node.add(buckets)
             self._ring.move()
 
     def start(self, bucket: int) -> None:

@@ -45,6 +45,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from dtd.core.busy import BusyTime
+from dtd.core.chunks import Operation
 from dtd.errors import ConfigError, ProtocolError, RingBroken
 from dtd.transport.api import BreakableCollective, BucketMemory, CommTiming
 from dtd.transport.payloads import gather_payloads
@@ -63,6 +64,13 @@ _CUDA: Any = torch.cuda  # its constructors have no annotations
 DTYPES: Final = {
     name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")
 }
+
+
+_REDUCTIONS: Final = {
+    Operation.SUM: dist.ReduceOp.SUM,
+    Operation.MAXIMUM: dist.ReduceOp.MAX,
+}
+"""What a group is asked for; halves of a sum take the ring."""
 
 
 class Group(Protocol):
@@ -251,7 +259,7 @@ class ProcessGroupCollective:
         self._failure = ""
         self._ended = False
         self._pending: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
-        self._buckets: Sequence[BucketMemory] = ()
+        self._buckets: list[BucketMemory] = []
         self._views: dict[int, Tensor] = {}
         self._own: dict[int, Tensor] = {}
         self._on_ring: dict[int, int] = {}
@@ -301,31 +309,49 @@ class ProcessGroupCollective:
 
     # --- a step ------------------------------------------------------------------------------
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin a step; see `Collective.open_step`."""
-        self._lay_out(buckets)
-        self._busy, self._exposed_s, self._sent_bytes = BusyTime(), 0.0, 0
-        with self._leaving():
-            self._ring.open_step(step, [buckets[index] for index in self._on_ring])
-            if self._views and self._backend is None:
-                self._form()
-
-    def _lay_out(self, buckets: Sequence[BucketMemory]) -> None:
-        """Which buckets go which way: their types and the world decide, equal on all ranks."""
-        here = [index for index, one in enumerate(buckets) if self._is_for_group(one)]
-        if buckets is not self._buckets:
-            self._buckets = buckets
-            self._views = {
-                index: torch.frombuffer(buckets[index].view, dtype=DTYPES[buckets[index].dtype])
-                for index in here
-            }
-        rest = [index for index in range(len(buckets)) if index not in self._views]
-        self._on_ring = {index: at for at, index in enumerate(rest)}
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step; see `ExtendableCollective.open_step`."""
         with self._changed:
-            self._ready, self._done, self._unissued = set(), set(), list(here)
+            self._buckets, self._views, self._on_ring = [], {}, {}
+            self._ready, self._done, self._unissued = set(), set(), []
+        self._busy, self._exposed_s, self._sent_bytes = BusyTime(), 0.0, 0
+        on_ring = self._lay_out(buckets)
+        with self._leaving():
+            self._ring.open_step(step, on_ring, may_add)
+            self._form_if_needed()
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Give the open step more buckets; see `ExtendableCollective.add`."""
+        on_ring = self._lay_out(buckets)
+        with self._leaving():
+            self._ring.add(on_ring)
+            self._form_if_needed()
+
+    def _form_if_needed(self) -> None:
+        if self._views and self._backend is None:
+            self._form()
+
+    def _lay_out(self, buckets: Sequence[BucketMemory]) -> list[BucketMemory]:
+        """Number further buckets, and return those that take the ring.
+
+        Types, operations and the world decide that; they are equal on all ranks.
+        """
+        on_ring = []
+        with self._changed:
+            for index, bucket in enumerate(buckets, start=len(self._buckets)):
+                self._buckets.append(bucket)
+                if self._is_for_group(bucket):
+                    dtype = DTYPES[bucket.dtype]
+                    self._views[index] = torch.frombuffer(bucket.view, dtype=dtype)
+                    self._unissued.append(index)
+                else:
+                    self._on_ring[index] = len(self._on_ring)
+                    on_ring.append(bucket)
+        return on_ring
 
     def _is_for_group(self, bucket: BucketMemory) -> bool:
-        return self.world_size > 1 and bucket.dtype in DTYPES and bucket.elements > 0
+        travels = bucket.dtype in DTYPES and bucket.operation in _REDUCTIONS
+        return self.world_size > 1 and travels and bucket.elements > 0
 
     def start(self, bucket: int) -> None:
         """Hand over a full bucket; those of the group are issued in index order on all ranks."""
@@ -416,10 +442,6 @@ class ProcessGroupCollective:
             ring.give_up(reason)
             raise RingBroken(reason) from error
         self._group = group
-        self._own = {
-            index: torch.empty_like(view, device=group.device)
-            for index, view in self._views.items()
-        }
         if group.device.type == "cuda":
             self._stream = _CUDA.Stream(group.device)
         self._finisher.start()
@@ -435,6 +457,7 @@ class ProcessGroupCollective:
     def _issue(self, bucket: int) -> None:
         """Queue a bucket's operation; called with the lock held, in index order."""
         options = dist.AllreduceOptions()
+        options.reduceOp = _REDUCTIONS[self._buckets[bucket].operation]
         options.timeout = OPERATION_TIMEOUT
         own, view = self._own_memory(bucket), self._views[bucket]
         size = self.world_size

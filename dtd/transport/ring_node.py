@@ -17,6 +17,7 @@ from dtd.core.chunks import BucketShape
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
+    BucketsAdded,
     BucketStarted,
     BucketTaken,
     ChunkReceived,
@@ -87,6 +88,7 @@ class RingNode:
         self._loans = loans
         self._buckets: Sequence[BucketMemory] = ()
         self._shapes: tuple[BucketShape, ...] = ()
+        self._added: tuple[BucketShape, ...] = ()
         self._slots: dict[int, memoryview] = {}
         self._filled: dict[int, memoryview] = {}
         self._contributions: dict[int, memoryview] = {}
@@ -95,18 +97,26 @@ class RingNode:
         self._read_bytes = 0
         self._busy = BusyTime()
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin a step with these buckets."""
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step with these buckets, to which so many may be added."""
         self._buckets = buckets
         self._busy = BusyTime()
         self.sent_bytes = 0
         self._words = {rank: [] for rank in range(self.core.world_size)}
-        shapes = tuple(BucketShape(elements=b.elements, item_bytes=b.item_bytes) for b in buckets)
-        if shapes != self._shapes:
-            self._shapes, self._contributions = shapes, {}
+        shapes = _shapes_of(buckets)
+        if shapes != self._shapes or self._added:
+            self._shapes, self._added, self._contributions = shapes, (), {}
         loan, lent = NOTHING_LENT if self._loans is None else self._loans.lendable(buckets)
-        event = StepOpened(step=step, buckets=shapes, loan=loan, lent=lent)
+        event = StepOpened(step=step, buckets=shapes, loan=loan, lent=lent, may_add=may_add)
         self._perform(self.core.handle(event, 0.0))
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """The open step has these buckets, too; they are sent, and not lent."""
+        shapes = _shapes_of(buckets)
+        effects = self.core.handle(BucketsAdded(buckets=shapes), 0.0)
+        self._buckets = (*self._buckets, *buckets)
+        self._added = (*self._added, *shapes)
+        self._perform(effects)
 
     def start(self, bucket: int) -> None:
         """A bucket's own contribution is complete."""
@@ -184,7 +194,7 @@ class RingNode:
 
     def _contribution(self, bucket: int, origin: int) -> memoryview:
         """One rank's place among a bucket's contributions; every step uses the same memory."""
-        size_bytes = self._shapes[bucket].size_bytes
+        size_bytes = len(self._buckets[bucket].view)
         if bucket not in self._contributions:
             self._contributions[bucket] = memoryview(bytearray(self.core.world_size * size_bytes))
         return self._contributions[bucket][origin * size_bytes : (origin + 1) * size_bytes]
@@ -262,3 +272,10 @@ class RingNode:
         memory.view[:] = contributions[0]
         for contribution in contributions[1:]:
             memory.add(0, memory.elements, contribution)
+
+
+def _shapes_of(buckets: Sequence[BucketMemory]) -> tuple[BucketShape, ...]:
+    return tuple(
+        BucketShape(elements=b.elements, item_bytes=b.item_bytes, operation=b.operation)
+        for b in buckets
+    )

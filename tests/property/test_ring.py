@@ -21,10 +21,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.chunks import EXCHANGE_BYTES, MAX_EXCHANGED, BucketShape, exchanged
+from dtd.core.chunks import (
+    EXCHANGE_BYTES,
+    MAX_EXCHANGED,
+    BucketShape,
+    Operation,
+    cut,
+    exchanged,
+)
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
+    BucketsAdded,
     BucketStarted,
     BucketTaken,
     ChunkReceived,
@@ -101,12 +109,16 @@ class _Node:
         slot_count: int,
         lending: float,
         random: Random,
+        added: Sequence[int],
+        operations: Sequence[Operation],
     ) -> None:
         self.core = core
         self.item_bytes = item_bytes
         self.slot_count = slot_count
         self.lending = lending
         self.random = random
+        self.added = added
+        self.operations = operations
         self.loan = 1
         self.lent: frozenset[int] = frozenset()
         self.outbox: deque[tuple[Chunk | Word, Callable[[], list[int]]]] = deque()
@@ -130,21 +142,65 @@ class _Node:
             program += [
                 (lambda: True, lambda bucket=bucket: self._start(bucket)) for bucket in order
             ]
-            program.append((lambda sizes=sizes: len(self.done) == len(sizes), self._offer))
+            if self.added:
+                first, count = len(sizes), len(sizes) + len(self.added)
+                order = random.sample(range(first, count), count - first)
+                program.append((lambda first=first: len(self.done) == first, self._add))
+                program += [
+                    (lambda: True, lambda bucket=bucket: self._start(bucket)) for bucket in order
+                ]
+            in_all = len(sizes) + len(self.added)
+            program.append((lambda in_all=in_all: len(self.done) == in_all, self._offer))
             program.append((lambda: self.exchanges_done == 1, self._offer))
             program.append((lambda: self.exchanges_done == 2, self._close))
         return program
 
     def _open(self, step: int, sizes: Sequence[int]) -> None:
         self.loan += 1
-        self.buckets = [_Memory([1 << self.core.rank] * size) for size in sizes]
+        self.buckets = []
         self.contributions = {}
         self.done = set()
         self.exchanges_done = 0
-        shapes = tuple(BucketShape(elements=size, item_bytes=self.item_bytes) for size in sizes)
+        shapes = self._new_buckets(sizes)
         lent = (index for index in range(len(sizes)) if self.random.random() < self.lending)
         self.lent = frozenset(lent)
-        self.handle(StepOpened(step=step, buckets=shapes, loan=self.loan, lent=self.lent))
+        self.handle(
+            StepOpened(
+                step=step,
+                buckets=shapes,
+                loan=self.loan,
+                lent=self.lent,
+                may_add=len(self.added),
+            )
+        )
+
+    def _add(self) -> None:
+        self.handle(BucketsAdded(buckets=self._new_buckets(self.added)))
+
+    def operation(self, bucket: int) -> Operation:
+        return self.operations[bucket % len(self.operations)]
+
+    def _new_buckets(self, sizes: Sequence[int]) -> tuple[BucketShape, ...]:
+        """Contributions in memory, and what the machine is told of them."""
+        shapes = []
+        for size in sizes:
+            operation = self.operation(len(self.buckets))
+            values = [1 << self.core.rank] * size
+            if operation is Operation.ALL_GATHER:
+                start, stop = self._own(size)
+                values = [
+                    1 << self.core.rank if start <= at < stop else GARBAGE for at in range(size)
+                ]
+            self.buckets.append(_Memory(values))
+            shapes.append(
+                BucketShape(elements=size, item_bytes=self.item_bytes, operation=operation)
+            )
+        return tuple(shapes)
+
+    def _own(self, size: int, rank: int | None = None) -> tuple[int, int]:
+        shape = BucketShape(elements=size, item_bytes=1)
+        segments = cut(shape, world_size=self.core.world_size, chunk_bytes=1)
+        return segments.own(self.core.rank if rank is None else rank)
 
     def _start(self, bucket: int) -> None:
         self.handle(BucketStarted(bucket=bucket))
@@ -153,13 +209,21 @@ class _Node:
         self.handle(WordOffered())
 
     def _close(self) -> None:
-        kept = [bucket for index, bucket in enumerate(self.buckets) if index not in self.lent]
-        assert all(self.is_whole(bucket) for bucket in kept)
+        kept = [index for index in range(len(self.buckets)) if index not in self.lent]
+        assert all(self.is_whole(index) for index in kept)
         self.finished_steps += 1
 
-    def is_whole(self, bucket: _Memory) -> bool:
-        whole = (1 << self.core.world_size) - 1
-        return all(value == whole for value in bucket.values)
+    def is_whole(self, index: int) -> bool:
+        values, operation = self.buckets[index].values, self.operation(index)
+        whole = [(1 << self.core.world_size) - 1] * len(values)
+        if operation is Operation.REDUCE_SCATTER:
+            start, stop = self._own(len(values))
+            return values[start:stop] == whole[start:stop]
+        if operation is Operation.ALL_GATHER:
+            for rank in range(self.core.world_size):
+                start, stop = self._own(len(values), rank)
+                whole[start:stop] = [1 << rank] * (stop - start)
+        return values == whole
 
     def may_run(self) -> bool:
         return bool(self.program) and self.program[0][0]()
@@ -222,7 +286,7 @@ class _Node:
         assert index not in self.done
         self.done.add(index)
         bucket = self.buckets[index]
-        assert self.is_whole(bucket)
+        assert self.is_whole(index)
         if index in self.lent:
             bucket.write(0, [GARBAGE] * len(bucket.values))
 
@@ -268,6 +332,8 @@ def run_network(
     random: Random,
     lending: float = 0.0,
     item_bytes: int = ITEM_BYTES,
+    added: Sequence[int] = (),
+    operations: Sequence[Operation] = (Operation.SUM,),
 ) -> None:
     """Run all ranks' programs; in every turn one thing that can happen does, chosen at random.
 
@@ -288,6 +354,8 @@ def run_network(
             slot_count=slots,
             lending=random.choice((0.0, lending, lending)),
             random=random,
+            added=added,
+            operations=operations,
         )
         for rank in range(world_size)
     ]
@@ -336,7 +404,7 @@ def _answer(node: _Node, random: Random) -> bool:
 sizes = st.one_of(st.integers(0, 9), st.integers(10, 200))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     world_size=st.integers(1, 8),
     steps=st.lists(st.lists(sizes, max_size=4), min_size=1, max_size=3),
@@ -360,6 +428,39 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
         slots=slots,
         lending=lending,
         random=Random(seed),
+    )
+
+
+@settings(max_examples=75)
+@given(
+    world_size=st.integers(1, 8),
+    steps=st.lists(st.lists(sizes, max_size=3), min_size=1, max_size=2),
+    added=st.lists(sizes, max_size=3),
+    operations=st.lists(st.sampled_from(Operation), min_size=1, max_size=4),
+    chunk_elements=st.one_of(st.integers(1, 12), st.just(1000)),
+    slots=st.integers(1, 4),
+    lending=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_halves_of_a_sum_and_buckets_that_are_added_in_any_interleaving(
+    world_size: int,
+    steps: list[list[int]],
+    added: list[int],
+    operations: list[Operation],
+    chunk_elements: int,
+    slots: int,
+    lending: float,
+    seed: int,
+) -> None:
+    run_network(
+        world_size,
+        steps,
+        chunk_elements=chunk_elements,
+        slots=slots,
+        lending=lending,
+        random=Random(seed),
+        added=added,
+        operations=operations,
     )
 
 

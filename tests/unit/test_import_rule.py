@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "security": BASE | {"wire"},
     "packages": {"errors", "names"},
     "net": BASE | {"core", "security", "wire"},
-    "transport.api": set(),
+    "transport.api": {"core"},
     "transport": BASE | {"core", "net", "security", "transport.api", "wire"},
     "tasks": BASE | {"core"},
     "strategy": BASE | {"core", "transport.api"},

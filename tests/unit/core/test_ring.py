@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.chunks import BucketShape, cut
+from dtd.core.chunks import BucketShape, Operation, cut
 from dtd.core.ring import Ring
 from dtd.core.ring_events import (
     BucketDone,
+    BucketsAdded,
     BucketStarted,
     BucketTaken,
     ChunkReceived,
@@ -832,3 +833,94 @@ def test_the_invariants_notice_a_lost_slot() -> None:
     ring._scratch.free.pop()
     with pytest.raises(AssertionError):
         ring.check_invariants()
+
+
+# --- halves of a sum, and buckets that are added -------------------------------------------------
+
+
+def shape_of(elements: int, operation: Operation) -> BucketShape:
+    return BucketShape(elements=elements, item_bytes=ITEM_BYTES, operation=operation)
+
+
+def open_with(ring: Ring, *shapes: BucketShape, may_add: int = 0) -> list[Effect]:
+    return ring.handle(StepOpened(step=0, buckets=shapes, may_add=may_add), 0.0)
+
+
+def sent(effects: list[Effect]) -> list[tuple[int, int, int, int]]:
+    """(phase, hop, first element, last) of the chunks that go out."""
+    return [
+        (effect.chunk.phase, effect.chunk.hop, effect.start, effect.stop)
+        for effect in effects
+        if isinstance(effect, SendChunk)
+    ]
+
+
+def test_a_reduce_scatter_ends_with_the_sum_of_the_own_segment() -> None:
+    ring = make(rank=0, world_size=3)
+    open_with(ring, shape_of(6, Operation.REDUCE_SCATTER))
+    assert sent(start(ring)) == [(SCATTER, 0, 0, 2)]
+    assert sent(deliver(ring, incoming(ring, SCATTER, 0), 6)) == [(SCATTER, 1, 4, 6)]
+    effects = deliver(ring, incoming(ring, SCATTER, 1), 6)
+    assert isinstance(effects[0], Reduce)
+    segments = cut(shape_of(6, Operation.SUM), world_size=3, chunk_bytes=CHUNK_BYTES)
+    assert (effects[0].start, effects[0].stop) == segments.own(0) == (2, 4)
+    assert effects[1:] == [BucketDone(bucket=0)]
+    with pytest.raises(ProtocolError, match="no such phase"):
+        ring.place(incoming(ring, GATHER, 0), 8)
+
+
+def test_an_all_gather_waits_on_the_link_until_the_bucket_has_started() -> None:
+    ring = make(rank=0, world_size=3)
+    open_with(ring, shape_of(6, Operation.ALL_GATHER))
+    assert ring.place(incoming(ring, GATHER, 0), 8) is HOLD
+    effects = start(ring)
+    assert sent(effects) == [(GATHER, 0, 2, 4)]
+    assert effects[-1] == Resume()
+    assert sent(deliver(ring, incoming(ring, GATHER, 0), 6)) == [(GATHER, 1, 0, 2)]
+    assert ring.explain() == (
+        "step 0: bucket 0 waits for all_gather hop 1 chunk 0 of 1 from rank 2"
+    )
+    assert deliver(ring, incoming(ring, GATHER, 1), 6) == [BucketDone(bucket=0)]
+    with pytest.raises(ProtocolError, match="no such phase"):
+        ring.place(incoming(ring, SCATTER, 0), 8)
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_one_rank_alone_has_done_all_operations(operation: Operation) -> None:
+    ring = make(rank=0, world_size=1)
+    open_with(ring, shape_of(6, operation))
+    assert start(ring) == [BucketDone(bucket=0)]
+
+
+def test_halves_go_in_segments_however_small() -> None:
+    ring = make(rank=0, world_size=2, chunk_bytes=1024)
+    open_with(ring, shape_of(2, Operation.MAXIMUM), shape_of(2, Operation.REDUCE_SCATTER))
+    assert any(isinstance(effect, SendContribution) for effect in start(ring, 0))
+    assert sent(start(ring, 1)) == [(SCATTER, 0, 0, 1)]
+
+
+def test_buckets_are_added_while_a_step_is_open() -> None:
+    ring = make(rank=0, world_size=3)
+    open_with(ring, shape_of(6, Operation.REDUCE_SCATTER), may_add=2)
+    early = incoming(ring, SCATTER, 0, bucket=1)
+    assert ring.place(early, 8) is HOLD
+    added = BucketsAdded(buckets=(shape_of(6, Operation.SUM),))
+    assert ring.handle(added, 0.0) == [Resume()]
+    assert isinstance(ring.place(early, 8), InScratch)
+    assert ring.place(incoming(ring, SCATTER, 0, bucket=2), 8) is HOLD
+    with pytest.raises(ProtocolError, match="the step has 2 buckets"):
+        ring.place(incoming(ring, SCATTER, 0, bucket=3), 8)
+    with pytest.raises(LocalProtocolError, match="2 buckets added to step 0, which takes 1 more"):
+        ring.handle(BucketsAdded(buckets=added.buckets * 2), 0.0)
+
+
+def test_a_step_is_not_over_while_an_added_bucket_is_under_way() -> None:
+    ring = make(rank=0, world_size=1)
+    open_with(ring, may_add=1)
+    ring.handle(BucketsAdded(buckets=(shape_of(6, Operation.SUM),)), 0.0)
+    with pytest.raises(LocalProtocolError, match="bucket 0 waits for its own gradients"):
+        open_step(ring, step=1)
+    start(ring)
+    open_step(ring, step=1)
+    with pytest.raises(LocalProtocolError, match="takes 0 more"):
+        ring.handle(BucketsAdded(buckets=(shape_of(6, Operation.SUM),)), 0.0)

@@ -16,16 +16,136 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from dtd.ctl import output
 from dtd.errors import DtdError, UsageError
-from scripts.chaosrun import report
+from scripts import markdown
+from scripts.chaosrun.checks import Check
 from scripts.chaosrun.faults import KINDS
+from scripts.chaosrun.harness import Growth
+from scripts.chaosrun.outcomes import Outcome, Rejoin, spread
 from scripts.chaosrun.run import SCENARIOS, NetworkKind, Result, Scenario, run
 from scripts.cluster.processes import exit_on_stop_signals
+
+# --- the tables at the end, and the same as one JSON object ---------------------------------------
+
+
+_THREE = "median, p99, max"
+
+
+def kinds_of(found: Sequence[Outcome]) -> list[str]:
+    """Kinds in the order in which they first happened."""
+    return [*dict.fromkeys(outcome.injection.kind for outcome in found)]
+
+
+def fault_table(found: Sequence[Outcome]) -> list[str]:
+    """One Markdown row per kind of fault."""
+    rows = []
+    for kind in kinds_of(found):
+        own = [outcome for outcome in found if outcome.injection.kind == kind]
+        durations = (
+            [one.detected_s for one in own],
+            [one.evicted_s for one in own],
+            [one.recovered_s for one in own],
+        )
+        lost = str(sum(outcome.steps_lost for outcome in own))
+        rows.append([kind, str(len(own)), *(in_words(spread(one)) for one in durations), lost])
+    head = ["fault", "count", *(f"{one}: {_THREE}" for one in ("detected", "evicted", "recovered"))]
+    return markdown.table([*head, "steps lost"], rows).splitlines()
+
+
+def phase_table(found: Sequence[Outcome], kind: str) -> list[str]:
+    """What the victims of one kind of fault were doing, and how long the others then paused."""
+    own = [outcome for outcome in found if outcome.injection.kind == kind]
+    rows = []
+    for phase, count in Counter(outcome.injection.phase for outcome in own).most_common():
+        values = spread(o.recovered_s for o in own if o.injection.phase == phase)
+        rows.append([phase, str(count), in_words(values)])
+    return markdown.table(["phase", "count", f"recovered: {_THREE}"], rows).splitlines()
+
+
+def growth_table(growths: Sequence[Growth]) -> list[str]:
+    """What daemons held, first against last third."""
+    rows = []
+    for one in growths:
+        memory = f"{one.resident_bytes[0] / 1e6:.0f} -> {one.resident_bytes[1] / 1e6:.0f}"
+        counts = (f"{pair[0]:g} -> {pair[1]:g}" for pair in (one.descriptors, one.threads))
+        rows.append([one.name, memory, *counts])
+    return markdown.table(["daemon", "memory, MB", "descriptors", "threads"], rows).splitlines()
+
+
+def rejoin_lines(found: Sequence[Rejoin]) -> list[str]:
+    """How workers came back."""
+    largest = max(one.received_bytes for one in found) / 1e6
+    rows = [
+        ["how often", str(len(found))],
+        [
+            "from process start to the end of imports",
+            in_words(spread(one.imported_s for one in found)),
+        ],
+        [
+            "from the end of imports to the first step",
+            in_words(spread(one.joined_s for one in found)),
+        ],
+        [
+            "pause of the others, less a median step",
+            in_words(spread(one.paused_s for one in found)),
+        ],
+        ["state received", f"{largest:.1f} MB"],
+    ]
+    return markdown.table(["workers that came back", _THREE], rows).splitlines()
+
+
+def in_words(values: tuple[float, float, float] | None) -> str:
+    """Three durations."""
+    return "-" if values is None else ", ".join(f"{value:.3f}" for value in values) + " s"
+
+
+def as_object(
+    found: Sequence[Outcome], verdicts: Sequence[Check], growths: Sequence[Growth], **more: Any
+) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "faults": [
+            {
+                "kind": outcome.injection.kind,
+                "victims": list(outcome.injection.victims),
+                "at_s": outcome.injection.at_s,
+                "phase": outcome.injection.phase,
+                "generation": outcome.injection.generation,
+                "note": outcome.injection.note,
+                "detected_s": outcome.detected_s,
+                "evicted_s": outcome.evicted_s,
+                "reason": outcome.reason,
+                "recovered_s": outcome.recovered_s,
+                "steps_lost": outcome.steps_lost,
+            }
+            for outcome in found
+        ],
+        "checks": [
+            {"name": one.name, "holds": one.holds, "failures": list(one.failures)}
+            for one in verdicts
+        ],
+        "growth": [
+            {
+                "daemon": one.name,
+                "samples": one.samples,
+                "resident_bytes": list(one.resident_bytes),
+                "descriptors": list(one.descriptors),
+                "threads": list(one.threads),
+            }
+            for one in growths
+        ],
+        **more,
+    }
+
+
+# --- the command ----------------------------------------------------------------------------------
+
 
 DEFAULT_SCENARIO: Final = "soak"
 
@@ -94,13 +214,13 @@ def _scenario(options: argparse.Namespace) -> Scenario:
 
 
 def _lines(result: Result) -> list[str]:
-    kinds = report.kinds_of(result.outcomes)
-    lines = report.fault_table(result.outcomes)
+    kinds = kinds_of(result.outcomes)
+    lines = fault_table(result.outcomes)
     if "kill" in kinds:
-        lines += ["", *report.phase_table(result.outcomes, "kill")]
+        lines += ["", *phase_table(result.outcomes, "kill")]
     if result.rejoins and kinds == ["kill"]:
-        lines += ["", *report.rejoin_lines(result.rejoins)]
-    lines += ["", *report.growth_table(result.growths), ""]
+        lines += ["", *rejoin_lines(result.rejoins)]
+    lines += ["", *growth_table(result.growths), ""]
     lines.append(
         f"{result.steps} steps, median {1000 * result.median_step_s:.1f} ms;"
         f" longest time between two steps {result.longest_stall_s:.2f} s"
@@ -112,7 +232,7 @@ def _lines(result: Result) -> list[str]:
 def _json(result: Result) -> list[str]:
     return [
         json.dumps(
-            report.as_object(
+            as_object(
                 result.outcomes,
                 result.checks,
                 result.growths,

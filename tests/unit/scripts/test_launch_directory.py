@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import UsageError
-from scripts.launch_directory import newest_weights, run_directory, step_of
-from scripts.launch_local import Followed
+from scripts.launch_local import Followed, newest_weights, run_directory, step_of
 
 SPEC = {"checkpoint": {"directory": ""}}
 

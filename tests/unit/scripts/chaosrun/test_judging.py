@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from scripts.chaosrun import checks, report
+from scripts import chaos
+from scripts.chaosrun import checks
 from scripts.chaosrun.harness import Growth, Sample, growth
 from scripts.chaosrun.outcomes import Injection, outcomes, rejoins, spread
 from scripts.cluster.log_timeline import Commit, Line, LogTimeline, phase_at
@@ -331,11 +332,11 @@ def test_tables_have_a_row_for_each_kind_and_phase():
         [],
         quiet=(),
     )
-    table = report.fault_table(found)
+    table = chaos.fault_table(found)
     assert [row.split("|")[1].strip() for row in table[2:]] == ["kill", "stop"]
     assert "0.100, 0.100, 0.100 s" in table[2]
-    assert len(report.phase_table(found, "kill")) == 3
-    (grown,) = report.growth_table(
+    assert len(chaos.phase_table(found, "kill")) == 3
+    (grown,) = chaos.growth_table(
         [
             Growth(
                 name="w", samples=3, resident_bytes=(1e6, 2e6), descriptors=(9, 10), threads=(1, 1)
@@ -345,7 +346,7 @@ def test_tables_have_a_row_for_each_kind_and_phase():
     assert grown == "| w | 1 -> 2 | 9 -> 10 | 1 -> 1 |"
     verdicts = [checks.check("all is well", []), checks.check("nothing", "abcdef")]
     assert verdicts[1].in_words() == "FAIL  nothing: a; b; c; d; and 2 more"
-    seen = report.as_object(found, verdicts, [], steps=2)
+    seen = chaos.as_object(found, verdicts, [], steps=2)
     assert [fault["kind"] for fault in seen["faults"]] == ["kill", "stop"]
     assert [one["holds"] for one in seen["checks"]] == [True, False]
     assert math.isclose(seen["faults"][0]["recovered_s"], 0.1)

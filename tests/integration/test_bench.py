@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 110
+TIMEOUT_S = 280
 
 
 def bench(*arguments, directory: Path) -> str:

@@ -100,7 +100,7 @@ class AccessDesk:
         if request.finish:
             out = await self._renewals.go_on(authority, at_once=True)
         else:
-            await self._in_store(lambda: authority.rotate(overlap_s=request.overlap_s))
+            await self._in_store(lambda: authority.rotation.begin(overlap_s=request.overlap_s))
             await self._renewals.authority_changed(authority)
             log.warning("authority_rotation", phase="spreads", sha256=authority.sha256)
         return {**shown_authority(authority), "out": out}
@@ -108,7 +108,7 @@ class AccessDesk:
     async def _create_token(self, authority: Authority, request: m.CreateToken) -> dict[str, Any]:
         names = split_names(request.names)
         token, expires_s = await self._in_store(
-            lambda: authority.create_token(
+            lambda: authority.admission.create_token(
                 request.role,
                 life_s=request.life_s,
                 coordinators=self._port.coordinators,
@@ -155,7 +155,7 @@ def shown_authority(authority: Authority) -> dict[str, Any]:
     expires_s = signers.current.certificate.not_valid_after_utc.timestamp()
     shown: dict[str, Any] = {"sha256": authority.sha256, "expires_s": expires_s, "rotation": None}
     if rotation is not None:
-        waiting = sorted({f"{one.role}/{one.name}" for one in authority.waiting()})
+        waiting = sorted({f"{one.role}/{one.name}" for one in authority.rotation.waiting()})
         shown["rotation"] = {
             "phase": rotation.phase,
             "sha256": signers.newest.sha256,

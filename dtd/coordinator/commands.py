@@ -72,14 +72,14 @@ def run_init(arguments: Sequence[str]) -> int:
     directory = config.state_dir / DIRECTORY
     make_private_directory(config.state_dir)
     authority = open_authority(directory)
-    authority.equip(advertised(config.advertise, config.listen))
+    authority.own.equip(advertised(config.advertise, config.listen))
     open_data_key(directory)
     if config.listen.is_loopback:
         sys.stderr.write(
             f"{config.listen} is reached from this host only; for others, name"
             f" --listen 0.0.0.0:{config.listen.port}\n"
         )
-    token = authority.first_token()
+    token = authority.own.first_token()
     if token is None:
         sys.stderr.write("the first token is revoked; make another with `dtdctl token create`\n")
     else:

@@ -89,10 +89,10 @@ class ControlPort:
         directory = self._config.state_dir / DIRECTORY
         self.coordinators = advertised(self._config.advertise, bound)
         self.authority = open_authority(directory, life_days=self._config.credential_days)
-        if self.authority.equip(self.coordinators):
+        if self.authority.own.equip(self.coordinators):
             log.info("authority_made", directory=str(directory), cluster=self.authority.cluster)
-        self.authority.renew_server()
-        self._server.serve(context=self.authority.server_context())
+        self.authority.own.renew_server()
+        self._server.serve(context=self.authority.own.server_context())
         return bound
 
     async def _serve_users(self) -> None:
@@ -150,7 +150,7 @@ class ControlPort:
         """
         assert self.authority is not None
         loop = asyncio.get_running_loop()
-        context = await loop.run_in_executor(None, self.authority.server_context)
+        context = await loop.run_in_executor(None, self.authority.own.server_context)
         self._server.use(context)
 
     def _not_his_name(self, worker: str) -> tuple[str, str]:

@@ -23,7 +23,8 @@ from dtd.core.doorkeeper import origin_of
 from dtd.core.pacing import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
-from dtd.security.authority import Admitted, Authority, Enrolment
+from dtd.security.admission import Admitted, Enrolment
+from dtd.security.authority import Authority
 from dtd.security.identity import WORKER
 from dtd.security.worker_names import split_names, worker_names
 from dtd.wire import messages as m
@@ -166,4 +167,4 @@ def _admit(authority: Authority, request: m.Enrol) -> Admitted:
     enrolment = Enrolment(
         role=request.role, name=request.name, workers=workers, request_pem=request.request_pem
     )
-    return authority.admit(enrolment, request.token_id, request.token_secret)
+    return authority.admission.admit(enrolment, request.token_id, request.token_secret)

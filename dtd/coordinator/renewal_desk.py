@@ -22,7 +22,9 @@ from dtd.coordinator.turns import SingleAnswers, go_on
 from dtd.core.pacing import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
-from dtd.security.authority import Authority, Progress, Renewal
+from dtd.security.admission import Renewal
+from dtd.security.authority import Authority
+from dtd.security.rotation import Progress
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -103,7 +105,7 @@ class RenewalDesk:
                 self.look(authority)
                 if authority.signers.rotation is not None:
                     await self.go_on(authority)
-                if authority.own_are_due():
+                if authority.own.are_due():
                     await self._renew_own(authority)
                 if looks % TIME_KEPT_EVERY_LOOKS == 0:
                     await self._keep_time(authority)
@@ -118,12 +120,12 @@ class RenewalDesk:
         found = (link.identity for link in self._workers())
         connected = [who for who in found if who is not None and who.serial]
         step: Progress = await self._in_store(
-            functools.partial(authority.go_on, connected, at_once=at_once)
+            functools.partial(authority.rotation.go_on, connected, at_once=at_once)
         )
         if not step.changed:
             return []
         self._evictions.put_out(step.out, "is of an authority that was replaced")
-        await self._in_store(authority.equip, self._port.coordinators)
+        await self._in_store(authority.own.equip, self._port.coordinators)
         await self.authority_changed(authority)
         await self._evictions.tell_all()
         log.info("authority_rotation", phase=_phase(authority), sha256=authority.sha256)
@@ -132,7 +134,7 @@ class RenewalDesk:
     async def authority_changed(self, authority: Authority) -> None:
         """Trust other authorities from now on, and tell everybody."""
         await self._port.use_new_certificate()
-        self._own_ends(authority.server_expires_s())
+        self._own_ends(authority.own.server_expires_s())
         self._told = {}
 
     def is_due(self, link: Link) -> bool:
@@ -179,7 +181,7 @@ class RenewalDesk:
         authority, who = self._port.authority, link.identity
         if authority is None or who is None:
             raise RequestRefused("nothing was shown that could be renewed")
-        renewal: Renewal = await self._in_store(authority.renew, who, request.request_pem)
+        renewal: Renewal = await self._in_store(authority.admission.renew, who, request.request_pem)
         if renewal.certificate_pem:
             log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
         return m.Renewed(
@@ -191,10 +193,10 @@ class RenewalDesk:
 
     async def _renew_own(self, authority: Authority) -> None:
         try:
-            await self._in_store(authority.equip, self._port.coordinators)
-            if await self._in_store(authority.renew_server):
+            await self._in_store(authority.own.equip, self._port.coordinators)
+            if await self._in_store(authority.own.renew_server):
                 await self._port.use_new_certificate()
-                self._own_ends(authority.server_expires_s())
+                self._own_ends(authority.own.server_expires_s())
         except DtdError as error:
             log.error("own_credential_not_renewed", error=error.message)
 

@@ -24,8 +24,9 @@ from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
 from dtd.net.tls_connect import tls_connect
 from dtd.places import SOCKET_NAME
-from dtd.security.authority import DIRECTORY, OPERATOR_FILE, Authority
+from dtd.security.authority import DIRECTORY, Authority
 from dtd.security.credential import Credential
+from dtd.security.own_certificate import OPERATOR_FILE
 from dtd.security.private_files import make_private_directory
 from dtd.security.token import Token
 from dtd.wire import messages as m
@@ -250,7 +251,7 @@ class Cluster:
         self.address = at = address or Address(HOST, free_port())
         make_private_directory(state)
         authority = Authority.create(state / DIRECTORY)
-        authority.equip((at,))
+        authority.own.equip((at,))
         for role, name in callers:
             authority.enrol(self.credential_path(name), role, name, coordinators=(at,))
         self.operator = Credential.load(state / DIRECTORY / OPERATOR_FILE)

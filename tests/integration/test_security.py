@@ -171,7 +171,7 @@ def test_without_a_credential_nobody_is_heard(cluster: Secured) -> None:
 
 def test_a_credential_of_another_cluster_is_no_credential(cluster: Secured, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "pki")
-    other.equip((cluster.address,))
+    other.own.equip((cluster.address,))
     foreign = Credential.load(tmp_path / "pki" / "operator.credential")
     with pytest.raises(CoordinatorUnreachable, match="its certificate is not of this cluster"):
         Cluster.client(cluster, foreign)  # without patience
@@ -181,7 +181,9 @@ def test_a_token_of_another_cluster_is_not_shown_to_this_one(
     cluster: Secured, tmp_path: Path
 ) -> None:
     other = Authority.create(tmp_path / "pki")
-    token, _expires = other.create_token("worker", life_s=0, coordinators=(cluster.address,))
+    token, _expires = other.admission.create_token(
+        "worker", life_s=0, coordinators=(cluster.address,)
+    )
     with pytest.raises(ConfigError, match="is not the coordinator that the token is from"):
         cluster.join("fooled", token=token)
     assert token.secret not in (cluster.directory / "coordinator.log").read_text()

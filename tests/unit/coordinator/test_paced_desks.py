@@ -10,7 +10,7 @@ import pytest
 from dtd.coordinator.renewal_desk import RENEWALS_AT_ONCE, RenewalDesk
 from dtd.coordinator.revocation_desk import LISTS_AT_ONCE, RevocationDesk
 from dtd.errors import ProtocolError
-from dtd.security.authority import Renewal
+from dtd.security.admission import Renewal
 from dtd.wire import messages as m
 
 NOT_YET = Renewal(reason="it is not time")
@@ -41,7 +41,8 @@ class World:
 
     def __init__(self):
         self.asked = 0
-        authority = SimpleNamespace(renew=lambda *_call: NOT_YET, revocations=lambda: b"1\n{}")
+        admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
+        authority = SimpleNamespace(admission=admission, revocations=lambda: b"1\n{}")
         port = SimpleNamespace(authority=authority, coordinators=())
         renewals = RenewalDesk(port, self.in_store, lambda _s: None, lambda: (), None)
         revocations = RevocationDesk(port, self.in_store, None)

@@ -48,7 +48,7 @@ class Listening:
 
     async def listen(self) -> Address:
         bound = await self.server.bind(LOOPBACK)
-        self.server.serve(context=self.authority.server_context())
+        self.server.serve(context=self.authority.own.server_context())
         return bound
 
     def _new_link(self) -> Link:
@@ -171,7 +171,7 @@ async def test_a_credential_of_another_cluster_does_not_get_in(
 async def test_an_expired_credential_does_not_get_in(
     listening: Listening, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authority, "_life_days", 0)
+    monkeypatch.setattr(authority, "life_days", 0)
     address = await listening.listen()
     path = authority.directory / "late.pem"
     authority.enrol(path, "worker", "late", coordinators=(address,))

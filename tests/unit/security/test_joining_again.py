@@ -8,7 +8,8 @@ from cryptography import x509
 from dtd.address import Address
 from dtd.errors import RequestRefused
 from dtd.security import certificates, credential_book
-from dtd.security.authority import MAX_RENEWED, Authority, Enrolment
+from dtd.security.admission import MAX_RENEWED, Enrolment
+from dtd.security.authority import Authority
 from dtd.security.token import Token
 
 HERE = (Address("10.0.0.1", 7117),)
@@ -19,13 +20,13 @@ def request() -> str:
 
 
 def token_of(authority: Authority) -> Token:
-    return authority.create_token("worker", life_s=86400, coordinators=HERE)[0]
+    return authority.admission.create_token("worker", life_s=86400, coordinators=HERE)[0]
 
 
 def joins(authority: Authority, token: Token, pem: str, name: str = "host7") -> str:
     """The serial of what is handed out."""
     wanted = Enrolment(role="worker", name=name, workers=(name,), request_pem=pem)
-    made = authority.admit(wanted, token.id, token.secret).certificate_pem
+    made = authority.admission.admit(wanted, token.id, token.secret).certificate_pem
     return f"{x509.load_pem_x509_certificate(made).serial_number:x}"
 
 
@@ -50,7 +51,7 @@ def test_what_is_handed_out_again_is_revoked_with_the_first(authority: Authority
 
 
 def test_another_name_is_another_credential(authority: Authority) -> None:
-    token, _ = authority.create_token("worker", life_s=60, coordinators=HERE, uses=2)
+    token, _ = authority.admission.create_token("worker", life_s=60, coordinators=HERE, uses=2)
     pem = request()
     first, second = joins(authority, token, pem, "host1"), joins(authority, token, pem, "host2")
     living = authority.credentials.living(now_s=authority.now_s())

@@ -50,7 +50,7 @@ class Talk:
             issued_s=record.issued_s - 21 * DAY_S,
             expires_s=record.expires_s,
         )
-        made = self.authority.renew(who, request.request_pem)
+        made = self.authority.admission.renew(who, request.request_pem)
         return m.Renewed(
             certificate_pem=made.certificate_pem.decode(),
             authority_pem=made.authority_pem.decode(),

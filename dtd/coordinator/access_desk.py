@@ -23,15 +23,6 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 MAX_NAMES: Final = 64
-ACCESS_REQUESTS: Final = (
-    m.CreateToken,
-    m.ListTokens,
-    m.RevokeToken,
-    m.ListCredentials,
-    m.RevokeCredential,
-    m.ShowAuthority,
-    m.RotateAuthority,
-)
 AccessRequest = (
     m.CreateToken
     | m.ListTokens

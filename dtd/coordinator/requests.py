@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgpack
 
-from dtd.coordinator.access_desk import ACCESS_REQUESTS
+from dtd.coordinator.access_desk import AccessRequest
 from dtd.coordinator.operated import Operated
 from dtd.coordinator.orders import Order, Orders
 from dtd.coordinator.questions import QUESTIONS, Questions
@@ -124,7 +124,7 @@ class RequestDesk:
             return await self._coordinator.counter(request).put(request, payload)
         if isinstance(request, QUESTIONS):
             return await self._questions.answer(request)
-        if isinstance(request, ACCESS_REQUESTS):
+        if isinstance(request, AccessRequest):
             return await self._coordinator.access.answer(request)
         if isinstance(request, m.Examine):
             return await self._coordinator.examiner.examine(request)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from typing import get_args
 
 import pytest
 
-from dtd.coordinator.requests import MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
+from dtd.coordinator.access_desk import AccessRequest
+from dtd.coordinator.orders import Order
+from dtd.coordinator.questions import QUESTIONS
+from dtd.coordinator.requests import CTL_REQUESTS, MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
 from dtd.coordinator.store_thread import Turn
 from dtd.core.membership_events import ResumeRequested
 from dtd.core.pages import PAGE_ROWS
@@ -519,3 +523,10 @@ def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):
     assert words == f"the checkpoint of job {parent} has 15 steps, and this job ends after 8"
     assert "JOB@STEP" in remedy
     submit(daemon, shorter, from_job=parent, from_step=5)
+
+
+def test_every_request_has_exactly_one_handler() -> None:
+    handled = [m.PutPackage, *QUESTIONS, *get_args(AccessRequest), m.Examine, m.Delete]
+    handled += get_args(Order)
+    assert len(handled) == len(set(handled))
+    assert set(handled) == set(CTL_REQUESTS)

@@ -396,3 +396,11 @@ def test_a_comparison_of_a_step_beyond_the_last_was_never_made(desk: Any) -> Non
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=0, compared_step=10_001, compared_digest="x")
     assert [one.worker for one in desk.told_of("report_false")] == ["a"]
+
+
+def test_everything_that_a_worker_may_say_is_judged_or_concerns_itself() -> None:
+    """A message that is new in the catalogue needs a rule here, or a reason to have none."""
+    answers = {m.Probed, m.Measured, m.CheckpointDropped}
+    own = {m.Register, m.Leave, m.GetPackage, m.Renew, m.Revocations, m.Error, m.Goodbye}
+    assert not (answers | own) & set(hearing._RULES)
+    assert set(hearing._RULES) | answers | own == m.from_opener(m.Role.WORKER)

@@ -99,3 +99,7 @@ def test_a_viewer_sees_checkpoints_but_may_not_fetch_them() -> None:
         " an operator may"
     )
     assert refusal(Who("operator"), message) == ""
+
+
+def test_a_viewer_may_ask_what_dtdctl_asks_and_nothing_else() -> None:
+    assert m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye} > VIEWER_MAY

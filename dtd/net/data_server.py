@@ -23,9 +23,8 @@ from dtd.core.doorkeeper import Doorkeeper
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.fetch_desk import FetchDesk
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
-from dtd.net.resource import Resource
+from dtd.net.resource import MAX_MEASURED_BYTES, MEASURE_PREFIX, Resource
 from dtd.net.server import Server
-from dtd.net.zeros import MAX_BYTES, PREFIX
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import Hold
@@ -43,7 +42,7 @@ those who have proven themselves.
 UNPROVEN_S: Final = 2 * HANDSHAKE_TIMEOUT_S
 """Every link ends its own handshake before that, and says so."""
 
-PROBE_SCOPE: Final = f"{PREFIX}{MAX_BYTES}"
+PROBE_SCOPE: Final = f"{MEASURE_PREFIX}{MAX_MEASURED_BYTES}"
 """What a worker may fetch that only wants to know whether, and how well, it reaches another."""
 
 RING_STAGING_BYTES: Final = 4608

@@ -1,13 +1,16 @@
-"""A blocking client of a worker's data port: fetch the files of a checkpoint.
+"""A blocking client of a worker's data port: open a resource, fetch the files of a checkpoint.
 
-For `dtdctl fetch`.  Bytes go to a `.part` file beside the target, which a later fetch continues;
-only a file whose hash is the manifest's gets its name.  What the files mean is not known here.
+Every fetch begins with `open_resource` (protocol.md, "FETCH_OPEN"); what is fetched then, and in
+which order, is the caller's business.  `FetchClient` is that of `dtdctl fetch`.  Bytes go to a
+`.part` file beside the target, which a later fetch continues; only a file whose hash is the
+manifest's gets its name.  What the files mean is not known here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +20,8 @@ from typing import Any, BinaryIO, Final, Self
 import xxhash
 
 from dtd.address import Address
-from dtd.errors import CheckpointError, ProtocolError, RequestRefused
+from dtd.errors import CheckpointError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
-from dtd.net.fetch_open import open_resource
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
@@ -29,6 +31,41 @@ CLIENT_NAME: Final = "dtdctl"
 
 # Called with the bytes of the file that are here, and its size.
 OnBytes = Callable[[int, int], None]
+
+
+def open_resource(
+    link: BlockingLink, resource: str, *, timeout_s: float = math.inf, silence_s: float = math.inf
+) -> tuple[list[m.BlobInfo], bytes]:
+    """Names and sizes of all blobs, and the manifest.
+
+    A holder that prepares its state says so meanwhile with empty lists.
+
+    Args:
+        link: to the holder.
+        resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME".
+        timeout_s: bound on each of the holder's messages.
+        silence_s: bound on the time without a single byte.
+
+    Raises:
+        TimeoutError, ConnectionError, RequestRefused, ProtocolError: as `BlockingLink.receive`;
+            also when something else than FETCH_INFO answers.
+    """
+    link.send(m.FetchOpen(resource=resource))
+    blobs: list[m.BlobInfo] = []
+    more, manifest = True, b""
+    while more:
+        info, payload = link.receive(timeout_s=timeout_s, silence_s=silence_s)
+        if not isinstance(info, m.FetchInfo):
+            raise unexpected(info)
+        blobs += info.blobs
+        more, manifest = info.more, manifest + bytes(payload)
+    return blobs, manifest
+
+
+def unexpected(message: m.Message) -> ProtocolError:
+    """The holder answered something that was not asked for."""
+    name = m.message_name(type(message))
+    return ProtocolError(ErrorCode.WRONG_STATE, f"{name} does not answer what was asked")
 
 
 class FetchClient:

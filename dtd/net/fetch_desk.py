@@ -16,8 +16,7 @@ from typing import Final
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.net.resource import Blob, Resource
-from dtd.net.zeros import PREFIX, zeros
+from dtd.net.resource import MEASURE_PREFIX, Blob, Resource, zeros
 from dtd.wire import messages as m
 from dtd.wire.header import MAX_HEADER_BYTES
 
@@ -148,7 +147,7 @@ class FetchDesk:
         if name.startswith("checkpoint/"):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, self._open_checkpoint, name)
-        if name.startswith(PREFIX):
+        if name.startswith(MEASURE_PREFIX):
             return zeros(name)
         offer = self._offer(name)
         while not offer.done():

@@ -1,6 +1,7 @@
-"""The sockets of one listening address, bound but not answering yet.
+"""The sockets of one listening address, and whether a new connection on them speaks TLS.
 
-A name may stand for several addresses, and `[::]` serves IPv4 as well.
+A name may stand for several addresses, and `[::]` serves IPv4 as well.  On a data port plain and
+encrypted connections share one port: a TLS connection begins with another byte than a frame.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import asyncio
 import errno
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from dtd.address import Address
+
+_TLS_HANDSHAKE: Final = b"\x16"
 
 
 async def listening_sockets(address: Address) -> list[socket.socket]:
@@ -55,3 +58,25 @@ def _bound(family: int, where: Any) -> socket.socket:
         made.close()
         raise
     return made
+
+
+async def begins_tls(accepted: socket.socket, *, patience_s: float) -> bool:
+    """Whether the caller speaks TLS; nothing is read that somebody else has to read.
+
+    Raises:
+        OSError: it says nothing (TimeoutError), or is gone.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(accepted, _done, readable)
+    try:
+        async with asyncio.timeout(patience_s):
+            await readable
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

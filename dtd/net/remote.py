@@ -1,14 +1,22 @@
-"""The other end of a connection: where it is, who it is, and how far away."""
+"""The other end of a connection: where it is, who it is, how far away, and whether it lives.
+
+Addresses come from the transport, names from certificates, the rest from the kernel (tcp(7)).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import socket
+import struct
+from typing import Any, Final, cast
 
 from dtd.address import SCHEME, is_loopback
-from dtd.net.keep_alive import keep_alive
-from dtd.net.tcp_info import round_trip_s
 from dtd.security.identity import Identity, check_role, of_certificate
+
+IDLE_S: Final = 10
+DEAD_S: Final = 30
+_RTT_OFFSET_BYTES: Final = 68
+_MICROSECONDS: Final = struct.Struct("=I")
 
 
 class Remote:
@@ -61,7 +69,7 @@ class Remote:
         return round_trip_s(self._transport.get_extra_info("socket"))
 
     def keep_alive(self) -> None:
-        """Have the kernel find out when the other side is dead: see `dtd.net.keep_alive`."""
+        """Have the kernel find out when the other side is dead: see `keep_alive`."""
         assert self._transport is not None
         keep_alive(self._transport.get_extra_info("socket"))
 
@@ -79,3 +87,37 @@ class Remote:
     def peer_host(self) -> str:
         """Address of the other side without the port, or its user on this host."""
         return self.peer if self.peer.startswith(SCHEME) else self.peer.rsplit(":", 1)[0]
+
+
+def keep_alive(connection: Any) -> None:
+    """Ask when the other side is quiet, and give it up when it is dead.
+
+    Not where the other side may stop reading: that counts as dead too.
+
+    Args:
+        connection: has the `setsockopt` of a socket.
+    """
+    options = {
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): IDLE_S,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): IDLE_S // 2,
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): DEAD_S * 1000,
+    }
+    for (level, option), value in options.items():
+        connection.setsockopt(level, option, value)
+
+
+def round_trip_s(connection: Any) -> float:
+    """Smoothed round-trip time of a connected socket in seconds; 0 when it is not known.
+
+    Args:
+        connection: has the `getsockopt` of a socket.
+    """
+    size = _RTT_OFFSET_BYTES + _MICROSECONDS.size
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    except OSError:  # it has just been closed
+        return 0.0
+    if len(info) < size:
+        return 0.0
+    return float(_MICROSECONDS.unpack_from(info, _RTT_OFFSET_BYTES)[0]) / 1e6

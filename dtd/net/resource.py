@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from dtd.errors import RequestRefused
+
+MEASURE_PREFIX: Final = "measure/"
+MAX_MEASURED_BYTES: Final = 64 * 1024 * 1024
+ZEROS_BYTES: Final = 4 * 1024 * 1024
+_ZEROS: Final = memoryview(bytes(ZEROS_BYTES))
 
 Reader = Callable[[int, int], "bytes | memoryview"]
 
@@ -52,3 +60,27 @@ def file_blob(path: Path) -> Blob:
             return file.read(length)
 
     return Blob(name=path.name, size_bytes=path.stat().st_size, read=read)
+
+
+def zeros(name: str) -> Resource:
+    """The resource "measure/BYTES": so many zeros, to measure a link without touching any state.
+
+    All of it is one small buffer, shared by whoever fetches.
+
+    Raises:
+        RequestRefused: BYTES is no number of bytes, or too large a one.
+    """
+    digits = name.removeprefix(MEASURE_PREFIX)
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_MEASURED_BYTES))):
+        raise RequestRefused(f"{name!r} does not say how many bytes")
+    size_bytes = int(digits)
+    if not 0 < size_bytes <= MAX_MEASURED_BYTES:
+        raise RequestRefused(f"{name!r} is not in 1..{MAX_MEASURED_BYTES} bytes")
+    blob = Blob(name="zeros", size_bytes=size_bytes, read=_read_zeros, in_memory=True)
+    return Resource(manifest=b"", blobs=[blob])
+
+
+def _read_zeros(offset: int, length: int) -> memoryview:
+    """Ranges are checked against the blob and against the largest range before."""
+    del offset
+    return _ZEROS[:length]

@@ -22,9 +22,8 @@ from dtd.address import Address, SocketPath
 from dtd.core.doorkeeper import PATIENCE_S, Doorkeeper
 from dtd.core.shares import Shares
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
-from dtd.net.data_tls import begins_tls
 from dtd.net.link import Link
-from dtd.net.listening_sockets import listening_sockets
+from dtd.net.listening_sockets import begins_tls, listening_sockets
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity
 from dtd.security.local_users import LocalUsers

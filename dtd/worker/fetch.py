@@ -21,8 +21,8 @@ from dtd.address import Address
 from dtd.core.failure_cause import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
+from dtd.net.fetch_client import open_resource, unexpected
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
-from dtd.net.fetch_open import open_resource, unexpected
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.worker.stripes import Range, Stripes

@@ -11,8 +11,8 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import DataServer
-from dtd.net.data_tls import begins_tls
 from dtd.net.lifeline import Lifeline
+from dtd.net.listening_sockets import begins_tls
 from dtd.net.resource import Resource, memory_blob
 from dtd.net.tls_connect import tls_connect
 from dtd.security import identity

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,6 +218,22 @@ async def shaken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             assert len(list(session.feed(await reader.read(1 << 16)))) == 1
     writer.write(session.data_to_send())
     return session.tag, session
+
+
+async def test_all_who_wait_until_it_is_sent_are_woken_once(acceptor: Handler) -> None:
+    link = Link(acceptor)
+    assert link.drained() is None
+    link._transport = SimpleNamespace(get_write_buffer_size=lambda: 1)  # type: ignore[assignment]
+    one, other = link.drained(), link.drained()
+    assert one is not None
+    assert other is not None
+    other.cancel()
+    link.resume_writing()
+    link.resume_writing()
+    later = link.drained()
+    assert one.done()
+    assert later is not None
+    assert not later.done()
 
 
 # --- handshake -------------------------------------------------------------------------------

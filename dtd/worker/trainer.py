@@ -61,7 +61,7 @@ def transport_of(spec: Mapping[str, Any]) -> str:
     return str(spec["sync"].get("transport", "ring"))
 
 
-class Trainer(threading.Thread):
+class TrainingThread(threading.Thread):
     """One job's training thread.
 
     Args:

@@ -25,7 +25,7 @@ from dtd.wire import messages as m
 from dtd.worker.evidence import EvidenceDesk
 from dtd.worker.letters import letter_directory
 from dtd.worker.reporter import JobReporter
-from dtd.worker.trainer import Trainer
+from dtd.worker.trainer import TrainingThread
 from dtd.worker.whereabouts import where_stalled
 
 log = structlog.get_logger()
@@ -87,7 +87,7 @@ class Training:
         self._reporter = JobReporter(
             prepare.job, bridge.posting(tell), self._watch, on_gpu=config.device != "cpu"
         )
-        self._trainer = Trainer(
+        self._trainer = TrainingThread(
             prepare,
             device=config.device,
             threads=config.threads,

@@ -11,7 +11,7 @@ from dtd.core import member
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
-from dtd.worker.trainer import Trainer
+from dtd.worker.trainer import TrainingThread
 
 END_STEP = 99
 
@@ -134,11 +134,11 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
         journal.append((type(event).__name__, getattr(event, "generation", None)))
         heard(event)
 
-    class WarmTrainer(Trainer):
+    class WarmThread(TrainingThread):
         def _warm_up(self):
             return FakeRun(*ends)
 
-    trainer = made(WarmTrainer, journal, post)
+    trainer = made(WarmThread, journal, post)
     for generation in range(1, len(ends) + 1):
         trainer.assign(FakeRing(generation, journal))
     for generation, step in (*saves, (0, END_STEP)):
@@ -149,14 +149,14 @@ def train(journal, *ends, saves=(), heard=lambda event: None):
 
 def test_who_has_no_credential_takes_no_part_in_an_encrypted_job(journal):
     """Its neighbours would talk to it as to all, or it to them, for everybody to read."""
-    made(Trainer, journal, journal.append, encryption="tls").run()
+    made(TrainingThread, journal, journal.append, encryption="tls").run()
     (event,) = journal
     assert event.failed.reason.startswith("the job is encrypted, and this worker has no credential")
     assert "dtd-worker join TOKEN" in event.failed.reason
 
 
 def test_who_is_in_no_strict_sandbox_runs_no_code_that_asks_for_it(journal):
-    made(Trainer, journal, journal.append, sandbox="strict").run()
+    made(TrainingThread, journal, journal.append, sandbox="strict").run()
     (event,) = journal
     assert 'sandbox = "strict", and this worker has no such sandbox' in event.failed.reason
 

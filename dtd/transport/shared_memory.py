@@ -17,6 +17,7 @@ from typing import Protocol
 
 import structlog
 
+from dtd.core.ring_lending import Lending
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
 from dtd.net.descriptors import Letterbox, aside, post
@@ -69,11 +70,8 @@ class Loans:
         self._letters = letters
         self._generation = generation
         self._homes: list[Home | None] = []
-        self._lent: frozenset[int] = frozenset()
-        self._offers = 0
-        self._asked = False
-        self._agreed = False
-        self._lending: Lendable | None = None
+        self._lending = Lending()
+        self._offered: Lendable | None = None
         self._named: Lend | None = None
         self._letterbox: Letterbox[BorrowedMemory] | None = None
         self._memory: BorrowedMemory | None = None
@@ -96,22 +94,19 @@ class Loans:
             ):
                 return NOTHING_LENT
             self._offer(memory, homes)
-        if self._lending is None or not self._agreed:
+        if self._offered is None or not self._lending.agreed:
             return NOTHING_LENT
-        return self._lending.loan, self._lent
+        return self._offered.loan, self._lending.lent()
 
     def _offer(self, memory: Lendable, homes: list[Home | None]) -> None:
         offsets = [
             home.offset_bytes if home is not None and home.memory is memory else 0 for home in homes
         ]
-        self._offers += 1
-        self._asked = self._agreed = False
-        self._homes, self._lending = homes, memory
-        self._lent = frozenset(index for index, offset in enumerate(offsets) if offset)
+        self._homes, self._offered = homes, memory
         self._neighbours.tell_next(
             Lend(
                 generation=self._generation,
-                number=self._offers,
+                number=self._lending.offer(offsets),
                 nonce=memory.nonce,
                 size_bytes=memory.size_bytes,
                 lots=tuple(Lot(offset=offset) for offset in offsets),
@@ -131,31 +126,21 @@ class Loans:
             )
         if isinstance(message, Lend):
             self._on_lend(message)
-        elif not 0 < message.number <= self._offers:
-            raise ProtocolError(
-                ErrorCode.WRONG_STATE, f"borrows offer {message.number} of {self._offers}"
-            )
         elif isinstance(message, Borrow):
             self._on_borrow(message)
         else:
-            self._on_borrowed(message)
+            self._lending.borrows(message.number)
 
     def _on_borrow(self, message: Borrow) -> None:
         """The next rank asks for the file of a LEND."""
-        if message.number != self._offers or self._lending is None:
+        if not self._lending.asks(message.number):
             return
-        if self._asked:
-            raise ProtocolError(ErrorCode.WRONG_STATE, f"borrows offer {message.number} twice")
-        self._asked = True
+        assert self._offered is not None, "an offer of nothing"
         try:
-            descriptor = os.dup(self._lending.descriptor)
+            descriptor = os.dup(self._offered.descriptor)
         except OSError:  # it is closed, and will be followed by another
             return
         aside(_hand_over, message.socket, descriptor)
-
-    def _on_borrowed(self, message: Borrowed) -> None:
-        """The next rank can read what the LEND of this number named."""
-        self._agreed = self._agreed or message.number == self._offers
 
     # --- borrowing -------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-import dtd.transport.ring_node as ring_module
 from dtd.core.ring import Ring
+from dtd.core.ring_lending import ReadPace
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.transport.api import BucketMemory
 from dtd.transport.ring_node import MAX_WORD_BYTES, RingNode
@@ -359,9 +359,9 @@ def test_a_lent_chunk_that_was_early_gives_its_slot_back(memory_of: MemoryOf) ->
     assert array.tolist() == [1, 2, 33, 44]
 
 
-def test_a_little_is_read_at_a_time(memory_of: MemoryOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "READ_AT_ONCE_BYTES", 8)
+def test_a_little_is_read_at_a_time(memory_of: MemoryOf) -> None:
     harness = Harness(loans=Shelf(np.full(10, 10, np.float32)), chunk_bytes=4)
+    harness.node._pace = ReadPace(limit_bytes=8)
     array = np.ones(10, np.float32)
     harness.node.open_step(0, [memory_of(array)])
     harness.node.start(0)

@@ -471,7 +471,7 @@ async def test_nothing_is_offered_to_another_host(ranks, lent):
     buckets = lent(2)
     for number in range(3):
         assert await step(ring, number, buckets)
-    assert not any(node.endpoint._loans._offers for node in ring.nodes)
+    assert not any(node.endpoint._loans._lending.offers for node in ring.nodes)
 
 
 def begin(ring, rank, number, one):

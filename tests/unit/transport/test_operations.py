@@ -142,7 +142,11 @@ class OverTcp:
 
     def lending(self, collective):
         """Whether the next step's buckets are lent, where they can be."""
-        return not self.lends or collective.world_size == 1 or collective._endpoint._loans._agreed
+        return (
+            not self.lends
+            or collective.world_size == 1
+            or collective._endpoint._loans._lending.agreed
+        )
 
     def break_ring(self):
         self._thread.call(self.collectives[0].end, "the test breaks it")

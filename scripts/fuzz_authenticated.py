@@ -142,11 +142,11 @@ class Authenticated(RuleBasedStateMachine):
             liar = self.cluster.call(Honest, self.cluster, LIAR)
             self.cluster.honest.append(liar)
             self.cluster.pass_time(2.0)
-            assert LIAR in self.books.roster
+            assert LIAR in self.books.run.roster
             self.cluster.honest.remove(liar)
             self.callers["worker"] = liar.caller
             self.liar = liar
-        self.generation = self.books.generation
+        self.generation = self.books.run.generation
         self.step_before = self.step
 
     @property
@@ -167,11 +167,11 @@ class Authenticated(RuleBasedStateMachine):
         return {
             "job": self.cluster.job,
             "identity": job.identity if job is not None else "",
-            "generation": books.generation,
-            "roster_id": books.roster_id,
+            "generation": books.run.generation,
+            "roster_id": books.run.roster_id,
             "step": min(self.step, 2**63 - 2),
-            "held_generation": books.generation,
-            "prepared_generation": books.generation,
+            "held_generation": books.run.generation,
+            "prepared_generation": books.run.generation,
             "prepared_step": self.step,
             "suspect": "honest-0",
             "spec": self.cluster.spec,
@@ -298,7 +298,7 @@ class Authenticated(RuleBasedStateMachine):
     @precondition(lambda self: not self.lies_as_member)
     def the_honest_are_not_disturbed(self) -> None:
         """Their generation is the same, their connections stand, and they get on."""
-        assert self.books.generation == self.generation
+        assert self.books.run.generation == self.generation
         assert [one.lost_connections for one in self.cluster.honest] == [0, 0]
         assert self.books.job is not None
         assert self.books.job.state is JobState.RUNNING

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from dtd.address import Address
 from dtd.core.membership import Membership
-from dtd.core.membership_events import FromWorker, Job, Submitted
+from dtd.core.membership_events import FromWorker, Submitted
+from dtd.core.records import Job
 from dtd.errors import CheckpointError, ConfigError, ProtocolError, TaskError, UsageError
 from dtd.job import parse_job, to_mapping
 from dtd.packages.unpack import unpack

@@ -46,7 +46,7 @@ from dtd.coordinator.tensorboard import Curves, point_of
 from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core import names
-from dtd.core.books import Books, Here
+from dtd.core.books import ClusterState, CoordinatorIdentity
 from dtd.core.doubt import must_be_proved
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
@@ -97,7 +97,7 @@ class Coordinator:
             heartbeat_interval_s=config.heartbeat_interval_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             last_generation=store.last_generation(),
-            here=_here(store),
+            identity=_identity(store),
         )
         self.job_numbers: dict[str, int] = {}
         self._next_number = store.next_job_number()
@@ -258,7 +258,7 @@ class Coordinator:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
 
-    def _look(self) -> tuple[Books, dict[str, Any]]:
+    def _look(self) -> tuple[ClusterState, dict[str, Any]]:
         """What the metrics show."""
         self.metrics.figures.store_errors = self._store_thread.failures
         self.metrics.figures.reports_dropped = self._reports.dropped()
@@ -428,7 +428,8 @@ class Coordinator:
         holder = names.holder(self.membership.books, message, self.now)
         if holder is None:
             return None
-        place = f"{holder.host} (pid {holder.pid})" if holder.pid else "a host that is away"
+        process = holder.registration
+        place = f"{process.host} (pid {process.pid})" if process.pid else "a host that is away"
         later = f"{message.host} (pid {message.pid})"
         return name_taken(message.name, place, later)
 
@@ -465,6 +466,8 @@ class Coordinator:
             self._curves.add(point_of(message, time.time()))
 
 
-def _here(store: Store) -> Here:
+def _identity(store: Store) -> CoordinatorIdentity:
     store_id, epoch = store.identity()
-    return Here(version=__version__, host=socket.gethostname(), store_id=store_id, epoch=epoch)
+    return CoordinatorIdentity(
+        version=__version__, host=socket.gethostname(), store_id=store_id, epoch=epoch
+    )

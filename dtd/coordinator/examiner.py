@@ -18,7 +18,7 @@ from dtd import __version__
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership import Membership
-from dtd.core.membership_events import Worker
+from dtd.core.records import Worker
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -155,8 +155,8 @@ class Examiner:
             number=number,
             what=request.what,
             name=peer.name,
-            host=peer.data_host,
-            port=peer.data_port,
+            host=peer.registration.data_host,
+            port=peer.registration.data_port,
             spec={},
         )
 

@@ -12,11 +12,11 @@ from dtd.core.admission import what_to_prepare
 from dtd.core.membership_events import (
     CancelRequested,
     DrainRequested,
-    Job,
     KillRequested,
     ResumeRequested,
     Submitted,
 )
+from dtd.core.records import Job
 from dtd.core.vouching import CONTRADICTED
 from dtd.errors import RequestRefused
 from dtd.job.differences import differences
@@ -84,7 +84,7 @@ class Orders:
             begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
             from_identity = parent["identity"]
         job_id = self._coordinator.new_job_id(spec.job.name)
-        here, settings = self._coordinator.membership.books.here, job.to_mapping(spec)
+        here, settings = self._coordinator.membership.books.identity, job.to_mapping(spec)
         submitted = Job(
             id=job_id,
             spec=settings,
@@ -161,7 +161,7 @@ class Orders:
             )
         self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
         worker = self._coordinator.membership.books.workers[request.name]
-        return {"name": request.name, "pid": worker.pid, "signal": request.signal}
+        return {"name": request.name, "pid": worker.registration.pid, "signal": request.signal}
 
 
 def _can_be_sent(submitted: Job) -> None:

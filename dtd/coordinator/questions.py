@@ -111,8 +111,8 @@ class Questions:
 
     def _figures(self) -> dict[str, Any]:
         books = self._coordinator.membership.books
-        beats = {worker.name: worker.heartbeat for worker in books.workers.values()}
-        return self._coordinator.figures.answer(beats, books.roster)
+        beats = {worker.name: worker.liveness.heartbeat for worker in books.workers.values()}
+        return self._coordinator.figures.answer(beats, books.run.roster)
 
     async def _events(self, request: m.ReadEvents) -> dict[str, Any]:
         store = self._coordinator.store
@@ -136,8 +136,8 @@ class Questions:
             "folder": folder,
             "verified": found["confirmation"] == VERIFIED,
             "alive": alive,
-            "data_host": worker.data_host if worker is not None else "",
-            "data_port": worker.data_port if worker is not None else 0,
+            "data_host": worker.registration.data_host if worker is not None else "",
+            "data_port": worker.registration.data_port if worker is not None else 0,
         }
 
     def _ticket(self, worker: str, folder: str, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dtd import job as jobs
 from dtd.core.figures import finite
-from dtd.core.membership_events import Job
+from dtd.core.records import Job
 from dtd.core.transitions import JobState
 from dtd.errors import JobSpecError
 

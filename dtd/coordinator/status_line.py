@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dtd.core.books import Books
+from dtd.core.books import ClusterState
 from dtd.core.transitions import GONE
 
 
-def status_line(books: Books) -> str:
+def status_line(books: ClusterState) -> str:
     """The job, how many workers there are, and how many jobs wait."""
     workers = sum(worker.state not in GONE for worker in books.workers.values())
     words = [_job(books), _count(workers, "worker")]
@@ -15,7 +15,7 @@ def status_line(books: Books) -> str:
     return ", ".join(words)
 
 
-def _job(books: Books) -> str:
+def _job(books: ClusterState) -> str:
     job = books.job
     if job is None:
         return "no job"

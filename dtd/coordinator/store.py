@@ -21,8 +21,9 @@ from dtd.coordinator.records import completed, job_details, job_from_body, job_r
 from dtd.core import vouching
 from dtd.core.branches import is_left, remembered
 from dtd.core.figures import finite
-from dtd.core.membership_events import Incident, Job
+from dtd.core.membership_events import Incident
 from dtd.core.pages import PAGE_ROWS, page
+from dtd.core.records import Job
 from dtd.core.status import EndedJob
 from dtd.core.transitions import ENDED, JobState
 from dtd.job.differences import differing

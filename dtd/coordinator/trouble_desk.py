@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from dtd import troubles
-from dtd.core.books import Books
+from dtd.core.books import ClusterState
 from dtd.core.membership_events import Effect, Incident
 from dtd.core.troubles import Troubles, standing
 from dtd.errors import DtdError, ErrorCode, ProtocolError
@@ -33,7 +33,7 @@ class TroubleDesk:
     """
 
     def __init__(
-        self, books: Books, now: Callable[[], float], disk_failure: Callable[[], str]
+        self, books: ClusterState, now: Callable[[], float], disk_failure: Callable[[], str]
     ) -> None:
         self._books = books
         self._now = now

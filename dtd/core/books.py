@@ -1,7 +1,8 @@
-"""What the coordinator knows: workers, the job, the queue, the current generation.
+"""What the coordinator knows: workers, the job, the queue, the run of the job.
 
 The state that `dtd.core.membership` dispatches on and that `admission`, `forming`, `running`,
-`ending` and `jobs` change, with the few questions they all ask of it.  No decisions here.
+`ending` and `jobs` change, in small records, with the few questions they all ask of it.  No
+decisions here.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from dtd.core.detector import Detector
-from dtd.core.incidents import Recovery
 from dtd.core.links import Links
-from dtd.core.membership_events import Effect, Incident, Job, Send, SetAside, Worker
+from dtd.core.membership_events import Effect, Incident, Send
+from dtd.core.records import Job, Recovery, SetAside, Worker
 from dtd.core.save_orders import SaveOrders
 from dtd.core.straggler import StragglerWatch
 from dtd.core.transitions import (
@@ -49,8 +50,11 @@ FRUITFUL_STEPS = 3
 """A generation that has committed so many has not come to nothing."""
 
 
+# --- records -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class CoordinatorIdentity:
     """What this coordinator says of itself.
 
     Attributes:
@@ -74,7 +78,7 @@ class Decision:
         holds: for each, whether it has the state that the generation starts from.
         lost: committed steps that it goes back.
         redone: a step under way is done again.
-        before: what the job's books said of its newest generation before.
+        before: what the job's record said of its newest generation before.
         failure: why it could not be written down; empty while it is being tried.
         again_at: when it is tried again.
     """
@@ -97,129 +101,207 @@ class Finding(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
+class Run:
+    """The generation that the job runs in, or the one before while there is none.
+
+    Attributes:
+        generation: its number, the newest that was given.
+        highest_seen: the highest number that a worker has shown it was given; new ones exceed it.
+        phase: where it stands.
+        decision: the next one, while it is being written down.
+        roster: names in rank order; empty when no generation is forming, running or ending.
+        roster_id: of that roster.
+        start_step: committed step from which it runs.
+        reported_steps: the newest step that each member says it has committed in it.
+        has_run: it has run, or was running when this coordinator started.
+        advanced_at: when its committed step was last seen to advance.
+        lost_member: a worker has died or hung in it, since it last advanced.
+        brought: members that brought the state which it starts from; empty if unknown.
+        last_words: what members said when they left it, by name.
+        said_ended: by member, the names of those who say that its process has ended.
+    """
+
+    generation: int = 0
+    highest_seen: int = 0
+    phase: GenerationState = GenerationState.NONE
+    decision: Decision | None = None
+    roster: list[str] = field(default_factory=list)
+    roster_id: int = 0
+    start_step: int = 0
+    reported_steps: dict[str, int] = field(default_factory=dict)
+    has_run: bool = False
+    advanced_at: float | None = None
+    lost_member: bool = False
+    brought: frozenset[str] = frozenset()
+    last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
+    said_ended: dict[str, set[str]] = field(default_factory=dict)
+
+    def begin(self, brought: Iterable[str] = ()) -> None:
+        """Nobody has said anything in the generation that begins, or is taken up."""
+        self.reported_steps.clear()
+        self.last_words.clear()
+        self.said_ended.clear()
+        self.brought = frozenset(brought)
+
+    def reported_step(self, name: str) -> int:
+        """The newest step that a member says it has committed."""
+        return self.reported_steps.get(name, self.start_step)
+
+
+@dataclass(slots=True, kw_only=True)
+class Setbacks:
+    """What keeps the job from getting on, generation after generation.
+
+    Attributes:
+        no_progress_generations: in a row, that committed no step.
+        brief_generations: in a row, that broke after hardly a step.
+        crashed_workers: that died or hung in generations that ran, since the job got beyond
+            `crash_step`.
+        last_ends: how their processes have ended, as far as their successors know.
+        crash_generations: in a row, that ran, lost such a worker and did not get further.
+        crash_step: committed steps of the job when that happened, at most.
+    """
+
+    no_progress_generations: int = 0
+    brief_generations: int = 0
+    crashed_workers: list[str] = field(default_factory=list)
+    last_ends: dict[str, str] = field(default_factory=dict)
+    crash_generations: int = 0
+    crash_step: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingTimes:
+    """What the next generation waits for.
+
+    Attributes:
+        settle_by: when the first generation may form without waiting for more workers.
+        must_settle: the job has not formed a generation since it was activated.
+        newer_since: when it was first seen that an absent worker may hold a newer state than those
+            that are present.
+        resumed: the operator does not want to wait for those.
+        form_at: no generation is formed before, after several that came to nothing.
+    """
+
+    settle_by: float | None = None
+    must_settle: bool = True
+    newer_since: float | None = None
+    resumed: bool = False
+    form_at: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class EndingTimes:
+    """A generation that ends, and what the job recovers from.
+
+    Attributes:
+        freeze_by: when members that have not reported FROZEN are given up.
+        stop_by: when a generation of a job that is to end is broken off.
+        recovery: what the job is recovering from, until it commits again.
+    """
+
+    freeze_by: float | None = None
+    stop_by: float | None = None
+    recovery: Recovery | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Isolation:
+    """Workers, and links between them, on which the job does not build for a while.
+
+    Attributes:
+        set_aside: by name, workers on which the job's code has failed (`dtd.core.isolation`).
+        verdict_by: when the job fails if only such workers are present.
+        links: pairs of workers that cannot reach each other.
+    """
+
+    set_aside: dict[str, SetAside] = field(default_factory=dict)
+    verdict_by: float | None = None
+    links: Links = field(default_factory=Links)
+
+
+@dataclass(slots=True, kw_only=True)
 class Tally:
-    """What of a worker's words was dropped since an operator was told last, and when that was."""
+    """Messages of a worker that were dropped since an operator was told, and when that was."""
 
     dropped: int = 0
     told_at: float | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Books:
+class Trust:
+    """What workers say, weighed against what others say.
+
+    Attributes:
+        vouched: members of the job's newest known generation who have come and had not left it.
+        distrusted: newest generation in which states differed and none had a majority.
+        finding: what came of comparing the digests in the last words of the newest generation.
+        contradicted: processes whose memory of a generation the others contradict, and whose word
+            of it does not count any more.
+        agreed: by state, the digest that each rank says all had agreed on.
+        claims: saved states of each worker that nobody has confirmed yet.
+        tallies: what was dropped of workers' messages, by name (`dtd.core.hearing`).
+    """
+
+    vouched: set[str] = field(default_factory=set)
+    distrusted: int = 0
+    finding: Finding | None = None
+    contradicted: set[tuple[str, int]] = field(default_factory=set)
+    agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
+    claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+
+# --- all of it ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterState:
     """Everything the coordinator decides on.
 
     Attributes:
-        here: what this coordinator says of itself.
+        heartbeat_interval_s, heartbeat_timeout_s: that workers are told.
+        detector: who has been silent for how long.
+        identity: what this coordinator says of itself.
+        epoch: of the store; 0 where none is known.  It is beyond that of `identity` once the store
+            was found to have gone back.
         workers: every known worker by name, the gone ones too (bounded).
+        warming_since: when each warming worker began.
         job: the one active job.
         queue: jobs that wait for their turn.
-        epoch: of the store; 0 where none is known.  It is beyond that of `here` once the store was
-            found to have gone back.
-        vouched: members of the job's newest known generation who have come and had not left it.
-        decision: the generation that is being written down.
-        generation: the number of the newest generation.
-        highest_seen: the highest number that a worker has shown it was given; new ones exceed it.
-        roster: names in rank order; empty when no generation is forming, running or ending.
-        start_step: committed step from which the generation runs.
-        warming_since: when each warming worker began.
-        settle_by: when the first generation may form without waiting for more workers.
-        must_settle: the job has not formed a generation since it was activated.
-        waiting_since: when it was first seen that somebody who is away may hold a newer state than
-            those who are here.
-        resumed: the operator does not want to wait for those.
-        freeze_by: when members that have not reported FROZEN are given up.
-        stop_by: when a generation of a job that is to end is broken off.
-        form_at: no generation is formed before, after several that came to nothing.
-        fruitless: generations in a row that committed no step.
-        brief: generations in a row that broke after hardly a step.
-        casualties: workers that died or hung in generations that ran, since the job got beyond
-            `deadly_step`.
-        bereaved: the current generation has lost such a worker.
-        last_ends: how the processes of casualties have ended, as far as their successors know.
-        deadly: generations in a row that ran, lost such a worker and did not get further.
-        deadly_step: committed steps of the job when that happened, at most.
-        has_run: the current generation has run, or was running when this coordinator started.
-        advanced_at: when the current generation's committed step was last seen to advance.
-        distrusted: newest generation in which states differed and none had a majority.
-        set_aside: by name, workers on which the job's code has failed (`dtd.core.isolation`).
-        verdict_by: when the job fails if only such workers are here.
-        links: pairs of workers that cannot reach each other.
-        recovery: what the job is recovering from, until it commits again.
-        straggler: who holds the others up.
+        run: the generation that the job runs in.
+        setbacks: what keeps the job from getting on.
+        waiting: what the next generation waits for.
+        ending: deadlines of a generation that ends.
+        isolation: workers and links on which the job does not build.
+        trust: what workers say, weighed against what others say.
         saving: who writes the job's last state, while it is to end.
-        told: the newest step that each member says it has committed in the generation.
-        brought: members that brought the state which the generation starts from; empty if unknown.
-        last_words: what members said when they left the generation, by name.
-        finding: what came of comparing the digests in the last words of the newest generation.
-        said_ended: by member, who says that its process has ended.
-        contradicted: processes whose memory of a generation the others contradict, and whose word
-            of it counts no more.
-        agreed: by state, the digest that each rank says all had agreed on.
-        claims: saved states of each worker that nobody has borne out yet.
-        tallies: what was dropped of workers' words, by name (`dtd.core.hearing`).
+        straggler: which worker holds the others up.
         now: the clock of the event at hand.
         impossible: a transition that was asked for and that there is not; empty while all is well.
+        effects: of the event at hand.
     """
 
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     detector: Detector
-    generation: int
-    here: Here = field(default_factory=Here)
-    highest_seen: int = 0
+    identity: CoordinatorIdentity = field(default_factory=CoordinatorIdentity)
+    epoch: int = 1
     workers: dict[str, Worker] = field(default_factory=dict)
+    warming_since: dict[str, float] = field(default_factory=dict)
     job: Job | None = None
     queue: deque[Job] = field(default_factory=deque)
-    generation_state: GenerationState = GenerationState.NONE
-    roster_id: int = 0
-    roster: list[str] = field(default_factory=list)
-    start_step: int = 0
-    warming_since: dict[str, float] = field(default_factory=dict)
-    settle_by: float | None = None
-    must_settle: bool = True
-    waiting_since: float | None = None
-    resumed: bool = False
-    freeze_by: float | None = None
-    stop_by: float | None = None
-    form_at: float | None = None
-    fruitless: int = 0
-    brief: int = 0
-    casualties: list[str] = field(default_factory=list)
-    last_ends: dict[str, str] = field(default_factory=dict)
-    bereaved: bool = False
-    deadly: int = 0
-    deadly_step: int = 0
-    has_run: bool = False
-    advanced_at: float | None = None
-    distrusted: int = 0
-    set_aside: dict[str, SetAside] = field(default_factory=dict)
-    verdict_by: float | None = None
-    links: Links = field(default_factory=Links)
-    epoch: int = 1
-    vouched: set[str] = field(default_factory=set)
-    decision: Decision | None = None
-    recovery: Recovery | None = None
-    straggler: StragglerWatch = field(default_factory=StragglerWatch)
+    run: Run = field(default_factory=Run)
+    setbacks: Setbacks = field(default_factory=Setbacks)
+    waiting: WaitingTimes = field(default_factory=WaitingTimes)
+    ending: EndingTimes = field(default_factory=EndingTimes)
+    isolation: Isolation = field(default_factory=Isolation)
+    trust: Trust = field(default_factory=Trust)
     saving: SaveOrders | None = None
-    told: dict[str, int] = field(default_factory=dict)
-    brought: frozenset[str] = frozenset()
-    last_words: dict[str, m.Frozen | m.Finished] = field(default_factory=dict)
-    finding: Finding | None = None
-    said_ended: dict[str, set[str]] = field(default_factory=dict)
-    contradicted: set[tuple[str, int]] = field(default_factory=set)
-    agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
-    claims: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    straggler: StragglerWatch = field(default_factory=StragglerWatch)
     now: float = 0.0
     impossible: str = ""
     effects: list[Effect] = field(default_factory=list)
-
-    def begin_generation(self, brought: Iterable[str] = ()) -> None:
-        """Nobody has said anything in the generation that begins, or is taken up."""
-        self.told.clear()
-        self.last_words.clear()
-        self.said_ended.clear()
-        self.brought = frozenset(brought)
 
     # --- transitions -----------------------------------------------------------------------
 
@@ -249,17 +331,17 @@ class Books:
         Raises:
             ImpossibleTransition: that cannot happen in its state.
         """
-        self.generation_state, action = self._take(GENERATION, self.generation_state, event)
+        self.run.phase, action = self._take(GENERATION, self.run.phase, event)
         if action is GenerationAction.BEGIN:
-            self.has_run, self.advanced_at = False, None
+            self.run.has_run, self.run.advanced_at = False, None
         elif action is GenerationAction.HAS_RUN:
-            self.has_run = True
+            self.run.has_run = True
         elif action is GenerationAction.ADVANCES:
-            self.has_run, self.advanced_at = True, self.now
+            self.run.has_run, self.run.advanced_at = True, self.now
         elif action is GenerationAction.FORGET:
-            self.decision = self.freeze_by = None
-            self.roster = []
-            self.has_run = self.bereaved = False
+            self.run.decision = self.ending.freeze_by = None
+            self.run.roster = []
+            self.run.has_run = self.run.lost_member = False
 
     def move_job(self, job: Job, event: JobEvent) -> None:
         """Something happens to a job.
@@ -285,10 +367,9 @@ class Books:
         self.detector.watch(worker.name, self.now, timeout_s=patience_s)
 
     def _forget(self, worker: Worker) -> None:
-        worker.held = worker.warmed = worker.heartbeat = None
-        worker.prepared, worker.frozen_in = (0, 0), 0
-        worker.returning = False
-        worker.stuck_since, worker.kept = None, ""
+        worker.holdings.forget()
+        worker.liveness.forget()
+        worker.reconnection.returning = False
         self.detector.forget(worker.name)
         self.warming_since.pop(worker.name, None)
 
@@ -296,14 +377,14 @@ class Books:
 
     def members(self) -> list[Worker]:
         """The roster's workers in rank order."""
-        return [self.workers[name] for name in self.roster]
+        return [self.workers[name] for name in self.run.roster]
 
     def running_beats(self) -> dict[str, m.Heartbeat]:
         """The running members' last heartbeats, by name."""
         return {
-            worker.name: worker.heartbeat
+            worker.name: worker.liveness.heartbeat
             for worker in self.members()
-            if worker.heartbeat is not None and worker.state is WorkerState.RUNNING
+            if worker.liveness.heartbeat is not None and worker.state is WorkerState.RUNNING
         }
 
     def not_frozen(self) -> list[str]:
@@ -331,10 +412,14 @@ class Books:
             worker
             for worker in self.available()
             if worker.name in job.roster
-            and worker.held is not None
-            and worker.held.where == "memory"
-            and max((worker.held.generation, worker.held.step), worker.prepared) >= start
-            and worker.held.step + 1 >= job.step
+            and worker.holdings.held is not None
+            and worker.holdings.held.where == "memory"
+            and max(
+                (worker.holdings.held.generation, worker.holdings.held.step),
+                worker.holdings.prepared,
+            )
+            >= start
+            and worker.holdings.held.step + 1 >= job.step
         ]
 
     def missing(self, job: Job) -> list[str]:
@@ -350,7 +435,7 @@ class Books:
 
         Its number stays used.
         """
-        decision, self.decision = self.decision, None
+        decision, self.run.decision = self.run.decision, None
         if decision is not None:
             for name, value in decision.before.items():
                 setattr(job, name, value)
@@ -360,7 +445,7 @@ class Books:
 
         One that nobody has heard of was decided since the last one had stopped, and goes on.
         """
-        if self.decision is None:
+        if self.run.decision is None:
             job.fenced = True
 
     def advance(self, step: int) -> None:
@@ -368,54 +453,51 @@ class Books:
 
         A step that was done before, and lost with everybody who remembered it, proves nothing.
         """
-        self.fruitless = 0
-        self.bereaved = False
-        if step > self.deadly_step:
-            self.deadly = self.deadly_step = 0
-            self.casualties.clear()
+        self.setbacks.no_progress_generations = 0
+        self.run.lost_member = False
+        if step > self.setbacks.crash_step:
+            self.setbacks.crash_generations = self.setbacks.crash_step = 0
+            self.setbacks.crashed_workers.clear()
 
     def start_afresh(self) -> None:
         """Nothing that went wrong before counts."""
-        self.fruitless = self.brief = self.deadly = self.deadly_step = 0
-        self.casualties.clear()
-        self.last_ends.clear()
-        self.bereaved = False
+        self.setbacks = Setbacks()
+        self.run.lost_member = False
 
     def note_brevity(self, job: Job) -> None:
         """A generation is over; one that ended at a step boundary as it should says nothing.
 
         What commits a step or two between two breaks is no progress worth the forming of rings.
         """
-        if job.step - self.start_step >= FRUITFUL_STEPS:
-            self.brief = 0
-        elif self.recovery is not None and not self.recovery.at_boundary:
-            self.brief += 1
+        if job.step - self.run.start_step >= FRUITFUL_STEPS:
+            self.setbacks.brief_generations = 0
+        elif self.ending.recovery is not None and not self.ending.recovery.at_boundary:
+            self.setbacks.brief_generations += 1
 
-    def bereave(self, name: str, step: int) -> None:
+    def crashed(self, name: str, step: int) -> None:
         """A worker died or hung while the step after `step` was computed."""
-        self.casualties.append(name)
-        self.bereaved = True
-        self.deadly_step = max(self.deadly_step, step)
+        self.setbacks.crashed_workers.append(name)
+        self.run.lost_member = True
+        self.setbacks.crash_step = max(self.setbacks.crash_step, step)
 
     def slept(self, gap_s: float) -> None:
         """This process did not run for a while: what others said meanwhile is yet to be read."""
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
-        if self.freeze_by is not None:
-            self.freeze_by += gap_s
+        if self.ending.freeze_by is not None:
+            self.ending.freeze_by += gap_s
 
     def forget_all(self) -> None:
         """Be as at the start of a process; only what was given out stays given out."""
-        fresh = Books(
+        fresh = ClusterState(
             heartbeat_interval_s=self.heartbeat_interval_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
             detector=Detector(timeout_s=self.detector.timeout_s, tick_s=self.detector.tick_s),
-            generation=self.generation,
-            here=self.here,
-            highest_seen=self.highest_seen,
+            run=Run(generation=self.run.generation, highest_seen=self.run.highest_seen),
+            identity=self.identity,
             epoch=self.epoch,
             now=self.now,
         )
-        for field_ in fields(Books):
+        for field_ in fields(ClusterState):
             setattr(self, field_.name, getattr(fresh, field_.name))
 
     def emit(self, effect: Effect) -> None:
@@ -446,7 +528,7 @@ class Books:
                 message=message,
                 job=job or (self.job.id if self.job is not None else ""),
                 worker=worker,
-                generation=self.generation if self.roster else 0,
+                generation=self.run.generation if self.run.roster else 0,
                 step=step,
                 details=details,
             )
@@ -455,19 +537,19 @@ class Books:
     def check_invariants(self) -> None:
         """Raise AssertionError when the books do not balance."""
         assert not self.impossible, self.impossible
-        assert len(set(self.roster)) == len(self.roster)
+        assert len(set(self.run.roster)) == len(self.run.roster)
         members = {name for name, w in self.workers.items() if w.state in MEMBERS}
-        if self.generation_state in (GenerationState.FORMING, GenerationState.RUNNING):
-            assert members == set(self.roster), (members, self.roster)
+        if self.run.phase in (GenerationState.FORMING, GenerationState.RUNNING):
+            assert members == set(self.run.roster), (members, self.run.roster)
         else:
-            assert members <= set(self.roster), (members, self.roster)
+            assert members <= set(self.run.roster), (members, self.run.roster)
         if self.job is None:
-            assert self.generation_state is GenerationState.NONE
+            assert self.run.phase is GenerationState.NONE
         else:
             assert self.job.state not in ENDED
             assert (self.job.state is JobState.SAVING) == (self.saving is not None)
-        if self.decision is not None:
-            assert self.generation_state is GenerationState.NONE
+        if self.run.decision is not None:
+            assert self.run.phase is GenerationState.NONE
             assert self.job is not None
             assert self.job.state is JobState.FORMING
         assert all(self.workers[n].state is WorkerState.WARMING for n in self.warming_since)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dtd.core import admission, branches
 from dtd.core import roster as choice
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, Worker
+from dtd.core.books import ClusterState
+from dtd.core.records import Job, Worker
 
 
-def settle(books: Books, job: Job, now: float) -> None:
+def settle(books: ClusterState, job: Job, now: float) -> None:
     """Put out whom the others contradict, before what it holds is started from."""
     for worker in [one for one in books.available() if _was_passed_over(job, one)]:
         _put_out(books, job, worker, job.start_step, now)
@@ -23,13 +23,13 @@ def settle(books: Books, job: Job, now: float) -> None:
     if not ran:
         return
     agreeing = _agreeing(ran, job.step - 1)
-    newest = max(worker.prepared[1] for worker in agreeing)
+    newest = max(worker.holdings.prepared[1] for worker in agreeing)
     for worker in ran:
         if worker not in agreeing:
             _put_out(books, job, worker, newest, now)
             job.step = min(job.step, newest)  # its word may have borne out one step too many
     for worker in books.available():
-        held = worker.held or choice.NOTHING_HELD
+        held = worker.holdings.held or choice.NOTHING_HELD
         known = held.generation == job.generation and held.where == "checkpoint"
         if known and held.step > newest:
             why = f"the members of that generation had got to step {newest} at most"
@@ -39,7 +39,7 @@ def settle(books: Books, job: Job, now: float) -> None:
 def _was_passed_over(job: Job, worker: Worker) -> bool:
     """It left an earlier generation with more than the newest began with, which has it all (B)."""
     key, start = choice.held_key(worker), (job.start_generation, job.start_step)
-    earlier = 0 < worker.frozen_in < job.generation and key[0] < job.generation
+    earlier = 0 < worker.holdings.frozen_in < job.generation and key[0] < job.generation
     if not (earlier and choice.in_memory(worker) and key > start):
         return False
     return not branches.is_left(key, branches.remembered(job.branches))
@@ -48,8 +48,8 @@ def _was_passed_over(job: Job, worker: Worker) -> bool:
 def _ran(job: Job, worker: Worker) -> bool:
     """It left the newest generation with what that began with, or more."""
     start = (job.start_generation, job.start_step)
-    left = worker.frozen_in == job.generation > 0 and choice.in_memory(worker)
-    return left and max(choice.held_key(worker), worker.prepared) >= start
+    left = worker.holdings.frozen_in == job.generation > 0 and choice.in_memory(worker)
+    return left and max(choice.held_key(worker), worker.holdings.prepared) >= start
 
 
 def _agreeing(ran: list[Worker], least: int) -> list[Worker]:
@@ -60,14 +60,14 @@ def _agreeing(ran: list[Worker], least: int) -> list[Worker]:
 
 
 def _can_stand_at(worker: Worker, step: int) -> bool:
-    return choice.held_key(worker)[1] <= step <= worker.prepared[1]
+    return choice.held_key(worker)[1] <= step <= worker.holdings.prepared[1]
 
 
-def _put_out(books: Books, job: Job, worker: Worker, newest: int, now: float) -> None:
+def _put_out(books: ClusterState, job: Job, worker: Worker, newest: int, now: float) -> None:
     why = (
         f"it says that it holds step {choice.held_key(worker)[1]} of generation {job.generation},"
         f" and the others had got to step {newest} at most, which cannot both be"
     )
     books.incident("report_contradicted", f"{worker.name} starts afresh: {why}", worker=worker.name)
-    books.contradicted.add((worker.name, worker.incarnation))
+    books.trust.contradicted.add((worker.name, worker.incarnation))
     admission.expel(books, worker, why, now)

@@ -22,8 +22,8 @@ from typing import Final
 
 from dtd.core import roster as choice
 from dtd.core import vouching
-from dtd.core.books import Books, Finding
-from dtd.core.membership_events import Job, Worker
+from dtd.core.books import ClusterState, Finding
+from dtd.core.records import Job, Worker
 from dtd.wire import messages as m
 
 DIVERGED: Final = "diverged"
@@ -31,55 +31,59 @@ MINORITY: Final = "its state differs from the majority's"
 NO_MAJORITY: Final = "states differ, and none has a majority"
 
 
-def claims(books: Books) -> list[tuple[str, m.Frozen]]:
+def claims(books: ClusterState) -> list[tuple[str, m.Frozen]]:
     """Those who say that states differ, and their words."""
-    frozen = [(name, one) for name, one in books.last_words.items() if isinstance(one, m.Frozen)]
+    frozen = [
+        (name, one) for name, one in books.run.last_words.items() if isinstance(one, m.Frozen)
+    ]
     return [(name, one) for name, one in frozen if one.evidence == DIVERGED]
 
 
-def find(books: Books, job: Job) -> Finding | None:
+def find(books: ClusterState, job: Job) -> Finding | None:
     """Which digest counts after the last comparison, if any; None if that cannot be told."""
     step, said = _newest(books)
     without = [claim for _, claim in claims(books) if not claim.suspect]
-    if without and 2 * len(without) > len(books.last_words):
-        return Finding(books.generation, step or without[0].diverged_step, "")
+    if without and 2 * len(without) > len(books.run.last_words):
+        return Finding(books.run.generation, step or without[0].diverged_step, "")
     known = _agreed(books, job, step)
     if known:
-        return Finding(books.generation, step, known)
+        return Finding(books.run.generation, step, known)
     if len(said) < 2:
         return None
     one, *others = set(said.values())
     if not others:
-        return Finding(books.generation, step, one)
-    copied = step == books.start_step and bool(books.brought)  # the others have their state thence
-    votes = [digest for name, digest in said.items() if not copied or name in books.brought]
+        return Finding(books.run.generation, step, one)
+    copied = step == books.run.start_step and bool(
+        books.run.brought
+    )  # the others have their state thence
+    votes = [digest for name, digest in said.items() if not copied or name in books.run.brought]
     if len(votes) < 2:
         return None
     digest, times = Counter(votes).most_common(1)[0]
     if 2 * times > len(votes):
-        return Finding(books.generation, step, digest)
-    left = [one for one in books.available() if one.frozen_in == books.generation]
+        return Finding(books.run.generation, step, digest)
+    left = [one for one in books.available() if one.holdings.frozen_in == books.run.generation]
     silent = [one for one in left if choice.in_memory(one) and one.name not in said]
-    return None if silent else Finding(books.generation, step, "")
+    return None if silent else Finding(books.run.generation, step, "")
 
 
-def why_distrusted(books: Books, worker: Worker, word: m.Frozen | m.Finished | None) -> str:
+def why_distrusted(books: ClusterState, worker: Worker, word: m.Frozen | m.Finished | None) -> str:
     """Why what a worker remembers of the generation does not count; empty if it may."""
     if word is None or not choice.in_memory(worker):
         return ""
-    if books.distrusted == word.generation:
+    if books.trust.distrusted == word.generation:
         return NO_MAJORITY
-    finding = books.finding
+    finding = books.trust.finding
     if finding is None or finding.generation != word.generation:
         return ""
     step, digest = _own_digest(word)
     return MINORITY if digest and step == finding.step and digest != finding.digest else ""
 
 
-def contradicted(books: Books, job: Job) -> list[tuple[str, str]]:
+def contradicted(books: ClusterState, job: Job) -> list[tuple[str, str]]:
     """(name, why) of those who say that states differ, and by the members' own words do not."""
     step, said = _newest(books)
-    counts = books.finding.digest if books.finding is not None else ""
+    counts = books.trust.finding.digest if books.trust.finding is not None else ""
     found = []
     for name, claim in claims(books):
         about = [claim.suspect] if claim.suspect else job.roster
@@ -97,16 +101,16 @@ def _own_digest(word: m.Frozen | m.Finished) -> tuple[int, str]:
     return word.compared_step, word.compared_digest
 
 
-def _newest(books: Books) -> tuple[int, dict[str, str]]:
+def _newest(books: ClusterState) -> tuple[int, dict[str, str]]:
     """(step, digest by name) of the last comparison: who went on to it agreed in all earlier."""
-    own = {name: _own_digest(word) for name, word in books.last_words.items()}
+    own = {name: _own_digest(word) for name, word in books.run.last_words.items()}
     step = max((step for step, digest in own.values() if digest), default=0)
     return step, {name: one for name, (at, one) in own.items() if one and at == step}
 
 
-def _agreed(books: Books, job: Job, step: int) -> str:
+def _agreed(books: ClusterState, job: Job, step: int) -> str:
     """The digest of that state which the ranks told before; empty if none is known."""
     start = (job.start_generation, job.start_step)
-    key = (books.generation, step) if step > start[1] else start
+    key = (books.run.generation, step) if step > start[1] else start
     known = vouching.remembered(job.agreed) if step >= start[1] else ()
     return next((one.digest for one in known if (one.generation, one.step) == key), "")

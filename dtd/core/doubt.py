@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, SaveJob
+from dtd.core.books import ClusterState
+from dtd.core.membership_events import SaveJob
+from dtd.core.records import Job
 from dtd.core.transitions import GenerationState
 from dtd.wire import messages as m
 from dtd.wire.fields import generations_in
@@ -32,31 +33,31 @@ MOST_NUMBER: Final = 2**63 - 1
 PARTAKING: Final = frozenset({"forming", "running"})
 
 
-def lasts(books: Books, job: Job) -> bool:
+def lasts(books: ClusterState, job: Job) -> bool:
     """Whether a generation may exist that is newer than the job's newest."""
     return job.store_epoch < books.epoch
 
 
-def lowest_number(books: Books) -> int:
+def lowest_number(books: ClusterState) -> int:
     """What the numbers of this epoch exceed."""
     return max(0, books.epoch - 1) * NUMBERS_PER_EPOCH
 
 
-def next_number(books: Books, start: int) -> int:
+def next_number(books: ClusterState, start: int) -> int:
     """The number of the next generation, which begins with a state of the generation `start`."""
     return max(_highest_known(books), start) + 1
 
 
-def _highest_known(books: Books) -> int:
-    return max(books.generation, books.highest_seen, lowest_number(books))
+def _highest_known(books: ClusterState) -> int:
+    return max(books.run.generation, books.run.highest_seen, lowest_number(books))
 
 
-def is_exhausted(books: Books) -> bool:
+def is_exhausted(books: ClusterState) -> bool:
     """No number is left: a store that names one near the top was not written by dtd alone."""
     return _highest_known(books) >= MOST_NUMBER
 
 
-def why_exhausted(books: Books) -> str:
+def why_exhausted(books: ClusterState) -> str:
     """What is to be done then, in words for a person."""
     return (
         f"waiting for good: generation {_highest_known(books)} is the last that has a number, so"
@@ -66,7 +67,7 @@ def why_exhausted(books: Books) -> str:
     )
 
 
-def implausible(books: Books, name: str, message: m.Message) -> int:
+def implausible(books: ClusterState, name: str, message: m.Message) -> int:
     """The first number in a message that no generation of this store can have; 0: none.
 
     Whoever took part in a job that is not ours has its numbers from another store.  Only REGISTER
@@ -89,7 +90,7 @@ def why_implausible(number: int) -> str:
     )
 
 
-def must_be_proved(books: Books, message: m.Register) -> bool:
+def must_be_proved(books: ClusterState, message: m.Register) -> bool:
     """The worker speaks of a generation of our job, and not of the one that is known here.
 
     Of that one it knows the roster's id, which nobody else was told.
@@ -106,20 +107,21 @@ def is_ours(job: Job | None, message: m.Register) -> bool:
     return job is not None and (job.id, job.identity) == (message.job, message.identity)
 
 
-def _speaks_of_others(books: Books, name: str, message: m.Message) -> bool:
+def _speaks_of_others(books: ClusterState, name: str, message: m.Message) -> bool:
     if isinstance(message, m.Register):
         return not is_ours(books.job, message)
     known = books.workers.get(name)
     return known is None or known.stray
 
 
-def learn(books: Books, job: Job, message: m.Register) -> None:
+def learn(books: ClusterState, job: Job, message: m.Register) -> None:
     """A worker says in which generation it took part last: the highest counts."""
-    books.highest_seen = max(books.highest_seen, message.generation)  # proved, or known anyway
+    seen = max(books.run.highest_seen, message.generation)  # proved, or known anyway
+    books.run.highest_seen = seen
     members = tuple(member.name for member in message.roster)
-    if books.generation_state is not GenerationState.NONE:
+    if books.run.phase is not GenerationState.NONE:
         return
-    if message.generation > max(job.generation, books.generation) and not lasts(books, job):
+    if message.generation > max(job.generation, books.run.generation) and not lasts(books, job):
         _went_back(books, message)
     if lasts(books, job) and message.generation > job.generation:
         books.withdraw(job)
@@ -128,35 +130,35 @@ def learn(books: Books, job: Job, message: m.Register) -> None:
         job.instances = ()
         job.start_generation, job.start_step = message.held_generation, message.held_step
         job.announced, job.fenced = True, False
-        books.vouched.clear()
+        books.trust.vouched.clear()
     same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
     if same and message.phase in PARTAKING:
-        books.vouched.add(message.name)
+        books.trust.vouched.add(message.name)
 
 
-def _went_back(books: Books, message: m.Register) -> None:
+def _went_back(books: ClusterState, message: m.Register) -> None:
     books.epoch += 1
     books.incident(
         "store_went_back",
         f"{message.name} knows generation {message.generation}, and the coordinator's store"
-        f" {books.generation} at most: the store is older than what it decided",
+        f" {books.run.generation} at most: the store is older than what it decided",
         worker=message.name,
     )
 
 
-def is_over(books: Books, job: Job) -> bool:
+def is_over(books: ClusterState, job: Job) -> bool:
     """Whether all members of the newest known generation are here, and none had left it."""
-    return bool(job.roster) and books.vouched.issuperset(job.roster)
+    return bool(job.roster) and books.trust.vouched.issuperset(job.roster)
 
 
-def end(books: Books, job: Job) -> None:
+def end(books: ClusterState, job: Job) -> None:
     """From here on the store knows the newest generation."""
     job.store_epoch = books.epoch
-    books.vouched.clear()
+    books.trust.vouched.clear()
     books.emit(SaveJob(job=job))
 
 
-def explain(books: Books, job: Job) -> str:
+def explain(books: ClusterState, job: Job) -> str:
     """What is waited for, in words for a person."""
     why = (
         f"the coordinator's store has gone back (epoch {books.epoch}) and may not know what was"
@@ -165,7 +167,7 @@ def explain(books: Books, job: Job) -> str:
     way_out = f"`dtdctl resume {job.id}` if nobody else trains it"
     if not job.generation:
         return f"waiting: {why}; {way_out}"
-    missing = [name for name in job.roster if name not in books.vouched]
+    missing = [name for name in job.roster if name not in books.trust.vouched]
     return (
         f"waiting for {', '.join(missing)} to say that generation {job.generation}, the newest"
         f" known, still runs: {why}; {way_out}"

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dtd.core import figures
 from dtd.core import roster as choice
-from dtd.core.books import Books
-from dtd.core.incidents import Recovery
+from dtd.core.books import ClusterState
 from dtd.core.links import DEAD
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Job, Recovery, Worker
 from dtd.core.transitions import (
     GONE,
     MEMBERS,
@@ -25,16 +24,18 @@ FREEZE_PATIENCE_S = 5.0
 FREEZE_PATIENCE_STEPS = 10
 
 
-def freeze(books: Books, *, at_boundary: bool, stop: bool, reason: str) -> None:
+def freeze(books: ClusterState, *, at_boundary: bool, stop: bool, reason: str) -> None:
     """Ask every member that still takes part to end the generation."""
     for name in books.not_frozen():
         freeze_one(books, books.workers[name], at_boundary=at_boundary, stop=stop, reason=reason)
 
 
-def freeze_one(books: Books, worker: Worker, *, at_boundary: bool, stop: bool, reason: str) -> None:
+def freeze_one(
+    books: ClusterState, worker: Worker, *, at_boundary: bool, stop: bool, reason: str
+) -> None:
     """Ask one member to end the generation."""
     message = m.Freeze(
-        generation=books.generation,
+        generation=books.run.generation,
         at_boundary=at_boundary,
         stop=stop,
         reason=reason,
@@ -43,24 +44,26 @@ def freeze_one(books: Books, worker: Worker, *, at_boundary: bool, stop: bool, r
     books.send(worker.name, message)
 
 
-def end_at_boundary(books: Books, reason: str, now: float) -> None:
+def end_at_boundary(books: ClusterState, reason: str, now: float) -> None:
     """End a running generation after its current step; no step is redone."""
     freeze(books, at_boundary=True, stop=False, reason=reason)
     _begin_ending(books, reason, now, at_boundary=True)
 
 
 def end_now(
-    books: Books, reason: str, now: float, *, worker: str = "", silent_s: float = 0
+    books: ClusterState, reason: str, now: float, *, worker: str = "", silent_s: float = 0
 ) -> None:
     """End the generation at once; members that do not answer in time are given up."""
-    if books.generation_state is not GenerationState.ENDING:
+    if books.run.phase is not GenerationState.ENDING:
         _begin_ending(books, reason, now, worker=worker, silent_s=silent_s)
     else:
-        assert books.recovery is not None, "a generation ends, and nothing is recovered from"
-        books.recovery.breaks(reason, now, worker=worker, silent_s=silent_s)
+        assert books.ending.recovery is not None, "a generation ends, and nothing is recovered from"
+        books.ending.recovery.breaks(reason, now, worker=worker, silent_s=silent_s)
     freeze(books, at_boundary=False, stop=False, reason=reason)
     waited_for = [books.workers[name] for name in books.not_frozen()]
-    books.freeze_by = now + max(map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S)
+    books.ending.freeze_by = now + max(
+        map(freeze_patience_s, waited_for), default=FREEZE_PATIENCE_S
+    )
 
 
 def freeze_patience_s(worker: Worker) -> float:
@@ -69,14 +72,14 @@ def freeze_patience_s(worker: Worker) -> float:
     Never less than the time without progress that it is allowed anyway (its first step may have to
     be compiled); one that is stuck for longer is expelled for that.
     """
-    beat = worker.heartbeat
+    beat = worker.liveness.heartbeat
     if beat is None:
         return FREEZE_PATIENCE_S
     return max(FREEZE_PATIENCE_S, FREEZE_PATIENCE_STEPS * beat.step_s, beat.patience_s)
 
 
 def _begin_ending(
-    books: Books,
+    books: ClusterState,
     reason: str,
     now: float,
     *,
@@ -85,40 +88,44 @@ def _begin_ending(
     silent_s: float = 0.0,
 ) -> None:
     books.move_generation(GenerationEvent.ENDS)
-    if books.recovery is None:
-        books.recovery = Recovery(
+    if books.ending.recovery is None:
+        books.ending.recovery = Recovery(
             cause=reason,
             worker=worker,
             began_at=now,
             detected_after_s=silent_s,
             at_boundary=at_boundary,
-            running=books.has_run,
+            running=books.run.has_run,
         )
     else:
-        books.recovery.again(at_boundary=at_boundary, running=books.has_run)
-    books.incident("generation_ending", f"generation {books.generation} ends: {reason}")
+        books.ending.recovery.again(at_boundary=at_boundary, running=books.run.has_run)
+    books.incident("generation_ending", f"generation {books.run.generation} ends: {reason}")
 
 
-def member_lost(books: Books, worker: Worker, reason: str, now: float, *, silent_s: float) -> None:
+def member_lost(
+    books: ClusterState, worker: Worker, reason: str, now: float, *, silent_s: float
+) -> None:
     """A member is gone: its ring cannot go on."""
     why = f"{worker.name} is lost: {reason}"
-    if books.recovery is not None and books.recovery.worker == worker.name:
-        books.recovery.cause = why  # more than its neighbour knew
+    if books.ending.recovery is not None and books.ending.recovery.worker == worker.name:
+        books.ending.recovery.cause = why  # more than its neighbour knew
     end_now(books, why, now, worker=worker.name, silent_s=silent_s)
 
 
-def member_frozen(books: Books, job: Job, worker: Worker, message: m.Frozen, now: float) -> None:
+def member_frozen(
+    books: ClusterState, job: Job, worker: Worker, message: m.Frozen, now: float
+) -> None:
     """A member takes no further part and says what it holds."""
     books.move_worker(worker, WorkerEvent.FROZE)
-    worker.frozen_in = message.generation
-    worker.held = choice.held_by(message)
-    worker.prepared = (message.prepared_generation, message.prepared_step)
+    worker.holdings.frozen_in = message.generation
+    worker.holdings.held = choice.held_by(message)
+    worker.holdings.prepared = (message.prepared_generation, message.prepared_step)
     job.fenced = True
     if message.evidence:
         _tell_evidence(books, worker, message)
     # At a step boundary the first to leave may reset its links to the others.
-    known = message.evidence in ("", "reset") or books.freeze_by is not None
-    if books.generation_state is GenerationState.ENDING and known:
+    known = message.evidence in ("", "reset") or books.ending.freeze_by is not None
+    if books.run.phase is GenerationState.ENDING and known:
         return
     about, reason, silent_s = worker.name, f"{worker.name} has frozen: {message.reason}", 0.0
     if message.suspect:
@@ -129,13 +136,13 @@ def member_frozen(books: Books, job: Job, worker: Worker, message: m.Frozen, now
     end_now(books, reason, now, worker=about, silent_s=silent_s)
 
 
-def _tell_evidence(books: Books, worker: Worker, message: m.Frozen) -> None:
+def _tell_evidence(books: ClusterState, worker: Worker, message: m.Frozen) -> None:
     if message.evidence == "diverged":
         books.incident("replicas_diverged", f"{worker.name}: {message.reason}", worker=worker.name)
         return
     suspect = books.workers.get(message.suspect)
     if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
-        books.links.accuse(worker.name, message.suspect, message.evidence)
+        books.isolation.links.accuse(worker.name, message.suspect, message.evidence)
     books.incident(
         "ring_broken",
         f"{worker.name} lost its ring: {message.reason}",
@@ -145,18 +152,18 @@ def _tell_evidence(books: Books, worker: Worker, message: m.Frozen) -> None:
     )
 
 
-def member_finished(books: Books, job: Job, worker: Worker, message: m.Finished) -> None:
+def member_finished(books: ClusterState, job: Job, worker: Worker, message: m.Finished) -> None:
     """A member has committed the last step and its digest agrees with everyone's."""
     books.move_worker(worker, WorkerEvent.FINISHED)
-    worker.digest = message.digest
-    worker.held, worker.frozen_in = choice.held_by(message), message.generation
-    worker.prepared = choice.held_key(worker)
+    worker.holdings.digest = message.digest
+    worker.holdings.held, worker.holdings.frozen_in = choice.held_by(message), message.generation
+    worker.holdings.prepared = choice.held_key(worker)
     job.fenced = True
-    if message.result and worker.rank == 0:
+    if message.result and worker.participation.rank == 0:
         job.result = figures.result(message.result)
 
 
-def is_complete(books: Books) -> bool:
+def is_complete(books: ClusterState) -> bool:
     """Every member that is still here has finished; `dtd.core.saving` sees that it is saved.
 
     A rank 0 that died between the last step and its checkpoint leaves finished replicas and nothing
@@ -165,14 +172,14 @@ def is_complete(books: Books) -> bool:
     return {member.state for member in books.members()} - GONE == {WorkerState.FINISHED}
 
 
-def close(books: Books, job: Job, now: float) -> None:
+def close(books: ClusterState, job: Job, now: float) -> None:
     """The last living member has frozen: there is no generation now."""
     for member in books.members():
         if member.state is WorkerState.FINISHED:
             books.move_worker(member, WorkerEvent.CLOSED)
-    for pair, evidence in books.links.judge(books.living(), now):
+    for pair, evidence in books.isolation.links.judge(books.living(), now):
         one, other = pair
-        every_s = books.links.probed_every_s(pair)
+        every_s = books.isolation.links.probed_every_s(pair)
         books.incident(
             "link_bad",
             f"{one} and {other} live and cannot reach each other ({evidence}); probed every"
@@ -180,7 +187,7 @@ def close(books: Books, job: Job, now: float) -> None:
             evidence=evidence,
             probed_every_s=every_s,
         )
-    books.deadly += books.bereaved
+    books.setbacks.crash_generations += books.run.lost_member
     books.note_brevity(job)
     job.announced = False
     books.move_generation(GenerationEvent.CLOSED)

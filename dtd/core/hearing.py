@@ -20,8 +20,9 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from dtd.core import branches, doubt
-from dtd.core.books import Books, Tally
-from dtd.core.membership_events import Disconnect, Job, Worker
+from dtd.core.books import ClusterState, Tally
+from dtd.core.membership_events import Disconnect
+from dtd.core.records import Job, Worker
 from dtd.core.transitions import MEMBERS, WorkerState
 from dtd.wire import messages as m
 
@@ -50,10 +51,10 @@ class Verdict(NamedTuple):
 COUNTS: Final = Verdict(Word.COUNTS)
 LATE: Final = Verdict(Word.LATE)
 
-Rule = Callable[[Books, Worker, Any], Verdict]
+Rule = Callable[[ClusterState, Worker, Any], Verdict]
 
 
-def judge(books: Books, name: str, message: m.Message) -> Verdict:
+def judge(books: ClusterState, name: str, message: m.Message) -> Verdict:
     """What a registered worker's message is worth now; changes nothing."""
     rule = _RULES.get(type(message))
     if rule is None:
@@ -66,7 +67,7 @@ def judge(books: Books, name: str, message: m.Message) -> Verdict:
     return rule(books, worker, message)
 
 
-def turn_away(books: Books, name: str, message: m.Message, verdict: Verdict) -> None:
+def turn_away(books: ClusterState, name: str, message: m.Message, verdict: Verdict) -> None:
     """Count what is dropped and tell of it now and then; end the connection of who lies."""
     if verdict.word is Word.LATE:
         return
@@ -85,10 +86,10 @@ def turn_away(books: Books, name: str, message: m.Message, verdict: Verdict) -> 
         books.emit(Disconnect(name=name, reason=f"{type(message).__name__}: {verdict.why}"))
 
 
-def _tally(books: Books, name: str) -> Tally:
-    if name not in books.tallies and len(books.tallies) >= MAX_TALLIES:
-        del books.tallies[next(iter(books.tallies))]
-    return books.tallies.setdefault(name, Tally())
+def _tally(books: ClusterState, name: str) -> Tally:
+    if name not in books.trust.tallies and len(books.trust.tallies) >= MAX_TALLIES:
+        del books.trust.tallies[next(iter(books.trust.tallies))]
+    return books.trust.tallies.setdefault(name, Tally())
 
 
 def false(why: str) -> Verdict:
@@ -105,12 +106,12 @@ def _out_of_turn(why: str) -> Verdict:
 
 def _its_job(worker: Worker, job_id: str) -> Verdict:
     """Somebody speaks of a job only when it was told to prepare for it, or came with it."""
-    if job_id in worker.jobs:
+    if job_id in worker.participation.jobs:
         return COUNTS
     return _out_of_turn("it was not told to prepare for that job")
 
 
-def _active(books: Books, job_id: str) -> Job | None:
+def _active(books: ClusterState, job_id: str) -> Job | None:
     job = books.job
     return job if job is not None and job.id == job_id else None
 
@@ -124,15 +125,15 @@ def _too_far(job: Job | None, step: int) -> str:
 
 def _its_generation(worker: Worker, generation: int) -> Verdict:
     """A worker speaks of the newest generation that it takes part in, or is late."""
-    if generation > worker.took_part:
+    if generation > worker.participation.generation:
         return false(f"it was never a member of generation {generation}")
-    return LATE if generation < worker.took_part else COUNTS
+    return LATE if generation < worker.participation.generation else COUNTS
 
 
-def _takes_part(books: Books, worker: Worker) -> bool:
+def _takes_part(books: ClusterState, worker: Worker) -> bool:
     """It trains in the job's newest generation, or in one that may be the newest."""
     in_doubt = books.job is not None and doubt.lasts(books, books.job)
-    return worker.state in MEMBERS or (worker.returning and in_doubt)
+    return worker.state in MEMBERS or (worker.reconnection.returning and in_doubt)
 
 
 def _first(*verdicts: Verdict) -> Verdict:
@@ -143,58 +144,58 @@ def _first(*verdicts: Verdict) -> Verdict:
 # --- the rules ---------------------------------------------------------------------------------
 
 
-def _heartbeat(books: Books, worker: Worker, message: m.Heartbeat) -> Verdict:
+def _heartbeat(books: ClusterState, worker: Worker, message: m.Heartbeat) -> Verdict:
     job = _active(books, message.job)
-    if job is None or message.job not in worker.jobs:
+    if job is None or message.job not in worker.participation.jobs:
         return COUNTS  # it lives; its figures say nothing of the job
-    if message.generation > worker.took_part:
+    if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
     too_far = _too_far(job, message.step)
     return false(too_far) if too_far else COUNTS
 
 
-def _warmed(books: Books, worker: Worker, message: m.Warmed) -> Verdict:
+def _warmed(books: ClusterState, worker: Worker, message: m.Warmed) -> Verdict:
     if any(one.where == "memory" for one in message.held):
         return false("who warms up holds nothing in memory yet")
     return _its_job(worker, message.job) if _active(books, message.job) else LATE
 
 
-def _running(books: Books, worker: Worker, message: m.Running) -> Verdict:
+def _running(books: ClusterState, worker: Worker, message: m.Running) -> Verdict:
     verdict = _of_a_member(books, worker, message.job, message.generation)
     if verdict.word is not Word.COUNTS:
         return verdict
-    if worker.state is not WorkerState.FORMING or message.generation != books.generation:
+    if worker.state is not WorkerState.FORMING or message.generation != books.run.generation:
         return LATE
-    if message.step != books.start_step:
-        start = f"step {books.start_step}, not {message.step}"
-        return false(f"generation {books.generation} starts from {start}")
+    if message.step != books.run.start_step:
+        start = f"step {books.run.start_step}, not {message.step}"
+        return false(f"generation {books.run.generation} starts from {start}")
     return COUNTS
 
 
-def _of_a_member(books: Books, worker: Worker, job_id: str, generation: int) -> Verdict:
+def _of_a_member(books: ClusterState, worker: Worker, job_id: str, generation: int) -> Verdict:
     """What only a member may say that has warmed up."""
     if _active(books, job_id) is None:
         return LATE
     verdict = _first(_its_job(worker, job_id), _its_generation(worker, generation))
     if verdict.word is not Word.COUNTS:
         return verdict
-    called_back = worker.state is WorkerState.WARMING and worker.returning
+    called_back = worker.state is WorkerState.WARMING and worker.reconnection.returning
     if not (worker.state in MEMBERS or called_back):
         return LATE  # given up, or it says again what is known
-    if worker.warmed is None:
+    if worker.holdings.warmed is None:
         return _out_of_turn("it has not said with which data and model it trains (WARMED)")
     return COUNTS
 
 
 def _leaving(
-    books: Books, worker: Worker, message: m.Frozen | m.Finished, why_untrue: str
+    books: ClusterState, worker: Worker, message: m.Frozen | m.Finished, why_untrue: str
 ) -> Verdict:
     """FROZEN and FINISHED: by a member that still takes part, or by one that was called back."""
     verdict = _of_a_member(books, worker, message.job, message.generation)
     return _first(verdict, false(why_untrue) if why_untrue else COUNTS)
 
 
-def _frozen(books: Books, worker: Worker, message: m.Frozen) -> Verdict:
+def _frozen(books: ClusterState, worker: Worker, message: m.Frozen) -> Verdict:
     return _leaving(books, worker, message, _untrue_of(_active(books, message.job), message))
 
 
@@ -225,7 +226,7 @@ def _impossible(job: Job | None, generation: int, step: int) -> str:
     return f"no state has step {step} of generation {generation}: {why}" if why else ""
 
 
-def _finished(books: Books, worker: Worker, message: m.Finished) -> Verdict:
+def _finished(books: ClusterState, worker: Worker, message: m.Finished) -> Verdict:
     job = _active(books, message.job)
     why = _too_far(job, message.step) or _impossible(job, message.held_generation, message.step)
     if message.held_generation > message.generation:
@@ -233,7 +234,7 @@ def _finished(books: Books, worker: Worker, message: m.Finished) -> Verdict:
     return _leaving(books, worker, message, why)
 
 
-def _figures(books: Books, worker: Worker, job_id: str, step: int) -> Verdict:
+def _figures(books: ClusterState, worker: Worker, job_id: str, step: int) -> Verdict:
     """What rank 0 alone tells of a step."""
     job = _active(books, job_id)
     if job is None:
@@ -241,7 +242,7 @@ def _figures(books: Books, worker: Worker, job_id: str, step: int) -> Verdict:
     verdict = _its_job(worker, job_id)
     if verdict.word is not Word.COUNTS:
         return verdict
-    if not worker.took_part or worker.rank:
+    if not worker.participation.generation or worker.participation.rank:
         return false("figures of a step come from rank 0 of a generation")
     too_far = _too_far(job, step)
     if too_far:
@@ -249,18 +250,21 @@ def _figures(books: Books, worker: Worker, job_id: str, step: int) -> Verdict:
     return COUNTS if _takes_part(books, worker) else LATE
 
 
-def _progress(books: Books, worker: Worker, message: m.Progress) -> Verdict:
-    if _active(books, message.job) is not None and message.generation < worker.took_part:
+def _progress(books: ClusterState, worker: Worker, message: m.Progress) -> Verdict:
+    if (
+        _active(books, message.job) is not None
+        and message.generation < worker.participation.generation
+    ):
         return LATE  # its rank may have been another then
     verdict = _figures(books, worker, message.job, message.step)
     return _first(verdict, _its_generation(worker, message.generation))
 
 
-def _evaluated(books: Books, worker: Worker, message: m.Evaluated) -> Verdict:
+def _evaluated(books: ClusterState, worker: Worker, message: m.Evaluated) -> Verdict:
     return _figures(books, worker, message.job, message.step)
 
 
-def _failed(books: Books, worker: Worker, message: m.Failed) -> Verdict:
+def _failed(books: ClusterState, worker: Worker, message: m.Failed) -> Verdict:
     job = _active(books, message.job)
     too_far = _too_far(job, message.step)
     if job is None:
@@ -268,31 +272,31 @@ def _failed(books: Books, worker: Worker, message: m.Failed) -> Verdict:
     return _first(_its_job(worker, message.job), false(too_far) if too_far else COUNTS)
 
 
-def _notice(books: Books, worker: Worker, message: m.Notice) -> Verdict:
+def _notice(books: ClusterState, worker: Worker, message: m.Notice) -> Verdict:
     return _its_job(worker, message.job) if _active(books, message.job) else LATE
 
 
-def _output(books: Books, worker: Worker, message: m.JobOutput) -> Verdict:
+def _output(books: ClusterState, worker: Worker, message: m.JobOutput) -> Verdict:
     """What a job printed last may come after its end."""
     del books
     verdict = _its_job(worker, message.job)
-    if verdict.word is Word.COUNTS and message.rank not in worker.ranks:
+    if verdict.word is Word.COUNTS and message.rank not in worker.participation.ranks:
         return false(f"it never was rank {message.rank}")
     return verdict
 
 
-def _saved(books: Books, worker: Worker, message: m.CheckpointSaved) -> Verdict:
+def _saved(books: ClusterState, worker: Worker, message: m.CheckpointSaved) -> Verdict:
     """Written in the background: it may be told of generations later, or after the job's end."""
     verdict = _its_job(worker, message.job)
     if verdict.word is not Word.COUNTS:
         return verdict
-    if message.generation > worker.took_part:
+    if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
     too_far = _too_far(_active(books, message.job), message.step)
     return false(too_far) if too_far else COUNTS
 
 
-def _agreed(books: Books, worker: Worker, message: m.Agreed) -> Verdict:
+def _agreed(books: ClusterState, worker: Worker, message: m.Agreed) -> Verdict:
     """By each member of the newest generation, also when it has left that."""
     job = _active(books, message.job)
     if job is None:
@@ -300,12 +304,12 @@ def _agreed(books: Books, worker: Worker, message: m.Agreed) -> Verdict:
     verdict = _its_job(worker, message.job)
     if verdict.word is not Word.COUNTS:
         return verdict
-    if message.generation > worker.took_part:
+    if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
     too_far = _too_far(job, message.step)
     if too_far:
         return false(too_far)
-    newest = worker.took_part == job.generation and worker.name in job.roster
+    newest = worker.participation.generation == job.generation and worker.name in job.roster
     return COUNTS if newest else LATE
 
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from dtd.core import admission, branches, ending, jobs, standstill
 from dtd.core import roster as choice
-from dtd.core.books import Books, least_workers
-from dtd.core.membership_events import WARM_UP, Job, SetAside, Worker
+from dtd.core.books import ClusterState, least_workers
+from dtd.core.records import WARM_UP, Job, SetAside, Worker
 from dtd.core.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
 
@@ -27,7 +27,7 @@ MAX_TRACEBACK_CHARACTERS: Final = 12_000
 """Of what a worker says; the end of a traceback says most."""
 
 
-def failed(books: Books, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
+def failed(books: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
@@ -58,36 +58,36 @@ def _has_begun(job: Job, worker: Worker) -> bool:
 
     What a member holds is not known when this coordinator has just started.
     """
-    if worker.state is WorkerState.FORMING and job.start_step and worker.held is not None:
+    if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
         return choice.holds(worker, (job.start_generation, job.start_step))
-    return worker.state in MEMBERS or worker.returning or choice.in_memory(worker)
+    return worker.state in MEMBERS or worker.reconnection.returning or choice.in_memory(worker)
 
 
-def _note(books: Books, worker: Worker, message: m.Failed, at: int, now: float) -> SetAside:
-    known = books.set_aside.get(worker.name)
+def _note(books: ClusterState, worker: Worker, message: m.Failed, at: int, now: float) -> SetAside:
+    known = books.isolation.set_aside.get(worker.name)
     if known is not None and known.incarnation == worker.incarnation:
         return known  # it says so again, on another connection
     pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, MAX_PAUSE_S)
-    aside = books.set_aside[worker.name] = SetAside(
+    aside = books.isolation.set_aside[worker.name] = SetAside(
         at=at,
         failed=message,
         until=now + pause_s,
         pause_s=pause_s,
         incarnation=worker.incarnation,
-        pid=worker.pid,
+        pid=worker.registration.pid,
         again=known.again + 1 if known is not None and known.at == at else 1,
     )
     return aside
 
 
-def _also_on(books: Books, worker: Worker, aside: SetAside) -> list[str]:
+def _also_on(books: ClusterState, worker: Worker, aside: SetAside) -> list[str]:
     """Workers on which the same has failed: one step, or the warm-up in the same words.
 
     Where somebody else has warmed up, it is not the job that is at fault in that.
     """
     alike = [
         name
-        for name, one in books.set_aside.items()
+        for name, one in books.isolation.set_aside.items()
         if one is not aside
         and one.at == aside.at
         and (one.at != WARM_UP or (one.until > 0 and _words(one) == _words(aside)))
@@ -99,14 +99,17 @@ def _words(one: SetAside) -> str:
     return re.sub(r"\d+", "", one.failed.reason)
 
 
-def _somebody_can(books: Books, worker: Worker) -> bool:
+def _somebody_can(books: ClusterState, worker: Worker) -> bool:
     others = (one for one in books.workers.values() if one is not worker)
     return any(
-        one.warmed is not None or one.state in MEMBERS or choice.in_memory(one) for one in others
+        one.holdings.warmed is not None or one.state in MEMBERS or choice.in_memory(one)
+        for one in others
     )
 
 
-def _can_do_without(books: Books, job: Job, worker: Worker, aside: SetAside, now: float) -> bool:
+def _can_do_without(
+    books: ClusterState, job: Job, worker: Worker, aside: SetAside, now: float
+) -> bool:
     """Others are here, or may still come, and this worker's step can be done by them.
 
     The last that remembers committed steps is not let go: the job ends, and they are saved.
@@ -121,35 +124,35 @@ def _can_do_without(books: Books, job: Job, worker: Worker, aside: SetAside, now
     return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)
 
 
-def _is_heir(books: Books, job: Job, worker: Worker) -> bool:
+def _is_heir(books: ClusterState, job: Job, worker: Worker) -> bool:
     """It remembers where the job stands.  Who is away trains on, if its generation has run."""
     if worker.state is WorkerState.AWAY:
-        return books.has_run
-    return not worker.returning and standstill.remembers(books, job, worker)
+        return books.run.has_run
+    return not worker.reconnection.returning and standstill.remembers(books, job, worker)
 
 
-def _others(books: Books, name: str) -> list[Worker]:
+def _others(books: ClusterState, name: str) -> list[Worker]:
     """Workers on which the job may still go on."""
     return [
         one
         for one in books.workers.values()
         if one.name != name
         and one.state not in GONE
-        and not (one.state is WorkerState.REFUSED and one.warmed is None)
+        and not (one.state is WorkerState.REFUSED and one.holdings.warmed is None)
     ]
 
 
-def _may_come(books: Books, job: Job, now: float) -> bool:
+def _may_come(books: ClusterState, job: Job, now: float) -> bool:
     """At the beginning of a job other workers are given a moment to come, before it is judged."""
     settle_s = float(job.spec["elastic"]["settle_s"])
-    if not books.must_settle or not settle_s:
+    if not books.waiting.must_settle or not settle_s:
         return False
-    if books.verdict_by is None:
-        books.verdict_by = now + settle_s
-    return now < books.verdict_by
+    if books.isolation.verdict_by is None:
+        books.isolation.verdict_by = now + settle_s
+    return now < books.isolation.verdict_by
 
 
-def _set_aside(books: Books, worker: Worker, aside: SetAside, now: float) -> None:
+def _set_aside(books: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
     """Its process begins afresh, and is left alone for a while."""
     was_member = worker.state in MEMBERS
     books.incident(
@@ -158,15 +161,15 @@ def _set_aside(books: Books, worker: Worker, aside: SetAside, now: float) -> Non
         worker=worker.name,
         traceback=aside.failed.traceback,
     )
-    if books.job is not None and (was_member or worker.returning):
+    if books.job is not None and (was_member or worker.reconnection.returning):
         books.fence(books.job)  # its training thread has ended
     admission.release(books, worker, "evicted", aside.reason)
-    if was_member and books.generation_state is not GenerationState.NONE:
+    if was_member and books.run.phase is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"
         ending.end_now(books, why, now, worker=worker.name)
 
 
-def try_again(books: Books, job: Job, now: float) -> None:
+def try_again(books: ClusterState, job: Job, now: float) -> None:
     """Have those warm up again whose time has come; fail the job if nobody else has come.
 
     A job that is to end needs nobody more.
@@ -174,28 +177,28 @@ def try_again(books: Books, job: Job, now: float) -> None:
     if job.state in admission.ENDING_JOBS:
         return
     for worker in _here(books):
-        if now >= books.set_aside[worker.name].until:
+        if now >= books.isolation.set_aside[worker.name].until:
             worker.reason = ""
             admission.prepare(books, worker, job)
-    if books.verdict_by is not None and now >= books.verdict_by:
+    if books.isolation.verdict_by is not None and now >= books.isolation.verdict_by:
         _judge_all(books, now)
 
 
-def _here(books: Books) -> list[Worker]:
+def _here(books: ClusterState) -> list[Worker]:
     return [worker for worker in books.workers.values() if admission.is_aside(books, worker)]
 
 
-def _judge_all(books: Books, now: float) -> None:
+def _judge_all(books: ClusterState, now: float) -> None:
     """The job failed on the only worker, and no other has come."""
-    books.verdict_by = None
-    if books.must_settle and books.set_aside and not _others(books, ""):
-        name, aside = list(books.set_aside.items())[-1]
+    books.isolation.verdict_by = None
+    if books.waiting.must_settle and books.isolation.set_aside and not _others(books, ""):
+        name, aside = list(books.isolation.set_aside.items())[-1]
         jobs.fail(books, name, aside.failed, now)
 
 
-def next_deadline(books: Books) -> float | None:
+def next_deadline(books: ClusterState) -> float | None:
     """When somebody is tried again, or the job is judged."""
-    times = [books.set_aside[worker.name].until for worker in _here(books)]
-    if books.verdict_by is not None:
-        times.append(books.verdict_by)
+    times = [books.isolation.set_aside[worker.name].until for worker in _here(books)]
+    if books.isolation.verdict_by is not None:
+        times.append(books.isolation.verdict_by)
     return min(times, default=None)

@@ -17,8 +17,9 @@ from dtd.core import (
     running,
     stopping,
 )
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, JobEnded, SaveJob, Undeliverable
+from dtd.core.books import ClusterState
+from dtd.core.membership_events import JobEnded, SaveJob, Undeliverable
+from dtd.core.records import Job
 from dtd.core.transitions import (
     GONE,
     GenerationEvent,
@@ -35,7 +36,7 @@ RECENT = 0.1
 """Weight of the newest step in means."""
 
 
-def submit(books: Books, job: Job) -> None:
+def submit(books: ClusterState, job: Job) -> None:
     """Queue a job.
 
     Raises:
@@ -50,17 +51,17 @@ def submit(books: Books, job: Job) -> None:
     books.emit(SaveJob(job=job))
 
 
-def activate(books: Books, job: Job, now: float) -> None:
+def activate(books: ClusterState, job: Job, now: float) -> None:
     """Make a queued job the active one and warm up whoever is idle."""
     books.job = job
     books.start_afresh()
-    books.must_settle = True
-    books.recovery = books.verdict_by = None
-    books.set_aside.clear()
-    books.agreed.clear()
-    books.claims.clear()
-    books.contradicted.clear()
-    books.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
+    books.waiting.must_settle = True
+    books.ending.recovery = books.isolation.verdict_by = None
+    books.isolation.set_aside.clear()
+    books.trust.agreed.clear()
+    books.trust.claims.clear()
+    books.trust.contradicted.clear()
+    books.trust.distrusted = divergence.last_generation(divergence.remembered(job.divergences))
     if job.state is JobState.SAVING:
         _is_to_end_again(books, job)
     if job.announced and not doubt.lasts(books, job):
@@ -73,20 +74,20 @@ def activate(books: Books, job: Job, now: float) -> None:
     warm_up_idle(books, job)
 
 
-def _is_to_end_again(books: Books, job: Job) -> None:
+def _is_to_end_again(books: ClusterState, job: Job) -> None:
     """A job that was to end, and was not done, is still to end; who was to save it is forgotten."""
     done = job.verdict == JobState.DONE.value
     books.move_job(job, JobEvent.TO_FINISH_AGAIN if done else JobEvent.TO_STOP_AGAIN)
 
 
-def warm_up_idle(books: Books, job: Job) -> None:
+def warm_up_idle(books: ClusterState, job: Job) -> None:
     """Have everybody warm up who has nothing to do."""
     for worker in books.workers.values():
         if worker.state is WorkerState.IDLE:
             admission.prepare(books, worker, job)
 
 
-def cancel(books: Books, job_id: str) -> None:
+def cancel(books: ClusterState, job_id: str) -> None:
     """Stop the active job at its next step boundary, or drop a queued one.
 
     One that stops already is broken off, and one that is being saved ends without that: whoever
@@ -114,11 +115,11 @@ def cancel(books: Books, job_id: str) -> None:
     books.move_job(active, JobEvent.STOPS)
     active.reason = "cancelled by the operator"
     books.emit(SaveJob(job=active))
-    if books.generation_state is GenerationState.RUNNING:
+    if books.run.phase is GenerationState.RUNNING:
         ending.freeze(books, at_boundary=True, stop=True, reason=active.reason)
 
 
-def resume(books: Books, job_id: str) -> None:
+def resume(books: ClusterState, job_id: str) -> None:
     """Go on without those who may hold a newer state: the operator knows that they are gone.
 
     Raises:
@@ -127,17 +128,17 @@ def resume(books: Books, job_id: str) -> None:
     job = books.job
     if job is None or job.id != job_id:
         raise RequestRefused(f"job {job_id} is not the active one", remedy="dtdctl jobs")
-    waits = books.generation_state is GenerationState.NONE and job.state is not JobState.SAVING
-    if not waits or books.decision is not None:
+    waits = books.run.phase is GenerationState.NONE and job.state is not JobState.SAVING
+    if not waits or books.run.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for anybody", remedy="dtdctl status")
     if doubt.lasts(books, job):
         admission.end_doubt(books, job)
     job.fenced = True
-    books.resumed = True
+    books.waiting.resumed = True
     books.incident("job_resumed", f"job {job.id} goes on without those who are away")
 
 
-def delete(books: Books, job_id: str, step: int) -> None:
+def delete(books: ClusterState, job_id: str, step: int) -> None:
     """Let an ended job go, or with `step` its checkpoints of that step.
 
     Raises:
@@ -161,10 +162,10 @@ def delete(books: Books, job_id: str, step: int) -> None:
         books.incident("job_deleted", f"the operator deletes job {job_id}", job=job_id)
 
 
-def progress(books: Books, job: Job, name: str, message: m.Progress, now: float) -> None:
+def progress(books: ClusterState, job: Job, name: str, message: m.Progress, now: float) -> None:
     """The newest committed step's figures, from rank 0."""
     running.progressed(books, job, name, message.generation, message.step, now)
-    if message.generation == books.generation:
+    if message.generation == books.run.generation:
         job.epoch, job.loss = message.epoch, figures.finite(message.loss)
         if 0 <= message.step_s < math.inf:  # how long somebody is waited for is reckoned from it
             job.step_s += (message.step_s - job.step_s) * (RECENT if job.step_s else 1.0)
@@ -172,22 +173,22 @@ def progress(books: Books, job: Job, name: str, message: m.Progress, now: float)
         job.skipped_steps = max(job.skipped_steps, message.skipped_steps)
 
 
-def note_digests(books: Books, job: Job) -> None:
+def note_digests(books: ClusterState, job: Job) -> None:
     """What those who have finished say of the state that they all hold."""
     finished = [w for w in books.workers.values() if w.state is WorkerState.FINISHED]
     if finished:
-        job.result["replica_digests"] = {worker.name: worker.digest for worker in finished}
-        job.result["world_size"] = len(books.roster)
+        job.result["replica_digests"] = {worker.name: worker.holdings.digest for worker in finished}
+        job.result["world_size"] = len(books.run.roster)
 
 
-def finish(books: Books, state: JobState, reason: str) -> None:
+def finish(books: ClusterState, state: JobState, reason: str) -> None:
     """End the active job and let all its workers go; `dtd.core.saving` has had its state saved."""
     job = books.job
     assert job is not None
     note_digests(books, job)
     job.result = {
         "replica_digests": {},
-        "world_size": len(books.roster) or job.world_size,
+        "world_size": len(books.run.roster) or job.world_size,
         **job.result,
         "steps_lost": job.steps_lost,
         "metrics": job.metrics,
@@ -198,11 +199,11 @@ def finish(books: Books, state: JobState, reason: str) -> None:
             admission.release(books, worker, "left" if worker.leaving else state.value, reason)
     books.move_generation(GenerationEvent.CLOSED)
     books.job = None
-    books.settle_by = books.waiting_since = None
-    books.resumed = False
+    books.waiting.settle_by = books.waiting.newer_since = None
+    books.waiting.resumed = False
 
 
-def fail(books: Books, name: str, message: m.Failed, now: float) -> None:
+def fail(books: ClusterState, name: str, message: m.Failed, now: float) -> None:
     """The job's own code, data or numbers failed on a worker: what the others hold is saved first.
 
     Only the first failure is told: what follows in other workers may be due to that.
@@ -214,21 +215,21 @@ def fail(books: Books, name: str, message: m.Failed, now: float) -> None:
     if message.traceback:
         job.result["traceback"] = message.traceback
     give_up(books, job, f"{name}: {message.reason}")
-    if books.generation_state is not GenerationState.NONE:
+    if books.run.phase is not GenerationState.NONE:
         ending.end_now(books, f"{name} has failed: {message.reason}", now, worker=name)
 
 
-def undeliverable(books: Books, event: Undeliverable, now: float) -> None:
+def undeliverable(books: ClusterState, event: Undeliverable, now: float) -> None:
     """No worker can be told of the job: it would be tried for ever."""
     job = books.job
     if job is None or job.id != event.job or job.verdict:
         return
     give_up(books, job, event.reason)
-    if books.generation_state is not GenerationState.NONE:
+    if books.run.phase is not GenerationState.NONE:
         ending.end_now(books, event.reason, now)
 
 
-def give_up(books: Books, job: Job, reason: str) -> None:
+def give_up(books: ClusterState, job: Job, reason: str) -> None:
     """It makes no sense to go on; the job ends when nothing of it trains and its state is saved."""
     books.withdraw(job)
     books.move_job(job, JobEvent.STOPS)
@@ -236,12 +237,12 @@ def give_up(books: Books, job: Job, reason: str) -> None:
     books.emit(SaveJob(job=job))
 
 
-def end_for_error(books: Books, job: Job) -> None:
+def end_for_error(books: ClusterState, job: Job) -> None:
     """The job ends since this process fails with it, again and again."""
     _end(books, job, JobState.FAILED, "the coordinator failed with it: see `internal_error` events")
 
 
-def _end(books: Books, job: Job, state: JobState, reason: str) -> None:
+def _end(books: ClusterState, job: Job, state: JobState, reason: str) -> None:
     books.move_job(job, JobEvent(state.value))
     job.reason = reason
     books.emit(SaveJob(job=job))

@@ -34,7 +34,7 @@ from dtd.core import (
     waiting,
 )
 from dtd.core import roster as choice
-from dtd.core.books import Books, Here
+from dtd.core.books import ClusterState, CoordinatorIdentity, Run
 from dtd.core.detector import Detector
 from dtd.core.membership_events import (
     CancelRequested,
@@ -43,16 +43,15 @@ from dtd.core.membership_events import (
     Effect,
     Event,
     FromWorker,
-    Job,
     JobSaved,
     KillRequested,
     ResumeRequested,
     Revoked,
     Submitted,
     Undeliverable,
-    Worker,
     WorkerLost,
 )
+from dtd.core.records import Job, Worker
 from dtd.core.transitions import (
     ENDED,
     GONE,
@@ -82,7 +81,7 @@ class Membership:
         heartbeat_interval_s: how often workers are told to send heartbeats.
         heartbeat_timeout_s: silence after which a worker counts as lost.
         last_generation: the highest number ever announced; new ones exceed it.
-        here: what this coordinator says of itself.
+        identity: what this coordinator says of itself.
     """
 
     def __init__(
@@ -91,15 +90,15 @@ class Membership:
         heartbeat_interval_s: float = 0.25,
         heartbeat_timeout_s: float = 1.5,
         last_generation: int = 0,
-        here: Here | None = None,
+        identity: CoordinatorIdentity | None = None,
     ) -> None:
-        self.books = Books(
+        self.books = ClusterState(
             heartbeat_interval_s=heartbeat_interval_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             detector=Detector(timeout_s=heartbeat_timeout_s, tick_s=heartbeat_interval_s),
-            generation=last_generation,
-            here=here or Here(),
-            epoch=max(1, here.epoch) if here is not None else 1,
+            run=Run(generation=last_generation),
+            identity=identity or CoordinatorIdentity(),
+            epoch=max(1, identity.epoch) if identity is not None else 1,
         )
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -149,13 +148,13 @@ class Membership:
         books = self.books
         waits = (
             books.detector.next_deadline(now),
-            books.settle_by,
+            books.waiting.settle_by,
             waiting.resume_by(books),
-            books.freeze_by,
-            books.form_at,
-            books.stop_by,
-            books.decision.again_at if books.decision is not None else None,
-            books.links.next_deadline(),
+            books.ending.freeze_by,
+            books.waiting.form_at,
+            books.ending.stop_by,
+            books.run.decision.again_at if books.run.decision is not None else None,
+            books.isolation.links.next_deadline(),
             running.admission_deadline(books),
             saving.next_deadline(books, now),
             isolation.next_deadline(books),
@@ -218,7 +217,7 @@ class Membership:
 
     def _on_heartbeat(self, worker: Worker, message: m.Heartbeat, now: float) -> None:
         message = standstill.believable(self.books.job, message)
-        worker.heartbeat = message
+        worker.liveness.heartbeat = message
         self.books.send(worker.name, m.HeartbeatAck())
         job = self.books.job
         if job is not None and message.job == job.id and worker.state in MEMBERS:
@@ -280,11 +279,11 @@ class Membership:
 
     def _on_kill_requested(self, event: KillRequested) -> None:
         worker = self._connected(event.name)
-        worker.signalled = True
+        worker.liveness.signalled, pid = True, worker.registration.pid
         self.books.send(worker.name, m.Signal(signal=event.signal))
         self.books.incident(
             "worker_signalled",
-            f"SIG{event.signal} sent to {worker.name} (pid {worker.pid}) by the operator",
+            f"SIG{event.signal} sent to {worker.name} (pid {pid}) by the operator",
             worker=worker.name,
         )
 
@@ -312,11 +311,11 @@ class Membership:
             standstill.give_up_returning(books, books.job, now)
             admission.give_up_warming(books, books.job, now)
             stopping.advance(books, books.job, now)
-        if books.job is not None and books.generation_state is GenerationState.RUNNING:
+        if books.job is not None and books.run.phase is GenerationState.RUNNING:
             self._advance_running(books.job, now)
-        if books.job is not None and books.generation_state is GenerationState.ENDING:
+        if books.job is not None and books.run.phase is GenerationState.ENDING:
             self._advance_ending(books.job, now)
-        if books.job is not None and books.generation_state is GenerationState.NONE:
+        if books.job is not None and books.run.phase is GenerationState.NONE:
             self._advance_waiting(books.job, now)
         if books.job is None and books.queue:
             self._advance(now)
@@ -336,7 +335,7 @@ class Membership:
 
     def _advance_ending(self, job: Job, now: float) -> None:
         books = self.books
-        if books.freeze_by is not None and now >= books.freeze_by:
+        if books.ending.freeze_by is not None and now >= books.ending.freeze_by:
             standstill.give_up_late(books, job, now)
         if any(books.workers[n].state is not WorkerState.FINISHED for n in books.not_frozen()):
             return
@@ -357,7 +356,7 @@ class Membership:
         if job.state is JobState.STOPPING:
             self._end_waiting(job, now)
             return
-        if books.decision is not None:
+        if books.run.decision is not None:
             forming.save_again(books, job, now)
             return
         admission.compare(books, job)
@@ -392,14 +391,14 @@ class Membership:
 
     def _hopeless(self, job: Job) -> str:
         """Why it makes no sense to go on; empty when it does."""
-        books = self.books
-        if books.deadly >= MAX_DEADLY_GENERATIONS:
-            ends = {name: books.last_ends.get(name, "") for name in books.casualties}
+        past = self.books.setbacks
+        if past.crash_generations >= MAX_DEADLY_GENERATIONS:
+            ends = {name: past.last_ends.get(name, "") for name in past.crashed_workers}
             dead = ", ".join(f"{name} ({end})" if end else name for name, end in ends.items())
             return (
-                f"step {books.deadly_step + 1} kills worker after worker: {dead} died or hung in it"
+                f"step {past.crash_step + 1} kills worker after worker: {dead} died or hung in it"
             )
-        if books.fruitless >= MAX_FRUITLESS_GENERATIONS:
+        if past.no_progress_generations >= MAX_FRUITLESS_GENERATIONS:
             return f"{MAX_FRUITLESS_GENERATIONS} generations in a row committed no step"
         return ""
 
@@ -412,16 +411,16 @@ class Membership:
             return "no job: submit one with `dtdctl submit JOB.toml`"
         if job.state is JobState.SAVING:
             return saving.explain(books, job)
-        if books.generation_state is GenerationState.RUNNING:
+        if books.run.phase is GenerationState.RUNNING:
             stops = job.state is JobState.STOPPING
             return standstill.explain(books) or STOPPING * stops
         kept = standstill.explain(books)
         if kept:
             return kept
-        if books.generation_state is GenerationState.FORMING:
+        if books.run.phase is GenerationState.FORMING:
             late = [w.name for w in books.members() if w.state in TRAINING]
-            return f"forming generation {books.generation}: waiting for {', '.join(late)}"
-        if books.generation_state is GenerationState.ENDING:
+            return f"forming generation {books.run.generation}: waiting for {', '.join(late)}"
+        if books.run.phase is GenerationState.ENDING:
             late = [w.name for w in books.members() if w.state in TRAINING]
-            return f"ending generation {books.generation}: waiting for {', '.join(late)}"
+            return f"ending generation {books.run.generation}: waiting for {', '.join(late)}"
         return waiting.explain(books, job)

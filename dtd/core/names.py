@@ -8,13 +8,13 @@ books; the refusal is the business of whoever has the connection.
 
 from __future__ import annotations
 
-from dtd.core.books import Books
-from dtd.core.membership_events import Worker
+from dtd.core.books import ClusterState
+from dtd.core.records import Worker
 from dtd.core.transitions import GONE, MEMBERS
 from dtd.wire import messages as m
 
 
-def holder(books: Books, message: m.Register, now: float) -> Worker | None:
+def holder(books: ClusterState, message: m.Register, now: float) -> Worker | None:
     """The other worker that lives under the name of this one; None when it may have the name.
 
     Args:
@@ -25,7 +25,7 @@ def holder(books: Books, message: m.Register, now: float) -> Worker | None:
     known = books.workers.get(message.name)
     if known is None or known.state in GONE or known.incarnation == message.incarnation:
         return None
-    if known.instance in ("", message.instance):
+    if known.registration.instance in ("", message.instance):
         return None
     silent = books.detector.silence_s(known.name, now) > books.heartbeat_timeout_s
     # A member is evicted when the detector says so, and not while its generation commits.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dtd.core.links import Pair, pair_of
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Job, Worker
 from dtd.wire import messages as m
 
 NOTHING_HELD = m.Held(job="", generation=0, step=0, digest="", where="none")
@@ -37,13 +37,13 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def held_key(worker: Worker) -> Key:
     """The newest state that a worker holds."""
-    held = worker.held or NOTHING_HELD
+    held = worker.holdings.held or NOTHING_HELD
     return held.generation, held.step
 
 
 def in_memory(worker: Worker) -> bool:
     """It holds its state in memory rather than on a disk, or not at all."""
-    return worker.held is not None and worker.held.where == "memory"
+    return worker.holdings.held is not None and worker.holdings.held.where == "memory"
 
 
 def start_key(job: Job, available: Iterable[Worker]) -> Key:
@@ -55,19 +55,19 @@ def start_key(job: Job, available: Iterable[Worker]) -> Key:
     """
     workers = list(available)
     keys = [held_key(worker) for worker in workers]
-    ended = {w.prepared for w in workers if w.frozen_in == job.generation > 0}
+    ended = {w.holdings.prepared for w in workers if w.holdings.frozen_in == job.generation > 0}
     if len(ended) == 1:
         keys += [key for key in ended if key[0] == job.generation]
     decided = (job.start_generation, job.start_step)
-    keys += [worker.prepared for worker in workers if worker.prepared == decided]
+    keys += [worker.holdings.prepared for worker in workers if worker.holdings.prepared == decided]
     return max(keys, default=(0, 0))
 
 
 def holds(worker: Worker, start: Key) -> bool:
     """It has this state, or can commit the step that leads to it."""
     if held_key(worker) == start:
-        return worker.held is not None and worker.held.where != "none"
-    return in_memory(worker) and worker.prepared == start
+        return worker.holdings.held is not None and worker.holdings.held.where != "none"
+    return in_memory(worker) and worker.holdings.prepared == start
 
 
 def holders(members: Sequence[Worker], start: Key) -> list[bool]:

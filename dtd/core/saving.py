@@ -15,8 +15,9 @@ from collections import Counter
 
 from dtd.core import branches, ending, jobs
 from dtd.core import roster as choice
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, SaveJob, Worker
+from dtd.core.books import ClusterState
+from dtd.core.membership_events import SaveJob
+from dtd.core.records import Job, Worker
 from dtd.core.save_orders import SaveOrders
 from dtd.core.transitions import GenerationState, JobEvent, JobState, WorkerState
 from dtd.wire import messages as m
@@ -27,7 +28,9 @@ MOST_S = 600.0
 """... and after so long even if somebody is still writing."""
 
 
-def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: float = 0.0) -> None:
+def begin(
+    books: ClusterState, job: Job, verdict: JobState, now: float, *, hopes_s: float = 0.0
+) -> None:
     """The job is to end in this way, and nothing of it trains any more.
 
     Args:
@@ -45,7 +48,7 @@ def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: flo
     if hopes_s == 0.0 and len(_written_by(job, key)) >= copies(job):
         _finish(books, job)
         return
-    if books.generation_state is not GenerationState.NONE:
+    if books.run.phase is not GenerationState.NONE:
         ending.close(books, job, now)
     books.saving = SaveOrders(key=key, began_at=now, hopes_until=now + hopes_s)
     advance(books, job, now)
@@ -59,7 +62,7 @@ def begin(books: Books, job: Job, verdict: JobState, now: float, *, hopes_s: flo
         )
 
 
-def advance(books: Books, job: Job, now: float) -> None:
+def advance(books: ClusterState, job: Job, now: float) -> None:
     """Have the state written by whoever can, and end the job when that is done or hopeless."""
     orders = books.saving
     assert orders is not None, "a job is saved that is not to end"
@@ -85,13 +88,13 @@ def advance(books: Books, job: Job, now: float) -> None:
             books.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
 
 
-def failed(books: Books, name: str, reason: str, now: float) -> None:
+def failed(books: ClusterState, name: str, reason: str, now: float) -> None:
     """A worker says that it could not write."""
     if books.saving is not None:
         books.saving.failed(name, reason, now)
 
 
-def awaits(books: Books, name: str, message: m.Message) -> bool:
+def awaits(books: ClusterState, name: str, message: m.Message) -> bool:
     """Whether a worker answers SAVE: nobody else is asked before it has."""
     if books.saving is None or name not in books.saving.asked:
         return False
@@ -99,7 +102,7 @@ def awaits(books: Books, name: str, message: m.Message) -> bool:
     return failed_to or isinstance(message, m.CheckpointSaved)
 
 
-def next_deadline(books: Books, now: float) -> float | None:
+def next_deadline(books: ClusterState, now: float) -> float | None:
     """When `advance` must be called if nothing else happens before."""
     orders = books.saving
     if orders is None:
@@ -108,7 +111,7 @@ def next_deadline(books: Books, now: float) -> float | None:
     return min((at for at in times if at is not None and at > now), default=None)
 
 
-def explain(books: Books, job: Job) -> str:
+def explain(books: ClusterState, job: Job) -> str:
     """Why the job has not ended, in words for a person."""
     orders = books.saving
     assert orders is not None, "a job is saved that is not to end"
@@ -129,7 +132,7 @@ def copies(job: Job) -> int:
     return int(job.spec.get("checkpoint", {}).get("copies", 1))
 
 
-def newest_key(books: Books, job: Job) -> choice.Key:
+def newest_key(books: ClusterState, job: Job) -> choice.Key:
     """The newest state that anybody who is here holds, or could commit."""
     return choice.start_key(job, books.available())
 
@@ -143,7 +146,7 @@ def _told_by_most(finished: list[Worker]) -> choice.Key:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _holders(books: Books, key: choice.Key) -> list[Worker]:
+def _holders(books: ClusterState, key: choice.Key) -> list[Worker]:
     """Who has the state in memory; nobody has trained a state without steps."""
     if key[1] == 0:
         return []
@@ -156,18 +159,22 @@ def _written_by(job: Job, key: choice.Key) -> tuple[str, ...]:
     return job.checkpoint_holders if saved >= key and branches.saved_step(job) else ()
 
 
-def _best(books: Books, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
+def _best(books: ClusterState, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
     """Those who could write before come first, then other hosts than those that have the state."""
     orders = books.saving
     assert orders is not None, "a job is saved that is not to end"
-    hosts = {books.workers[name].host for name in written if name in books.workers}
+    hosts = {books.workers[name].registration.host for name in written if name in books.workers}
     return sorted(
         free,
-        key=lambda w: (w.name in orders.failures, w.host in hosts, choice.natural_key(w.name)),
+        key=lambda w: (
+            w.name in orders.failures,
+            w.registration.host in hosts,
+            choice.natural_key(w.name),
+        ),
     )
 
 
-def _let_go(books: Books, job: Job) -> None:
+def _let_go(books: ClusterState, job: Job) -> None:
     """The operator does not want to wait until the state is saved."""
     if job.verdict == JobState.DONE.value:
         job.verdict = JobState.CANCELLED.value
@@ -175,7 +182,7 @@ def _let_go(books: Books, job: Job) -> None:
     _finish(books, job)
 
 
-def _has_waited(books: Books, job: Job, orders: SaveOrders, now: float) -> bool:
+def _has_waited(books: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
     """Nobody could write, and the operator wants an end."""
     if job.verdict == JobState.DONE.value:
         return False
@@ -184,13 +191,13 @@ def _has_waited(books: Books, job: Job, orders: SaveOrders, now: float) -> bool:
     return waited_s >= MOST_S or (waited_s >= GIVE_UP_S and not busy)
 
 
-def _may_be_told_more(books: Books, job: Job, orders: SaveOrders, now: float) -> bool:
+def _may_be_told_more(books: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
     """Somebody has come back, or may do so soon, and has not said yet what it holds."""
-    returning = any(books.workers[name].returning for name in books.warming_since)
+    returning = any(books.workers[name].reconnection.returning for name in books.warming_since)
     return returning or (now < orders.hopes_until and bool(books.missing(job)))
 
 
-def _nobody_left(books: Books, job: Job, written: tuple[str, ...], now: float) -> None:
+def _nobody_left(books: ClusterState, job: Job, written: tuple[str, ...], now: float) -> None:
     """All who are here and hold the state have written it, or nobody holds it any more."""
     orders = books.saving
     assert orders is not None, "a job is saved that is not to end"
@@ -202,14 +209,14 @@ def _nobody_left(books: Books, job: Job, written: tuple[str, ...], now: float) -
         _train_again(books, job)
 
 
-def _train_again(books: Books, job: Job) -> None:
+def _train_again(books: ClusterState, job: Job) -> None:
     """All who remembered the last step are gone before one of them could write it."""
     books.saving = None
     books.move_job(job, JobEvent.TRAINS_AGAIN)
     jobs.warm_up_idle(books, job)
 
 
-def _finish(books: Books, job: Job) -> None:
+def _finish(books: ClusterState, job: Job) -> None:
     verdict = JobState(job.verdict)
     orders, key = books.saving, newest_key(books, job)
     if orders is not None:
@@ -218,7 +225,9 @@ def _finish(books: Books, job: Job) -> None:
     jobs.finish(books, verdict, "" if verdict is JobState.DONE else job.reason)
 
 
-def _tell_what_is_missing(books: Books, job: Job, orders: SaveOrders, key: choice.Key) -> None:
+def _tell_what_is_missing(
+    books: ClusterState, job: Job, orders: SaveOrders, key: choice.Key
+) -> None:
     written, wanted = _written_by(job, key), copies(job)
     step = max(key[1], job.step)
     saved = branches.saved_step(job)

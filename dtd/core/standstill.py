@@ -15,9 +15,9 @@ from typing import Final
 
 from dtd.core import admission, branches, ending
 from dtd.core import roster as choice
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, Worker
+from dtd.core.books import ClusterState
 from dtd.core.progress import TELL_AFTER_S
+from dtd.core.records import Job, Worker
 from dtd.core.transitions import MEMBERS, JobState, WorkerState
 from dtd.wire import messages as m
 
@@ -62,70 +62,70 @@ def gets_on(beat: m.Heartbeat | None) -> bool:
     return beat is not None and 0 < beat.stalled_s <= beat.patience_s
 
 
-def judge(books: Books, job: Job, worker: Worker, now: float) -> None:
+def judge(books: ClusterState, job: Job, worker: Worker, now: float) -> None:
     """A member has sent a heartbeat: is it stuck, and is it to start afresh?"""
-    beat = worker.heartbeat
-    if beat is not None and beat.generation == books.generation and is_stuck(beat):
+    beat = worker.liveness.heartbeat
+    if beat is not None and beat.generation == books.run.generation and is_stuck(beat):
         _give_up(books, job, worker, why_stuck(beat), now)
-    elif books.freeze_by is None or gets_on(beat):  # else it has not frozen yet
+    elif books.ending.freeze_by is None or gets_on(beat):  # else it has not frozen yet
         forgive(books, worker)
 
 
-def forgive(books: Books, worker: Worker) -> None:
+def forgive(books: ClusterState, worker: Worker) -> None:
     """It is not stuck any more, or has frozen."""
-    if worker.kept:
+    if worker.liveness.kept:
         text = f"{worker.name} gets on again"
         books.incident("training_goes_on", text, worker=worker.name)
-    worker.stuck_since, worker.kept = None, ""
+    worker.liveness.gets_on()
 
 
-def give_up_late(books: Books, job: Job, now: float) -> None:
+def give_up_late(books: ClusterState, job: Job, now: float) -> None:
     """Put out who has not frozen in time; whoever is seen to get on may have a long step."""
     late = [books.workers[name] for name in books.not_frozen()]
     for worker in [one for one in late if _is_late(books, one, now)]:
         why = "it did not freeze in time: its training thread does not answer"
         _give_up(books, job, worker, why, now)
-    assert books.freeze_by is not None, "nobody was asked to freeze by now"
-    books.freeze_by = max(books.freeze_by, now + LOOK_AGAIN_S)
+    assert books.ending.freeze_by is not None, "nobody was asked to freeze by now"
+    books.ending.freeze_by = max(books.ending.freeze_by, now + LOOK_AGAIN_S)
 
 
-def _is_late(books: Books, worker: Worker, now: float) -> bool:
+def _is_late(books: ClusterState, worker: Worker, now: float) -> bool:
     """It ought to have frozen, and neither gets on nor is stuck, which is judged by itself.
 
     One that does not know of the generation yet is not late: its assignment waits for our disk.
     """
-    beat = worker.heartbeat
-    knows = beat is None or beat.generation == books.generation
+    beat = worker.liveness.heartbeat
+    knows = beat is None or beat.generation == books.run.generation
     return (
-        books.freeze_by is not None
-        and now >= books.freeze_by
+        books.ending.freeze_by is not None
+        and now >= books.ending.freeze_by
         and worker.state in MEMBERS - {WorkerState.FINISHED}
         and knows
         and not (gets_on(beat) or is_stuck(beat))
     )
 
 
-def give_up_returning(books: Books, job: Job, now: float) -> None:
+def give_up_returning(books: ClusterState, job: Job, now: float) -> None:
     """Put out who has come back, holds on to an old generation, and does not get on."""
     for name, since in list(books.warming_since.items()):
         worker = books.workers[name]
         late = now - since > ending.freeze_patience_s(worker)
-        if worker.returning and late and not gets_on(worker.heartbeat):
+        if worker.reconnection.returning and late and not gets_on(worker.liveness.heartbeat):
             _give_up(books, job, worker, "came back and did not freeze: its training hangs", now)
 
 
-def _give_up(books: Books, job: Job, worker: Worker, why: str, now: float) -> None:
-    if worker.stuck_since is None:
-        worker.stuck_since = now
+def _give_up(books: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
+    if worker.liveness.stuck_since is None:
+        worker.liveness.stuck_since = now
     kept = _why_kept(books, job, worker, now)
     if not kept:
-        worker.kept = ""
+        worker.liveness.kept = ""
         admission.expel(books, worker, why, now)
         return
-    if not worker.kept:
+    if not worker.liveness.kept:
         text = f"{worker.name}: {why}; it is kept, since {kept}"
         books.incident("training_stalled", text, worker=worker.name, step=job.step)
-    worker.kept = kept
+    worker.liveness.kept = kept
 
 
 def why_stuck(beat: m.Heartbeat) -> str:
@@ -137,7 +137,7 @@ def why_stuck(beat: m.Heartbeat) -> str:
 
 def why_late(worker: Worker) -> str:
     """Why a worker is waited for, in words."""
-    beat = worker.heartbeat
+    beat = worker.liveness.heartbeat
     if beat is None or not is_stuck(beat):
         return "its training thread does not answer"
     return why_stuck(beat)
@@ -146,7 +146,7 @@ def why_late(worker: Worker) -> str:
 # --- who is needed ---------------------------------------------------------------------------
 
 
-def _why_kept(books: Books, job: Job, worker: Worker, now: float) -> str:
+def _why_kept(books: ClusterState, job: Job, worker: Worker, now: float) -> str:
     """Why a worker that does not get on is not put out; empty when it is."""
     unfinished = job.verdict != JobState.DONE.value
     if job.state is JobState.STOPPING or (job.state is JobState.SAVING and unfinished):
@@ -155,35 +155,36 @@ def _why_kept(books: Books, job: Job, worker: Worker, now: float) -> str:
     alike = [one.name for one in others if _stands_alike(books, worker, one)]
     if not _is_spare(books, job, worker, alike):
         return f"nobody else that gets on remembers step {job.step}"
-    if worker.returning or (others and not alike):
+    if worker.reconnection.returning or (others and not alike):
         return ""
-    if worker.stuck_since is None or now - worker.stuck_since < ALIKE_PATIENCE_S:
+    if worker.liveness.stuck_since is None or now - worker.liveness.stuck_since < ALIKE_PATIENCE_S:
         return f"{', '.join(alike)} stood still alike" if alike else "nobody waits for it"
     return ""
 
 
-def _is_spare(books: Books, job: Job, worker: Worker, alike: Collection[str]) -> bool:
+def _is_spare(books: ClusterState, job: Job, worker: Worker, alike: Collection[str]) -> bool:
     """No committed step is lost with it: others remember them all, or a disk does."""
-    step = max(job.step, worker.heartbeat.step if worker.heartbeat is not None else 0)
+    beat = worker.liveness.heartbeat
+    step = max(job.step, beat.step if beat is not None else 0)
     if step <= branches.saved_step(job) or not remembers(books, job, worker):
         return True
     heirs = (one for one in books.workers.values() if one is not worker and one.name not in alike)
-    return any(remembers(books, job, one) and not one.returning for one in heirs)
+    return any(remembers(books, job, one) and not one.reconnection.returning for one in heirs)
 
 
-def _stands_alike(books: Books, worker: Worker, other: Worker) -> bool:
+def _stands_alike(books: ClusterState, worker: Worker, other: Worker) -> bool:
     """Another member stands still as well, for about as long."""
-    one, two = worker.heartbeat, other.heartbeat
-    if one is None or two is None or two.generation != books.generation:
+    one, two = worker.liveness.heartbeat, other.liveness.heartbeat
+    if one is None or two is None or two.generation != books.run.generation:
         return False
     if one.still_s >= TELL_AFTER_S:
         return two.still_s >= ALIKE * one.still_s
     return 0 < ALIKE * one.stalled_s <= two.stalled_s
 
 
-def remembers(books: Books, job: Job, worker: Worker) -> bool:
+def remembers(books: ClusterState, job: Job, worker: Worker) -> bool:
     """It has the newest state in its memory."""
-    if worker.returning:  # it has not said yet what it holds
+    if worker.reconnection.returning:  # it has not said yet what it holds
         return True
     if worker.state is WorkerState.FORMING:
         return choice.holds(worker, (job.start_generation, job.start_step))
@@ -192,15 +193,15 @@ def remembers(books: Books, job: Job, worker: Worker) -> bool:
     return worker in books.survivors(job)
 
 
-def explain(books: Books) -> str:
+def explain(books: ClusterState) -> str:
     """Whom the job waits for although it stands still, in words; empty when for nobody."""
-    kept = [worker for worker in books.workers.values() if worker.kept]
+    kept = [worker for worker in books.workers.values() if worker.liveness.kept]
     if not kept:
         return ""
     names = ", ".join(sorted((worker.name for worker in kept), key=choice.natural_key))
     first = min(kept, key=lambda worker: choice.natural_key(worker.name))
     job = books.job.id if books.job is not None else ""
     return (
-        f"waiting for {names}, kept since {first.kept}; {first.name}: {why_late(first)};"
+        f"waiting for {names}, kept since {first.liveness.kept}; {first.name}: {why_late(first)};"
         f" `dtdctl kill-worker {first.name}` gives it up, `dtdctl cancel {job}` ends the job"
     )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.core import roster as choice
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, Worker
+from dtd.core.books import ClusterState
+from dtd.core.records import Job, Worker
 from dtd.core.transitions import WorkerState
 from dtd.wire import messages as m
 
@@ -29,7 +29,7 @@ class EndedJob:
 
 
 def status_of(
-    books: Books,
+    books: ClusterState,
     *,
     explain: str,
     address: str,
@@ -53,7 +53,7 @@ def status_of(
     }
 
 
-def _job(books: Books, job: Job) -> dict[str, Any]:
+def _job(books: ClusterState, job: Job) -> dict[str, Any]:
     rows = int(job.spec["job"]["global_batch_size"])
     running = books.running_beats()
     slowest_s = max((beat.step_s for beat in running.values()), default=0.0)
@@ -64,7 +64,7 @@ def _job(books: Books, job: Job) -> dict[str, Any]:
         "state": job.state.value,
         "verdict": job.verdict,
         "generation": job.generation,
-        "world_size": len(books.roster),
+        "world_size": len(books.run.roster),
         "step": job.step,
         "total_steps": job.total_steps,
         "epoch": job.epoch,
@@ -95,17 +95,17 @@ def _ended(ended: EndedJob) -> dict[str, Any]:
     }
 
 
-def _worker(books: Books, worker: Worker, now: float) -> dict[str, Any]:
-    beat = worker.heartbeat or _NO_HEARTBEAT
-    rank = books.roster.index(worker.name) if worker.name in books.roster else None
+def _worker(books: ClusterState, worker: Worker, now: float) -> dict[str, Any]:
+    beat = worker.liveness.heartbeat or _NO_HEARTBEAT
+    rank = books.run.roster.index(worker.name) if worker.name in books.run.roster else None
     unheard = worker.state in _UNHEARD
     return {
         "name": worker.name,
-        "pid": worker.pid,
+        "pid": worker.registration.pid,
         "state": worker.state.value,
         "rank": rank,
-        "host": worker.host,
-        "device": worker.device,
+        "host": worker.registration.host,
+        "device": worker.registration.device,
         "step": beat.step,
         "last_heartbeat_s": None if unheard else books.detector.silence_s(worker.name, now),
         "reason": worker.reason or beat.waiting,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from dtd.core import admission, ending
-from dtd.core.books import Books
-from dtd.core.membership_events import Job
+from dtd.core.books import ClusterState
+from dtd.core.records import Job
 from dtd.core.transitions import GenerationState, JobState, WorkerState
 
 BOUNDARY_S: Final = 600.0
@@ -21,28 +21,28 @@ LEAVE_S: Final = 10.0
 """How much longer a member may take to leave a ring that was broken off."""
 
 
-def hurry(books: Books) -> None:
+def hurry(books: ClusterState) -> None:
     """The operator does not want to wait for a step boundary.
 
     Who asks again and again does not give more time with that.
     """
-    broken_off = books.freeze_by is not None
+    broken_off = books.ending.freeze_by is not None
     by = books.now + (LEAVE_S if broken_off else 0.0)
-    books.stop_by = by if books.stop_by is None else min(books.stop_by, by)
+    books.ending.stop_by = by if books.ending.stop_by is None else min(books.ending.stop_by, by)
 
 
-def advance(books: Books, job: Job, now: float) -> None:
+def advance(books: ClusterState, job: Job, now: float) -> None:
     """Break off a generation of a job that is to end, once it has had its time."""
-    if job.state is not JobState.STOPPING or books.generation_state is GenerationState.NONE:
-        books.stop_by = None
+    if job.state is not JobState.STOPPING or books.run.phase is GenerationState.NONE:
+        books.ending.stop_by = None
         return
-    if books.stop_by is None:
-        books.stop_by = now + BOUNDARY_S
-    if now < books.stop_by:
+    if books.ending.stop_by is None:
+        books.ending.stop_by = now + BOUNDARY_S
+    if now < books.ending.stop_by:
         return
-    if books.generation_state is not GenerationState.ENDING or books.freeze_by is None:
+    if books.run.phase is not GenerationState.ENDING or books.ending.freeze_by is None:
         ending.end_now(books, "the job is to end, and no step boundary comes", now)
-        books.stop_by = now + LEAVE_S
+        books.ending.stop_by = now + LEAVE_S
         return
     for name in books.not_frozen():
         worker = books.workers[name]

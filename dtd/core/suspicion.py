@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dtd.core import admission, dissent, divergence, jobs
 from dtd.core.adoption import NEVER_HEARD
-from dtd.core.books import Books, Finding
+from dtd.core.books import ClusterState, Finding
 from dtd.core.divergence import Divergence
 from dtd.core.links import DEAD, ENDED
-from dtd.core.membership_events import Job, SaveJob, Worker
+from dtd.core.membership_events import SaveJob
+from dtd.core.records import Job, Worker
 from dtd.core.transitions import MEMBERS, GenerationState, JobState, WorkerEvent, WorkerState
 from dtd.wire import messages as m
 
@@ -24,7 +25,7 @@ ADVANCING_STEPS = 1.5
 """A generation advances if its last commit is no longer ago than so many steps."""
 
 
-def evict_silent(books: Books, now: float) -> None:
+def evict_silent(books: ClusterState, now: float) -> None:
     """Evict who has been silent for too long, but nobody whose generation advances.
 
     Every step needs every member, so a member of a ring that commits steps lives, whatever the
@@ -39,33 +40,33 @@ def evict_silent(books: Books, now: float) -> None:
     _evict_ended(books, now)
 
 
-def _advances(books: Books, now: float) -> bool:
-    if books.generation_state is not GenerationState.RUNNING or books.advanced_at is None:
+def _advances(books: ClusterState, now: float) -> bool:
+    if books.run.phase is not GenerationState.RUNNING or books.run.advanced_at is None:
         return False
-    beats = [member.heartbeat for member in books.members()]
+    beats = [member.liveness.heartbeat for member in books.members()]
     step_s = max((beat.step_s for beat in beats if beat is not None), default=0.0)
     grace_s = max(2 * books.heartbeat_interval_s, ADVANCING_STEPS * step_s)
-    return now - books.advanced_at <= grace_s
+    return now - books.run.advanced_at <= grace_s
 
 
-def left(books: Books, name: str, message: m.Frozen | m.Finished, now: float) -> None:
+def left(books: ClusterState, name: str, message: m.Frozen | m.Finished, now: float) -> None:
     """Keep a member's last words.  Whom more than half call different is not waited for."""
-    books.last_words[name] = message
+    books.run.last_words[name] = message
     suspect = books.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
     if suspect is None or suspect.state not in MEMBERS | {WorkerState.FROZEN}:
         return
     naming = [by for by, one in dissent.claims(books) if one.suspect == suspect.name != by]
-    if 2 * len(naming) > len(books.roster):
+    if 2 * len(naming) > len(books.run.roster):
         admission.expel(books, suspect, dissent.MINORITY, now)
 
 
-def settle(books: Books, job: Job, now: float) -> None:
+def settle(books: ClusterState, job: Job, now: float) -> None:
     """All members have left: whose state differs starts afresh, by their own words.
 
     Without a majority all who have not forgotten do.  If that happens again and again at one
     point, it is not chance, and the job fails.
     """
-    finding = books.finding = dissent.find(books, job)
+    finding = books.trust.finding = dissent.find(books, job)
     for name, why in dissent.contradicted(books, job):
         books.incident("report_contradicted", why, worker=name)
     if finding is not None and not finding.digest:
@@ -74,14 +75,14 @@ def settle(books: Books, job: Job, now: float) -> None:
             jobs.finish(books, JobState.FAILED, hopeless)
             return
     for worker in books.available():
-        why = dissent.why_distrusted(books, worker, books.last_words.get(worker.name))
+        why = dissent.why_distrusted(books, worker, books.run.last_words.get(worker.name))
         if why:
             admission.expel(books, worker, why, now)
 
 
-def _note_divergence(books: Books, job: Job, finding: Finding) -> str:
+def _note_divergence(books: ClusterState, job: Job, finding: Finding) -> str:
     """States differ and none has a majority; why that is no chance, empty if it may be."""
-    books.distrusted = finding.generation
+    books.trust.distrusted = finding.generation
     seen = [(name, one) for name, one in dissent.claims(books) if not one.suspect]
     known = divergence.remembered(job.divergences)
     for entry in [one.differs for _, one in seen] or [""]:
@@ -93,7 +94,7 @@ def _note_divergence(books: Books, job: Job, finding: Finding) -> str:
     return f"{why}{said}" if why else ""
 
 
-def accused(books: Books, name: str, message: m.Frozen, now: float) -> None:
+def accused(books: ClusterState, name: str, message: m.Frozen, now: float) -> None:
     """A member has lost its neighbour: if that one does not answer us either, it is gone.
 
     A lifeline is cut by the end of a process only.  We may yet hold its control connection, since
@@ -106,7 +107,7 @@ def accused(books: Books, name: str, message: m.Frozen, now: float) -> None:
     if suspect.state is WorkerState.AWAY and suspect.incarnation != NEVER_HEARD:
         admission.lose(books, suspect, "its control connection and its ring are both gone", now)
     elif message.evidence == ENDED:
-        books.said_ended.setdefault(suspect.name, set()).add(name)
+        books.run.said_ended.setdefault(suspect.name, set()).add(name)
         _evict_ended(books, now)
     elif message.evidence in DEAD and _misses_beats(books, suspect.name, now):
         silent_s = books.detector.silence_s(suspect.name, now)
@@ -114,35 +115,37 @@ def accused(books: Books, name: str, message: m.Frozen, now: float) -> None:
         admission.evict(books, suspect, why, now)
 
 
-def _evict_ended(books: Books, now: float) -> None:
+def _evict_ended(books: ClusterState, now: float) -> None:
     """Evict those whose process has ended: two neighbours say so, or one, and beats are missing."""
-    for name, by in books.said_ended.items():
+    for name, by in books.run.said_ended.items():
         suspect = books.workers[name]
         believed = len(by - {name}) > 1 or _misses_beats(books, name, now)
         if suspect.state in MEMBERS and believed:
             admission.evict(books, suspect, "its process has ended", now)
 
 
-def _misses_beats(books: Books, name: str, now: float) -> bool:
+def _misses_beats(books: ClusterState, name: str, now: float) -> bool:
     return books.detector.silence_s(name, now) > MISSED_BEATS * books.heartbeat_interval_s
 
 
-def probe(books: Books, now: float) -> None:
+def probe(books: ClusterState, now: float) -> None:
     """Have the ends of bad links try again."""
-    for by, other in books.links.due(books.living(), now):
+    for by, other in books.isolation.links.due(books.living(), now):
         target = books.workers[other]
-        message = m.Probe(name=other, host=target.data_host, port=target.data_port)
+        message = m.Probe(
+            name=other, host=target.registration.data_host, port=target.registration.data_port
+        )
         books.send(by, message)
 
 
-def probed(books: Books, worker: Worker, message: m.Probed, now: float) -> None:
+def probed(books: ClusterState, worker: Worker, message: m.Probed, now: float) -> None:
     """A probe has come back; a link that works both ways may be used again."""
-    good = books.links.answered(
+    good = books.isolation.links.answered(
         worker.name, message.name, now, reachable=message.reachable, greeted=message.greeted
     )
     if not good:
         return
     books.incident("link_good", f"{worker.name} and {message.name} reach each other again")
     for one in books.workers.values():
-        if one.state is WorkerState.BARRED and not books.links.unreachable_from(one.name):
+        if one.state is WorkerState.BARRED and not books.isolation.links.unreachable_from(one.name):
             books.move_worker(one, WorkerEvent.LINK_WORKS)

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from dtd import troubles
 from dtd.core.admission import is_aside
-from dtd.core.books import Books
-from dtd.core.membership_events import Worker
+from dtd.core.books import ClusterState
+from dtd.core.records import Worker
 from dtd.core.standstill import why_late
 from dtd.core.transitions import WorkerState
 from dtd.troubles import Trouble
@@ -86,36 +86,41 @@ class Troubles:
         ]
 
 
-def standing(books: Books) -> list[Trouble]:
+def standing(books: ClusterState) -> list[Trouble]:
     """What is wrong now as far as the books tell."""
     refused = [w for w in books.workers.values() if w.state is WorkerState.REFUSED]
     found = [_refused(books, worker) for worker in refused]
-    kept = [worker for worker in books.workers.values() if worker.kept]
-    found += [troubles.stands_still(w.name, w.host, why_late(w), w.kept) for w in kept]
-    for one, other in sorted(books.links.bad):
+    kept = [worker for worker in books.workers.values() if worker.liveness.kept]
+    found += [
+        troubles.stands_still(w.name, w.registration.host, why_late(w), w.liveness.kept)
+        for w in kept
+    ]
+    for one, other in sorted(books.isolation.links.bad):
         ends = books.workers.get(one), books.workers.get(other)
         if ends[0] is not None and ends[1] is not None:
-            narrow = books.links.is_narrow((one, other))
+            narrow = books.isolation.links.is_narrow((one, other))
             tell = troubles.narrow_way if narrow else troubles.no_way
             found.append(tell(one, _at(ends[0]), other, _at(ends[1])))
     return found
 
 
-def _refused(books: Books, worker: Worker) -> Trouble:
+def _refused(books: ClusterState, worker: Worker) -> Trouble:
     if is_aside(books, worker):
-        failed = books.set_aside[worker.name].failed
-        return troubles.set_aside(worker.name, worker.host, failed.reason.partition("\n")[0])
+        failed = books.isolation.set_aside[worker.name].failed
+        return troubles.set_aside(
+            worker.name, worker.registration.host, failed.reason.partition("\n")[0]
+        )
     if not worker.foreign:
-        return troubles.unfit(worker.name, worker.host, worker.reason)
+        return troubles.unfit(worker.name, worker.registration.host, worker.reason)
     return troubles.versions_differ(
         worker.name,
-        worker.host,
-        worker.version,
-        coordinator_host=books.here.host,
-        ours=books.here.version,
+        worker.registration.host,
+        worker.registration.version,
+        coordinator_host=books.identity.host,
+        ours=books.identity.version,
     )
 
 
 def _at(worker: Worker) -> str:
-    host = f"[{worker.data_host}]" if ":" in worker.data_host else worker.data_host
-    return f"{host}:{worker.data_port}"
+    host, port = worker.registration.data_host, worker.registration.data_port
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

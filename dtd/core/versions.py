@@ -7,7 +7,7 @@ It changes neither messages nor numbers; a minor release may change either.  Pur
 from __future__ import annotations
 
 from dtd import troubles
-from dtd.core.membership_events import Worker
+from dtd.core.records import Worker
 
 _RELEASE_PARTS = 2
 
@@ -20,11 +20,15 @@ def refusal(worker: Worker, *, version: str, host: str) -> str:
         version: this coordinator's; empty: any will do.
         host: where this coordinator runs.
     """
-    if not version or _release(worker.version) == _release(version):
+    if not version or _release(worker.registration.version) == _release(version):
         return ""
     return str(
         troubles.versions_differ(
-            worker.name, worker.host, worker.version, coordinator_host=host, ours=version
+            worker.name,
+            worker.registration.host,
+            worker.registration.version,
+            coordinator_host=host,
+            ours=version,
         )
     )
 

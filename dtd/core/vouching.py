@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.core import branches
-from dtd.core.books import Books
-from dtd.core.membership_events import Job, SaveJob
+from dtd.core.books import ClusterState
+from dtd.core.membership_events import SaveJob
+from dtd.core.records import Job
 from dtd.wire import messages as m
 
 VERIFIED: Final = "verified"
@@ -53,34 +54,35 @@ def verdict(confirmed: Iterable[Confirmed], key: branches.Key, digest: str) -> s
     return UNCONFIRMED
 
 
-def agreed(books: Books, job: Job, name: str, message: m.Agreed) -> None:
+def agreed(books: ClusterState, job: Job, name: str, message: m.Agreed) -> None:
     """A member tells on which digest all ranks agreed; enough of them confirm it."""
     key, known = (message.generation, message.step), remembered(job.agreed)
     if any((one.generation, one.step) == key for one in known):
         return
-    said = books.agreed[key] = books.agreed.pop(key, {})  # the last told of are the newest
+    # The last told of are the newest.
+    said = books.trust.agreed[key] = books.trust.agreed.pop(key, {})
     said[name] = message.digest
     _forget_oldest(books, name)
     counted = Counter(digest for by, digest in said.items() if by in job.roster)
     digest, times = counted.most_common(1)[0]
     if 2 * times <= len(job.roster):
         return
-    del books.agreed[key]
+    del books.trust.agreed[key]
     job.agreed = (*known, Confirmed(*key, digest))[-MAX_CONFIRMED:]
     if key == (job.checkpoint_generation, job.checkpoint_step):
         books.emit(SaveJob(job=job))  # else it goes along when that is reported
 
 
-def _forget_oldest(books: Books, name: str) -> None:
+def _forget_oldest(books: ClusterState, name: str) -> None:
     """Each rank has room of its own, so none can make the others' words forgotten."""
-    told = [key for key, said in books.agreed.items() if name in said]
+    told = [key for key, said in books.trust.agreed.items() if name in said]
     for key in told[:-MAX_OPEN]:
-        del books.agreed[key][name]
-        if not books.agreed[key]:
-            del books.agreed[key]
+        del books.trust.agreed[key][name]
+        if not books.trust.agreed[key]:
+            del books.trust.agreed[key]
 
 
-def saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None:
+def saved(books: ClusterState, job: Job, name: str, message: m.CheckpointSaved) -> None:
     """A worker says that it has published a checkpoint."""
     key = (message.generation, message.step)
     if verdict(remembered(job.agreed), key, message.digest) == CONTRADICTED:
@@ -94,7 +96,7 @@ def saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None
         if books.saving is not None:
             books.saving.failed(name, "what it has written is not what the ranks hold", books.now)
         return
-    claims = books.claims.setdefault(name, [])
+    claims = books.trust.claims.setdefault(name, [])
     claims.append(key)
     del claims[:-MAX_CLAIMS]
     if books.saving is not None:
@@ -102,15 +104,15 @@ def saved(books: Books, job: Job, name: str, message: m.CheckpointSaved) -> None
     count(books, job)
 
 
-def count(books: Books, job: Job) -> None:
+def count(books: ClusterState, job: Job) -> None:
     """Have those saved states count that the job is known to have got to."""
-    for name, claims in books.claims.items():
+    for name, claims in books.trust.claims.items():
         for key in [one for one in claims if _is_borne_out(books, job, one)]:
             claims.remove(key)
             _counts(books, job, name, key)
 
 
-def _is_borne_out(books: Books, job: Job, key: branches.Key) -> bool:
+def _is_borne_out(books: ClusterState, job: Job, key: branches.Key) -> bool:
     """It is a state of what is trained now, of a branch that was left, or the one asked for."""
     start = (job.start_generation, job.start_step)
     before = key <= start and key[1] <= start[1]
@@ -119,7 +121,7 @@ def _is_borne_out(books: Books, job: Job, key: branches.Key) -> bool:
     return before or since or asked or branches.is_left(key, branches.remembered(job.branches))
 
 
-def _counts(books: Books, job: Job, name: str, newest: branches.Key) -> None:
+def _counts(books: ClusterState, job: Job, name: str, newest: branches.Key) -> None:
     """Remember who holds the newest checkpoint; one on a branch that was left comes last."""
     known, holders = (job.checkpoint_generation, job.checkpoint_step), job.checkpoint_holders
     if newest == known and name not in holders:

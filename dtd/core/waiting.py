@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dtd.core import branches, doubt, forming
 from dtd.core import roster as choice
-from dtd.core.books import Books, Decision, least_workers
-from dtd.core.membership_events import Job
+from dtd.core.books import ClusterState, Decision, least_workers
+from dtd.core.records import Job
 from dtd.core.transitions import WorkerState
 
 RESUME_WAIT_S = 60.0
@@ -21,7 +21,7 @@ FIRST_PAUSE_S = 0.1
 MAX_DOUBLINGS = 6
 
 
-def may_form(books: Books, job: Job, now: float) -> bool:
+def may_form(books: ClusterState, job: Job, now: float) -> bool:
     """Nothing is worth waiting for any more."""
     if doubt.lasts(books, job) or doubt.is_exhausted(books):
         return False
@@ -29,10 +29,10 @@ def may_form(books: Books, job: Job, now: float) -> bool:
         return False
     enough = len(books.available()) >= least_workers(job)
     if not enough or _waits_for_warm_up(books, job) or _lacks_links(books, job):
-        books.settle_by = books.form_at = None
+        books.waiting.settle_by = books.waiting.form_at = None
         return False
     if not (_has_settled(books, job, now) and _has_newest(books, job, now)):
-        books.form_at = None
+        books.waiting.form_at = None
         return False
     return _has_paused(books, now)
 
@@ -42,75 +42,77 @@ def _may_run_elsewhere(job: Job) -> bool:
     return job.generation > 0 and not job.fenced
 
 
-def _lacks_links(books: Books, job: Job) -> bool:
+def _lacks_links(books: ClusterState, job: Job) -> bool:
     """Without those who have no working link to the others there are too few."""
-    return bool(books.links.bad) and len(forming.choose(books, job).members) < least_workers(job)
+    return bool(books.isolation.links.bad) and len(
+        forming.choose(books, job).members
+    ) < least_workers(job)
 
 
-def _has_paused(books: Books, now: float) -> bool:
+def _has_paused(books: ClusterState, now: float) -> bool:
     """Generations that come to nothing follow each other ever more slowly."""
-    in_row = max(books.fruitless, books.brief)
+    in_row = max(books.setbacks.no_progress_generations, books.setbacks.brief_generations)
     if in_row <= QUICK_GENERATIONS:
         return True
-    if books.form_at is None:
+    if books.waiting.form_at is None:
         doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
-        books.form_at = now + FIRST_PAUSE_S * 2**doublings
-    return now >= books.form_at
+        books.waiting.form_at = now + FIRST_PAUSE_S * 2**doublings
+    return now >= books.waiting.form_at
 
 
-def _waits_for_warm_up(books: Books, job: Job) -> bool:
+def _waits_for_warm_up(books: ClusterState, job: Job) -> bool:
     """Survivors go on at once, and whoever warms up joins later; a fresh start waits.
 
     Those who come back with a state are waited for in any case: it may be the newest.
     """
-    if any(books.workers[name].returning for name in books.warming_since):
+    if any(books.workers[name].reconnection.returning for name in books.warming_since):
         return True
     survivors = [worker for worker in books.survivors(job) if not worker.leaving]
     return bool(books.warming_since) and not survivors
 
 
-def _has_settled(books: Books, job: Job, now: float) -> bool:
+def _has_settled(books: ClusterState, job: Job, now: float) -> bool:
     """A job's first generation gives late workers a moment to join."""
-    if not books.must_settle or (job.roster and not books.missing(job)):
+    if not books.waiting.must_settle or (job.roster and not books.missing(job)):
         return True
-    if books.settle_by is None:
-        books.settle_by = now + float(job.spec["elastic"]["settle_s"])
-    return now >= books.settle_by
+    if books.waiting.settle_by is None:
+        books.waiting.settle_by = now + float(job.spec["elastic"]["settle_s"])
+    return now >= books.waiting.settle_by
 
 
-def _has_newest(books: Books, job: Job, now: float) -> bool:
+def _has_newest(books: ClusterState, job: Job, now: float) -> bool:
     """Wait a while for whoever holds the newest state rather than go further back."""
     if _is_newest_here(books, job):
-        books.waiting_since = None
-    elif books.waiting_since is None:
-        books.waiting_since = now
+        books.waiting.newer_since = None
+    elif books.waiting.newer_since is None:
+        books.waiting.newer_since = now
     resume_at = resume_by(books)
-    return books.resumed or resume_at is None or now >= resume_at
+    return books.waiting.resumed or resume_at is None or now >= resume_at
 
 
-def resume_by(books: Books) -> float | None:
+def resume_by(books: ClusterState) -> float | None:
     """When the job goes on without whoever may hold a newer state than those who are here now.
 
     Who is here may change while it waits, and with it what going on would cost.
     """
-    if books.job is None or books.waiting_since is None:
+    if books.job is None or books.waiting.newer_since is None:
         return None
-    return books.waiting_since + resume_wait_s(books, books.job)
+    return books.waiting.newer_since + resume_wait_s(books, books.job)
 
 
-def resume_wait_s(books: Books, job: Job) -> float:
+def resume_wait_s(books: ClusterState, job: Job) -> float:
     """How long steps are waited for rather than done again: as long as that would take."""
     here = choice.start_key(job, books.available())[1]
     cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
 
 
-def _is_newest_here(books: Books, job: Job) -> bool:
+def _is_newest_here(books: ClusterState, job: Job) -> bool:
     """Nobody who may come back can hold a newer state than those who are here."""
     return bool(books.survivors(job)) or not _absent_holders(books, job)
 
 
-def _absent_holders(books: Books, job: Job) -> list[str]:
+def _absent_holders(books: ClusterState, job: Job) -> list[str]:
     """Who may hold a newer state than those who are here, and may come back with it."""
     absent = set(books.missing(job))
     newest = max((choice.held_key(worker) for worker in books.available()), default=(0, 0))
@@ -129,10 +131,10 @@ def _explain_decision(decision: Decision, job: Job) -> str:
     )
 
 
-def explain(books: Books, job: Job) -> str:
+def explain(books: ClusterState, job: Job) -> str:
     """Why no generation forms, in words for a person."""
-    if books.decision is not None:
-        return _explain_decision(books.decision, job)
+    if books.run.decision is not None:
+        return _explain_decision(books.run.decision, job)
     if doubt.lasts(books, job):
         return doubt.explain(books, job)
     if doubt.is_exhausted(books):
@@ -144,7 +146,7 @@ def explain(books: Books, job: Job) -> str:
             f" `dtdctl resume {job.id}` if they are gone for good"
         )
     warming = sorted(books.warming_since, key=choice.natural_key)
-    returning = [name for name in warming if books.workers[name].returning]
+    returning = [name for name in warming if books.workers[name].reconnection.returning]
     if returning:
         return f"waiting for {', '.join(returning)} to leave the last generation"
     if warming:
@@ -155,14 +157,15 @@ def explain(books: Books, job: Job) -> str:
         why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
         return f"{ready} of at least {least} workers are ready{why}"
     if _lacks_links(books, job):
-        dead = "; ".join(f"{one} and {other}" for one, other in sorted(books.links.bad))
+        dead = "; ".join(f"{one} and {other}" for one, other in sorted(books.isolation.links.bad))
         return f"waiting for a working link between {dead}"
-    if books.form_at is not None:
-        if books.brief > books.fruitless:
-            return f"pausing after {books.brief} generations that broke after hardly a step"
-        return f"pausing after {books.fruitless} generations that committed no step"
+    if books.waiting.form_at is not None:
+        brief, idle = books.setbacks.brief_generations, books.setbacks.no_progress_generations
+        if brief > idle:
+            return f"pausing after {brief} generations that broke after hardly a step"
+        return f"pausing after {idle} generations that committed no step"
     resume_at = resume_by(books)
-    if resume_at is not None and not (books.resumed or _is_newest_here(books, job)):
+    if resume_at is not None and not (books.waiting.resumed or _is_newest_here(books, job)):
         step = max(job.step, branches.saved_step(job))
         holders = ", ".join(_absent_holders(books, job))
         return (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.books import Books
+from dtd.core.books import ClusterState
 from dtd.core.membership_events import Disconnect, Effect, Incident
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
@@ -83,7 +83,7 @@ class ClusterFigures:
 
     # --- samples -----------------------------------------------------------------------------
 
-    def samples(self, books: Books, status: Mapping[str, Any]) -> Iterator[Sample]:
+    def samples(self, books: ClusterState, status: Mapping[str, Any]) -> Iterator[Sample]:
         """All figures of now.
 
         Args:
@@ -98,9 +98,9 @@ class ClusterFigures:
             yield from self._of_the_checkpoint(self._checkpoint)
         for worker in status["workers"]:
             name = worker["name"]
-            beat = books.workers[name].heartbeat
+            beat = books.workers[name].liveness.heartbeat
             if beat is not None:
-                yield from worker_samples(name, next_in_ring(books.roster, name), beat)
+                yield from worker_samples(name, next_in_ring(books.run.roster, name), beat)
             if worker["last_heartbeat_s"] is not None:
                 age_s = worker["last_heartbeat_s"]
                 yield Sample("dtd_worker_heartbeat_age_seconds", (name,), age_s)
@@ -160,7 +160,7 @@ class CoordinatorMetrics:
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.start)
 
-    async def keep(self, look: Callable[[], tuple[Books, Mapping[str, Any]]]) -> None:
+    async def keep(self, look: Callable[[], tuple[ClusterState, Mapping[str, Any]]]) -> None:
         """Show the figures of now, again and again, until cancelled.
 
         Args:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dtd.core import roster
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Job, Registration, Worker
 from dtd.core.transitions import WorkerState
 from dtd.errors import RingBroken
 from dtd.train.record import InitFrom
@@ -64,12 +64,12 @@ def start_of_next(ranks: list[Any], generation: int, start: tuple[int, int]) -> 
 def _report(rank: Any, generation: int) -> Worker:
     held = rank.run.held()
     key = (held.generation, held.step)
-    worker = Worker(
-        name="w", incarnation=1, pid=1, host="", device="", data_host="", data_port=1, version=""
+    worker = Worker(registration=Registration(name="w", incarnation=1), state=WorkerState.FROZEN)
+    worker.holdings.frozen_in = generation
+    worker.holdings.held = m.Held(
+        job="job", generation=key[0], step=key[1], digest="", where=held.where
     )
-    worker.state, worker.frozen_in = WorkerState.FROZEN, generation
-    worker.held = m.Held(job="job", generation=key[0], step=key[1], digest="", where=held.where)
-    worker.prepared = rank.run.prepared_key or key
+    worker.holdings.prepared = rank.run.prepared_key or key
     return worker
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dtd.core import member
-from dtd.core.books import Here
+from dtd.core.books import CoordinatorIdentity
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     CancelRequested,
@@ -25,7 +25,6 @@ from dtd.core.membership_events import (
     DrainRequested,
     Event,
     FromWorker,
-    Job,
     JobSaved,
     KillRequested,
     ResumeRequested,
@@ -37,6 +36,7 @@ from dtd.core.membership_events import (
     Undeliverable,
     WorkerLost,
 )
+from dtd.core.records import Job
 from dtd.core.transitions import MemberState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -215,8 +215,8 @@ class Cluster:
         self.workers = [Process(f"w-{n}", self.rng) for n in range(self.rng.randrange(1, 5))]
 
     def coordinator(self) -> Membership:
-        here = Here(version="0.1.0", host="c", store_id="s", epoch=self.epoch)
-        return Membership(last_generation=self.generation, here=here)
+        here = CoordinatorIdentity(version="0.1.0", host="c", store_id="s", epoch=self.epoch)
+        return Membership(last_generation=self.generation, identity=here)
 
     def handle(self, event: Event) -> None:
         todo: deque[Event] = deque([event])

@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, field
 
 from dtd.core import names
-from dtd.core.books import Here
+from dtd.core.books import CoordinatorIdentity
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     Disconnect,
@@ -18,7 +18,6 @@ from dtd.core.membership_events import (
     Event,
     FromWorker,
     Incident,
-    Job,
     JobEnded,
     JobSaved,
     SaveJob,
@@ -28,6 +27,7 @@ from dtd.core.membership_events import (
     WorkerLost,
 )
 from dtd.core.outbox import Item, Outbox
+from dtd.core.records import Job
 from dtd.core.transitions import ENDED
 from dtd.wire import messages as m
 from tests.sim.network import Port
@@ -74,7 +74,7 @@ class CoordinatorProcess:
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
             heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
             last_generation=store.last_generation(),
-            here=Here(store_id="simulated", epoch=store.epoch),
+            identity=CoordinatorIdentity(store_id="simulated", epoch=store.epoch),
         )
         self._ports: dict[str, Port] = {}
         self._names: dict[Port, tuple[str, int]] = {}

@@ -24,7 +24,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from dtd.core.member import Member
 from dtd.core.membership import Membership
-from dtd.core.membership_events import Incident, Job
+from dtd.core.membership_events import Incident
+from dtd.core.records import Job
 from dtd.core.ring import Ring
 from dtd.core.transitions import GenerationState, JobState, MemberState
 from dtd.wire import messages as m
@@ -202,7 +203,7 @@ class Oracle:
         self.checks += 1
         core.check_invariants()
         books = core.books
-        if books.job is not None and books.generation_state is GenerationState.FORMING:
+        if books.job is not None and books.run.phase is GenerationState.FORMING:
             job = books.job
             start = (job.start_generation, job.start_step)
             self.generations = max(self.generations, job.generation)
@@ -213,11 +214,11 @@ class Oracle:
                 members=job.roster,
                 living=self._remembered(job.id),
             )
-        waits = books.job is not None and books.generation_state is not GenerationState.RUNNING
+        waits = books.job is not None and books.run.phase is not GenerationState.RUNNING
         require(
             bool(core.explain()) or not waits,
             "the job waits and the coordinator does not say for what",
-            books.generation_state,
+            books.run.phase,
         )
         deadline = core.next_deadline(now)
         require(deadline is None or deadline > now, "a deadline that has passed is asked for again")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import Incident, Job
+from dtd.core.membership_events import Incident
+from dtd.core.records import Job
 from dtd.core.transitions import GenerationState, JobState
 from dtd.wire import messages as m
 from tests.sim.lineage import Memory
@@ -204,7 +205,9 @@ def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
 def core(**more: Any) -> Any:
     """A core that says what the test wants."""
     books = SimpleNamespace(
-        job=object(), generation_state=GenerationState.NONE, members=lambda: more.get("members", [])
+        job=object(),
+        run=SimpleNamespace(phase=GenerationState.NONE),
+        members=lambda: more.get("members", []),
     )
     return SimpleNamespace(
         books=books,

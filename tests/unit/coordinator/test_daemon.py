@@ -27,7 +27,9 @@ def test_a_worker_is_known_by_where_it_calls_from_unless_it_says_so(daemon, play
     (known,) = daemon.ask(m.GetStatus())["workers"]
     assert (known["name"], known["pid"], known["state"]) == ("worker-0", 4711, "idle")
     assert (known["memory_bytes"], known["reason"]) == (1000, "waits for a job")
-    assert daemon.coordinator.membership.books.workers["worker-0"].data_host == "10.0.0.1"
+    assert (
+        daemon.coordinator.membership.books.workers["worker-0"].registration.data_host == "10.0.0.1"
+    )
 
 
 def test_nothing_is_heard_before_register(daemon, play):
@@ -56,7 +58,7 @@ def test_nobody_makes_up_generations(start_daemon, play, spec, number):
     with pytest.raises(RequestRefused, match="does not show that it was in it"):
         liar.hear(m.Registered)
     books = daemon.coordinator.membership.books
-    assert (books.epoch, books.generation, books.highest_seen) == (1, 0, 0)
+    assert (books.epoch, books.run.generation, books.run.highest_seen) == (1, 0, 0)
     again = play(start_daemon(), "worker-2")
     again.warm_up()
     assert again.hear(m.Assign).generation == 1

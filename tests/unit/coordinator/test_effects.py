@@ -20,13 +20,13 @@ from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership_events import (
     Disconnect,
     Incident,
-    Job,
     JobEnded,
     JobSaved,
     SaveJob,
     Send,
     Undeliverable,
 )
+from dtd.core.records import Job
 from dtd.errors import ErrorCode
 from dtd.wire import messages as m
 

@@ -6,18 +6,18 @@ import pytest
 
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.guarded_core import MAX_BEGINNINGS, MAX_TICKS_FAILED, GuardedCore
-from dtd.core.books import Here
+from dtd.core.books import CoordinatorIdentity
 from dtd.core.membership import Membership
 from dtd.core.membership_events import (
     CancelRequested,
     FromWorker,
     Incident,
-    Job,
     JobEnded,
     Send,
     Submitted,
     Ticked,
 )
+from dtd.core.records import Job
 from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -34,7 +34,7 @@ class Desk:
     """A guarded core, and all that became of what it decided."""
 
     def __init__(self):
-        self.core = Membership(here=Here(), last_generation=7)
+        self.core = Membership(identity=CoordinatorIdentity(), last_generation=7)
         self.books = self.core.books
         self.done, self.ended, self.told = [], [], []
         containment = Containment(lambda: 0.0, self)
@@ -113,14 +113,14 @@ def test_books_that_do_not_balance_are_begun_again_from_their_jobs(desk, monkeyp
     desk.handle(Submitted(job=job(2)))
     desk.handle(register("a"))
     desk.breaks(monkeypatch)
-    desk.books.roster = ["a", "a"]
+    desk.books.run.roster = ["a", "a"]
     with pytest.raises(KeyError):
         desk.handle(register("b"))
     desk.core.check_invariants()
     assert (desk.books.job.id, desk.books.job.step) == ("j-1", 5)
     assert [one.id for one in desk.books.queue] == ["j-2"]
     assert desk.books.workers == {}
-    assert desk.books.generation == 7
+    assert desk.books.run.generation == 7
     assert len(desk.ended) == 1
     kinds = [one.kind for one in desk.done if isinstance(one, Incident)]
     assert "core_begun_again" in kinds

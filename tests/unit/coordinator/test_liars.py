@@ -238,7 +238,7 @@ def test_a_generation_that_a_liar_makes_up_is_not_believed(daemon, play, train, 
     assert events(daemon, "store_went_back") == []
     honest.finish(assign)
     assert daemon.ask(m.WaitJob(job=job))["state"] == "done"
-    known = daemon.coordinator.membership.books
+    known = daemon.coordinator.membership.books.run
     assert (known.generation, known.highest_seen) == (assign.generation, 0)
 
 

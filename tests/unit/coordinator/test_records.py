@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 
 from dtd.coordinator.records import completed, job_body, job_from_body, job_row
-from dtd.core.membership_events import Job
+from dtd.core.records import Job
 from dtd.core.transitions import JobState
 from dtd.job import parse_job, to_mapping
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dtd.coordinator.status_line import status_line
-from dtd.core.books import Books
+from dtd.core.books import ClusterState, Run
 from dtd.core.detector import Detector
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Job, Registration, Worker
 from dtd.core.transitions import JobState, WorkerState
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
@@ -16,22 +16,24 @@ def job(number, **more):
 
 
 def books(*states):
-    made = Books(
+    made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        generation=0,
+        run=Run(generation=0),
     )
     for rank, state in enumerate(states):
         made.workers[f"w-{rank}"] = Worker(
-            name=f"w-{rank}",
-            incarnation=1,
-            pid=1,
-            host="h",
-            device="cpu",
-            data_host="h",
-            data_port=1,
-            version="0",
+            registration=Registration(
+                name=f"w-{rank}",
+                incarnation=1,
+                pid=1,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
             state=state,
         )
     return made

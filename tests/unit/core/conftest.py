@@ -13,7 +13,6 @@ from dtd.core.membership_events import (
     Event,
     FromWorker,
     Incident,
-    Job,
     JobEnded,
     JobSaved,
     SaveJob,
@@ -22,6 +21,7 @@ from dtd.core.membership_events import (
     Ticked,
     WorkerLost,
 )
+from dtd.core.records import Job
 from dtd.wire import messages as m
 
 TICK_S = 0.25
@@ -75,7 +75,7 @@ class Desk:
         while self.now < now:
             self.now = min(now, self.now + tick_s)
             for name in list(self.books.detector._heard):
-                self.say(name, m.Heartbeat(state="", generation=self.books.generation))
+                self.say(name, m.Heartbeat(state="", generation=self.books.run.generation))
             self.handle(Ticked())
 
     def silence(self, now: float, *but: str, **figures: Any) -> None:
@@ -83,7 +83,7 @@ class Desk:
         while self.now < now:
             self.now = min(now, self.now + TICK_S)
             for name in but:
-                values = {"generation": self.books.generation, **figures}
+                values = {"generation": self.books.run.generation, **figures}
                 self.say(name, m.Heartbeat(state="", **values))
             self.handle(Ticked())
 
@@ -138,17 +138,17 @@ class Desk:
     def back(self, name: str, phase: str = "running", **more: Any) -> None:
         """A member connects again and says which generation it takes part in."""
         books = self.books
-        values = {"generation": books.generation, "roster_id": books.roster_id, **more}
+        values = {"generation": books.run.generation, "roster_id": books.run.roster_id, **more}
         self.register(name, job="j-1", phase=phase, **values)
 
     def beat(self, name: str, *, step: int = 0, **more: Any) -> None:
         """A heartbeat of a member."""
-        values = {"generation": self.books.generation, **more}
+        values = {"generation": self.books.run.generation, **more}
         self.say(name, m.Heartbeat(state="running", job="j-1", step=step, **values))
 
     def commit(self, step: int) -> None:
         """All members have committed so many steps, and say so."""
-        for name in self.books.roster:
+        for name in self.books.run.roster:
             self.beat(name, step=step)
 
     def warm_up(self, *names: str) -> None:
@@ -164,9 +164,9 @@ class Desk:
         return self.all_run(*names)
 
     def all_run(self, *names: str) -> int:
-        number = self.books.generation
+        number = self.books.run.generation
         for name in names:
-            self.say(name, m.Running(job="j-1", generation=number, step=self.books.start_step))
+            self.say(name, m.Running(job="j-1", generation=number, step=self.books.run.start_step))
         return number
 
     def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
@@ -174,7 +174,7 @@ class Desk:
 
         With a `digest`, that is what it has offered to the others after so many steps.
         """
-        by = more.pop("held_generation", generation if step > self.books.start_step else None)
+        by = more.pop("held_generation", generation if step > self.books.run.start_step else None)
         held = m.Held(
             job="j-1",
             generation=self.books.job.start_generation if by is None else by,

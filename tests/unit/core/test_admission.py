@@ -74,7 +74,7 @@ def test_who_is_forgotten_is_not_set_aside_either(desk: Any) -> None:
         desk.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
         desk.lost(f"w-{number}")
     assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
-    assert desk.books.set_aside.keys() == desk.books.workers.keys() - {"a"}
+    assert desk.books.isolation.set_aside.keys() == desk.books.workers.keys() - {"a"}
 
 
 def test_who_comes_again_is_remembered_however_many_there_were(desk: Any) -> None:
@@ -100,7 +100,7 @@ def test_worker_of_a_job_that_is_over_starts_afresh(desk: Any) -> None:
 
 
 def test_worker_that_comes_back_freezes_and_keeps_what_it_holds(desk: Any) -> None:
-    desk.books.generation = 3  # of an earlier life of the coordinator
+    desk.books.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("a", job="j-1", generation=3)
     (freeze,) = desk.told("a", m.Freeze)
@@ -112,7 +112,7 @@ def test_worker_that_comes_back_freezes_and_keeps_what_it_holds(desk: Any) -> No
 
 
 def test_finished_worker_comes_back_with_its_last_step(desk: Any) -> None:
-    desk.books.generation = 3  # of an earlier life of the coordinator
+    desk.books.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("a", job="j-1", generation=3)
     desk.finished("a", generation=3, step=10)
@@ -125,10 +125,10 @@ def test_number_reported_by_one_worker_does_not_disturb_a_running_generation(des
     desk.submit()
     number = desk.run_generation("a")
     desk.register("b", job="j-1", generation=40)
-    assert desk.books.generation == number
+    assert desk.books.run.generation == number
     desk.froze("b", generation=40, step=1, held_generation=0)
     desk.froze("a", generation=number, step=1)
-    assert desk.books.generation == 41
+    assert desk.books.run.generation == 41
 
 
 def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
@@ -142,7 +142,7 @@ def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
 
 def test_one_who_comes_back_in_a_long_step_is_given_time_to_freeze(desk: Any) -> None:
     """Its training thread looks at the ring once a step; its memory may be the newest."""
-    desk.books.generation = 3  # of an earlier life of the coordinator
+    desk.books.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("b", job="j-1", generation=3)
     desk.say("b", m.Heartbeat(state="running", step_s=2.0))
@@ -187,7 +187,7 @@ def test_warm_worker_reports_what_it_holds(make_desk: Any) -> None:
     desk.register("a")
     desk.warmed("a", held=held(2, 6))
     assert desk.state("a") == "ready"
-    assert desk.books.workers["a"].held == held(2, 6)[0]
+    assert desk.books.workers["a"].holdings.held == held(2, 6)[0]
     assert job.total_steps == 10_000
 
 
@@ -293,7 +293,7 @@ def test_member_leaves_at_the_step_boundary(desk: Any) -> None:
     assert desk.state("a") == "frozen"
     desk.froze("b", generation=number, step=3)
     assert desk.state("a") == "released"
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
 
 
 def test_member_that_asks_while_its_generation_forms_leaves_after_the_first_step(
@@ -313,7 +313,7 @@ def test_the_only_one_who_remembers_stays_until_another_does(desk: Any) -> None:
     desk.lost("a")
     desk.handle(DrainRequested(name="b"))
     desk.froze("b", generation=number, step=7)
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
     alone = desk.all_run("b")
     assert [one.leave for one in desk.told("b", m.Freeze)][-1] is True
     desk.register("a", incarnation=2)
@@ -321,12 +321,12 @@ def test_the_only_one_who_remembers_stays_until_another_does(desk: Any) -> None:
     desk.froze("b", generation=alone, step=8)
     assert desk.state("b") == "frozen"
     desk.warmed("a")
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     together = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=together, step=9)
     assert desk.state("b") == "released"
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_the_only_worker_leaves_when_its_state_is_saved(desk: Any) -> None:

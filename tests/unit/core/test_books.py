@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core.books import least_workers, most_workers
-from dtd.core.membership_events import Job
+from dtd.core.records import Job
 from dtd.core.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
@@ -23,7 +23,7 @@ def test_limits_come_from_the_job_within_what_a_roster_can_hold() -> None:
 
 
 def break_roster(desk: Any) -> None:
-    desk.books.roster.append("a")
+    desk.books.run.roster.append("a")
 
 
 def break_membership(desk: Any) -> None:
@@ -31,8 +31,8 @@ def break_membership(desk: Any) -> None:
 
 
 def break_ending(desk: Any) -> None:
-    desk.books.generation_state = GenerationState.ENDING
-    desk.books.roster = []
+    desk.books.run.phase = GenerationState.ENDING
+    desk.books.run.roster = []
 
 
 def break_job(desk: Any) -> None:

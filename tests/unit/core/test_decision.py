@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import CancelRequested, Job, ResumeRequested, SaveJob, Submitted
+from dtd.core.membership_events import CancelRequested, ResumeRequested, SaveJob, Submitted
+from dtd.core.records import Job
 from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -22,7 +23,7 @@ def held(desk: Any) -> Any:
 
 
 def announcing(desk: Any) -> SaveJob:
-    return SaveJob(job=desk.books.job, announces=desk.books.generation)
+    return SaveJob(job=desk.books.job, announces=desk.books.run.generation)
 
 
 def test_nobody_hears_of_what_is_not_written(held: Any) -> None:
@@ -93,7 +94,7 @@ def going_on(desk: Any) -> Any:
     desk.writes = False
     desk.lost("b")
     desk.froze("a", generation=number, step=7)
-    assert desk.books.decision is not None
+    assert desk.books.run.decision is not None
     return desk
 
 
@@ -185,7 +186,7 @@ def falling_back(desk: Any) -> Any:
     desk.writes = False
     desk.silence(desk.now + 3.0, "c")
     desk.handle(ResumeRequested(job="j-1"))
-    assert (desk.books.decision is not None, number) == (True, 1)
+    assert (desk.books.run.decision is not None, number) == (True, 1)
     return desk
 
 
@@ -205,7 +206,7 @@ def test_a_holder_of_newer_state_that_returns_meanwhile_is_waited_for(
     desk.writes = True
     if not frozen:
         desk.froze("a", generation=1, step=3000, held_generation=1)
-    elif desk.books.decision is not None:
+    elif desk.books.run.decision is not None:
         desk.written(announcing(desk))
     (assign,) = desk.told("c", m.Assign)
     assert (assign.generation, assign.held_step) == (3, 3000)

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from dtd.core import doubt
-from dtd.core.books import Here
-from dtd.core.membership_events import CancelRequested, Job, ResumeRequested, Submitted
+from dtd.core.books import CoordinatorIdentity
+from dtd.core.membership_events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.records import Job
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
 ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
-SECOND = Here(version="", store_id="s", epoch=2)
+SECOND = CoordinatorIdentity(version="", store_id="s", epoch=2)
 
 
 def restored(make_desk: Any, **more: Any) -> Any:
     """A coordinator whose store has the job as it was in epoch 1: generation 1 of a and b."""
-    desk = make_desk(here=SECOND, last_generation=1)
+    desk = make_desk(identity=SECOND, last_generation=1)
     values: dict[str, Any] = {
         "generation": 1,
         "roster": ("a", "b"),
@@ -52,7 +53,7 @@ def comes(desk: Any, name: str, generation: int, *roster: str, phase: str = "run
 
 def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: Any) -> None:
     desk = restored(make_desk)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.warm_up("a", "b")
     desk.silence(90.0, "a", "b")
     assert desk.told("a", m.Assign) == []
@@ -113,7 +114,7 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
     assert desk.told("a", m.Freeze) == desk.told("c", m.Freeze) == []
     assert desk.told("b", m.Freeze)
     assert [desk.state(name) for name in "abc"] == ["running", "warming", "running"]
-    assert (desk.books.generation, desk.books.roster) == (3, ["a", "c"])
+    assert (desk.books.run.generation, desk.books.run.roster) == (3, ["a", "c"])
     desk.commit(7)
     assert desk.books.job.step == 7
     assert "c train in it" in desk.told_of("generation_adopted")[0].message
@@ -126,7 +127,7 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
 
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
     desk = restored(make_desk)
-    desk.books.generation = 4
+    desk.books.run.generation = 4
     comes(desk, "a", 3, "a")
     assert desk.told("a", m.Freeze)
 
@@ -173,7 +174,7 @@ def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(desk:
     job = desk.submit()
     desk.run_generation("a")
     comes(desk, "b", 7, "b")
-    assert (desk.books.epoch, job.generation, desk.books.highest_seen) == (1, 1, 7)
+    assert (desk.books.epoch, job.generation, desk.books.run.highest_seen) == (1, 1, 7)
     assert desk.told("b", m.Freeze)
 
 
@@ -181,30 +182,30 @@ def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(de
     job = desk.submit()
     desk.writes = False
     desk.warm_up("a")
-    assert desk.books.decision is not None
+    assert desk.books.run.decision is not None
     comes(desk, "b", 5, "b", "c")
-    assert (desk.books.decision, job.roster) == (None, ("b", "c"))
+    assert (desk.books.run.decision, job.roster) == (None, ("b", "c"))
     assert "waiting for c to say" in desk.core.explain()
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, epoch: int) -> None:
-    desk = make_desk(here=Here(store_id="s", epoch=epoch))
+    desk = make_desk(identity=CoordinatorIdentity(store_id="s", epoch=epoch))
     desk.submit()
     beyond = epoch * doubt.NUMBERS_PER_EPOCH + 1
     comes(desk, "a", beyond, "a")
     assert "a" not in desk.books.workers
-    assert desk.books.highest_seen == 0
+    assert desk.books.run.highest_seen == 0
     desk.register("b")
     held = m.Held(job="j-1", generation=beyond, step=1, digest="", where="checkpoint")
     desk.warmed("b", held=(held,))
     assert desk.state("b") == "warming"
     desk.warmed("b")
     desk.all_run("b")
-    number = desk.books.generation
+    number = desk.books.run.generation
     desk.froze("b", generation=number, step=1, prepared=(beyond, 2))
     assert desk.state("b") == "running"
-    assert desk.books.generation == number
+    assert desk.books.run.generation == number
     refused = [one.name for one in desk.disconnected]
     assert refused == ["a", "b", "b"]
     assert f"no generation the number {beyond}" in desk.disconnected[0].reason
@@ -230,7 +231,7 @@ def test_only_who_shows_that_it_was_there_is_believed_of_another_generation(desk
     desk.submit()
     assert doubt.must_be_proved(desk.books, REGISTER)
     desk.run_generation("a")
-    here = replace(REGISTER, roster_id=desk.books.roster_id)
+    here = replace(REGISTER, roster_id=desk.books.run.roster_id)
     assert not doubt.must_be_proved(desk.books, here)
     assert doubt.must_be_proved(desk.books, replace(here, name="b"))
     assert doubt.must_be_proved(desk.books, REGISTER)
@@ -249,7 +250,7 @@ def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(
 
 def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
     """A restored store does not know which of their numbers were given, and gives none of them."""
-    desk = make_desk(here=SECOND)
+    desk = make_desk(identity=SECOND)
     desk.submit()
     desk.register("a")
     last = doubt.NUMBERS_PER_EPOCH
@@ -257,7 +258,7 @@ def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
         held = m.Held(job="j-1", generation=number, step=1, digest="", where="checkpoint")
         desk.warmed("a", held=(held,))
         assert len(desk.disconnected) == refused
-    assert desk.books.generation == last + 1
+    assert desk.books.run.generation == last + 1
 
 
 @pytest.mark.parametrize("last", [2**32 - 1, 2**62])

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from dtd.core import hearing
-from dtd.core.books import Here
+from dtd.core.books import CoordinatorIdentity
 from dtd.core.hearing import Word
-from dtd.core.membership_events import Job, Submitted
+from dtd.core.membership_events import Submitted
+from dtd.core.records import Job
 from dtd.wire import messages as m
 
 STEPS = 100
@@ -156,7 +157,7 @@ def test_what_no_honest_worker_says_costs_the_connection(desk: Any, what: str) -
     assert told.worker == "a"
     assert type(NEVER[what]).__name__ in told.message
     assert (desk.books.job.step, desk.state("a"), desk.books.job.checkpoint_step) == before
-    assert desk.books.generation == 1
+    assert desk.books.run.generation == 1
 
 
 def test_a_forming_generation_starts_from_where_it_starts(desk: Any) -> None:
@@ -199,7 +200,9 @@ def test_who_trains_on_while_it_is_not_known_what_was_last_tells_of_its_steps(
     make_desk: Any,
 ) -> None:
     """Curves go on; which step the job is at is told by the generation that will count."""
-    desk = make_desk(here=Here(version="", store_id="s", epoch=2), last_generation=5)
+    desk = make_desk(
+        identity=CoordinatorIdentity(version="", store_id="s", epoch=2), last_generation=5
+    )
     spec = {"job": {"name": "j"}, "elastic": {"warmup_timeout_s": 120.0, "min_workers": 1}}
     desk.handle(Submitted(job=Job(id="j-1", spec=spec, generation=1, roster=("a", "b"))))
     desk.register("a", job="j-1", generation=1, phase="running")
@@ -274,10 +277,10 @@ def test_a_process_that_calls_again_keeps_what_it_was_told(desk: Any) -> None:
     desk.register("a")
     desk.lost("a")
     desk.register("a")
-    assert desk.books.workers["a"].jobs == ("j-1",)
+    assert desk.books.workers["a"].participation.jobs == ("j-1",)
     desk.lost("a")
     desk.register("a", incarnation=2)
-    assert desk.books.workers["a"].jobs == ("j-1",)
+    assert desk.books.workers["a"].participation.jobs == ("j-1",)
 
 
 def test_who_comes_back_has_its_rank_from_the_roster_that_it_shows(desk: Any) -> None:
@@ -287,7 +290,10 @@ def test_who_comes_back_has_its_rank_from_the_roster_that_it_shows(desk: Any) ->
         m.Member(name=name, incarnation=1, host="h", port=1, holds=True) for name in "ab"
     )
     desk.back("b", roster=roster)
-    assert (desk.books.workers["b"].rank, desk.books.workers["b"].took_part) == (1, number)
+    assert (
+        desk.books.workers["b"].participation.rank,
+        desk.books.workers["b"].participation.generation,
+    ) == (1, number)
     assert word(desk, "b", m.JobOutput(job="j-1", rank=1)) is Word.COUNTS
 
 
@@ -299,7 +305,7 @@ def test_who_was_not_told_of_a_job_does_not_speak_of_it(desk: Any) -> None:
     desk.handle(Submitted(job=Job(id="j-2", spec={})))
     for message in (m.JobOutput(job="j-2", rank=0), saved(number, job="j-2")):
         assert word(desk, "a", message) is Word.OUT_OF_TURN
-    desk.books.workers["a"].jobs = ()
+    desk.books.workers["a"].participation.jobs = ()
     for message in (NOTICE, failed(), saved(number), frozen(number), progress(number)):
         assert word(desk, "a", message) is Word.OUT_OF_TURN
     assert word(desk, "a", beat(99, 1)) is Word.COUNTS
@@ -324,7 +330,7 @@ def test_tallies_are_bounded(desk: Any) -> None:
     verdict = hearing.Verdict(Word.OUT_OF_TURN, "why")
     for number in range(hearing.MAX_TALLIES + 5):
         hearing.turn_away(desk.books, f"w{number}", NOTICE, verdict)
-    assert len(desk.books.tallies) == hearing.MAX_TALLIES
+    assert len(desk.books.trust.tallies) == hearing.MAX_TALLIES
 
 
 # --- who comes back ------------------------------------------------------------------------------
@@ -360,7 +366,7 @@ def test_who_never_warmed_up_becomes_no_donor(desk: Any) -> None:
 def test_a_member_that_does_not_say_with_what_it_trains_takes_no_further_part(desk: Any) -> None:
     """After a restart of the coordinator every member says so again."""
     number = running(desk, "a", "b")
-    desk.books.workers["b"].warmed = None
+    desk.books.workers["b"].holdings.warmed = None
     desk.say("b", frozen(number, held(number, 3), prepared=(number, 3)))
     assert desk.state("b") == "running"
 
@@ -372,11 +378,13 @@ def test_a_state_that_no_generation_can_have_committed_is_held_by_nobody(
     """It would be newer than the others' by its name, and all would copy it."""
     desk.submit()
     for _ in range(3):
-        generation = desk.run_generation("a", "b") if not desk.books.roster else desk.all_run(*"ab")
+        generation = (
+            desk.run_generation("a", "b") if not desk.books.run.roster else desk.all_run(*"ab")
+        )
         for name in "ab":
             desk.froze(name, generation=generation, step=0)
     desk.all_run("a", "b")
-    newest = desk.books.generation
+    newest = desk.books.run.generation
     desk.froze("a", generation=newest, step=0, held_generation=newest + number)
     assert [one.worker for one in desk.told_of("report_false")] == ["a"]
     assert "no state has step 0" in desk.disconnected[-1].reason

@@ -13,7 +13,8 @@ from dtd.core.isolation import (
     MAX_TRACEBACK_CHARACTERS,
     next_deadline,
 )
-from dtd.core.membership_events import WARM_UP, CancelRequested, DrainRequested, Submitted
+from dtd.core.membership_events import CancelRequested, DrainRequested, Submitted
+from dtd.core.records import WARM_UP
 from dtd.core.transitions import JobState
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
@@ -38,7 +39,7 @@ def verdict(desk: Any) -> str:
     """Why the job has failed, once all that are left in it have said what they hold."""
     if not desk.ended:
         for name in list(desk.books.not_frozen()):
-            desk.froze(name, generation=desk.books.generation, step=desk.books.job.step)
+            desk.froze(name, generation=desk.books.run.generation, step=desk.books.job.step)
         desk.tick(desk.now + 600.0)
     (job,) = desk.ended
     assert job.state.value == "failed"
@@ -64,7 +65,7 @@ def test_one_of_three_that_cannot_warm_up_is_set_aside_and_tried_again(desk: Any
     for name in "ab":
         desk.warmed(name)
     desk.all_run("a", "b")
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     assert len(desk.told("c", m.Prepare)) == 1
     assert desk.core.next_deadline(desk.now) <= FIRST_PAUSE_S
     desk.tick(FIRST_PAUSE_S)
@@ -82,7 +83,7 @@ def test_it_is_tried_again_ever_more_seldom(desk: Any) -> None:
     for incarnation in range(2, 11):
         fails(desk, "b")
         again(desk, "b", incarnation=incarnation)
-        pauses.append(desk.books.set_aside["b"].pause_s)
+        pauses.append(desk.books.isolation.set_aside["b"].pause_s)
         desk.tick(desk.now + pauses[-1])
         assert desk.state("b") == "warming"
     assert pauses[:3] == [10.0, 20.0, 40.0]
@@ -96,7 +97,7 @@ def test_whoever_starts_it_again_has_mended_something(desk: Any) -> None:
     desk.register("b")
     fails_afresh(desk, "b")
     assert desk.state("b") == "refused"
-    desk.books.set_aside["b"].pid = 77
+    desk.books.isolation.set_aside["b"].pid = 77
     again(desk, "b", incarnation=3)
     assert desk.state("b") == "warming"
 
@@ -152,7 +153,7 @@ def test_others_are_given_a_moment_to_come(desk: Any) -> None:
     assert not desk.ended
     desk.warmed("b")
     desk.tick(6.0)
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
 
 
 def test_if_nobody_comes_the_job_fails_with_what_was_said(desk: Any) -> None:
@@ -179,7 +180,7 @@ def test_a_member_that_fails_is_set_aside_and_its_step_is_redone_by_the_others(d
     assert desk.told("a", m.Freeze)[-1].reason == "b has failed: out of memory"
     for name in "ac":
         desk.froze(name, generation=number, step=3)
-    assert desk.books.roster == ["a", "c"]
+    assert desk.books.run.roster == ["a", "c"]
     assert not desk.told_of("worker_lost")
     again(desk, "b")
     assert desk.state("b") == "refused"
@@ -205,7 +206,7 @@ def test_different_steps_on_different_workers_are_different_things(desk: Any) ->
     number = desk.all_run("a", "c")
     fails(desk, "c", step=30)
     desk.froze("a", generation=number, step=30)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
     fails(desk, "a", step=31)
     assert verdict(desk) == "a: boom"
 
@@ -244,7 +245,7 @@ def test_a_member_may_fail_on_its_way_back(desk: Any) -> None:
     assert desk.state("b") == "warming"
     fails(desk, "b", step=3)
     assert desk.state("b") == "released"
-    assert desk.books.set_aside["b"].at == 3
+    assert desk.books.isolation.set_aside["b"].at == 3
     fails(desk, "b", step=3)
     assert len(desk.told_of("worker_set_aside")) == 1
 
@@ -256,7 +257,7 @@ def test_what_is_said_again_on_another_connection_counts_once(desk: Any) -> None
     fails(desk, "b")
     desk.register("b")  # the same process
     fails(desk, "b")
-    assert desk.books.set_aside["b"].again == 1
+    assert desk.books.isolation.set_aside["b"].again == 1
     assert desk.state("b") == "released"
 
 
@@ -297,15 +298,15 @@ def test_the_last_that_remembers_is_not_let_go_after_it_has_frozen_either(desk: 
 
 def joins(desk: Any, name: str, *, step: int) -> None:
     """It is warm; the generation ends at `step` steps for its sake, and another one forms."""
-    members = list(desk.books.roster)
+    members = list(desk.books.run.roster)
     for member in members:
         desk.beat(member, step=step)
-    number = desk.books.generation
+    number = desk.books.run.generation
     desk.warm_up(name)
     desk.tick(desk.now + 1.0)
     for member in members:
         desk.froze(member, generation=number, step=step)
-    assert desk.books.roster == sorted([*members, name])
+    assert desk.books.run.roster == sorted([*members, name])
 
 
 def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(desk: Any) -> None:
@@ -315,8 +316,8 @@ def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(desk
     fails(desk, "a", "no memory to give it away", step=1000)
     assert desk.state("a") == "forming"
     assert desk.books.job.reason == "a: no memory to give it away"
-    desk.froze("a", generation=desk.books.generation, step=1000)
-    desk.froze("b", generation=desk.books.generation, step=0, held=())
+    desk.froze("a", generation=desk.books.run.generation, step=1000)
+    desk.froze("b", generation=desk.books.run.generation, step=0, held=())
     assert [order.step for order in desk.told("a", m.Save)] == [1000]
 
 
@@ -372,13 +373,13 @@ def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(des
         joins(desk, name, step=step)
         fails(desk, name, "out of memory", step=0)
         assert desk.state(name) == "released"
-        assert desk.books.set_aside[name].at == WARM_UP
+        assert desk.books.isolation.set_aside[name].at == WARM_UP
         for member in "cd":
-            desk.froze(member, generation=desk.books.generation, step=step)
+            desk.froze(member, generation=desk.books.run.generation, step=step)
         desk.all_run("c", "d")
     assert not desk.books.job.verdict
     assert desk.books.job.steps_lost == 0
-    assert desk.books.roster == ["c", "d"]
+    assert desk.books.run.roster == ["c", "d"]
 
 
 def test_what_fails_on_two_at_the_very_beginning_fails_the_job(desk: Any) -> None:
@@ -440,7 +441,7 @@ def test_what_a_worker_says_of_its_failure_is_bounded(desk: Any) -> None:
     desk.register("b")
     say = m.Failed(job="j-1", reason="r" * 16_000, traceback="x" * 16_000 + "end", step=0)
     desk.say("b", say)
-    kept = desk.books.set_aside["b"].failed
+    kept = desk.books.isolation.set_aside["b"].failed
     assert len(kept.reason) == MAX_REASON_CHARACTERS
     assert len(kept.traceback) == MAX_TRACEBACK_CHARACTERS
     assert kept.traceback.endswith("end")
@@ -459,7 +460,7 @@ def test_who_is_set_aside_has_a_part_in_the_next_job(desk: Any) -> None:
     desk.finished("a", generation=1, step=3)
     assert [one.job for one in desk.told("b", m.Prepare)] == ["j-1", "j-2"]
     assert desk.state("b") == "warming"
-    assert desk.books.set_aside == {}
+    assert desk.books.isolation.set_aside == {}
 
 
 @pytest.mark.parametrize("tries", [1, 2])

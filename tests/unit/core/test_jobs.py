@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from dtd.core import jobs
-from dtd.core.membership_events import CancelRequested, DeleteRequested, Job, Submitted
+from dtd.core.membership_events import CancelRequested, DeleteRequested, Submitted
+from dtd.core.records import Job
 from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from dtd.core import roster
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Holdings, Job, Registration, Worker
 from dtd.wire import messages as m
 
 WARMED = m.Warmed(
@@ -22,16 +22,24 @@ WARMED = m.Warmed(
 def worker(name: str, generation: int = 0, step: int = 0, where: str = "none") -> Worker:
     held = m.Held(job="j", generation=generation, step=step, digest="", where=where)
     return Worker(
-        name=name,
-        incarnation=1,
-        pid=1,
-        host="h",
-        device="cpu",
-        data_host="h",
-        data_port=1,
-        version="0",
-        held=held,
+        registration=Registration(
+            name=name,
+            incarnation=1,
+            pid=1,
+            host="h",
+            device="cpu",
+            data_host="h",
+            data_port=1,
+            version="0",
+        ),
+        holdings=Holdings(held=held),
     )
+
+
+def left(one: Worker, generation: int) -> Worker:
+    """It has reported FROZEN in this generation."""
+    one.holdings.frozen_in = generation
+    return one
 
 
 def names(workers: list[Worker]) -> list[str]:
@@ -149,7 +157,8 @@ def test_search_is_bounded() -> None:
 def memory(name: str, generation: int, step: int, prepared: roster.Key | None = None) -> Worker:
     """A member of generation 2 that has frozen."""
     one = worker(name, generation, step, "memory")
-    return replace(one, prepared=prepared or (generation, step), frozen_in=2)
+    one.holdings.prepared, one.holdings.frozen_in = prepared or (generation, step), 2
+    return one
 
 
 def a_job(**more: Any) -> Job:
@@ -170,12 +179,12 @@ CASES: dict[str, tuple[list[Worker], roster.Key]] = {
         (2, 7),
     ),
     "one who was to join lacks the state": (
-        [memory("a", 1, 4, (2, 5)), replace(worker("b"), frozen_in=2)],
+        [memory("a", 1, 4, (2, 5)), left(worker("b"), 2)],
         (1, 4),
     ),
     "a stranger has no say": ([memory("a", 2, 6, (2, 7)), worker("b")], (2, 7)),
     "who ended another generation has no say": (
-        [memory("a", 2, 6, (2, 7)), replace(memory("b", 1, 3), frozen_in=1)],
+        [memory("a", 2, 6, (2, 7)), left(memory("b", 1, 3), 1)],
         (2, 7),
     ),
     "prepared in an older generation, and it was decided to redo it": (
@@ -211,7 +220,8 @@ def test_who_can_commit_the_step_holds_its_state() -> None:
 
 
 def test_what_is_on_disk_cannot_commit_a_step() -> None:
-    disk = replace(worker("a", 2, 6, "checkpoint"), prepared=(2, 7))
+    disk = worker("a", 2, 6, "checkpoint")
+    disk.holdings.prepared = (2, 7)
     assert not roster.holds(disk, (2, 7))
     assert roster.holds(disk, (2, 6))
 
@@ -222,7 +232,7 @@ def test_of_a_fresh_state_the_lowest_rank_gives_its_own() -> None:
 
 
 def test_worker_that_reported_nothing_holds_nothing() -> None:
-    silent = replace(worker("a"), held=None)
+    silent = replace(worker("a"), holdings=Holdings())
     assert roster.held_key(silent) == (0, 0)
     assert not roster.holds(silent, (0, 0))
 
@@ -260,7 +270,9 @@ def test_finished_worker_holds_the_last_step_in_memory() -> None:
 
 
 def test_roster_id_tells_jobs_generations_and_incarnations_apart() -> None:
-    one, other = [worker("a"), worker("b")], [worker("a"), replace(worker("b"), incarnation=2)]
+    again = worker("b")
+    again.registration = replace(again.registration, incarnation=2)
+    one, other = [worker("a"), worker("b")], [worker("a"), again]
     ids = {
         roster.roster_id("j", 1, one, start=(0, 0)),
         roster.roster_id("j", 1, one, start=(0, 1)),

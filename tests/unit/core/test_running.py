@@ -13,9 +13,13 @@ from dtd.wire import messages as m
 def test_heartbeats_of_running_members_count_as_progress(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a")
-    assert desk.books.fruitless == 1
+    assert desk.books.setbacks.no_progress_generations == 1
     desk.beat("a", step=3)
-    assert (desk.books.fruitless, job.step, desk.books.advanced_at) == (0, 3, desk.now)
+    assert (desk.books.setbacks.no_progress_generations, job.step, desk.books.run.advanced_at) == (
+        0,
+        3,
+        desk.now,
+    )
 
 
 def test_heartbeat_of_another_generation_or_job_is_no_progress(desk: Any) -> None:
@@ -32,8 +36,8 @@ def test_steps_that_only_a_frozen_report_tells_of_are_progress(desk: Any) -> Non
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=2)
     desk.froze("b", generation=number, step=2)
-    assert (job.step, desk.books.generation_state) == (2, GenerationState.FORMING)
-    assert desk.books.fruitless == 1  # of the generation that forms now
+    assert (job.step, desk.books.run.phase) == (2, GenerationState.FORMING)
+    assert desk.books.setbacks.no_progress_generations == 1  # of the generation that forms now
 
 
 def test_a_step_counts_once_two_members_bear_it_out(desk: Any) -> None:
@@ -90,7 +94,7 @@ def test_ready_worker_joins_at_the_step_boundary(desk: Any) -> None:
     assert (freeze.at_boundary, freeze.stop, freeze.reason) == (True, False, "b joins")
     assert desk.books.workers["b"].reason == "joins at the next step boundary"
     desk.froze("a", generation=number, step=3)
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
 
 
 def test_joiners_that_warm_up_are_taken_in_together(desk: Any) -> None:
@@ -127,7 +131,7 @@ def test_standby_waits_until_there_is_room_and_is_used_at_once(desk: Any) -> Non
     assert desk.told("a", m.Freeze) == []
     desk.lost("a")
     desk.froze("b", generation=number, step=3)
-    assert desk.books.roster == ["b", "c"]
+    assert desk.books.run.roster == ["b", "c"]
 
 
 def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any) -> None:
@@ -137,12 +141,12 @@ def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any
     desk.say("a", m.Leave(reason="stop"))
     desk.saved_checkpoint("a", generation=number, step=3)
     desk.froze("a", generation=number, step=3)
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     number = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=number, step=4)
     assert desk.state("a") == "released"
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
 
 
 @pytest.mark.parametrize("why", ["finishing", "stopping"])
@@ -165,7 +169,7 @@ def test_who_would_not_fit_in_ends_nothing(desk: Any) -> None:
     number = desk.run_generation("a", "b", "c")
     for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
         desk.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
-    assert (desk.books.roster, desk.state("a")) == (["b", "c"], "barred")
+    assert (desk.books.run.roster, desk.state("a")) == (["b", "c"], "barred")
     desk.all_run("b", "c")
     worker = desk.books.workers["a"]
     worker.state = worker.state.READY
@@ -185,8 +189,8 @@ def test_member_that_fetched_the_state_holds_it_as_well(desk: Any) -> None:
     desk.all_run("a", "c")
     for other in "de":
         desk.register(other)
-        desk.books.links.accuse("c", other, "silent")
-    desk.books.links.judge({"a", "c", "d", "e"}, desk.now)
+        desk.books.isolation.links.accuse("c", other, "silent")
+    desk.books.isolation.links.judge({"a", "c", "d", "e"}, desk.now)
     before = len(desk.told("a", m.Freeze))
     for other in "de":
         desk.warmed(other)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dtd.core import saving
-from dtd.core.membership_events import CancelRequested, Job, ResumeRequested, Submitted
+from dtd.core.membership_events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.records import Job
 from dtd.core.save_orders import FIRST_RETRY_S, WRITING_S
 from dtd.core.transitions import JobState
 from dtd.errors import RequestRefused
@@ -120,14 +121,14 @@ def test_if_all_who_remember_die_the_end_is_trained_again(desk: Any) -> None:
     assert desk.told("idle", m.Prepare)
     desk.warmed("idle")
     desk.tick(desk.now + 4 * 3600.0)
-    assert desk.books.start_step == 0
+    assert desk.books.run.start_step == 0
     assert job.steps_lost == 10
 
 
 def test_one_that_returns_with_the_state_is_waited_for(desk: Any) -> None:
     job = finished_unsaved(desk, "a", "b")
     desk.lost("b")
-    desk.back("b", "finished", generation=1, roster_id=desk.books.roster_id)
+    desk.back("b", "finished", generation=1, roster_id=desk.books.run.roster_id)
     desk.lost("a")
     assert job.state is JobState.SAVING
     assert desk.core.explain() == "waiting for a, who may hold a state that is not saved"
@@ -274,9 +275,11 @@ def test_a_newer_state_that_comes_back_is_saved_instead(desk: Any) -> None:
     number = desk.run_generation("a", "b", "c")
     desk.lost("c")
     desk.lost("b")
-    roster_id = desk.books.roster_id
+    roster_id = desk.books.run.roster_id
     desk.froze("a", generation=number, step=5)
-    desk.books.workers["a"].frozen_in = 0  # as if it had it from before the last generation
+    desk.books.workers[
+        "a"
+    ].holdings.frozen_in = 0  # as if it had it from before the last generation
     desk.back("b", "frozen", generation=number, roster_id=roster_id)
     cancel(desk)
     assert asked(desk, "a") == [(1, 5)]

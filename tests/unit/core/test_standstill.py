@@ -53,7 +53,7 @@ def test_member_that_is_stuck_is_told_to_start_afresh(desk: Any) -> None:
     ]
     assert released(desk) == ["b"]
     desk.froze("a", generation=number, step=17)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_where_it_is_stuck_may_be_unknown(desk: Any) -> None:
@@ -139,7 +139,7 @@ def test_several_alike_are_put_out_after_long_where_others_remember(desk: Any) -
     assert "c stood still alike" in desk.told_of("training_stalled")[0].message
     assert released(desk) == ["b", "c"]
     desk.froze("a", generation=number, step=17)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_one_that_stood_still_much_later_is_not_alike(desk: Any) -> None:
@@ -200,7 +200,7 @@ def test_a_joiner_that_hangs_while_it_takes_over_costs_nothing(desk: Any) -> Non
     number = train(desk, "a")
     desk.warm_up("b")
     desk.froze("a", generation=number, step=17)
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     desk.beat("b", **STUCK)
     assert released(desk) == ["b"]
 
@@ -254,14 +254,14 @@ def test_who_is_seen_to_get_on_has_all_the_time_to_freeze(desk: Any) -> None:
     desk.silence(600.0, "a", "b", stalled_s=0.2, patience_s=5.0)
     assert [one.name for one in desk.disconnected] == []
     desk.froze("b", generation=number, step=17)
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
 
 
 def test_who_has_not_heard_of_the_generation_yet_is_not_late(desk: Any) -> None:
     """Its assignment waits until it is written down."""
     desk.submit()
     desk.warm_up("a", "b", "c")
-    number = desk.books.generation
+    number = desk.books.run.generation
     desk.lost("c")
     desk.silence(30.0, "a", "b", generation=number - 1)
     assert desk.disconnected == []
@@ -275,7 +275,7 @@ def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(desk: 
     (told,) = desk.told_of("training_stalled")
     assert "did not freeze in time" in told.message
     assert "a: its training thread does not answer" in desk.core.explain()
-    desk.froze("a", generation=desk.books.generation, step=17)
+    desk.froze("a", generation=desk.books.run.generation, step=17)
     assert [one.worker for one in desk.told_of("training_goes_on")] == ["a"]
 
 
@@ -287,7 +287,7 @@ def test_who_comes_back_with_the_newest_memory_and_hangs_is_kept(desk: Any) -> N
     assert desk.disconnected == []
     assert "came back and did not freeze" in desk.told_of("training_stalled")[0].message
     desk.froze("a", generation=number, step=17)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_who_comes_back_and_gets_on_is_waited_for(desk: Any) -> None:
@@ -322,11 +322,11 @@ def test_nobody_is_given_more_time_than_the_job_can_have_led_to(
     """A member that lies kept a job that was to end waiting for ever."""
     train(desk, "a", "b")
     desk.beat("b", step=5, **said)
-    beat = desk.books.workers["b"].heartbeat
+    beat = desk.books.workers["b"].liveness.heartbeat
     assert (beat.patience_s, beat.step_s) == believed
 
 
 def test_without_a_job_there_is_nothing_to_measure_patience_by(desk: Any) -> None:
     desk.register("a")
     desk.beat("a", patience_s=1e9)
-    assert desk.books.workers["a"].heartbeat.patience_s == 1e9
+    assert desk.books.workers["a"].liveness.heartbeat.patience_s == 1e9

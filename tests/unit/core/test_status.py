@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import Books
+from dtd.core.books import ClusterState, Run
 from dtd.core.detector import Detector
-from dtd.core.membership_events import Job, Worker
+from dtd.core.records import Job, Liveness, Registration, Worker
 from dtd.core.status import EndedJob, status_of
 from dtd.core.transitions import JobState, WorkerState
 from dtd.wire import messages as m
@@ -20,34 +20,38 @@ def beat(own_s: float, step_s: float = 0.1, **more: Any) -> m.Heartbeat:
     return m.Heartbeat(state="running", own_s=own_s, step_s=step_s, **more)
 
 
-def books(*beats: m.Heartbeat | None, **job: Any) -> Books:
+def books(*beats: m.Heartbeat | None, **job: Any) -> ClusterState:
     """A running job whose members sent these."""
-    made = Books(
+    made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        generation=3,
+        run=Run(generation=3),
     )
     for rank, one in enumerate(beats):
         name = f"w-{rank}"
         made.workers[name] = Worker(
-            name=name,
-            incarnation=1,
-            pid=100 + rank,
-            host="h",
-            device="cpu",
-            data_host="h",
-            data_port=1,
-            version="0",
+            registration=Registration(
+                name=name,
+                incarnation=1,
+                pid=100 + rank,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
             state=WorkerState.RUNNING,
-            heartbeat=one,
+            liveness=Liveness(heartbeat=one),
         )
-        made.roster.append(name)
+        made.run.roster.append(name)
     made.job = Job(id="j-1", spec=SPEC, state=JobState.RUNNING, generation=3, **job)
     return made
 
 
-def status(made: Books, *, now: float = 0.0, last_job: EndedJob | None = None) -> dict[str, Any]:
+def status(
+    made: ClusterState, *, now: float = 0.0, last_job: EndedJob | None = None
+) -> dict[str, Any]:
     return status_of(
         made, explain="", address="a", uptime_s=1.0, version="0", now=now, last_job=last_job
     )
@@ -63,7 +67,7 @@ def test_only_running_members_are_compared():
     made.workers["w-1"].state = WorkerState.FROZEN
     assert status(made)["job"]["straggler"] is None
     made.workers["w-1"].state = WorkerState.RUNNING
-    made.roster.remove("w-1")
+    made.run.roster.remove("w-1")
     assert status(made)["job"]["straggler"] is None
 
 
@@ -122,7 +126,7 @@ def test_nobody_hears_from_those_who_are_not_there(state):
     for name in made.workers:
         made.detector.watch(name, 1.0)
     made.workers["w-1"].state = state
-    made.roster.remove("w-1")
+    made.run.roster.remove("w-1")
     here, gone = status(made, now=1.5)["workers"]
     assert (here["last_heartbeat_s"], gone["last_heartbeat_s"]) == (0.5, None)
     assert (gone["rank"], gone["state"], gone["step"]) == (None, state.value, 0)

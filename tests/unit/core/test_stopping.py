@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership_events import CancelRequested, Job
+from dtd.core.membership_events import CancelRequested
+from dtd.core.records import Job
 from dtd.core.stopping import BOUNDARY_S, LEAVE_S
 from dtd.core.transitions import JobState
 from dtd.wire import messages as m
@@ -23,7 +24,7 @@ def computing(desk: Any) -> Job:
 
 def busy(desk: Any, until: float) -> None:
     """Time passes, and the threads get on all the while."""
-    figures = {"job": "j-1", "generation": desk.books.generation, "step": 5}
+    figures = {"job": "j-1", "generation": desk.books.run.generation, "step": 5}
     desk.silence(until, "a", "b", stalled_s=2.0, patience_s=1e6, **figures)
 
 
@@ -72,7 +73,7 @@ def test_the_next_job_has_its_own_time(desk: Any) -> None:
     for name in "ab":
         desk.finished(name, generation=1, step=5)
     desk.submit("j-2")
-    assert desk.books.stop_by is None
+    assert desk.books.ending.stop_by is None
 
 
 def test_who_has_finished_is_not_put_out_with_who_has_not(desk: Any) -> None:

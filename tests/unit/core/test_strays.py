@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership_events import Job, Submitted
+from dtd.core.membership_events import Submitted
+from dtd.core.records import Job
 from dtd.wire import messages as m
 
 OURS = "store-a.1.j-1.0f"
@@ -30,7 +31,7 @@ def test_worker_of_a_namesake_of_the_job_is_let_go_with_what_it_holds(desk: Any)
     desk.register("a", job="j-1", generation=3, identity=THEIRS)
     (release,) = desk.told("a", m.Release)
     assert (release.state, "another coordinator's store" in release.reason) == ("unknown", True)
-    assert desk.books.highest_seen == 0
+    assert desk.books.run.highest_seen == 0
     assert not desk.told("a", m.Freeze)
 
 
@@ -66,7 +67,7 @@ def test_stray_of_a_store_that_has_counted_further_is_let_go_too(desk: Any) -> N
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
     assert [desk.told(name, m.Release)[0].state for name in "ab"] == ["unknown", "unknown"]
     assert not desk.disconnected
-    assert desk.books.highest_seen == 0
+    assert desk.books.run.highest_seen == 0
 
 
 def test_what_follows_upon_a_register_that_was_turned_away_is_passed_over(desk: Any) -> None:

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from dtd.core import suspicion
-from dtd.core.membership_events import Job, Submitted, Ticked
+from dtd.core.membership_events import Submitted, Ticked
+from dtd.core.records import Job
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 
@@ -70,7 +71,7 @@ def test_neighbours_word_and_missed_beats_evict(desk: Any, evidence: str) -> Non
     desk.froze("a", generation=number, step=0, suspect="b", evidence=evidence)
     assert desk.state("b") == "lost"
     assert "silent towards its neighbour" in desk.disconnected[0].reason
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk: Any) -> None:
@@ -81,7 +82,7 @@ def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk
     assert desk.disconnected == []
     desk.froze("c", generation=number, step=0, suspect="b", evidence="ended")
     assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
-    assert desk.books.roster == ["a", "c"]
+    assert desk.books.run.roster == ["a", "c"]
 
 
 def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(desk: Any) -> None:
@@ -92,7 +93,7 @@ def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(desk: A
     assert desk.disconnected == []
     desk.silence(0.75, "a")
     assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(desk: Any) -> None:
@@ -100,7 +101,7 @@ def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(desk:
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
     desk.lost("b", farewell=False)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 @pytest.mark.parametrize("evidence", ["ended", "diverged"])
@@ -114,8 +115,8 @@ def test_one_members_word_puts_nobody_out(desk: Any, names: str, evidence: str) 
     for name in names[1:]:
         desk.froze(name, generation=number, step=3, digest="x")
     assert desk.disconnected == []
-    assert desk.books.roster == list(names)
-    assert desk.books.start_step == 3
+    assert desk.books.run.roster == list(names)
+    assert desk.books.run.start_step == 3
     told = [one.worker for one in desk.told_of("report_contradicted")]
     assert told == (["a"] if evidence == "diverged" else [])
 
@@ -164,7 +165,7 @@ def test_member_whose_connection_and_ring_are_both_gone_is_lost_at_once(desk: An
     assert desk.state("b") == "away"
     desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
     assert desk.state("b") == "lost"
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 @pytest.mark.parametrize("suspect", ["", "nobody", "c"])
@@ -188,7 +189,7 @@ def test_who_differs_from_the_majority_starts_afresh(desk: Any) -> None:
     assert desk.disconnected == []
     desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
     assert [one.name for one in desk.disconnected] == ["c"]
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     assert [one.worker for one in desk.told_of("replicas_diverged")] == ["a", "b"]
     assert desk.told_of("report_contradicted") == []
 
@@ -207,7 +208,7 @@ def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(
     desk.froze("b", generation=number, step=3, digest="x")
     assert desk.state("c") == "lost"
     assert desk.told("c", m.Release)[-1].state == "evicted"
-    assert (desk.books.roster, desk.books.start_step) == (["a", "b"], 3)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b"], 3)
 
 
 def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(desk: Any) -> None:
@@ -218,7 +219,7 @@ def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(des
     desk.froze("c", generation=number, step=3, digest="x")
     assert [one.name for one in desk.disconnected] == ["a"]
     assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
-    assert desk.books.roster == ["b", "c"]
+    assert desk.books.run.roster == ["b", "c"]
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])
@@ -231,7 +232,7 @@ def test_one_members_word_that_none_has_a_majority_costs_nobody_its_memory(
     for name in names[1:]:
         desk.froze(name, generation=number, step=3, digest="x")
     assert desk.disconnected == []
-    assert desk.books.start_step == 3
+    assert desk.books.run.start_step == 3
     assert desk.books.job.divergences == ()
     assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
 
@@ -247,7 +248,7 @@ def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, dig
     more = {"compared_step": 3, "compared_digest": digest} if digest else {}
     desk.froze("c", generation=number, step=6, **more)
     assert desk.disconnected == []
-    assert desk.books.roster == ["a", "b", "c"]
+    assert desk.books.run.roster == ["a", "b", "c"]
 
 
 def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
@@ -260,7 +261,7 @@ def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
     desk.froze("a", generation=number, step=3, evidence="diverged", digest="y")
     desk.froze("b", generation=number, step=3, digest="x")
     assert [one.name for one in desk.disconnected] == ["a"]
-    assert (desk.books.roster, desk.books.start_step) == (["b"], 3)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 3)
     assert desk.books.job.divergences == ()
 
 
@@ -299,9 +300,9 @@ def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(de
     for name in "bc":
         desk.register(name, incarnation=2)
         desk.warmed(name)
-    number = desk.books.generation
+    number = desk.books.run.generation
     assert [one.holds for one in desk.told("a", m.Assign)[-1].roster].count(True) == 1
-    for name, digest in zip(desk.books.roster, "xyy", strict=False):
+    for name, digest in zip(desk.books.run.roster, "xyy", strict=False):
         desk.froze(name, generation=number, step=0, digest=digest)
     assert desk.disconnected == []
 
@@ -379,7 +380,7 @@ def test_bits_that_flip_at_different_points_do_not_fail_the_job(desk: Any) -> No
     diverge(desk, "a", "b", step=100)
     diverge(desk, "a", "b", step=100, differs="model.b")
     assert not desk.ended
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
 
 
 def test_who_knows_what_differed_may_report_later(desk: Any) -> None:
@@ -431,7 +432,7 @@ def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:
     desk.say("b", m.Probed(name="a", reachable=False, reason="no route"))
     assert desk.told_of("link_good") == []
     desk.say("b", m.Probed(name="a", reachable=True))
-    assert desk.books.links.bad == frozenset()
+    assert desk.books.isolation.links.bad == frozenset()
     assert len(desk.told_of("link_good")) == 1
 
 
@@ -448,6 +449,6 @@ def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(desk:
 
 
 def test_the_next_job_has_no_disputed_state(desk: Any) -> None:
-    desk.books.distrusted = 3
+    desk.books.trust.distrusted = 3
     desk.submit()
-    assert desk.books.distrusted == 0
+    assert desk.books.trust.distrusted == 0

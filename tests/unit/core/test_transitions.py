@@ -117,7 +117,7 @@ def test_the_invariants_do_not_hold_after_what_is_impossible(desk: Any, move: An
     with pytest.raises(ImpossibleTransition):
         move(desk)
     assert desk.state("a") == "running"
-    assert desk.books.generation_state is GenerationState.RUNNING
+    assert desk.books.run.phase is GenerationState.RUNNING
     with pytest.raises(AssertionError, match="cannot have"):
         desk.core.check_invariants()
 

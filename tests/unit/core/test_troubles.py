@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dtd import troubles
-from dtd.core.books import Books, Here
+from dtd.core.books import ClusterState, CoordinatorIdentity
 from dtd.core.detector import Detector
 from dtd.core.introduction import newcomer
 from dtd.core.transitions import WorkerState
@@ -74,13 +74,12 @@ def test_what_stands_lasts_until_it_is_not_found_any_more() -> None:
 
 
 @pytest.fixture
-def books() -> Books:
-    made = Books(
+def books() -> ClusterState:
+    made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        generation=0,
-        here=Here(version="0.1.0", host="chief", store_id="s", epoch=1),
+        identity=CoordinatorIdentity(version="0.1.0", host="chief", store_id="s", epoch=1),
     )
     for name, host in (("w-0", "10.0.0.1"), ("w-1", "fd00::1")):
         message = m.Register(
@@ -97,14 +96,14 @@ def books() -> Books:
     return made
 
 
-def test_a_healthy_cluster_has_none(books: Books) -> None:
+def test_a_healthy_cluster_has_none(books: ClusterState) -> None:
     assert standing(books) == []
 
 
-def test_refused_workers_are_named_with_their_hosts(books: Books) -> None:
+def test_refused_workers_are_named_with_their_hosts(books: ClusterState) -> None:
     one, other = books.workers.values()
     one.state, one.foreign = WorkerState.REFUSED, True
-    books.workers["w-0"] = one = replace(one, version="9.9.0")
+    one.registration = replace(one.registration, version="9.9.0")
     other.state, other.reason = WorkerState.REFUSED, "its dataset has 10 rows, not 12"
     version, unfit = standing(books)
     assert (version.kind, version.where) == ("version", "w-0")
@@ -116,9 +115,9 @@ def test_refused_workers_are_named_with_their_hosts(books: Books) -> None:
     )
 
 
-def test_a_dead_link_is_named_with_both_data_ports(books: Books) -> None:
-    books.links.accuse("w-0", "w-1", "unreachable")
-    books.links.judge(["w-0", "w-1"], 0.0)
+def test_a_dead_link_is_named_with_both_data_ports(books: ClusterState) -> None:
+    books.isolation.links.accuse("w-0", "w-1", "unreachable")
+    books.isolation.links.judge(["w-0", "w-1"], 0.0)
     [found] = standing(books)
     assert found.message == (
         "no connection between w-0 (data port 10.0.0.1:7000) and w-1 (data port [fd00::1]:7000)"
@@ -129,8 +128,10 @@ def test_a_dead_link_is_named_with_both_data_ports(books: Books) -> None:
         books.workers[name] = kept
 
 
-def test_who_is_kept_although_it_stands_still_is_named_with_the_way_out(books: Books) -> None:
-    books.workers["w-1"].kept = "nobody else that gets on remembers step 7"
+def test_who_is_kept_although_it_stands_still_is_named_with_the_way_out(
+    books: ClusterState,
+) -> None:
+    books.workers["w-1"].liveness.kept = "nobody else that gets on remembers step 7"
     [found] = standing(books)
     assert found.message == (
         "w-1 on host-of-w-1 stands still and is kept, since nobody else that gets on remembers"

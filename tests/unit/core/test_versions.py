@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.books import Here
+from dtd.core.books import CoordinatorIdentity
 from dtd.wire import messages as m
 
-HERE = Here(version="0.2.1", host="head", store_id="store", epoch=3)
+HERE = CoordinatorIdentity(version="0.2.1", host="head", store_id="store", epoch=3)
 
 
 @pytest.fixture
 def desk(make_desk):
-    return make_desk(here=HERE)
+    return make_desk(identity=HERE)
 
 
 def register(desk, version, name="a", **more):
@@ -77,7 +77,7 @@ def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
     old = make_desk()
     old.submit()
     number = old.run_generation("a")
-    desk = make_desk(here=HERE, last_generation=number)
+    desk = make_desk(identity=HERE, last_generation=number)
     job = old.books.job
     desk.submit(job.id)
     more = {"job": job.id, "generation": number, "roster_id": 5, "phase": "running"}

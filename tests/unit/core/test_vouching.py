@@ -93,7 +93,7 @@ def test_what_is_remembered_is_bounded(desk: Any) -> None:
         agree(desk, "b", step)
     assert len(job.agreed) == vouching.MAX_CONFIRMED
     assert vouching.remembered(job.agreed)[-1].step == vouching.MAX_CONFIRMED + 9
-    assert not desk.books.agreed
+    assert not desk.books.trust.agreed
 
 
 def test_only_members_of_the_newest_generation_confirm(desk: Any) -> None:
@@ -105,9 +105,9 @@ def test_only_members_of_the_newest_generation_confirm(desk: Any) -> None:
     assert words == {"a": Word.COUNTS, "b": Word.COUNTS, "c": Word.FALSE}
     beyond = m.Agreed(job="j-1", generation=1, step=10_001, digest="d")
     assert hearing.judge(desk.books, "a", beyond).word is Word.FALSE
-    desk.books.workers["c"].jobs = ()
+    desk.books.workers["c"].participation.jobs = ()
     assert hearing.judge(desk.books, "c", said).word is Word.OUT_OF_TURN
-    desk.books.workers["a"].took_part = 0
+    desk.books.workers["a"].participation.generation = 0
     state = m.Agreed(job="j-1", generation=0, step=5, digest="d")
     assert hearing.judge(desk.books, "a", state).word is Word.LATE
     other = m.Agreed(job="j-9", generation=1, step=5, digest="d")
@@ -148,7 +148,7 @@ def test_claims_of_one_worker_are_bounded(desk: Any) -> None:
     desk.run_generation("a", "b")
     for step in range(1_000, 1_100):
         save(desk, "a", step)
-    assert len(desk.books.claims["a"]) == vouching.MAX_CLAIMS
+    assert len(desk.books.trust.claims["a"]) == vouching.MAX_CLAIMS
 
 
 @pytest.mark.parametrize(("key", "counts"), [((1, 3), True), ((1, 4), False), ((2, 3), False)])
@@ -190,4 +190,6 @@ def test_who_tells_of_many_states_has_no_others_forgotten(desk: Any) -> None:
         vouching.agreed(desk.books, job, "c", forged)
     agree(desk, "b", 5)
     assert verdict(desk, 5) == VERIFIED
-    assert len(desk.books.agreed) == vouching.MAX_OPEN + 1  # and step 6, of which "a" has told
+    assert (
+        len(desk.books.trust.agreed) == vouching.MAX_OPEN + 1
+    )  # and step 6, of which "a" has told

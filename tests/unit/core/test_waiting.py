@@ -26,7 +26,7 @@ def test_first_generation_waits_for_all_who_warm_up(desk: Any) -> None:
     assert job.state is JobState.WARMING
     assert desk.core.explain() == "warming up: b"
     desk.warmed("b")
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
 
 
 def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
@@ -34,9 +34,9 @@ def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
     desk.warm_up("a")
     assert desk.core.explain() == "settling: giving late workers a moment to join"
     desk.tick(1.5)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.tick(2.0)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_the_moment_begins_anew_when_somebody_comes(desk: Any) -> None:
@@ -45,9 +45,9 @@ def test_the_moment_begins_anew_when_somebody_comes(desk: Any) -> None:
     desk.tick(1.5)
     desk.warm_up("b")
     desk.tick(3.0)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.tick(3.5)
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
 
 
 def test_survivors_do_not_wait_for_those_who_warm_up(desk: Any) -> None:
@@ -57,7 +57,7 @@ def test_survivors_do_not_wait_for_those_who_warm_up(desk: Any) -> None:
     desk.register("b", incarnation=2)
     desk.froze("a", generation=number, step=5)
     assert desk.state("b") == "warming"
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
@@ -65,7 +65,7 @@ def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
     number = desk.run_generation("a", "b")
     desk.register("b", job="j-1", generation=number)
     desk.froze("a", generation=number, step=5, prepared=(number, 6))
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.froze("b", generation=number, step=6)
     assert desk.told("a", m.Assign)[-1].held_step == 6
 
@@ -85,7 +85,7 @@ def test_after_a_total_loss_it_goes_on_once_all_are_back(desk: Any) -> None:
     )
     desk.register("b", incarnation=2)
     desk.warmed("b")
-    assert desk.books.roster == ["a", "b"]
+    assert desk.books.run.roster == ["a", "b"]
     assert job.steps_lost == 9
 
 
@@ -97,9 +97,9 @@ def test_after_a_total_loss_nobody_is_waited_for_forever(desk: Any) -> None:
     desk.register("a", incarnation=2)
     desk.warmed("a")
     desk.tick(RESUME_WAIT_S - 1)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.tick(RESUME_WAIT_S)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_standby_does_not_begin_again_while_a_member_may_come_back(desk: Any) -> None:
@@ -108,7 +108,7 @@ def test_standby_does_not_begin_again_while_a_member_may_come_back(desk: Any) ->
     desk.warm_up("b")
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=number, step=9))
     desk.lost("a")
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.register("a", job="j-1", generation=number)
     desk.froze("a", generation=number, step=20)
     assert desk.told("a", m.Assign)[-1].held_step == 20
@@ -121,7 +121,7 @@ def test_holder_of_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
     desk.say("a", m.Leave(reason="stop"))
     for name in "ab":
         desk.froze(name, generation=number, step=5)
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
     desk.register("b", incarnation=2)
     desk.warmed("b")
     assert "waiting for a" in desk.core.explain()
@@ -152,10 +152,10 @@ def test_joiner_that_never_got_the_state_is_no_survivor(desk: Any) -> None:
     desk.register("c", job="j-1", generation=number)
     desk.froze("c", generation=number, step=4, held_generation=number)
     desk.froze("a", generation=second, step=5, held_generation=number)
-    assert desk.books.roster == ["a", "c"]
+    assert desk.books.run.roster == ["a", "c"]
     desk.lost("a")
     desk.froze("c", generation=second + 1, step=4, held_generation=number)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     assert "waiting for a" in desk.core.explain()
     desk.register("a", job="j-1", generation=second + 1)
     desk.froze("a", generation=second + 1, step=5, held_generation=number)
@@ -182,7 +182,7 @@ def test_member_that_has_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
     desk.lost("b")
     desk.register("b", incarnation=2)
     desk.warmed("b")
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     assert "waiting for a" in desk.core.explain()
 
 
@@ -204,9 +204,9 @@ def test_operator_may_say_that_nobody_comes_back(desk: Any) -> None:
     desk.lost("b")
     desk.register("a", incarnation=2)
     desk.warmed("a")
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.handle(ResumeRequested(job="j-1"))
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
     assert job.steps_lost == 9
     assert "job_resumed" in desk.kinds()
 
@@ -234,7 +234,7 @@ def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(desk
     desk.silence(2.0)
     desk.silence(90.0, "c")
     desk.warmed("c")
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     assert f"generation {number} may still run there" in desk.core.explain()
     desk.register("b", incarnation=2)
     assert desk.core.explain() == "warming up: b"
@@ -242,7 +242,7 @@ def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(desk
     assert "waiting for a" in desk.core.explain()
     desk.register("a", incarnation=2)
     desk.warmed("a")
-    assert desk.books.roster == ["a", "b", "c"]
+    assert desk.books.run.roster == ["a", "b", "c"]
 
 
 def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(desk: Any) -> None:
@@ -252,17 +252,17 @@ def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(des
     for _ in range(12):
         before = desk.now
         desk.froze("a", generation=number, step=0)
-        if desk.books.roster == []:
+        if desk.books.run.roster == []:
             assert desk.core.explain().startswith("pausing after")
             assert desk.core.next_deadline(desk.now) is not None
-        while desk.books.roster == []:
+        while desk.books.run.roster == []:
             desk.tick(desk.now + 0.25)
         pauses_s.append(desk.now - before)
         number = desk.all_run("a")
     assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25, 6.5, 6.5, 6.5, 6.5]
     desk.beat("a", step=waiting.QUICK_GENERATIONS)
     desk.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_a_step_in_each_generation_is_no_progress(desk: Any) -> None:
@@ -274,18 +274,18 @@ def test_a_step_in_each_generation_is_no_progress(desk: Any) -> None:
         before = desk.now
         desk.beat("a", step=step)
         desk.froze("a", generation=number, step=step)
-        if desk.books.roster == []:
+        if desk.books.run.roster == []:
             assert desk.core.explain() == (
                 f"pausing after {step} generations that broke after hardly a step"
             )
-        while desk.books.roster == []:
+        while desk.books.run.roster == []:
             desk.tick(desk.now + 0.25)
         pauses_s.append(desk.now - before)
         number = desk.all_run("a")
     assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25]
-    assert desk.books.fruitless == 1
+    assert desk.books.setbacks.no_progress_generations == 1
     desk.froze("a", generation=number, step=8 + FRUITFUL_STEPS)
-    assert desk.books.roster == ["a"]
+    assert desk.books.run.roster == ["a"]
 
 
 def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(desk: Any) -> None:
@@ -295,14 +295,14 @@ def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(desk: Any) ->
         other = f"b-{step}"
         desk.warm_up(other)
         desk.froze("a", generation=number, step=step)
-        assert desk.books.roster == ["a", other]
+        assert desk.books.run.roster == ["a", other]
         number = desk.all_run("a", other)
         desk.say(other, m.Leave(reason="bye"))
         for name in ("a", other):
             desk.froze(name, generation=number, step=step)
-        assert desk.books.roster == ["a"]
+        assert desk.books.run.roster == ["a"]
         number = desk.all_run("a")
-    assert desk.books.brief == 0
+    assert desk.books.setbacks.brief_generations == 0
 
 
 def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None:
@@ -314,9 +314,9 @@ def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None
         number = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=number, step=0)
-    assert desk.books.form_at is not None
+    assert desk.books.waiting.form_at is not None
     desk.lost("b")
-    assert desk.books.form_at is None
+    assert desk.books.waiting.form_at is None
     assert desk.core.explain() == "1 of at least 2 workers are ready"
 
 
@@ -353,9 +353,9 @@ def test_lost_steps_are_waited_for_as_long_as_they_would_take(
     fallen_back(desk, step_s=step_s, to=to)
     assert desk.core.explain().endswith(f"goes on without it, as the job does in {words}")
     desk.tick(desk.now + wait_s - 0.5)
-    assert desk.books.roster == []
+    assert desk.books.run.roster == []
     desk.tick(desk.now + 1.0)
-    assert (desk.books.roster, desk.books.start_step) == (["b"], to)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], to)
 
 
 def register_holder(desk: Any, name: str, step: int, *, incarnation: int = 1) -> None:
@@ -374,9 +374,9 @@ def test_more_is_waited_for_longer_once_a_holder_is_gone(desk: Any) -> None:
     desk.lost("c")
     assert desk.core.explain().endswith("in 6 min")
     desk.tick(399.5)
-    assert (desk.books.roster, desk.core.next_deadline(399.9)) == ([], 400.0)
+    assert (desk.books.run.roster, desk.core.next_deadline(399.9)) == ([], 400.0)
     desk.tick(400.5)
-    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
 
 
 def test_less_is_waited_for_less_once_a_holder_has_come(desk: Any) -> None:
@@ -385,21 +385,21 @@ def test_less_is_waited_for_less_once_a_holder_has_come(desk: Any) -> None:
     register_holder(desk, "c", 390)
     assert desk.core.explain().endswith("in 20 s")
     desk.tick(60.5)
-    assert (desk.books.roster, desk.books.start_step) == (["b", "c"], 390)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b", "c"], 390)
 
 
 def test_the_wait_begins_anew_when_the_newest_state_had_come(desk: Any) -> None:
     job = fallen_back(desk, step_s=1.0)
     desk.tick(300.0)
-    desk.books.fruitless = waiting.QUICK_GENERATIONS + 6
+    desk.books.setbacks.no_progress_generations = waiting.QUICK_GENERATIONS + 6
     register_holder(desk, "a", 400, incarnation=2)
     assert desk.core.explain().startswith("pausing")
-    assert desk.books.waiting_since is None
+    assert desk.books.waiting.newer_since is None
     desk.lost("a", incarnation=2)
     desk.tick(600.0)
-    assert (desk.books.roster, job.state) == ([], JobState.WAITING)
+    assert (desk.books.run.roster, job.state) == ([], JobState.WAITING)
     desk.tick(707.0)
-    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
 
 
 def test_the_operators_word_lasts_until_the_job_goes_on(desk: Any) -> None:
@@ -410,15 +410,15 @@ def test_the_operators_word_lasts_until_the_job_goes_on(desk: Any) -> None:
     desk.handle(ResumeRequested(job="j-1"))
     desk.lost("c")
     desk.writes = True
-    desk.written(SaveJob(job=desk.books.job, announces=desk.books.generation))
-    assert (desk.books.roster, desk.books.start_step) == (["b"], 0)
-    assert not desk.books.resumed
+    desk.written(SaveJob(job=desk.books.job, announces=desk.books.run.generation))
+    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
+    assert not desk.books.waiting.resumed
 
 
 def test_the_operator_need_not_wait(desk: Any) -> None:
     fallen_back(desk, step_s=100.0)
     desk.handle(ResumeRequested(job="j-1"))
-    assert desk.books.roster == ["b"]
+    assert desk.books.run.roster == ["b"]
 
 
 def test_what_is_left_behind_is_told_to_all_who_join_later(desk: Any) -> None:
@@ -448,7 +448,7 @@ def test_what_was_left_behind_is_not_waited_for_again(desk: Any) -> None:
     desk.register("c")
     desk.warmed("c")
     desk.warmed("b")
-    assert desk.books.roster == ["b", "c"]
+    assert desk.books.run.roster == ["b", "c"]
 
 
 def test_the_branch_is_taken_up_again_when_its_holder_comes_first(desk: Any) -> None:
@@ -470,5 +470,5 @@ def test_an_ordinary_recovery_leaves_nothing_behind(desk: Any) -> None:
     desk.saved_checkpoint("a", generation=number, step=5)
     desk.lost("b")
     desk.froze("a", generation=number, step=6)
-    assert (desk.books.start_step, job.branches) == (6, ())
+    assert (desk.books.run.start_step, job.branches) == (6, ())
     assert desk.told("a", m.Assign)[-1].branches == ()

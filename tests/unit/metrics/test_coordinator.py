@@ -9,9 +9,10 @@ import pytest
 
 import dtd.metrics.coordinator as module
 from dtd.address import Address
-from dtd.core.books import Books
+from dtd.core.books import ClusterState, Run
 from dtd.core.detector import Detector
-from dtd.core.membership_events import Disconnect, Incident, Job, Worker
+from dtd.core.membership_events import Disconnect, Incident
+from dtd.core.records import Job, Liveness, Registration, Worker
 from dtd.core.status import status_of
 from dtd.core.transitions import JobState, WorkerState
 from dtd.metrics.catalogue import BY_NAME
@@ -22,31 +23,33 @@ SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs"
 
 
 @pytest.fixture
-def books() -> Books:
+def books() -> ClusterState:
     """Two workers train, one is lost."""
-    made = Books(
+    made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
         detector=Detector(timeout_s=1.5, tick_s=0.25),
-        generation=3,
+        run=Run(generation=3),
     )
     beat = m.Heartbeat(state="running", generation=3, step=12, step_s=0.1, rtt_s=0.001)
     for name, state in (("w-0", "running"), ("w-1", "running"), ("w-2", "lost")):
         made.workers[name] = Worker(
-            name=name,
-            incarnation=1,
-            pid=1,
-            host="h",
-            device="cpu",
-            data_host="h",
-            data_port=1,
-            version="0",
+            registration=Registration(
+                name=name,
+                incarnation=1,
+                pid=1,
+                host="h",
+                device="cpu",
+                data_host="h",
+                data_port=1,
+                version="0",
+            ),
             state=WorkerState(state),
-            heartbeat=beat if state == "running" else None,
+            liveness=Liveness(heartbeat=beat if state == "running" else None),
         )
         if state == "running":
             made.detector.watch(name, 0.0)
-    made.roster = ["w-0", "w-1"]
+    made.run.roster = ["w-0", "w-1"]
     made.job = Job(
         id="j-1",
         spec=SPEC,
@@ -63,12 +66,12 @@ def books() -> Books:
     return made
 
 
-def look(books: Books) -> tuple[Books, dict[str, Any]]:
+def look(books: ClusterState) -> tuple[ClusterState, dict[str, Any]]:
     status = status_of(books, explain="", address="a", uptime_s=9.0, version="0", now=0.5)
     return books, status
 
 
-def seen(figures: ClusterFigures, books: Books) -> dict[str, float]:
+def seen(figures: ClusterFigures, books: ClusterState) -> dict[str, float]:
     """Samples as they would be written, without their prefix."""
     samples = list(figures.samples(*look(books)))
     for sample in samples:
@@ -127,7 +130,7 @@ def progress(step: int, job: str = "j-1") -> m.Progress:
     )
 
 
-def test_the_job_and_its_workers(books: Books) -> None:
+def test_the_job_and_its_workers(books: ClusterState) -> None:
     figures = seen(ClusterFigures(), books)
     job = {name: value for name, value in figures.items() if name.startswith("job_")}
     assert job == {
@@ -150,7 +153,7 @@ def test_the_job_and_its_workers(books: Books) -> None:
     assert not [name for name in figures if " w-2" in name]
 
 
-def test_the_coordinator_itself(books: Books) -> None:
+def test_the_coordinator_itself(books: ClusterState) -> None:
     books.job = None
     books.queue.append(Job(id="j-2", spec=SPEC))
     figures = ClusterFigures()
@@ -165,7 +168,7 @@ def test_the_coordinator_itself(books: Books) -> None:
     assert not [name for name in samples if name.startswith(("job_", "checkpoint"))]
 
 
-def test_learning_rate_and_gradient_are_the_active_jobs(books: Books) -> None:
+def test_learning_rate_and_gradient_are_the_active_jobs(books: ClusterState) -> None:
     figures = ClusterFigures()
     figures.reported(progress(7, job="j-0"), unix_s=1.0)
     assert "job_learning_rate j-1" not in seen(figures, books)
@@ -174,7 +177,7 @@ def test_learning_rate_and_gradient_are_the_active_jobs(books: Books) -> None:
     assert seen(figures, books)["job_gradient_norm j-1"] == 1.5
 
 
-def test_the_newest_checkpoint(books: Books) -> None:
+def test_the_newest_checkpoint(books: ClusterState) -> None:
     figures = ClusterFigures()
     figures.reported(saved(10, write_s=0.5), unix_s=1000.0)
     figures.reported(saved(5), unix_s=1001.0)  # a slower disk
@@ -194,7 +197,7 @@ def test_the_newest_checkpoint(books: Books) -> None:
     assert "checkpoint_write_seconds j-2" not in samples
 
 
-def test_restarts(books: Books) -> None:
+def test_restarts(books: ClusterState) -> None:
     figures = ClusterFigures()
     figures.registered(registered("w-0", 1), released=False)
     figures.registered(registered("w-0", 1), released=False)  # the same process called again
@@ -205,7 +208,7 @@ def test_restarts(books: Books) -> None:
     assert seen(figures, books)["worker_restarts_total w-0"] == 1
 
 
-def test_incidents_and_evictions(books: Books) -> None:
+def test_incidents_and_evictions(books: ClusterState) -> None:
     figures = ClusterFigures()
     figures.registered(registered("w-0", 1), released=False)
     for _ in range(2):
@@ -217,7 +220,7 @@ def test_incidents_and_evictions(books: Books) -> None:
     assert samples["worker_evictions_total w-0"] == 1
 
 
-def test_what_others_name_is_bounded(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_name_is_bounded(books: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NAMES", 3)
     monkeypatch.setattr(module, "MAX_KINDS", 2)
     assert books.job is not None
@@ -244,7 +247,9 @@ def test_what_others_name_is_bounded(books: Books, monkeypatch: pytest.MonkeyPat
 # --- the endpoint ----------------------------------------------------------------------------
 
 
-async def test_the_endpoint_shows_what_is_now(books: Books, scrape: Any, monkeypatch: Any) -> None:
+async def test_the_endpoint_shows_what_is_now(
+    books: ClusterState, scrape: Any, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "PUBLISH_EVERY_S", 0.0)
     metrics = CoordinatorMetrics(Address("127.0.0.1", 0))
     await metrics.start()
@@ -261,7 +266,7 @@ async def test_the_endpoint_shows_what_is_now(books: Books, scrape: Any, monkeyp
     await metrics.close()
 
 
-async def test_without_an_address_there_is_none(books: Books) -> None:
+async def test_without_an_address_there_is_none(books: ClusterState) -> None:
     metrics = CoordinatorMetrics(None)
     await metrics.start()
     await metrics.keep(lambda: look(books))

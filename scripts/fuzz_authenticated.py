@@ -26,8 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dtd.core import member
-from dtd.core.transitions import JobState
+from dtd.core.membership import member
+from dtd.core.membership.transitions import JobState
 from dtd.errors import LocalProtocolError
 from dtd.event_names import NOTICES
 from dtd.security.identity import OPERATOR, VIEWER, Identity

@@ -1,8 +1,9 @@
 """A real coordinator within this process, honest workers that train with it, and room for others.
 
 Connections are links of the coordinator itself over transports that only remember; whoever sits at
-the other end says what it likes.  The honest workers run `dtd.core.member`, as real ones do, with a
-trainer that commits a step whenever it is told to.  Time is the loop's and is moved by hand.
+the other end says what it likes.  The honest workers run `dtd.core.membership.member`, as real ones
+do, with a trainer that commits a step whenever it is told to.  Time is the loop's and is moved by
+hand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.store import Store
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.job import parse_job, to_mapping
 from dtd.net.link import Link
 from dtd.security.identity import LOCAL, Identity

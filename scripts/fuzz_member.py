@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.wire import messages as m
 from scripts.fuzz_cluster import TICK_S, Cluster, Honest
 
@@ -93,7 +93,7 @@ class OneFieldOff(RuleBasedStateMachine):
         self.liar = self.cluster.call(Liar, self.cluster, LIAR)
         self.cluster.honest.append(self.liar)
         self.cluster.pass_time(2.0)
-        assert LIAR in self.books.roster
+        assert LIAR in self.books.run.roster
         self.begun = [one.begun for one in self.two]
         self.lost = self.connections_lost()
         self.newest = 0
@@ -193,7 +193,7 @@ class OneFieldOff(RuleBasedStateMachine):
         assert self.newest <= newest <= (self.cluster.loop.now - self.cluster.begun_s) / TICK_S
         self.newest = newest
         for worker in self.books.workers.values():
-            beat, held = worker.heartbeat, worker.held
+            beat, held = worker.liveness.heartbeat, worker.holdings.held
             assert beat is None or beat.job != job.id or beat.step <= job.total_steps
             assert held is None or held.where != "memory" or held.step <= job.total_steps
         assert [one.begun for one in self.two] == self.begun

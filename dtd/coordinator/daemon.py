@@ -45,11 +45,9 @@ from dtd.coordinator.store_thread import StoreThread, Turn
 from dtd.coordinator.tensorboard import Curves, point_of
 from dtd.coordinator.trouble_desk import TroubleDesk
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core import names
-from dtd.core.books import ClusterState, CoordinatorIdentity
 from dtd.core.doubt import must_be_proved
-from dtd.core.membership import Membership
-from dtd.core.membership_events import (
+from dtd.core.membership import registration
+from dtd.core.membership.events import (
     Effect,
     Event,
     FromWorker,
@@ -58,10 +56,13 @@ from dtd.core.membership_events import (
     Ticked,
     WorkerLost,
 )
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import WorkerState
 from dtd.core.quotas import Quotas
 from dtd.core.shares import Shares, connections_for
 from dtd.core.status import status_of
-from dtd.core.transitions import WorkerState
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only
@@ -425,7 +426,7 @@ class Coordinator:
 
     def _name_taken(self, message: m.Register) -> Trouble | None:
         """Whether a worker with another state directory lives under this name."""
-        holder = names.holder(self.membership.books, message, self.now)
+        holder = registration.name_holder(self.membership.books, message, self.now)
         if holder is None:
             return None
         process = holder.registration

@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Callable
 from typing import Final
 
-from dtd.core.roster import roster_id
+from dtd.core.membership.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import (

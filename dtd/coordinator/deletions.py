@@ -16,7 +16,7 @@ import structlog
 from dtd.coordinator.operated import Operated, known_job
 from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership_events import DeleteRequested
+from dtd.core.membership.events import DeleteRequested
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -1,7 +1,8 @@
 """What the membership core has decided is done here, in the order in which it was decided.
 
 What must be durable is written before what follows it is sent; what need not be does not wait for
-the disk (`dtd.core.outbox`).  Incidents go to the log, and to the store without being waited for.
+the disk (`dtd.core.membership.outbox`).  Incidents go to the log, and to the store without being
+waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dtd.coordinator.requests import RequestDesk
 from dtd.coordinator.store import Store
 from dtd.coordinator.store_thread import StoreThread, Turn
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership_events import (
+from dtd.core.membership.events import (
     Disconnect,
     Effect,
     Incident,
@@ -30,7 +31,7 @@ from dtd.core.membership_events import (
     Send,
     Undeliverable,
 )
-from dtd.core.outbox import Item, Outbox
+from dtd.core.membership.outbox import Item, Outbox
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.net.link import MAX_QUEUED_CONTROL_BYTES, Link
 from dtd.wire import messages as m

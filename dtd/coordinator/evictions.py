@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.core.membership_events import Event, Revoked
+from dtd.core.membership.events import Event, Revoked
 from dtd.net.link import Link
 from dtd.security.credential_book import IssuedRecord
 from dtd.security.identity import WORKER

@@ -17,8 +17,8 @@ from typing import Any, Final
 from dtd import __version__
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership import Membership
-from dtd.core.records import Worker
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.records import Worker
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -15,8 +15,8 @@ from typing import Final
 
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.records import job_body, job_from_body
-from dtd.core.membership import Membership
-from dtd.core.membership_events import Effect, Event, Submitted, Ticked
+from dtd.core.membership.events import Effect, Event, Submitted, Ticked
+from dtd.core.membership.machine import Membership
 from dtd.errors import RequestRefused
 
 WITHIN_S: Final = 60.0

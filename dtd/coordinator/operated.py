@@ -14,8 +14,8 @@ from dtd.coordinator.packages import PackageCounter
 from dtd.coordinator.renewal_desk import RenewalDesk
 from dtd.coordinator.store import Store
 from dtd.coordinator.trouble_desk import TroubleDesk
-from dtd.core.membership import Membership
-from dtd.core.membership_events import Event
+from dtd.core.membership.events import Event
+from dtd.core.membership.machine import Membership
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -8,15 +8,15 @@ from typing import Any, Final
 from dtd import job
 from dtd.coordinator.operated import Operated, known_job
 from dtd.coordinator.origins import RESUME, check_same_course, origin_mode
-from dtd.core.admission import what_to_prepare
-from dtd.core.membership_events import (
+from dtd.core.membership.admission import what_to_prepare
+from dtd.core.membership.events import (
     CancelRequested,
     DrainRequested,
     KillRequested,
     ResumeRequested,
     Submitted,
 )
-from dtd.core.records import Job
+from dtd.core.membership.records import Job
 from dtd.core.vouching import CONTRADICTED
 from dtd.errors import RequestRefused
 from dtd.job.differences import differences

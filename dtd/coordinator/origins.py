@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dtd.core.transitions import JobState
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, obstacles, shown_value
 

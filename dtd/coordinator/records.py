@@ -11,8 +11,8 @@ from typing import Any
 
 from dtd import job as jobs
 from dtd.core.figures import finite
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.errors import JobSpecError
 
 

@@ -20,7 +20,7 @@ from dtd.coordinator.operated import Operated
 from dtd.coordinator.orders import Order, Orders
 from dtd.coordinator.questions import QUESTIONS, Questions
 from dtd.coordinator.turns import Turns, read_out
-from dtd.core.records import Job
+from dtd.core.membership.records import Job
 from dtd.core.status import EndedJob
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.core.books import ClusterState
-from dtd.core.transitions import GONE
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import GONE
 
 
 def status_line(books: ClusterState) -> str:

@@ -19,13 +19,13 @@ from dtd.coordinator.audit_table import AuditTable
 from dtd.coordinator.database import Database
 from dtd.coordinator.records import completed, job_details, job_from_body, job_row
 from dtd.core import vouching
-from dtd.core.branches import is_left, remembered
 from dtd.core.figures import finite
-from dtd.core.membership_events import Incident
+from dtd.core.membership.branches import is_left, remembered
+from dtd.core.membership.events import Incident
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import ENDED, JobState
 from dtd.core.pages import PAGE_ROWS, page
-from dtd.core.records import Job
 from dtd.core.status import EndedJob
-from dtd.core.transitions import ENDED, JobState
 from dtd.job.differences import differing
 from dtd.wire import messages as m
 

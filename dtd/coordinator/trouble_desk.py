@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 
 from dtd import troubles
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import Effect, Incident
+from dtd.core.membership.events import Effect, Incident
+from dtd.core.membership.state import ClusterState
 from dtd.core.troubles import Troubles, standing
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from dtd import troubles
-from dtd.core.admission import MAX_KNOWN_WORKERS
+from dtd.core.membership.admission import MAX_KNOWN_WORKERS
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.troubles import Trouble

@@ -9,10 +9,10 @@ holds counts no more.  Part of the membership machine; changes the books, adds e
 
 from __future__ import annotations
 
-from dtd.core import admission, branches
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
-from dtd.core.records import Job, Worker
+from dtd.core.membership import admission, branches
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
 
 
 def settle(books: ClusterState, job: Job, now: float) -> None:

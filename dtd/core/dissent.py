@@ -12,7 +12,7 @@ member that says so without reason is named.
 
 A digest that is known to be what all ranks agreed on (`dtd.core.vouching`) outweighs any word.  A
 word that is missing decides nothing: what differs is found when the next generation compares the
-states that it starts from.  Pure: reads the books; `dtd.core.suspicion` acts on it.
+states that it starts from.  Pure: reads the books; `dtd.core.membership.suspicion` acts on it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from dtd.core import roster as choice
 from dtd.core import vouching
-from dtd.core.books import ClusterState, Finding
-from dtd.core.records import Job, Worker
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import Finding
 from dtd.wire import messages as m
 
 DIVERGED: Final = "diverged"

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import SaveJob
-from dtd.core.records import Job
-from dtd.core.transitions import GenerationState
+from dtd.core.membership.events import SaveJob
+from dtd.core.membership.records import Job
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import GenerationState
 from dtd.wire import messages as m
 from dtd.wire.fields import generations_in
 

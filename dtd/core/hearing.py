@@ -19,11 +19,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from dtd.core import branches, doubt
-from dtd.core.books import ClusterState, Tally
-from dtd.core.membership_events import Disconnect
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import MEMBERS, WorkerState
+from dtd.core import doubt
+from dtd.core.membership import branches
+from dtd.core.membership.events import Disconnect
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import Tally
+from dtd.core.membership.transitions import MEMBERS, WorkerState
 from dtd.wire import messages as m
 
 TELL_EVERY_S: Final = 60.0

@@ -2,9 +2,9 @@
 
 A ring tells only that a link is broken, not whose fault it is.  A link that was reset may be
 tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
-are not made neighbours (`dtd.core.roster`) until probes in both directions have passed.  A link may
-pass every probe and fail in training, so one that goes bad again is given longer each time before
-it is probed.  Pure; times are seconds of the caller's clock.
+are not made neighbours (`dtd.core.membership.roster`) until probes in both directions have passed.
+A link may pass every probe and fail in training, so one that goes bad again is given longer each
+time before it is probed.  Pure; times are seconds of the caller's clock.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import WorkerState
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import WorkerState
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1

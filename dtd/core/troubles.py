@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd import troubles
-from dtd.core.admission import is_aside
-from dtd.core.books import ClusterState
-from dtd.core.records import Worker
-from dtd.core.standstill import why_late
-from dtd.core.transitions import WorkerState
+from dtd.core.membership.admission import is_aside
+from dtd.core.membership.records import Worker
+from dtd.core.membership.standstill import why_late
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import WorkerState
 from dtd.troubles import Trouble
 
 MAX_TROUBLES: Final = 32

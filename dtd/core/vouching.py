@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from dtd.core import branches
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import SaveJob
-from dtd.core.records import Job
+from dtd.core.membership import branches
+from dtd.core.membership.events import SaveJob
+from dtd.core.membership.records import Job
+from dtd.core.membership.state import ClusterState
 from dtd.wire import messages as m
 
 VERIFIED: Final = "verified"

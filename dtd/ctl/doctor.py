@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from dtd import __version__
 from dtd.core.forecast import Forecast
-from dtd.core.roster import natural_key
+from dtd.core.membership.roster import natural_key
 from dtd.ctl import doctor_checks as checks
 from dtd.ctl import figures, output
 from dtd.ctl.answers import ask, show

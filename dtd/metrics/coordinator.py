@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import Disconnect, Effect, Incident
+from dtd.core.membership.events import Disconnect, Effect, Incident
+from dtd.core.membership.state import ClusterState
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
 from dtd.metrics.worker import next_in_ring, worker_samples

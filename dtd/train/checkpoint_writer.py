@@ -26,7 +26,7 @@ from typing import Final
 
 import xxhash
 
-from dtd.core.branches import Branch
+from dtd.core.membership.branches import Branch
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint_format import (

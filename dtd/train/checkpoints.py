@@ -19,9 +19,9 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dtd.core.branches import Branch
 from dtd.core.engine.deferred_digest import DeferredDigest
 from dtd.core.engine.step_protocol import StateKey
+from dtd.core.membership.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of

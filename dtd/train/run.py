@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from dtd.core.branches import Branch
 from dtd.core.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
+from dtd.core.membership.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.train.fingerprint import dataset_fingerprint

@@ -18,7 +18,7 @@ import structlog
 
 from dtd import troubles
 from dtd.config import WorkerConfig
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import WorkerMetrics
 from dtd.net.data_server import DataServer

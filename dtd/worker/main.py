@@ -15,7 +15,7 @@ import uvloop
 
 from dtd import __version__
 from dtd.config import MetricsFor, Sandbox, WorkerConfig, load_worker_config
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier

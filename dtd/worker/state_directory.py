@@ -3,7 +3,7 @@
 The lock is a POSIX record lock: the kernel gives it up when the process ends, processes that load
 data do not inherit it, and it outlives execve, so that a worker which replaces itself after a job
 never lets go of it.  Whoever holds the lock knows that the last process in this directory is dead;
-the coordinator concludes the same from an equal *instance* (`dtd.core.names`).
+the coordinator concludes the same from an equal *instance* (`dtd.core.membership.registration`).
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ import structlog
 
 from dtd import job
 from dtd.config import Sandbox
-from dtd.core import member
-from dtd.core.branches import told_by
 from dtd.core.checkpoint_writers import checkpoint_writers
 from dtd.core.engine.step_protocol import Reaction, reaction
+from dtd.core.membership import member
+from dtd.core.membership.branches import told_by
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
 from dtd.net.resource import Resource, memory_blob

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from dtd.config import WorkerConfig
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.core.progress import LOOK_AFTER_S, ProgressWatch
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline

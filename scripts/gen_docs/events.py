@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dtd.coordinator.effects import QUIET_INCIDENTS
-from dtd.core.transitions import JobState
+from dtd.core.membership.transitions import JobState
 from dtd.event_names import EVENTS, INCIDENTS, NOTICES
 from scripts import markdown
 

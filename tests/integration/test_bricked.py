@@ -15,8 +15,8 @@ import pytest
 from dtd import __version__
 from dtd.coordinator.records import job_body
 from dtd.coordinator.store import Store
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.errors import DtdError, ErrorCode, RequestRefused
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink

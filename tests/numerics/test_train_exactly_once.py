@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from dtd.core import roster
-from dtd.core.records import Job, Registration, Worker
-from dtd.core.transitions import WorkerState
+from dtd.core.membership import roster
+from dtd.core.membership.records import Job, Registration, Worker
+from dtd.core.membership.transitions import WorkerState
 from dtd.errors import RingBroken
 from dtd.train.record import InitFrom
 from dtd.wire import messages as m

@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core import member
-from dtd.core.books import CoordinatorIdentity
-from dtd.core.membership import Membership
-from dtd.core.membership_events import (
+from dtd.core.membership import member
+from dtd.core.membership.events import (
     CancelRequested,
     Disconnect,
     DrainRequested,
@@ -36,8 +34,10 @@ from dtd.core.membership_events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.core.records import Job
-from dtd.core.transitions import MemberState
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import MemberState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

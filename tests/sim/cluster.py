@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
 
-from dtd.core.membership_events import Submitted
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from tests.sim import faults
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle

@@ -1,7 +1,7 @@
 """The simulated coordinator process: membership core, control connections and a durable store.
 
 The counterpart of `dtd.coordinator.daemon`: effects are performed in the order of
-`dtd.core.outbox`, in which some wait for the store.  The store outlives the process.
+`dtd.core.membership.outbox`, in which some wait for the store.  The store outlives the process.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from dtd.core import names
-from dtd.core.books import CoordinatorIdentity
-from dtd.core.membership import Membership
-from dtd.core.membership_events import (
+from dtd.core.membership import registration
+from dtd.core.membership.events import (
     Disconnect,
     Effect,
     Event,
@@ -26,9 +24,11 @@ from dtd.core.membership_events import (
     Ticked,
     WorkerLost,
 )
-from dtd.core.outbox import Item, Outbox
-from dtd.core.records import Job
-from dtd.core.transitions import ENDED
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.outbox import Item, Outbox
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import ENDED
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer
@@ -111,7 +111,7 @@ class CoordinatorProcess:
         assert isinstance(content, m.Message)
         if isinstance(content, m.Register):
             now = self.surroundings.scheduler.now
-            if names.holder(self.membership.books, content, now) is not None:
+            if registration.name_holder(self.membership.books, content, now) is not None:
                 port.close("the name is taken")
                 return True
             old = self._ports.get(content.name)

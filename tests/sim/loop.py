@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.core import member
 from dtd.core.control_word import (
     ControlEntry,
     ControlWord,
@@ -16,6 +15,7 @@ from dtd.core.control_word import (
     reduce_entries,
 )
 from dtd.core.difference import search
+from dtd.core.membership import member
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from tests.sim import reports
 from tests.sim.oracle import require

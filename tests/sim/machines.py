@@ -10,7 +10,7 @@ import copy
 import random
 from collections.abc import Iterator
 
-from dtd.core.membership_events import Event
+from dtd.core.membership.events import Event
 from dtd.errors import RequestRefused
 from tests.sim.coordinator import CoordinatorProcess, Store
 from tests.sim.lineage import Memory

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dtd.core.transitions import JobState
+from dtd.core.membership.transitions import JobState
 from tests.sim import plans
 
 SEEDS_AT_A_TIME = 20

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from dtd.core.member import Member
-from dtd.core.membership import Membership
-from dtd.core.membership_events import Incident
-from dtd.core.records import Job
+from dtd.core.membership.events import Incident
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.member import Member
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import GenerationState, JobState, MemberState
 from dtd.core.ring import Ring
-from dtd.core.transitions import GenerationState, JobState, MemberState
 from dtd.wire import messages as m
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dtd.core.branches import Branch, is_left
+from dtd.core.membership.branches import Branch, is_left
 from dtd.wire import messages as m
 
 STATE_BYTES = 400_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.wire import messages as m
 from tests.sim.replica import State
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dtd.core import member
-from dtd.core.branches import Branch
 from dtd.core.control_word import Flags
+from dtd.core.membership import member
+from dtd.core.membership.branches import Branch
 from dtd.core.progress import ProgressWatch
 from dtd.wire import messages as m
 from tests.sim import reports

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.core import member
-from dtd.core.branches import told_by
 from dtd.core.control_word import Flags
+from dtd.core.membership import member
+from dtd.core.membership.branches import told_by
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
 from tests.sim import loop, reports

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
 from dtd.wire import messages as m
 from tests.sim import lies, reports

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from dtd.core.links import ENDED
-from dtd.core.membership_events import FromWorker
+from dtd.core.membership.events import FromWorker
 from dtd.wire import messages as m
 from tests.sim import lifeline
 from tests.sim.cluster import Cluster

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import Incident
-from dtd.core.records import Job
-from dtd.core.transitions import GenerationState, JobState
+from dtd.core.membership.events import Incident
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import GenerationState, JobState
 from dtd.wire import messages as m
 from tests.sim.lineage import Memory
 from tests.sim.oracle import Broken, Oracle

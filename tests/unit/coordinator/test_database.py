@@ -9,7 +9,7 @@ import pytest
 from dtd.coordinator import database
 from dtd.coordinator.database import SCHEMA_VERSION, STEPS
 from dtd.coordinator.store import Store
-from dtd.core.membership_events import Incident
+from dtd.core.membership.events import Incident
 from dtd.errors import ConfigError
 
 

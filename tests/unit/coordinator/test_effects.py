@@ -17,7 +17,7 @@ from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
 from dtd.coordinator.store_thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership_events import (
+from dtd.core.membership.events import (
     Disconnect,
     Incident,
     JobEnded,
@@ -26,7 +26,7 @@ from dtd.core.membership_events import (
     Send,
     Undeliverable,
 )
-from dtd.core.records import Job
+from dtd.core.membership.records import Job
 from dtd.errors import ErrorCode
 from dtd.wire import messages as m
 

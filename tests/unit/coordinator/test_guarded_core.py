@@ -6,9 +6,7 @@ import pytest
 
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.guarded_core import MAX_BEGINNINGS, MAX_TICKS_FAILED, GuardedCore
-from dtd.core.books import CoordinatorIdentity
-from dtd.core.membership import Membership
-from dtd.core.membership_events import (
+from dtd.core.membership.events import (
     CancelRequested,
     FromWorker,
     Incident,
@@ -17,8 +15,10 @@ from dtd.core.membership_events import (
     Submitted,
     Ticked,
 )
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

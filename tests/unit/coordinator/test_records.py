@@ -6,8 +6,8 @@ import json
 from dataclasses import fields
 
 from dtd.coordinator.records import completed, job_body, job_from_body, job_row
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.job import parse_job, to_mapping
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

@@ -13,7 +13,7 @@ from dtd.coordinator.orders import Order
 from dtd.coordinator.questions import QUESTIONS
 from dtd.coordinator.requests import CTL_REQUESTS, MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
 from dtd.coordinator.store_thread import Turn
-from dtd.core.membership_events import ResumeRequested
+from dtd.core.membership.events import ResumeRequested
 from dtd.core.pages import PAGE_ROWS
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -90,7 +90,7 @@ def test_an_encrypted_job_needs_credentials(daemon, spec):
 
 
 def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
-    monkeypatch.setattr("dtd.core.jobs.MAX_QUEUED_JOBS", 1)
+    monkeypatch.setattr("dtd.core.membership.jobs.MAX_QUEUED_JOBS", 1)
     submit(daemon, spec)
     submit(daemon, spec)
     words, remedy = refused(daemon, m.SubmitJob(spec=spec))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dtd.coordinator.status_line import status_line
-from dtd.core.books import ClusterState, Run
 from dtd.core.detector import Detector
-from dtd.core.records import Job, Registration, Worker
-from dtd.core.transitions import JobState, WorkerState
+from dtd.core.membership.records import Job, Registration, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import Run
+from dtd.core.membership.transitions import JobState, WorkerState
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 

@@ -9,9 +9,9 @@ import pytest
 import dtd.coordinator.store as store_module
 from dtd.coordinator.records import job_body
 from dtd.coordinator.store import Store
-from dtd.core.membership_events import Incident
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import Incident
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "digits", "task": "digits"}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtd.coordinator.trouble_desk import TroubleDesk
-from dtd.core.membership import Membership
-from dtd.core.membership_events import Incident
+from dtd.core.membership.events import Incident
+from dtd.core.membership.machine import Membership
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership import Membership
-from dtd.core.membership_events import (
+from dtd.core.membership.events import (
     Disconnect,
     Event,
     FromWorker,
@@ -21,7 +20,8 @@ from dtd.core.membership_events import (
     Ticked,
     WorkerLost,
 )
-from dtd.core.records import Job
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
 TICK_S = 0.25

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core import admission
-from dtd.core.membership_events import CancelRequested, DrainRequested, Revoked
+from dtd.core.membership import admission
+from dtd.core.membership.events import CancelRequested, DrainRequested, Revoked
 from dtd.wire import messages as m
 
 

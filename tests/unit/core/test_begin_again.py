@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import Submitted, Undeliverable
-from dtd.core.transitions import GenerationState, JobState
+from dtd.core.membership.events import Submitted, Undeliverable
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import GenerationState, JobState
 
 
 def test_all_but_what_was_given_out_is_forgotten(desk: Any) -> None:

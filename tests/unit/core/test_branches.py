@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core.branches import MAX_BRANCHES, Branch, is_left, left, remembered, told_by
+from dtd.core.membership.branches import MAX_BRANCHES, Branch, is_left, left, remembered, told_by
 from dtd.wire import messages as m
 
 

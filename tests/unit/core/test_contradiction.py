@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import CoordinatorIdentity
+from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.wire import messages as m
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dtd.core.divergence import MAX_DIVERGENCES, Divergence, noted, remembered, why_hopeless
+from dtd.core.membership.divergence import (
+    MAX_DIVERGENCES,
+    Divergence,
+    noted,
+    remembered,
+    why_hopeless,
+)
 
 
 def run(*points: tuple[int, str]) -> list[str]:

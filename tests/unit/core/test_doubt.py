@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dtd.core import doubt
-from dtd.core.books import CoordinatorIdentity
-from dtd.core.membership_events import CancelRequested, ResumeRequested, Submitted
-from dtd.core.records import Job
+from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from dtd.core import ending
-from dtd.core.membership import MAX_DEADLY_GENERATIONS
-from dtd.core.membership_events import KillRequested, Ticked
-from dtd.core.transitions import JobState
+from dtd.core.membership import ending
+from dtd.core.membership.events import KillRequested, Ticked
+from dtd.core.membership.machine import MAX_DEADLY_GENERATIONS
+from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 # --- by a loss -------------------------------------------------------------------------------

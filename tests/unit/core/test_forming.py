@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import CancelRequested, DrainRequested
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import CancelRequested, DrainRequested
+from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 # --- announcing ------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core import branches, waiting
-from dtd.core.membership_events import CancelRequested, ResumeRequested
-from dtd.core.transitions import JobState
+from dtd.core.membership import branches, waiting
+from dtd.core.membership.events import CancelRequested, ResumeRequested
+from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 

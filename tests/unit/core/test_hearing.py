@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from dtd.core import hearing
-from dtd.core.books import CoordinatorIdentity
 from dtd.core.hearing import Word
-from dtd.core.membership_events import Submitted
-from dtd.core.records import Job
+from dtd.core.membership.events import Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.wire import messages as m
 
 STEPS = 100

@@ -1,6 +1,6 @@
 from typing import Any
 
-from dtd.core.records import Recovery
+from dtd.core.membership.records import Recovery
 
 
 def recovery(**more: Any) -> Recovery:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from dtd.core.isolation import (
+from dtd.core.membership.events import CancelRequested, DrainRequested, Submitted
+from dtd.core.membership.isolation import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
     MAX_REASON_CHARACTERS,
     MAX_TRACEBACK_CHARACTERS,
     next_deadline,
 )
-from dtd.core.membership_events import CancelRequested, DrainRequested, Submitted
-from dtd.core.records import WARM_UP
-from dtd.core.transitions import JobState
+from dtd.core.membership.records import WARM_UP
+from dtd.core.membership.transitions import JobState
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from dtd.core import jobs
-from dtd.core.membership_events import CancelRequested, DeleteRequested, Submitted
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership import jobs
+from dtd.core.membership.events import CancelRequested, DeleteRequested, Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core import member
-from dtd.core.member import Member
-from dtd.core.transitions import MemberState
+from dtd.core.membership import member
+from dtd.core.membership.member import Member
+from dtd.core.membership.transitions import MemberState
 from dtd.wire import messages as m
 
 REGISTER = m.Register(

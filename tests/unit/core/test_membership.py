@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership import MAX_FRUITLESS_GENERATIONS
-from dtd.core.membership_events import CancelRequested, KillRequested, Ticked
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import CancelRequested, KillRequested, Ticked
+from dtd.core.membership.machine import MAX_FRUITLESS_GENERATIONS
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core import names
-from dtd.core.membership_events import Submitted
+from dtd.core.membership import registration
+from dtd.core.membership.events import Submitted
 from dtd.wire import messages as m
 
 
@@ -24,7 +24,7 @@ def coming(incarnation: int, instance: str) -> m.Register:
 
 
 def taken(desk: Any, incarnation: int = 2, instance: str = "elsewhere") -> bool:
-    return names.holder(desk.books, coming(incarnation, instance), desk.now) is not None
+    return registration.name_holder(desk.books, coming(incarnation, instance), desk.now) is not None
 
 
 def test_the_later_of_two_is_not_let_in(desk: Any) -> None:

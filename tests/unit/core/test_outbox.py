@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.membership_events import Disconnect, Incident, JobEnded, SaveJob, Send
-from dtd.core.outbox import Item, Outbox, needs_no_store
-from dtd.core.records import Job
+from dtd.core.membership.events import Disconnect, Incident, JobEnded, SaveJob, Send
+from dtd.core.membership.outbox import Item, Outbox, needs_no_store
+from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
 JOB = Job(id="j-1", spec={"job": {"name": "j"}})

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core import roster
-from dtd.core.records import Holdings, Job, Registration, Worker
+from dtd.core.membership import roster
+from dtd.core.membership.records import Holdings, Job, Registration, Worker
 from dtd.wire import messages as m
 
 WARMED = m.Warmed(

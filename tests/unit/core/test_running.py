@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core import running
-from dtd.core.membership_events import CancelRequested
-from dtd.core.transitions import GenerationState
+from dtd.core.membership import running
+from dtd.core.membership.events import CancelRequested
+from dtd.core.membership.transitions import GenerationState
 from dtd.wire import messages as m
 
 # --- progress --------------------------------------------------------------------------------

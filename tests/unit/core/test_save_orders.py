@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core.save_orders import FIRST_RETRY_S, MAX_RETRY_S, WRITING_S, SaveOrders
+from dtd.core.membership.save_orders import FIRST_RETRY_S, MAX_RETRY_S, WRITING_S, SaveOrders
 
 
 def orders() -> SaveOrders:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from dtd.core import saving
-from dtd.core.membership_events import CancelRequested, ResumeRequested, Submitted
-from dtd.core.records import Job
-from dtd.core.save_orders import FIRST_RETRY_S, WRITING_S
-from dtd.core.transitions import JobState
+from dtd.core.membership import saving
+from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.save_orders import FIRST_RETRY_S, WRITING_S
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

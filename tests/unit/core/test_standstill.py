@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import CancelRequested, KillRequested
-from dtd.core.standstill import ALIKE_PATIENCE_S
+from dtd.core.membership.events import CancelRequested, KillRequested
+from dtd.core.membership.standstill import ALIKE_PATIENCE_S
 from dtd.wire import messages as m
 
 STILL_S = 5.25

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import ClusterState, Run
 from dtd.core.detector import Detector
-from dtd.core.records import Job, Liveness, Registration, Worker
+from dtd.core.membership.records import Job, Liveness, Registration, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import Run
+from dtd.core.membership.transitions import JobState, WorkerState
 from dtd.core.status import EndedJob, status_of
-from dtd.core.transitions import JobState, WorkerState
 from dtd.wire import messages as m
 
 SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs": 2}}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership_events import CancelRequested
-from dtd.core.records import Job
-from dtd.core.stopping import BOUNDARY_S, LEAVE_S
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import CancelRequested
+from dtd.core.membership.jobs import BOUNDARY_S, LEAVE_S
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
 
 

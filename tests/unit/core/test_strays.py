@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership_events import Submitted
-from dtd.core.records import Job
+from dtd.core.membership.events import Submitted
+from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
 OURS = "store-a.1.j-1.0f"

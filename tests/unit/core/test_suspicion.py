@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core import suspicion
-from dtd.core.membership_events import Submitted, Ticked
-from dtd.core.records import Job
+from dtd.core.membership import suspicion
+from dtd.core.membership.events import Submitted, Ticked
+from dtd.core.membership.records import Job
 from dtd.core.troubles import standing
 from dtd.wire import messages as m
 

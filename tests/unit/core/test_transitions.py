@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import dtd.core
-from dtd.core import member
-from dtd.core.transitions import (
+from dtd.core.membership import member
+from dtd.core.membership.transitions import (
     ENDED,
     GENERATION,
     GONE,

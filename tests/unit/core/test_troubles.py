@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dtd import troubles
-from dtd.core.books import ClusterState, CoordinatorIdentity
 from dtd.core.detector import Detector
-from dtd.core.introduction import newcomer
-from dtd.core.transitions import WorkerState
+from dtd.core.membership.registration import newcomer
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import WorkerState
 from dtd.core.troubles import FORGOTTEN_S, MAX_TROUBLES, Troubles, standing
 from dtd.wire import messages as m
 

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from dtd.core import waiting
-from dtd.core.books import FRUITFUL_STEPS
-from dtd.core.membership_events import ResumeRequested, SaveJob
-from dtd.core.transitions import JobState
-from dtd.core.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
+from dtd.core.membership import waiting
+from dtd.core.membership.events import ResumeRequested, SaveJob
+from dtd.core.membership.state import FRUITFUL_STEPS
+from dtd.core.membership.transitions import JobState
+from dtd.core.membership.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dtd.core.membership import Membership
-from dtd.core.membership_events import FromWorker, Submitted
-from dtd.core.records import Job
+from dtd.core.membership.events import FromWorker, Submitted
+from dtd.core.membership.machine import Membership
+from dtd.core.membership.records import Job
 from dtd.core.status import status_of
 from dtd.ctl import status as command
 from dtd.job import parse_job, to_mapping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.core.branches import Branch
+from dtd.core.membership.branches import Branch
 from dtd.job import parse_job
 from dtd.train.checkpoint_format import checkpoint_name, list_checkpoints
 from dtd.train.retention import Rules, best_checkpoint, retain, rules_of

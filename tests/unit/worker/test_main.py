@@ -14,7 +14,7 @@ import dtd.worker.main as main_module
 from dtd import __version__
 from dtd.address import SocketPath
 from dtd.config import WorkerConfig
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.security.targets import Target
 from dtd.worker.daemon import Worker
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtd.core import member
+from dtd.core.membership import member
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dtd.core.links import Pair, pair_of
-from dtd.core.records import Job, Worker
+from dtd.core.membership.records import Job, Worker
 from dtd.wire import messages as m
 
 NOTHING_HELD = m.Held(job="", generation=0, step=0, digest="", where="none")

@@ -1,6 +1,6 @@
 """Who was asked to write the last state of a job, who could not, and when that one is asked again.
 
-Pure bookkeeping; whom to ask is decided in `dtd.core.saving`.  Times are the coordinator's clock.
+Pure bookkeeping; whom to ask is decided in `membership.saving`.  Times are the coordinator's clock.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.books import least_workers, most_workers
-from dtd.core.records import Job
-from dtd.core.transitions import GenerationState, JobState, WorkerState
+from dtd.core.membership.records import Job
+from dtd.core.membership.state import least_workers, most_workers
+from dtd.core.membership.transitions import GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
 

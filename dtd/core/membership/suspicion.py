@@ -2,20 +2,28 @@
 
 A reset connection is known at once and needs no judge.  Here is the rest: silence towards the
 coordinator, a neighbour's word that a link died, and the probes that clear a link of suspicion; of
-threads that are stuck see `dtd.core.standstill`.  Part of the membership machine; changes the
+threads that are stuck see `membership.standstill`.  Part of the membership machine; changes the
 books, adds effects.
 """
 
 from __future__ import annotations
 
-from dtd.core import admission, dissent, divergence, jobs
-from dtd.core.adoption import NEVER_HEARD
-from dtd.core.books import ClusterState, Finding
-from dtd.core.divergence import Divergence
+from dtd.core import dissent
 from dtd.core.links import DEAD, ENDED
-from dtd.core.membership_events import SaveJob
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import MEMBERS, GenerationState, JobState, WorkerEvent, WorkerState
+from dtd.core.membership import admission, divergence, jobs
+from dtd.core.membership.divergence import Divergence
+from dtd.core.membership.events import SaveJob
+from dtd.core.membership.reconnection import NEVER_HEARD
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import Finding
+from dtd.core.membership.transitions import (
+    MEMBERS,
+    GenerationState,
+    JobState,
+    WorkerEvent,
+    WorkerState,
+)
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from dtd.core.records import Job
+from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
 MAX_BRANCHES: Final = m.MAX_BRANCHES

@@ -1,26 +1,23 @@
 """Jobs: queued, started, cancelled, ended.
 
+A cancelled job stops at its next step boundary, so that nothing is lost.  A step, or an evaluation,
+that takes very long is broken off at last, and at once when the operator asks a second time;
+members that do not leave the ring even then are put out.  What follows is `membership.saving`.
+
 Part of the membership machine; changes the books, adds effects.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
-from dtd.core import (
-    admission,
-    adoption,
-    divergence,
-    doubt,
-    ending,
-    figures,
-    running,
-    stopping,
-)
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import JobEnded, SaveJob, Undeliverable
-from dtd.core.records import Job
-from dtd.core.transitions import (
+from dtd.core import doubt, figures
+from dtd.core.membership import admission, divergence, ending, reconnection, running
+from dtd.core.membership.events import JobEnded, SaveJob, Undeliverable
+from dtd.core.membership.records import Job
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import (
     GONE,
     GenerationEvent,
     GenerationState,
@@ -34,6 +31,10 @@ from dtd.wire import messages as m
 MAX_QUEUED_JOBS = 64
 RECENT = 0.1
 """Weight of the newest step in means."""
+BOUNDARY_S: Final = 600.0
+"""How long a job that is to end may take to its next step boundary."""
+LEAVE_S: Final = 10.0
+"""How much longer a member may take to leave a ring that was broken off."""
 
 
 def submit(books: ClusterState, job: Job) -> None:
@@ -65,7 +66,7 @@ def activate(books: ClusterState, job: Job, now: float) -> None:
     if job.state is JobState.SAVING:
         _is_to_end_again(books, job)
     if job.announced and not doubt.lasts(books, job):
-        adoption.adopt(books, job, now)
+        reconnection.adopt(books, job, now)
         return
     if job.state is not JobState.STOPPING:
         books.move_job(job, JobEvent.ACTIVATED)
@@ -109,7 +110,7 @@ def cancel(books: ClusterState, job_id: str) -> None:
         books.saving.hurried = True
         return
     if active.state is JobState.STOPPING:
-        stopping.hurry(books)
+        hurry(books)
         return
     books.withdraw(active)
     books.move_job(active, JobEvent.STOPS)
@@ -182,7 +183,7 @@ def note_digests(books: ClusterState, job: Job) -> None:
 
 
 def finish(books: ClusterState, state: JobState, reason: str) -> None:
-    """End the active job and let all its workers go; `dtd.core.saving` has had its state saved."""
+    """End the active job and let all its workers go; `saving` has had its state saved."""
     job = books.job
     assert job is not None
     note_digests(books, job)
@@ -249,3 +250,32 @@ def _end(books: ClusterState, job: Job, state: JobState, reason: str) -> None:
     text = f"job {job.id} {state.value}" + (f": {reason}" if reason else "")
     books.incident(f"job_{state.value}", text, step=job.step)
     books.emit(JobEnded(job=job))
+
+
+def hurry(books: ClusterState) -> None:
+    """The operator does not want to wait for a step boundary.
+
+    Asking again and again gives no more time.
+    """
+    broken_off = books.ending.freeze_by is not None
+    by = books.now + (LEAVE_S if broken_off else 0.0)
+    books.ending.stop_by = by if books.ending.stop_by is None else min(books.ending.stop_by, by)
+
+
+def break_off_late(books: ClusterState, job: Job, now: float) -> None:
+    """Break off a generation of a job that is to end, once it has had its time."""
+    if job.state is not JobState.STOPPING or books.run.phase is GenerationState.NONE:
+        books.ending.stop_by = None
+        return
+    if books.ending.stop_by is None:
+        books.ending.stop_by = now + BOUNDARY_S
+    if now < books.ending.stop_by:
+        return
+    if books.run.phase is not GenerationState.ENDING or books.ending.freeze_by is None:
+        ending.end_now(books, "the job is to end, and no step boundary comes", now)
+        books.ending.stop_by = now + LEAVE_S
+        return
+    for name in books.not_frozen():
+        worker = books.workers[name]
+        if worker.state is not WorkerState.FINISHED:
+            admission.expel(books, worker, "it did not leave the ring of a job that is to end", now)

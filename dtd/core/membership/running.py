@@ -5,12 +5,12 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import forming
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState, most_workers
-from dtd.core.ending import end_at_boundary
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import GONE, GenerationState, JobState, WorkerState
+from dtd.core.membership import forming
+from dtd.core.membership import roster as choice
+from dtd.core.membership.ending import end_at_boundary
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState, most_workers
+from dtd.core.membership.transitions import GONE, GenerationState, JobState, WorkerState
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5

@@ -1,17 +1,18 @@
 """Workers come, warm up, and go: from REGISTER to READY, and out again.
 
 Part of the membership machine; changes the books, adds effects.  What a generation does with the
-workers that are ready is the business of `dtd.core.forming`, `running` and `ending`.
+workers that are ready is the business of `membership.forming`, `running` and `ending`.
 """
 
 from __future__ import annotations
 
-from dtd.core import adoption, branches, dissent, doubt, ending, introduction, vouching
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import Disconnect
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import (
+from dtd.core import dissent, doubt, vouching
+from dtd.core.membership import branches, ending, reconnection, registration
+from dtd.core.membership import roster as choice
+from dtd.core.membership.events import Disconnect
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import (
     AVAILABLE,
     GONE,
     MEMBERS,
@@ -38,14 +39,14 @@ def register(books: ClusterState, message: m.Register, now: float) -> None:
         books.isolation.links.forget(message.name)
     _fence(books, message)
     _make_room(books, message.name)
-    worker = introduction.newcomer(message, known)
+    worker = registration.newcomer(message, known)
     worker.leaving, worker.reason = leaving, "was about to leave" if leaving else ""
     books.workers[worker.name] = worker
     books.detector.watch(worker.name, now)
-    if not message.generation and introduction.is_foreign(books, worker):
+    if not message.generation and registration.is_foreign(books, worker):
         return
-    introduction.greet(books, worker)
-    introduction.tell_last_end(books, message, known)
+    registration.greet(books, worker)
+    registration.tell_last_end(books, message, known)
     job = books.job
     if message.generation:
         _take_back(books, worker, message)
@@ -95,7 +96,7 @@ def _take_back(books: ClusterState, worker: Worker, message: m.Register) -> None
         return
     books.move_worker(worker, WorkerEvent.CAME_BACK)
     if doubt.is_over(books, job):
-        adoption.take_up(books, job)
+        reconnection.take_up(books, job)
         end_doubt(books, job)
 
 

@@ -6,11 +6,11 @@ Part of the membership machine; changes the books, adds effects.
 from __future__ import annotations
 
 from dtd.core import figures
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
 from dtd.core.links import DEAD
-from dtd.core.records import Job, Recovery, Worker
-from dtd.core.transitions import (
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job, Recovery, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import (
     GONE,
     MEMBERS,
     GenerationEvent,
@@ -164,7 +164,7 @@ def member_finished(books: ClusterState, job: Job, worker: Worker, message: m.Fi
 
 
 def is_complete(books: ClusterState) -> bool:
-    """Every member that is still here has finished; `dtd.core.saving` sees that it is saved.
+    """Every member that is still here has finished; `membership.saving` sees that it is saved.
 
     A rank 0 that died between the last step and its checkpoint leaves finished replicas and nothing
     on any disk: then one of those writes it.

@@ -6,7 +6,7 @@
     member       a worker, as it sees itself      MEMBER      MemberState, MemberEvent
 
 A table maps (state, event) to (next state, action).  An action is what always goes with the
-transition and concerns the record itself; `dtd.core.books` and `dtd.core.member` perform it.  A
+transition and concerns the record itself; `membership.state` and `membership.member` perform it.  A
 state is assigned only with what a table says, and an event that a table does not have for a state
 is impossible: it raises `ImpossibleTransition`, and the invariants do not hold from then on.
 

@@ -13,11 +13,11 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from dtd.core import admission, branches, ending, jobs, standstill
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState, least_workers
-from dtd.core.records import WARM_UP, Job, SetAside, Worker
-from dtd.core.transitions import GONE, MEMBERS, GenerationState, WorkerState
+from dtd.core.membership import admission, branches, ending, jobs, standstill
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import WARM_UP, Job, SetAside, Worker
+from dtd.core.membership.state import ClusterState, least_workers
+from dtd.core.membership.transitions import GONE, MEMBERS, GenerationState, WorkerState
 from dtd.wire import messages as m
 
 FIRST_PAUSE_S: Final = 10.0

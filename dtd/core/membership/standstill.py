@@ -13,12 +13,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
-from dtd.core import admission, branches, ending
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
+from dtd.core.membership import admission, branches, ending
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import MEMBERS, JobState, WorkerState
 from dtd.core.progress import TELL_AFTER_S
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import MEMBERS, JobState, WorkerState
 from dtd.wire import messages as m
 
 ALIKE: Final = 0.5

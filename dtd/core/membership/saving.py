@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dtd.core import branches, ending, jobs
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState
-from dtd.core.membership_events import SaveJob
-from dtd.core.records import Job, Worker
-from dtd.core.save_orders import SaveOrders
-from dtd.core.transitions import GenerationState, JobEvent, JobState, WorkerState
+from dtd.core.membership import branches, ending, jobs
+from dtd.core.membership import roster as choice
+from dtd.core.membership.events import SaveJob
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.save_orders import SaveOrders
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import GenerationState, JobEvent, JobState, WorkerState
 from dtd.wire import messages as m
 
 GIVE_UP_S = 30.0

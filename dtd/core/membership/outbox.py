@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dtd.core.membership_events import Disconnect, Effect, SaveJob, Send
+from dtd.core.membership.events import Disconnect, Effect, SaveJob, Send
 from dtd.wire import messages as m
 
 Note = TypeVar("Note")

@@ -7,11 +7,13 @@ ones at the very beginning, and whoever may hold a newer state than those who ar
 
 from __future__ import annotations
 
-from dtd.core import branches, doubt, forming
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState, Decision, least_workers
-from dtd.core.records import Job
-from dtd.core.transitions import WorkerState
+from dtd.core import doubt
+from dtd.core.membership import branches, forming
+from dtd.core.membership import roster as choice
+from dtd.core.membership.records import Job
+from dtd.core.membership.state import ClusterState, least_workers
+from dtd.core.membership.state_records import Decision
+from dtd.core.membership.transitions import WorkerState
 
 RESUME_WAIT_S = 60.0
 MOST_RESUME_WAIT_S = 3600.0

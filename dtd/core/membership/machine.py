@@ -14,29 +14,23 @@ This file dispatches; what changes the books is in `admission`, `adoption`, `for
 
 from __future__ import annotations
 
-from dtd.core import (
+from dtd.core import contradiction, doubt, figures, hearing, vouching
+from dtd.core.detector import Detector
+from dtd.core.membership import (
     admission,
-    adoption,
-    contradiction,
-    doubt,
     ending,
-    figures,
     forming,
-    hearing,
     isolation,
     jobs,
+    reconnection,
     running,
     saving,
     standstill,
-    stopping,
     suspicion,
-    vouching,
     waiting,
 )
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState, CoordinatorIdentity, Run
-from dtd.core.detector import Detector
-from dtd.core.membership_events import (
+from dtd.core.membership import roster as choice
+from dtd.core.membership.events import (
     CancelRequested,
     DeleteRequested,
     DrainRequested,
@@ -51,8 +45,10 @@ from dtd.core.membership_events import (
     Undeliverable,
     WorkerLost,
 )
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import (
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.state_records import CoordinatorIdentity, Run
+from dtd.core.membership.transitions import (
     ENDED,
     GONE,
     MEMBERS,
@@ -194,7 +190,7 @@ class Membership:
             hearing.turn_away(books, name, message, hearing.false(doubt.why_implausible(number)))
             return
         if isinstance(message, m.Register):
-            if not adoption.comes_back(books, message, now):
+            if not reconnection.comes_back(books, message, now):
                 admission.register(books, message, now)
             return
         worker = books.workers.get(name)
@@ -274,7 +270,7 @@ class Membership:
         worker = self.books.workers.get(event.name)
         if worker is None or worker.incarnation != event.incarnation or worker.state in GONE:
             return
-        if event.farewell or not adoption.goes_away(self.books, worker, event.reason):
+        if event.farewell or not reconnection.goes_away(self.books, worker, event.reason):
             admission.lose(self.books, worker, event.reason, now)
 
     def _on_kill_requested(self, event: KillRequested) -> None:
@@ -310,7 +306,7 @@ class Membership:
         if books.job is not None:
             standstill.give_up_returning(books, books.job, now)
             admission.give_up_warming(books, books.job, now)
-            stopping.advance(books, books.job, now)
+            jobs.break_off_late(books, books.job, now)
         if books.job is not None and books.run.phase is GenerationState.RUNNING:
             self._advance_running(books.job, now)
         if books.job is not None and books.run.phase is GenerationState.ENDING:
@@ -385,7 +381,7 @@ class Membership:
         if doubt.lasts(self.books, job):
             admission.end_doubt(self.books, job)
         never_heard = [name for name in job.roster if name not in self.books.workers]
-        patience_s = adoption.ADOPTION_PATIENCE * self.books.heartbeat_timeout_s
+        patience_s = reconnection.ADOPTION_PATIENCE * self.books.heartbeat_timeout_s
         hopes_s = patience_s if never_heard else 0.0
         saving.begin(self.books, job, self._verdict(job), now, hopes_s=hopes_s)
 

@@ -1,7 +1,7 @@
 """What happens to a worker's membership and what it answers.
 
-The vocabulary between the pure machine (`dtd.core.member`) and its shells (`dtd.worker.daemon`, the
-simulation).
+The vocabulary between the pure machine (`membership.member`) and its shells
+(`dtd.worker.daemon`, the simulation).
 """
 
 from __future__ import annotations

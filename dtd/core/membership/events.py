@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtd.core.records import Job
+from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
 # --- events ----------------------------------------------------------------------------------

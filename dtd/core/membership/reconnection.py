@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.core import ending, forming, introduction
-from dtd.core.books import ClusterState
-from dtd.core.records import Holdings, Job, Liveness, Registration, Worker
-from dtd.core.transitions import (
+from dtd.core.membership import ending, forming, registration
+from dtd.core.membership.records import Holdings, Job, Liveness, Registration, Worker
+from dtd.core.membership.state import ClusterState
+from dtd.core.membership.transitions import (
     MEMBERS,
     GenerationEvent,
     GenerationState,
@@ -118,7 +118,7 @@ def comes_back(books: ClusterState, message: m.Register, now: float) -> bool:
     same_generation = (message.generation, message.roster_id) == (run.generation, run.roster_id)
     if not (same_process and same_generation):
         return False
-    worker = replace(introduction.newcomer(message, known), state=known.state)
+    worker = replace(registration.newcomer(message, known), state=known.state)
     worker.leaving = known.leaving
     worker.holdings = Holdings(held=known.holdings.held, warmed=known.holdings.warmed)
     worker.liveness = Liveness(
@@ -127,7 +127,7 @@ def comes_back(books: ClusterState, message: m.Register, now: float) -> bool:
     books.workers[worker.name] = worker
     forms = message.phase == MemberState.FORMING.value
     books.move_worker(worker, WorkerEvent.RECONNECTED_FORMING if forms else WorkerEvent.RECONNECTED)
-    introduction.greet(books, worker)
+    registration.greet(books, worker)
     if books.run.phase is GenerationState.ENDING:
         _catch_up(books, worker)
     elif job.state is JobState.STOPPING:

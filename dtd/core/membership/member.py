@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.core.member_events import (
+from dtd.core.membership.member_events import (
     BreakRing,
     ControlOpened,
     Effect,
@@ -38,7 +38,7 @@ from dtd.core.member_events import (
     TrainerWarm,
     WarmUp,
 )
-from dtd.core.transitions import MEMBER, MemberAction, MemberEvent, MemberState
+from dtd.core.membership.transitions import MEMBER, MemberAction, MemberEvent, MemberState
 from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 

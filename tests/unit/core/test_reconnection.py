@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership_events import CancelRequested, KillRequested, ResumeRequested, Submitted
-from dtd.core.records import Job
-from dtd.core.transitions import JobState
+from dtd.core.membership.events import CancelRequested, KillRequested, ResumeRequested, Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtd.core.transitions import JobState, WorkerState
+from dtd.core.membership.transitions import JobState, WorkerState
 from dtd.wire import messages as m
 
 MAX_JOBS_OF_A_PROCESS = 4
@@ -222,9 +222,9 @@ class Job:
         announced: that generation was announced and has not ended, as far as we know.
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
-        divergences: when replicas differed without a majority, see `dtd.core.divergence`.
+        divergences: when replicas differed without a majority, see `membership.divergence`.
         agreed: digests of saved states that all ranks had, see `dtd.core.vouching`.
-        branches: states that it has left behind, see `dtd.core.branches`.
+        branches: states that it has left behind, see `membership.branches`.
         step_s: how long a step takes, a recent mean; 0 when that is not known.
         verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty
             while it is to go on.

@@ -3,20 +3,22 @@
 Part of the membership machine; changes the books, adds effects.  It is announced when every living
 member of the last one has reported FROZEN (or FINISHED) and at least one has stopped for certain: a
 single member that has stopped stops the ring, so two generations never commit side by side
-(ADR 0006).  What follows is `dtd.core.running`, then `dtd.core.ending`.
+(ADR 0006).  What follows is `membership.running`, then `membership.ending`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.core import branches, doubt, ending
-from dtd.core import roster as choice
-from dtd.core.books import ClusterState, Decision, most_workers
+from dtd.core import doubt
 from dtd.core.links import pair_of
-from dtd.core.membership_events import JobSaved, SaveJob
-from dtd.core.records import Job, Worker
-from dtd.core.transitions import (
+from dtd.core.membership import branches, ending
+from dtd.core.membership import roster as choice
+from dtd.core.membership.events import JobSaved, SaveJob
+from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.state import ClusterState, most_workers
+from dtd.core.membership.state_records import Decision
+from dtd.core.membership.transitions import (
     AVAILABLE,
     GenerationEvent,
     GenerationState,

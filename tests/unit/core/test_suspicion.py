@@ -307,6 +307,22 @@ def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(de
     assert desk.disconnected == []
 
 
+def test_nor_does_a_single_copy_of_what_it_brought(desk: Any) -> None:
+    """Of two that differ one has copied from the other: whose state is wrong cannot be told."""
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.commit(3)
+    desk.warm_up("c")
+    desk.lost("b")
+    desk.froze("a", generation=number, step=3, digest="x")
+    number = desk.all_run("a", "c")
+    assert desk.books.brought == {"a"}
+    for name, digest in zip("ac", "xy", strict=True):
+        desk.froze(name, generation=number, step=3, digest=digest)
+    assert desk.books.finding is None
+    assert "lost" not in {desk.state(name) for name in "ac"}
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bool) -> None:
     """Their word is enough for one that tells no digest."""

@@ -14,7 +14,8 @@
     ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
     ├── DivergenceError            replicas that must be equal are not             fails the job
     ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
-    └── RingBroken                 a generation ended under a running step         step is redone
+    ├── RingBroken                 a generation ended under a running step         step is redone
+    └── ProcessGroupFailed         a rank could not join torch's process group     generation ends
 
 Each class says whose fault it is (`blame`), what `dtdctl` and the daemons exit with (`exit_code`),
 and each instance what to do next (`remedy`, may be empty).  Codes on the wire are `ErrorCode`;
@@ -194,3 +195,9 @@ class RingBroken(DtdError):
         super().__init__(message)
         self.suspect = suspect
         self.evidence = evidence
+
+
+class ProcessGroupFailed(DtdError):
+    """A rank could not make its part of a generation's process group; the text says why."""
+
+    blame = "network or peer"

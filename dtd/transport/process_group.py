@@ -46,10 +46,10 @@ from torch._C._distributed_c10d import Store
 
 from dtd.core.busy import BusyTime
 from dtd.core.chunks import Operation
-from dtd.errors import ConfigError, ProtocolError, RingBroken
+from dtd.errors import ConfigError, ProcessGroupFailed, ProtocolError, RingBroken
 from dtd.transport.api import BreakableCollective, BucketMemory, CommTiming
 from dtd.transport.payloads import gather_payloads
-from dtd.transport.rendezvous import GroupFailedError, Rendezvous
+from dtd.transport.rendezvous import Rendezvous
 
 log = structlog.get_logger()
 
@@ -437,7 +437,7 @@ class ProcessGroupCollective:
             rendezvous: Rendezvous[Any] = Rendezvous(group.make, group.end)
             with ring.waiting():
                 self._backend = rendezvous.run(gather, ring.check, ring.on_broken)
-        except (GroupFailedError, ProtocolError) as error:
+        except (ProcessGroupFailed, ProtocolError) as error:
             reason = f"the process group could not be made: {error}"
             ring.give_up(reason)
             raise RingBroken(reason) from error

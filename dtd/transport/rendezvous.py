@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from dtd.errors import ErrorCode, ProtocolError
+from dtd.errors import ErrorCode, ProcessGroupFailed, ProtocolError
 
 Made = TypeVar("Made")
 
@@ -30,10 +30,6 @@ MAX_ROUNDS: Final = 64
 _HEAD: Final = struct.Struct("<BI")
 _ENTRY: Final = struct.Struct("<II")
 _UNDER_WAY, _FINISHED, _FAILED = range(3)
-
-
-class GroupFailedError(Exception):
-    """A rank could not make its part of the group; the text says which, and why."""
 
 
 class RingStore(Store):
@@ -133,7 +129,7 @@ class Rendezvous(Generic[Made]):
 
         Raises:
             RingBroken: by `check` or `gather`.
-            GroupFailedError: some rank could not make its part.
+            ProcessGroupFailed: some rank could not make its part.
         """
         wake(self._look_again)
         threading.Thread(target=self._run_make, name="process-group", daemon=True).start()
@@ -142,7 +138,7 @@ class Rendezvous(Generic[Made]):
                 if self._round(gather, check):
                     self._store.close("the group is made, and nothing is exchanged any more")
                     return self._made[0]
-            raise GroupFailedError("a rank waits for what no rank writes")
+            raise ProcessGroupFailed("a rank waits for what no rank writes")
         except BaseException:
             self._abandon()
             raise
@@ -160,7 +156,7 @@ class Rendezvous(Generic[Made]):
         heard = [_decode(payload) for payload in gather(said)]
         for rank, (state, _, why) in enumerate(heard):
             if state == _FAILED:
-                raise GroupFailedError(f"rank {rank}: {why}")
+                raise ProcessGroupFailed(f"rank {rank}: {why}")
         store.learn({key: value for _, values, _ in heard for key, value in values.items()})
         return all(state == _FINISHED for state, _, _ in heard)
 

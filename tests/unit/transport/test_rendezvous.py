@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dtd.errors import ProtocolError, RingBroken
+from dtd.errors import ProcessGroupFailed, ProtocolError, RingBroken
 from dtd.transport.in_process import InProcessRing
-from dtd.transport.rendezvous import GroupFailedError, Rendezvous, _decode, _encode
+from dtd.transport.rendezvous import Rendezvous, _decode, _encode
 
 PATIENCE_S = 30.0
 
@@ -62,8 +62,8 @@ def test_one_may_write_and_others_wait_as_nccl_has_it():
 def test_a_key_that_nobody_writes_ends_the_making_for_all():
     ranks = Ranks(2)
     first, second = ranks.run(lambda store: "made", lambda store: store.get("never"))
-    assert isinstance(first, GroupFailedError)
-    assert isinstance(second, GroupFailedError)
+    assert isinstance(first, ProcessGroupFailed)
+    assert isinstance(second, ProcessGroupFailed)
     assert ranks.dropped == ["made"]
 
 
@@ -72,7 +72,7 @@ def test_a_rank_that_fails_is_named_to_all():
         raise RuntimeError("no route")
 
     for error in Ranks(2).run(lambda store: store.get("x"), fails):
-        assert isinstance(error, GroupFailedError)
+        assert isinstance(error, ProcessGroupFailed)
         assert str(error) == "rank 1: RuntimeError: no route"
 
 

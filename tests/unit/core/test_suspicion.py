@@ -316,10 +316,10 @@ def test_nor_does_a_single_copy_of_what_it_brought(desk: Any) -> None:
     desk.lost("b")
     desk.froze("a", generation=number, step=3, digest="x")
     number = desk.all_run("a", "c")
-    assert desk.books.brought == {"a"}
+    assert desk.books.run.brought == {"a"}
     for name, digest in zip("ac", "xy", strict=True):
         desk.froze(name, generation=number, step=3, digest=digest)
-    assert desk.books.finding is None
+    assert desk.books.trust.finding is None
     assert "lost" not in {desk.state(name) for name in "ac"}
 
 

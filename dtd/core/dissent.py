@@ -54,10 +54,9 @@ def find(books: ClusterState, job: Job) -> Finding | None:
     one, *others = set(said.values())
     if not others:
         return Finding(books.run.generation, step, one)
-    copied = step == books.run.start_step and bool(
-        books.run.brought
-    )  # the others have their state thence
-    votes = [digest for name, digest in said.items() if not copied or name in books.run.brought]
+    brought = books.run.brought if step == books.run.start_step else frozenset()
+    # Where some brought the state that all start from, the others have theirs from them.
+    votes = [digest for name, digest in said.items() if not brought or name in brought]
     if len(votes) < 2:
         return None
     digest, times = Counter(votes).most_common(1)[0]

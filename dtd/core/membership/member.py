@@ -23,6 +23,7 @@ from dtd.core.membership.member_events import (
     Exit,
     FormRing,
     FromCoordinator,
+    OwnEvent,
     ProbeAnswered,
     ProbePeer,
     Raise,
@@ -87,15 +88,23 @@ class Member:
         self._warmed: m.Warmed | None = None
         self._report: m.Warmed | m.Frozen | m.Finished | None = None
         self._failed: m.Failed | None = None
+        self._running: m.Running | None = None
         self._impossible = ""
+        self._introducing = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; `now` is not looked at."""
         del now
         if isinstance(event, ControlOpened):
+            self._introducing = True
             return [Tell(message=self._registration())]
         if isinstance(event, FromCoordinator):
             return self._on_message(event.message)
+        effects = self._on_own(event)
+        return [one for one in effects if not (self._introducing and _is_said_again(one))]
+
+    def _on_own(self, event: OwnEvent) -> list[Effect]:
+        """Something happens in this process."""
         if isinstance(event, TrainerWarm):
             self._warmed = event.warmed
             return self._reports(MemberEvent.WARM, event.warmed)
@@ -202,9 +211,12 @@ class Member:
         """Say again what an earlier connection may have lost, and not what has been heard."""
         self.refused = message.refused
         self._register = replace(self._register, last_end="")
+        self._introducing = False
         effects: list[Effect] = []
         if self._warmed is not None and self.assign is not None:
             effects.append(Tell(message=self._warmed))
+        if self._running is not None and self.state is MemberState.RUNNING:
+            effects.append(Tell(message=self._running))
         if self._failed is not None:
             effects.append(Tell(message=self._failed))
         trains = self.state in (MemberState.FORMING, MemberState.RUNNING)
@@ -264,6 +276,7 @@ class Member:
             return []
         self._move(MemberEvent.RUNNING)
         running = m.Running(job=self.assign.job, generation=event.generation, step=event.step)
+        self._running = running if self._introducing else None
         return [Tell(message=running)]
 
     def _on_trainer_froze(self, event: TrainerFroze) -> list[Effect]:
@@ -300,3 +313,9 @@ class Member:
             return [leave, Exit(reason=event.reason)]
         self.stopping = event.reason
         return [leave]
+
+
+def _is_said_again(effect: Effect) -> bool:
+    """It follows REGISTERED: said before, it would come without the WARMED that explains it."""
+    said_again = m.Warmed | m.Running | m.Frozen | m.Finished | m.Failed
+    return isinstance(effect, Tell) and isinstance(effect.message, said_again)

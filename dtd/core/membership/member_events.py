@@ -93,10 +93,8 @@ class StopAsked:
     reason: str
 
 
-Event = (
-    ControlOpened
-    | FromCoordinator
-    | TrainerWarm
+OwnEvent = (
+    TrainerWarm
     | TrainerRunning
     | TrainerFroze
     | TrainerDiverged
@@ -105,6 +103,9 @@ Event = (
     | TrainerFailed
     | StopAsked
 )
+"""What happens in the worker's own process."""
+
+Event = ControlOpened | FromCoordinator | OwnEvent
 
 
 # --- effects ---------------------------------------------------------------------------------

@@ -182,6 +182,25 @@ def test_member_that_trains_says_what_its_data_are_and_in_which_phase_it_is(
     assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED]
 
 
+def test_what_happens_between_register_and_registered_is_said_after_it(worker: Worker) -> None:
+    """Said at once it would come before WARMED, and count for nothing."""
+    worker.become(MemberState.FORMING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(member.TrainerRunning(generation=4, step=5)) == []
+    running = m.Running(job="j", generation=4, step=5)
+    assert worker.tells(member.FromCoordinator(message=REGISTERED)) == [WARMED, running]
+
+
+def test_generation_that_ends_between_register_and_registered_is_told_after_it(
+    worker: Worker,
+) -> None:
+    worker.become(MemberState.RUNNING)
+    worker.tells(member.ControlOpened())
+    assert worker.tells(froze()) == []
+    warmed, frozen = worker.tells(member.FromCoordinator(message=REGISTERED))
+    assert (warmed, type(frozen)) == (WARMED, m.Frozen)
+
+
 def test_member_that_has_frozen_says_so_again(worker: Worker) -> None:
     worker.become(MemberState.RUNNING)
     (report,) = worker.tells(froze())

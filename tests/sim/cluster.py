@@ -22,6 +22,7 @@ from tests.sim import faults
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle
 from tests.sim.phases import Ambush, Phase
+from tests.sim.replica import DATA
 from tests.sim.surroundings import COORDINATOR, Pace
 
 LINGER_S = 2.0
@@ -95,6 +96,8 @@ class Cluster:
         *,
         steps: int,
         buckets: Sequence[int] = (24,),
+        rows: int = DATA.length,
+        batch: int = DATA.batch,
         min_workers: int = 1,
         max_workers: int = 64,
         checkpoint_every: int = 0,
@@ -125,6 +128,8 @@ class Cluster:
             "model": {
                 "steps": steps,
                 "buckets": list(buckets),
+                "rows": rows,
+                "batch": batch,
                 "checkpoint_every": checkpoint_every,
                 "evaluate_every": evaluate_every,
                 "drifts_at": drifts_at,
@@ -250,12 +255,14 @@ class Cluster:
 
     def _submit(self, job: Job) -> None:
         """Like an operator who looks whether his job has arrived, and tries again."""
-        if job.id not in self.machines.store.jobs:
+        if self.machines.store.knows(job.id):
+            return
+        if not self.machines.has_heard_of(job.id):
             store_epoch = self.machines.store.epoch
             asked = replace(copy.deepcopy(job), store_epoch=store_epoch)
             self.machines.ask(Submitted(job=asked))
-            again_s = max(SUBMIT_AGAIN_S, 3 * self.machines.surroundings.pace.store_s[1])
-            self._scheduler.after(again_s, lambda: self._submit(job))
+        again_s = max(SUBMIT_AGAIN_S, 3 * self.machines.surroundings.pace.store_s[1])
+        self._scheduler.after(again_s, lambda: self._submit(job))
 
     # --- looking ---------------------------------------------------------------------------
 

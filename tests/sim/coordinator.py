@@ -7,10 +7,11 @@ The counterpart of `dtd.coordinator.daemon`: effects are performed in the order 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from functools import partial
 
 from dtd.core.membership import registration
 from dtd.core.membership.events import (
+    CancelRequested,
     Disconnect,
     Effect,
     Event,
@@ -26,36 +27,14 @@ from dtd.core.membership.events import (
 )
 from dtd.core.membership.machine import Membership
 from dtd.core.membership.outbox import Item, Outbox
-from dtd.core.membership.records import Job
 from dtd.core.membership.state_records import CoordinatorIdentity
-from dtd.core.membership.transitions import ENDED
 from dtd.wire import messages as m
 from tests.sim.network import Port
 from tests.sim.scheduler import Timer
+from tests.sim.store import SimulatedStore
 from tests.sim.surroundings import COORDINATOR, Surroundings
 
-
-@dataclass(slots=True)
-class Store:
-    """What the coordinator has written down: jobs as they were when they were saved.
-
-    Attributes:
-        jobs: by id.
-        epoch: how often it has begun anew from a backup, from 1 on.
-        full: nothing can be written.
-    """
-
-    jobs: dict[str, Job] = field(default_factory=dict)
-    epoch: int = 1
-    full: bool = False
-
-    def last_generation(self) -> int:
-        """The highest generation in any job."""
-        return max((job.generation for job in self.jobs.values()), default=0)
-
-    def unfinished(self) -> list[Job]:
-        """Jobs that had not ended, oldest first."""
-        return [copy.deepcopy(job) for job in self.jobs.values() if job.state not in ENDED]
+Note = partial[None]
 
 
 class CoordinatorProcess:
@@ -66,30 +45,33 @@ class CoordinatorProcess:
         store: what earlier lives have written.
     """
 
-    def __init__(self, surroundings: Surroundings, store: Store) -> None:
+    def __init__(self, surroundings: Surroundings, store: SimulatedStore) -> None:
         self.surroundings = surroundings
         self.store = store
         self.alive = True
+        unfinished = store.open()
+        store_id, epoch = store.identity()
         self.membership = Membership(
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
             heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
             last_generation=store.last_generation(),
-            identity=CoordinatorIdentity(store_id="simulated", epoch=store.epoch),
+            identity=CoordinatorIdentity(store_id=store_id, epoch=epoch),
         )
         self._ports: dict[str, Port] = {}
         self._names: dict[Port, tuple[str, int]] = {}
-        self._outbox: Outbox[None, Port | None] = Outbox()
+        self._outbox: Outbox[Note, Port | None] = Outbox()
         self._timer: Timer | None = None
-        for job in store.jobs.values():
-            if job.state in ENDED and job.id not in surroundings.oracle.ended_jobs:
+        for job in store.ended():
+            if job.id not in surroundings.oracle.ended_jobs:
                 surroundings.oracle.ended(job, written=True)
-        for job in store.unfinished():
+        for job in unfinished:
             self.handle(Submitted(job=job))
         surroundings.network.listen(COORDINATOR, self)
 
     def crash(self) -> None:
         """Die at once; what was not written is forgotten."""
         self.alive = False
+        self.store.close()
         self.surroundings.network.vanish(COORDINATOR)
         if self._timer is not None:
             self._timer.cancel()
@@ -121,8 +103,15 @@ class CoordinatorProcess:
             self._ports[content.name] = port
             self._names[port] = content.name, content.incarnation
         if port in self._names:
-            self.handle(FromWorker(name=self._names[port][0], message=content))
+            self._from_worker(self._names[port][0], content)
         return True
+
+    def _from_worker(self, name: str, message: m.Message) -> None:
+        counts = self.membership.hears(name, message)
+        self.handle(FromWorker(name=name, message=message))
+        honest = name not in self.surroundings.oracle.liars
+        if isinstance(message, m.CheckpointSaved) and counts and honest and self.alive:
+            self.store.save_checkpoint(name, message)
 
     def _on_closed(self, port: Port, reason: str) -> None:
         known = self._names.pop(port, None)
@@ -141,10 +130,11 @@ class CoordinatorProcess:
             RequestRefused: the core says no.
         """
         now = self.surroundings.scheduler.now
-        decided: list[Item[None, Port | None]] = []
+        decided: list[Item[Note, Port | None]] = []
         for effect in self.membership.handle(event, now):
             port = self._port_of(effect)
-            decided.append(Item(copy.deepcopy(effect), port))
+            changes = isinstance(effect, SaveJob | JobEnded)
+            decided.append(Item(copy.deepcopy(effect) if changes else effect, port))
             if isinstance(effect, Send) and port is not None:
                 self._tell_oracle(effect, port)
         self.surroundings.oracle.membership(self.membership, now)
@@ -155,6 +145,17 @@ class CoordinatorProcess:
             self._timer = self.surroundings.scheduler.at(deadline, self._on_deadline)
         for item in decided:
             self._do(self._outbox.put(item))
+
+    def ask(self, event: Event) -> None:
+        """An operator asks for something, and is answered when it is written down.
+
+        Raises:
+            RequestRefused: the core says no.
+        """
+        self.handle(event)
+        if isinstance(event, CancelRequested):
+            answer = partial(self.surroundings.oracle.answered, event.job, self.store)
+            self._do(self._outbox.put(Item(answer, None)))
 
     def _tell_oracle(self, effect: Send, port: Port) -> None:
         if isinstance(effect.message, m.Release) and effect.message.state == "evicted":
@@ -168,21 +169,25 @@ class CoordinatorProcess:
         """The connection that an effect is meant for; a later one must not get it."""
         return self._ports.get(effect.name) if isinstance(effect, Send | Disconnect) else None
 
-    def _do(self, items: list[Item[None, Port | None]]) -> None:
+    def _do(self, items: list[Item[Note, Port | None]]) -> None:
         for item in items:
             if self.alive:
                 self._perform(item.effect, item.about)
 
-    def _perform(self, effect: Effect | None, port: Port | None) -> None:
-        if isinstance(effect, SaveJob):
+    def _perform(self, effect: Effect | Note, port: Port | None) -> None:
+        if isinstance(effect, partial):
+            effect()
+        elif isinstance(effect, SaveJob):
             self._save(effect)
         elif isinstance(effect, Incident):
             self.surroundings.tell(effect.message)
             self.surroundings.oracle.incident(effect)
         elif isinstance(effect, JobEnded):
-            written = self.store.jobs[effect.job.id].state in ENDED
+            written = self.store.has_ended(effect.job.id)
             self.surroundings.oracle.ended(effect.job, written=written)
         elif port is not None and isinstance(effect, Send):
+            self.surroundings.oracle.told(effect.name, effect.message, self.store)
+            self.surroundings.said.setdefault(effect.name, []).append(effect.message)
             port.send(effect.message)
         elif port is not None:
             assert isinstance(effect, Disconnect)
@@ -195,12 +200,11 @@ class CoordinatorProcess:
     def _on_saved(self, effect: SaveJob) -> None:
         if not self.alive:
             return
-        job, failure = effect.job, "no space" if self.store.full else ""
-        if not self.store.full:
-            self.store.jobs[job.id] = job
-            self.store.epoch = max(self.store.epoch, job.store_epoch)
+        self.surroundings.oracle.written(effect.job)
+        failure = self.store.save(effect.job)
         if effect.announces:
-            self.handle(JobSaved(job=job.id, generation=effect.announces, failure=failure))
+            saved = JobSaved(job=effect.job.id, generation=effect.announces, failure=failure)
+            self.handle(saved)
         self._do(self._outbox.written())
 
     def _disconnect(self, port: Port, reason: str) -> None:

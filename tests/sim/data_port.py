@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tests.sim.network import Port
-from tests.sim.replica import STATE_BYTES, State
+from tests.sim.replica import State
+from tests.sim.surroundings import Pace
 
 PIECES: Final = 8
+PIECE_BYTES: Final = 50_000_000
+"""A large state comes in more pieces, so that a slow donor is told from a dead one."""
 WELCOME: Final = "welcome"
 PAYLOAD: Final = "payload"
 PROBE_BYTES: Final = 256 * 1024
@@ -78,10 +81,12 @@ class DataPort:
 
     Args:
         sending: called before each piece of a state is sent; False when the process is gone.
+        pace: says how large a state is.
     """
 
-    def __init__(self, sending: Callable[[], bool]) -> None:
+    def __init__(self, sending: Callable[[], bool], *, pace: Pace) -> None:
         self._sending = sending
+        self._piece_bytes = int(pace.state_bytes[1]) // pieces_of(pace)
         self._generation = 0
         self._expected: RingKey | None = None
         self._acceptor: RingAcceptor | None = None
@@ -165,8 +170,13 @@ class DataPort:
         if state is None:
             self._asked.append(_Asked(generation, index, port))
         elif self._sending():
-            port.send(Piece(index=index, state=state), STATE_BYTES // PIECES)
+            port.send(Piece(index=index, state=state), self._piece_bytes)
         return True
+
+
+def pieces_of(pace: Pace) -> int:
+    """How many pieces a state is fetched in."""
+    return max(PIECES, int(pace.state_bytes[1]) // PIECE_BYTES)
 
 
 def _later(_content: object) -> bool:

@@ -18,11 +18,11 @@ from dtd.core.membership.events import (
     KillRequested,
     ResumeRequested,
 )
-from tests.sim.coordinator import Store
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
 from tests.sim.phases import Ambushes
 from tests.sim.replica import Disk
+from tests.sim.store import SimulatedStore
 from tests.sim.worker import WorkerProcess
 
 
@@ -42,7 +42,7 @@ class Target(Protocol):
 
     network: Network
     oracle: Oracle
-    store: Store
+    store: SimulatedStore
     ambushes: Ambushes
 
     def start(self, name: str) -> None:
@@ -65,8 +65,12 @@ class Target(Protocol):
         """Copy the coordinator's store."""
         ...
 
-    def go_back(self, *, new_epoch: bool) -> None:
+    def go_back(self) -> None:
         """Kill the coordinator and put the copy in the place of its store."""
+        ...
+
+    def waits_in_vain(self, job: str) -> bool:
+        """Whether the job waits, and nobody is left who is not here."""
         ...
 
     def ask(self, event: Event) -> None:
@@ -171,6 +175,30 @@ def _widen(target: Target, one: str, other: str) -> None:
     target.network.widen(other, one)
 
 
+def _lose(target: Target, one: str, other: str) -> None:
+    """Many packets between them are lost, and sent again."""
+    target.network.lose(one, other)
+    target.network.lose(other, one)
+
+
+def _keep(target: Target, one: str, other: str) -> None:
+    target.network.keep(one, other)
+    target.network.keep(other, one)
+
+
+def _echo(target: Target, name: str) -> None:
+    """What an earlier coordinator has said comes again, as from a copy of it that was forgotten."""
+    process = target.process(name)
+    if process is not None:
+        process.hear_again()
+
+
+def _look_after(target: Target, job: str) -> None:
+    """The operator resumes a job that waits for somebody who will not come back."""
+    if target.waits_in_vain(job):
+        target.ask(ResumeRequested(job=job))
+
+
 def _reset(target: Target, one: str, other: str) -> None:
     target.network.reset(one, other)
 
@@ -190,19 +218,20 @@ def _back_up(target: Target) -> None:
 
 def _restore(target: Target, _coordinator: str) -> None:
     """Like `dtd-coordinator restore`; the coordinator is started by another fault."""
-    target.go_back(new_epoch=True)
+    target.go_back()
 
 
 def _fail_store(target: Target, _coordinator: str) -> None:
     """The disk of the coordinator's store is full, or fails."""
-    target.store.full = True
+    target.store.fill()
 
 
 def _mend_store(target: Target, _coordinator: str) -> None:
-    target.store.full = False
+    target.store.mend()
 
 
 def _cancel(target: Target, job: str) -> None:
+    target.oracle.cancelled()
     target.ask(CancelRequested(job=job))
 
 
@@ -248,6 +277,10 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "narrow": _narrow,
     "widen": _widen,
     "reset": _reset,
+    "lose": _lose,
+    "keep": _keep,
+    "echo": _echo,
+    "look_after": _look_after,
     "sever": _sever,
     "flip": _flip,
     "backup": _back_up,
@@ -262,7 +295,10 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "calm": _calm,
 }
 HARMLESS: Final = frozenset(
-    {"restart", "unpause", "unstick", "clear", "release", "widen", "cancel", "calm"}
+    {
+        *("restart", "unpause", "unstick", "clear", "release", "widen", "keep", "calm"),
+        *("cancel", "look_after", "echo"),
+    }
 )
 """Whoever these touch suffers nothing by them."""
 

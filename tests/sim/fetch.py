@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from tests.sim.data_port import PIECES, FetchHello, Piece
+from tests.sim.data_port import FetchHello, Piece, pieces_of
 from tests.sim.network import Port
 from tests.sim.replica import State
 from tests.sim.surroundings import Surroundings
@@ -53,7 +53,8 @@ class Fetch:
         self._receiving = receiving
         self._changed = changed
         self._pieces: dict[int, State] = {}
-        self._wanted = list(range(PIECES))
+        self._count = pieces_of(process.surroundings.pace)
+        self._wanted = list(range(self._count))
         self._asked: dict[str, int] = {}
         self._ports: dict[str, Port] = {}
         for donor in donors:
@@ -69,11 +70,11 @@ class Fetch:
 
     def over(self) -> bool:
         """Complete, or failed."""
-        return len(self._pieces) == PIECES or bool(self.why_failed)
+        return len(self._pieces) == self._count or bool(self.why_failed)
 
     def states(self) -> list[State]:
         """What each piece is a piece of."""
-        return [self._pieces[index] for index in range(PIECES)]
+        return [self._pieces[index] for index in range(self._count)]
 
     def close(self) -> None:
         """Ask for nothing more."""

@@ -6,18 +6,21 @@ What faults act on (`tests.sim.faults`).  Plans and their course are the busines
 
 from __future__ import annotations
 
-import copy
 import random
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from dtd.core.membership.events import Event
+from dtd.core.membership.events import Event, ResumeRequested
+from dtd.core.membership.transitions import GenerationState
 from dtd.errors import RequestRefused
-from tests.sim.coordinator import CoordinatorProcess, Store
+from tests.sim.coordinator import CoordinatorProcess
 from tests.sim.lineage import Memory
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
 from tests.sim.replica import Disk
 from tests.sim.scheduler import Scheduler
+from tests.sim.store import SimulatedStore, in_memory
 from tests.sim.surroundings import COORDINATOR, Pace, Surroundings
 from tests.sim.worker import WorkerProcess
 
@@ -45,8 +48,7 @@ class Machines:
             restarted=self.start_soon,
         )
         self.ambushes = self.surroundings.ambushes
-        self.store = Store()
-        self._backup = Store()
+        self.store = SimulatedStore()
         self.coordinator: CoordinatorProcess | None = None
         self.datasets: dict[str, str] = {}
         self.failing: dict[str, int] = {}
@@ -54,6 +56,7 @@ class Machines:
         self.incarnations = 0
         self._processes: dict[str, WorkerProcess] = {}
         self._disks: dict[str, Disk] = {}
+        self._disk_root = tempfile.TemporaryDirectory(prefix="dtd-sim-", dir=in_memory())
 
     # --- processes -------------------------------------------------------------------------
 
@@ -103,27 +106,44 @@ class Machines:
 
     def disk(self, name: str) -> Disk:
         """A worker's disk; it is there before the worker is."""
-        return self._disks.setdefault(name, Disk())
+        if name not in self._disks:
+            self._disks[name] = Disk(Path(self._disk_root.name) / name)
+        return self._disks[name]
 
     def back_up(self) -> None:
         """Keep a copy of the coordinator's store as it is now."""
-        self._backup = copy.deepcopy(self.store)
+        self.store.back_up()
 
-    def go_back(self, *, new_epoch: bool) -> None:
+    def go_back(self) -> None:
         """The coordinator dies and its store is the copy, with a new epoch like a restored one.
 
         Nothing happens when the copy lacks a job, or has one that has ended since: then it would
         be another story.
         """
-        unfinished = {job.id for job in self._backup.unfinished()}
-        known = self._backup.jobs.keys() == self.store.jobs.keys()
-        if not unfinished or not known or unfinished & self.oracle.ended_jobs.keys():
+        if not self.store.has_backup_of(set(self.oracle.ended_jobs)):
             return
         self.oracle.struck(self.running())  # whoever trains is called back
         self.stop(COORDINATOR)
-        self.store = copy.deepcopy(self._backup)
-        self.store.epoch += new_epoch
-        self._backup.epoch = self.store.epoch
+        self.store.go_back()
+
+    def has_heard_of(self, job: str) -> bool:
+        """Whether the coordinator that runs lists a job."""
+        if self.coordinator is None:
+            return False
+        books = self.coordinator.membership.books
+        known = [*([books.job] if books.job is not None else []), *books.queue]
+        return any(one.id == job for one in known)
+
+    def waits_in_vain(self, job: str) -> bool:
+        """Whether the job waits, and every process that runs is here and has said what it holds."""
+        if self.coordinator is None:
+            return False
+        books = self.coordinator.membership.books
+        waits = books.run.phase is GenerationState.NONE
+        if books.job is None or books.job.id != job or not waits or books.warming_since:
+            return False
+        here = {(one.name, one.incarnation) for one in books.available()}
+        return all((name, one.incarnation) in here for name, one in self.running().items())
 
     def ask(self, event: Event) -> None:
         """Hand an operator's request to the coordinator, if it can be reached."""
@@ -131,7 +151,9 @@ class Machines:
             self.surroundings.tell("nobody answers the operator")
             return
         try:
-            self.coordinator.handle(event)
+            self.coordinator.ask(event)
+            if isinstance(event, ResumeRequested):
+                self.oracle.resumed(event.job)
         except RequestRefused as error:
             self.surroundings.tell(f"refused: {error}")
 

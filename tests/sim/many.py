@@ -36,7 +36,10 @@ def play(seed: int) -> Played:
     else:
         ended = cluster.job()
         may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
-        may_have_failed = ended.state is JobState.FAILED and "the task raised" in ended.reason
+        reasons = ("the task raised", *(("there is no driver",) if cluster.machines.broken else ()))
+        may_have_failed = ended.state is JobState.FAILED and any(
+            reason in ended.reason for reason in reasons
+        )
         if ended.state is not JobState.DONE and not may_be_cancelled and not may_have_failed:
             failure = f"job {ended.id} is {ended.state}: {ended.reason}"
     return Played(

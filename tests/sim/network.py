@@ -22,6 +22,9 @@ from tests.sim.scheduler import Scheduler
 SMALL_BYTES = 64
 LARGE_BYTES = 160
 """What a narrow path loses, again and again."""
+LOSS = 0.3
+"""Share of packets that a lossy link loses."""
+RETRANSMIT_S, MOST_RETRANSMIT_S = 0.2, 3.0
 DAMAGED = "a frame was damaged on its way"
 Link = tuple[str, str]
 
@@ -179,6 +182,7 @@ class Network:
         self._paused: dict[str, list[tuple[Port, object]]] = {}
         self._flips: set[Link] = set()
         self._narrow: set[Link] = set()
+        self._lossy: set[Link] = set()
         self._remains: dict[str, list[list[Port]]] = {}
 
     # --- processes -------------------------------------------------------------------------
@@ -256,9 +260,19 @@ class Network:
             port.free_at = begins + size_bytes / self._bytes_per_s
             rng = self._lifeline_rng if port.is_lifeline else self._rng
             latency = rng.uniform(*self._latency_s)
+            latency += self._sent_again_s(port)
             port.arrives_at = max(port.arrives_at, port.free_at + latency)
         arrive = partial(self._arrive, port.peer, content, large=size_bytes > LARGE_BYTES)
         self._scheduler.at(port.arrives_at, arrive)
+
+    def _sent_again_s(self, port: Port) -> float:
+        """What a packet costs that is lost now and then: it is sent again, later and later."""
+        if (port.local, port.remote) not in self._lossy:
+            return 0.0
+        waits_s, next_s = 0.0, RETRANSMIT_S
+        while self._rng.random() < LOSS and next_s < MOST_RETRANSMIT_S:
+            waits_s, next_s = waits_s + next_s, 2 * next_s
+        return waits_s
 
     def _arrive(self, port: Port, content: object, *, large: bool = False) -> None:
         link = (port.remote, port.local)
@@ -290,10 +304,19 @@ class Network:
     def heal(self) -> None:
         """All links work again."""
         self._flips.clear()
+        self._lossy.clear()
         for narrow in list(self._narrow):
             self.widen(*narrow)
         for link in list(self._stalled):
             self.release(*link)
+
+    def lose(self, source: str, target: str) -> None:
+        """Lose many of the packets from one process to another, until `keep`."""
+        self._lossy.add((source, target))
+
+    def keep(self, source: str, target: str) -> None:
+        """Lose nothing any more."""
+        self._lossy.discard((source, target))
 
     def narrow(self, source: str, target: str) -> None:
         """Lose whatever is large from one process to another, however often it is sent again."""

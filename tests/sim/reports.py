@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtd.core.membership import member
+from dtd.train.checkpoint_format import checkpoint_name
 from dtd.wire import messages as m
 from tests.sim.replica import State
 
@@ -43,17 +44,17 @@ def progress(state: State, *, rows: int) -> m.Progress:
     )
 
 
-def saved(state: State) -> m.CheckpointSaved:
-    """A checkpoint was published."""
+def saved(state: State, kept: tuple[str, ...]) -> m.CheckpointSaved:
+    """A checkpoint was published, and these are on that disk now."""
     return m.CheckpointSaved(
         job=state.job,
         generation=state.generation,
         step=state.step,
         digest=state.content,
         size_bytes=1,
-        directory="",
+        directory=checkpoint_name(*state.key),
         metrics={},
-        kept=(),
+        kept=kept,
     )
 
 

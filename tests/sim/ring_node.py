@@ -1,7 +1,8 @@
 """The shell of the ring machine in the simulation: buckets are lists of integers.
 
-Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce each
-element must be `(1 << world) - 1`, every rank once and nobody twice.  The counterpart over bytes is
+Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce the
+lower bits must be `(1 << world) - 1`, every rank once and nobody twice.  The bits above are the sum
+of what the rows of its slice amount to (`tests.sim.rows`).  The counterpart over bytes is
 `dtd.transport.ring_node`; both drive `dtd.core.ring`.
 """
 
@@ -34,6 +35,7 @@ from dtd.core.ring_events import (
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Word
 from tests.sim.oracle import Oracle
+from tests.sim.rows import RANK_BITS
 
 ITEM_BYTES = 8
 CHUNK_BYTES = 128
@@ -91,9 +93,10 @@ class RingNode:
 
     # --- the trainer -----------------------------------------------------------------------
 
-    def open_step(self, step: int, bucket_elements: Sequence[int]) -> None:
-        """Begin a step."""
-        self._buckets = [[1 << self.core.rank] * elements for elements in bucket_elements]
+    def open_step(self, step: int, bucket_elements: Sequence[int], *, share: int = 0) -> None:
+        """Begin a step, in which this rank's rows amount to `share`."""
+        own = share << RANK_BITS | 1 << self.core.rank
+        self._buckets = [[own] * elements for elements in bucket_elements]
         self._unfinished = set(range(len(self._buckets)))
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = tuple(
@@ -114,6 +117,10 @@ class RingNode:
     def buckets_done(self) -> bool:
         """Every bucket of the open step holds the sum."""
         return not self._unfinished
+
+    def total(self) -> int:
+        """What the rows of all ranks amount to, once the buckets are done."""
+        return self._buckets[-1][-1] >> RANK_BITS
 
     def words(self) -> list[bytes] | None:
         """All ranks' words in rank order, once they are here."""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_ACTIONS_AT_ONE_MOMENT = 100_000
+MAX_ACTIONS = 400_000
+"""Of a whole plan: in one with more of them something is tried again and again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +51,8 @@ class Scheduler:
         """Let time pass until `done`, until the given moment, or until nothing is left to do.
 
         Raises:
-            AssertionError: so much happens at one moment that something asks for itself again.
+            AssertionError: so much happens, at one moment or in all, that something asks for itself
+            again.
         """
         while self._queue and not done():
             moment, _, timer = self._queue[0]
@@ -61,6 +64,8 @@ class Scheduler:
             self._advance_to(moment)
             timer.action()
             self.handled += 1
+            if self.handled > MAX_ACTIONS:
+                raise AssertionError(f"no end is in sight at {self.now:.0f} s")
 
     def _advance_to(self, moment: float) -> None:
         self._at_this_moment = self._at_this_moment + 1 if moment == self.now else 0

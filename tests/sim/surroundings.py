@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dtd.wire import messages as m
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
 from tests.sim.phases import Ambushes
@@ -20,7 +21,11 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things take: each time something between least and most, in seconds."""
+    """How long things take, and how large they are: each time between least and most.
+
+    Attributes:
+        state_bytes: size of a state, which takes its time on the network.
+    """
 
     start_s: Range = (0.05, 0.3)
     reconnect_s: Range = (0.05, 0.5)
@@ -32,6 +37,7 @@ class Pace:
     checkpoint_s: Range = (0.05, 0.4)
     store_s: Range = (0.001, 0.02)
     digest_s: Range = (0.0, 0.0)
+    state_bytes: Range = (400_000.0, 400_000.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +51,7 @@ class Surroundings:
         heartbeat_interval_s: how often workers, and neighbours on a ring, say that they live.
         heartbeat_timeout_s: silence after which somebody is suspected.
         story: what happened, a line each.
+        said: what coordinators have told each worker.
     """
 
     scheduler: Scheduler
@@ -58,6 +65,7 @@ class Surroundings:
     heartbeat_interval_s: float = 0.25
     heartbeat_timeout_s: float = 1.5
     story: list[str] = field(default_factory=list)
+    said: dict[str, list[m.Message]] = field(default_factory=dict)
 
     def draw(self, limits: Range) -> float:
         """A duration between the limits."""

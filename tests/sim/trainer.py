@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from dtd.core.control_word import Flags
+from dtd.core.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
 from dtd.core.membership import member
 from dtd.core.membership.branches import told_by
 from dtd.errors import DivergenceError, RingBroken, TaskError
@@ -47,6 +48,7 @@ class Trainer:
         self.session.flags = Flags()
         self._rank = ring.assign.rank
         self.session.branches = told_by(ring.assign)
+        self.session.writes = ring.assign.rank < self.session.copies
         self.thread.run(self._serve(ring))
 
     def save(self, save: m.Save) -> None:
@@ -54,12 +56,13 @@ class Trainer:
         self.thread.run(self._write(save))
 
     def _write(self, save: m.Save) -> Routine:
-        session, key = self.session, (save.generation, save.step)
-        if session.prepared is not None and session.prepared.key == key:
+        session, key = self.session, StateKey(save.generation, save.step)
+        require(session.engine.can_make(key), "a worker is to save what it has not", save)
+        if session.engine.take_over(key, holds=True) is TakeOver.COMMIT:
             self._shell.surroundings.oracle.completed(session.commit())
-        state = session.state
-        require(state is not None and state.key == key, "a worker is to save what it has not", save)
-        assert state is not None
+        else:
+            session.discard()
+        state = session.live
         yield session.busy("checkpoint_s")
         session.save(state)
         return "saved"
@@ -77,6 +80,8 @@ class Trainer:
             yield Wait(ring.is_up, ring)
             outcome = yield from loop.train(self.session, ring)
         except RingBroken as error:
+            if self.session.engine.interrupted():
+                self.session.discard()
             self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
             return "broken"
@@ -84,6 +89,7 @@ class Trainer:
             self._diverged(ring, error)
             return "diverged"
         except TaskError as error:
+            self.session.discard()
             failed = m.Failed(
                 job=ring.assign.job,
                 reason=error.message,
@@ -133,10 +139,11 @@ class Trainer:
     def _diverged(self, ring: RingEndpoint, error: DivergenceError) -> None:
         """The majority keeps its state, the others start afresh; without one all forget."""
         assign = ring.assign
-        if not error.majority:
+        answer = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
+        if answer is Reaction.FORGET:
             self.session.forget()
             self._froze(ring, "", "diverged", error.message, diverged=error)
-        elif assign.rank in error.dissenters:
+        elif answer is Reaction.START_AFRESH:
             diverged = member.TrainerDiverged(generation=assign.generation, reason=error.message)
             self._shell.feed(diverged)
         else:
@@ -150,34 +157,35 @@ class Trainer:
         assign, session = ring.assign, self.session
         yield Reach(Phase.TAKE_OVER, assign.held_step)
         yield session.busy("load_s")
-        start = (assign.held_generation, assign.held_step)
+        start = StateKey(assign.held_generation, assign.held_step)
         holds = assign.roster[assign.rank].holds
-        if session.prepared is not None and session.prepared.key == start:
-            require(holds, "who has prepared the step is told to fetch it", assign)
+        honest = self._shell.name not in self._shell.surroundings.oracle.liars
+        fetches = session.engine.can_make(start) and not holds and honest
+        require(not fetches, "who has prepared the step is told to fetch it", assign)
+        way = session.engine.take_over(start, holds=holds)
+        if way is TakeOver.COMMIT:
             self._shell.surroundings.oracle.completed(session.commit())
-        elif holds:
-            self._adopt_own(ring)
         else:
+            session.discard()
+        if way is TakeOver.FETCH:
             yield from self._fetch(ring)
             yield from session.digest()
-        assert session.state is not None
-        session.prepared = None
-        self._shell.surroundings.oracle.adopted(assign, session.state)
+        elif way not in (TakeOver.COMMIT, TakeOver.KEEP):
+            self._load(ring, start)
+        self._shell.surroundings.oracle.adopted(assign, session.live)
         if holds and not all(one.holds for one in assign.roster):
-            self._shell.data_port.offer(assign.generation, session.state)
+            self._shell.data_port.offer(assign.generation, session.live)
 
-    def _adopt_own(self, ring: RingEndpoint) -> None:
-        """What is in memory stays; else the checkpoint, or what is fresh, is loaded."""
+    def _load(self, ring: RingEndpoint, start: StateKey) -> None:
+        """The checkpoint, or what is fresh, takes the place of what is in memory."""
         session, assign = self.session, ring.assign
-        start = (assign.held_generation, assign.held_step)
-        if session.state is not None and session.state.key == start:
-            return
         if self._shell.disk.is_spoilt(assign.job, start):
             why = "what it has offered is damaged"
             ring.end(why)
             raise RingBroken(why)
         saved = self._shell.disk.find(assign.job, start)
-        own = [state for state in (saved, fresh(assign.job)) if state and state.key == start]
+        unborn = fresh(assign.job, session.data)
+        own = [state for state in (saved, unborn) if state and state.key == start]
         require(bool(own), "a worker is told to hold what it has not", assign, session.state)
         session.adopt(own[0])
 
@@ -185,7 +193,8 @@ class Trainer:
         assign, session = ring.assign, self.session
         oracle = self._shell.surroundings.oracle
         if self._shell.name not in oracle.liars:  # one of them may have denied what it holds
-            oracle.lineage.copies(assign, self._shell.incarnation, session.state)
+            held = session.live if session.engine.live is not None else None
+            oracle.lineage.copies(assign, self._shell.incarnation, held)
         fetch = Fetch(
             self._shell,
             assign.generation,

@@ -54,7 +54,7 @@ class WorkerProcess:
         self.name = name
         self.incarnation = incarnation
         self.disk = disk
-        self.data_port = DataPort(sending=self._on_sending)
+        self.data_port = DataPort(sending=self._on_sending, pace=surroundings.pace)
         self.fails_at_step = fails_at_step
         self.alive = True
         self.pid = pid
@@ -90,6 +90,7 @@ class WorkerProcess:
     def crash(self) -> None:
         """Die at once; others are told when the kernel closes the streams."""
         self.alive = False
+        self.surroundings.oracle.died(self.name)
         death = self._lifeline.death()
         self.surroundings.network.kill(
             self.name, lifelines_s=death.lifelines_s, streams_s=death.streams_s
@@ -107,6 +108,17 @@ class WorkerProcess:
         for action in due:
             self.after(0.0, action)
         self.surroundings.network.unpause(self.name)
+
+    def hear_again(self) -> None:
+        """Something comes that was said of an earlier generation."""
+        known = self.core.assign
+        old = [
+            one
+            for one in self.surroundings.said.get(self.name, [])
+            if isinstance(one, m.Assign | m.Freeze) and known and one.generation < known.generation
+        ]
+        if old and not self._paused:
+            self.feed(member.FromCoordinator(message=self.surroundings.rng.choice(old)))
 
     def leave(self) -> None:
         """The administrator stops it in good order."""
@@ -178,7 +190,10 @@ class WorkerProcess:
 
     def feed(self, event: member.Event) -> None:
         """Hand an event to the core and do what it answers."""
+        before = self.core.assign
         effects = self.core.handle(event, self.surroundings.scheduler.now)
+        if isinstance(event, member.FromCoordinator):
+            self.surroundings.oracle.obeyed(self.name, before, event.message, effects)
         self.surroundings.oracle.member(self.name, self.core)
         for effect in effects:
             if self.alive:
@@ -280,6 +295,7 @@ class WorkerProcess:
             self.surroundings.oracle.restarted(self.name, effect.reason)
         self.surroundings.tell(f"{self.name} {verb}: {effect.reason}")
         self.alive, self.replaces_itself = False, again
+        self.surroundings.oracle.died(self.name)
         self.surroundings.network.vanish(self.name)
         if again:
             self.surroundings.restarted(self.name)

@@ -11,6 +11,7 @@ from dtd.core.membership.events import Incident
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import GenerationState, JobState
 from dtd.wire import messages as m
+from tests.sim import rows
 from tests.sim.lineage import Memory
 from tests.sim.oracle import Broken, Oracle
 from tests.sim.replica import State, after_commit, corrupted, expected, fresh
@@ -36,7 +37,7 @@ def state(*generations: int) -> State:
     """An honest state, whose steps these generations have committed."""
     made = fresh("j")
     for generation in generations:
-        made = after_commit(made, generation)
+        made = after_commit(made, generation, rows.expected(made.data, made.step))
     return made
 
 
@@ -167,12 +168,40 @@ def test_rank_that_is_two_steps_ahead(oracle: Oracle) -> None:
 
 
 def test_replicas_that_differ_and_go_on(oracle: Oracle) -> None:
-    assign = running(oracle, an_assign())
-    other = replace(assign, rank=1)
-    oracle.committed(assign, state(1))
-    oracle.committed(other, corrupted(state(1), "w-1"))
+    oracle.agreed(state(1))
     with pytest.raises(Broken, match="replicas that differ go on"):
-        oracle.committed(assign, state(1, 1))
+        oracle.agreed(corrupted(state(1), "w-1"))
+
+
+def test_majority_that_is_none(oracle: Oracle) -> None:
+    said = [b"a", b"a", b"b"]
+    oracle.differ(said, None, majority=True)
+    oracle.differ(said, {1, 2}, majority=False)
+    with pytest.raises(Broken, match="a majority is none"):
+        oracle.differ(said, {1, 2}, majority=True)
+
+
+def test_row_that_is_left_out(oracle: Oracle) -> None:
+    assign = running(oracle, an_assign())
+    one = fresh("j")
+    total = rows.expected(one.data, 0) - rows.value(0, 7)
+    with pytest.raises(Broken, match="not what its step says"):
+        oracle.committed(assign, after_commit(one, 1, total))
+
+
+def test_checkpoint_that_is_not_where_it_is_said_to_be(oracle: Oracle) -> None:
+    job = Job(id="j", spec={}, checkpoint_generation=1, checkpoint_step=1)
+    oracle.published("w-0", state(1))
+    oracle.written(replace(job, checkpoint_holders=("w-0",)))
+    with pytest.raises(Broken, match="where it is not"):
+        oracle.written(replace(job, checkpoint_holders=("w-0", "w-1")))
+
+
+def test_older_generation_that_is_obeyed(oracle: Oracle) -> None:
+    oracle.obeyed("w-0", an_assign(2), an_assign(3), ["forms a ring"])
+    oracle.obeyed("w-0", an_assign(2), an_assign(2), [])
+    with pytest.raises(Broken, match="older generation"):
+        oracle.obeyed("w-0", an_assign(2), an_assign(2), ["forms a ring"])
 
 
 def test_fenced_generation_that_goes_on(oracle: Oracle) -> None:
@@ -238,7 +267,13 @@ def test_core_that_is_silent_or_forgets_the_clock(
 def done(job: str = "j", **more: Any) -> Job:
     values: dict[str, Any] = {"step": 3, "total_steps": 3, **more}
     digests = {"w": values.pop("digest", expected(job, values["step"]))}
-    return Job(id=job, spec={}, state=JobState.DONE, result={"replica_digests": digests}, **values)
+    return Job(
+        id=job,
+        spec={"model": {"rows": 50, "batch": 16}},
+        state=JobState.DONE,
+        result={"replica_digests": digests},
+        **values,
+    )
 
 
 def test_honest_end(oracle: Oracle) -> None:

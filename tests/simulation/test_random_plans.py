@@ -7,8 +7,8 @@ import pytest
 
 from tests.sim import many, plans
 
-SEEDS = 240
-SEEDS_AT_A_TIME = 12
+SEEDS = 200
+SEEDS_AT_A_TIME = 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))

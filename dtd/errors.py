@@ -12,6 +12,7 @@
     ├── TaskError                  the task, its data or its packages are at fault fails the job
     ├── LoaderLost                 a loader process has ended                      others load again
     ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
+    │   └── HolderUnreachable      nobody answers where it is said to lie          asked again
     ├── DivergenceError            replicas that must be equal are not             fails the job
     ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
     ├── RingBroken                 a generation ended under a running step         step is redone
@@ -150,6 +151,12 @@ class CheckpointError(DtdError):
     """A checkpoint is missing, torn or does not verify."""
 
     blame = "disk"
+
+
+class HolderUnreachable(CheckpointError):
+    """The worker that holds a checkpoint does not answer, or left while it was fetched."""
+
+    blame = "network or peer"
 
 
 class DivergenceError(DtdError):

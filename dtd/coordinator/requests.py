@@ -97,6 +97,8 @@ class RequestDesk:
     async def _serve(self, link: Link, requests: asyncio.Queue[Request]) -> None:
         while True:
             request, payload = await requests.get()
+            if link not in self._pending_bytes:
+                return  # forgotten while this task ran, which ends it only where it has to wait
             self._pending_bytes[link] -= len(payload)
             try:
                 async with self._turns.turn(link, request):

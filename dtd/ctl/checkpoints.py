@@ -6,8 +6,9 @@ that worker goes away it goes on with the next one that holds the same checkpoin
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from dtd.ctl.loading import loading_lines
 from dtd.ctl.origins import parse_job_at_step
 from dtd.ctl.patience import RECONNECT_EVERY_S
 from dtd.ctl.settings import Settings
-from dtd.errors import CheckpointError, RequestRefused, UsageError
+from dtd.errors import CheckpointError, HolderUnreachable, RequestRefused, UsageError
 from dtd.job.better import lower_is_better
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
@@ -88,12 +89,11 @@ def fetch(
     Without `mode` the job's own `best_mode` counts where it is about this metric.
     """
     job, step = parse_job_at_step(text, source="JOB")
-    answer, holders = _await_holders(
-        settings, job=job, step=step, best_metric=best_metric, mode=mode
-    )
     target = (directory or Path(job)) / WEIGHTS_FILE
-    _say_whether_confirmed(holders[0], answer["checkpoints"])
-    files = _fetch_from_any(holders, target.parent, _connect_for(settings, job, answer["spec"]))
+    wanted = functools.partial(
+        _await_holders, settings, job=job, step=step, best_metric=best_metric, mode=mode
+    )
+    answer, holders, files = _fetch_when_there(settings, job, wanted, target.parent)
     lines = loading_lines(answer["spec"], *files)
     if settings.as_json:
         shown = ("job", "generation", "step", "digest", "confirmation", "metrics")
@@ -128,15 +128,43 @@ def _say_whether_confirmed(chosen: Checkpoint, known: Sequence[Checkpoint]) -> N
         )
 
 
+def _fetch_when_there(
+    settings: Settings,
+    job: str,
+    wanted: Callable[[float], tuple[Answer, list[Checkpoint]]],
+    directory: Path,
+) -> tuple[Answer, list[Checkpoint], list[Path]]:
+    """What the coordinator says, who holds the checkpoint, and its fetched files.
+
+    A worker that is listed as there may be starting afresh already: its address is asked for again.
+
+    Raises:
+        HolderUnreachable: nobody who holds it has answered for `HOLDERS_BACK_S`.
+        CheckpointError: those who answer do not give it.
+    """
+    deadline_s = time.monotonic() + HOLDERS_BACK_S
+    said: set[str] = set()
+    while True:
+        answer, holders = wanted(deadline_s)
+        if not said:
+            _say_whether_confirmed(holders[0], answer["checkpoints"])
+        connect = _connect_for(settings, job, answer["spec"])
+        try:
+            return answer, holders, _fetch_from_any(holders, directory, connect, said)
+        except HolderUnreachable:
+            if time.monotonic() >= deadline_s:
+                raise
+        time.sleep(RECONNECT_EVERY_S)
+
+
 def _await_holders(
-    settings: Settings, *, job: str, step: int, best_metric: str, mode: str
+    settings: Settings, deadline_s: float, *, job: str, step: int, best_metric: str, mode: str
 ) -> tuple[Answer, list[Checkpoint]]:
     """All that the coordinator says, and who holds the checkpoint that is wanted.
 
     A worker's process starts afresh after a job, so whoever fetches right after its end may find
     nobody there: they are waited for a little.
     """
-    deadline_s = time.monotonic() + HOLDERS_BACK_S
     told = False
     while True:
         answer = ask(settings, m.ListCheckpoints(job=job, tickets=True))
@@ -230,8 +258,22 @@ def _connect_for(settings: Settings, job: str, spec: Mapping[str, Any]) -> Conne
     return tls_connect(context, WORKER)
 
 
-def _fetch_from_any(holders: Sequence[Checkpoint], directory: Path, connect: Connect) -> list[Path]:
-    """The weights, and their averages if the job takes any."""
+def _fetch_from_any(
+    holders: Sequence[Checkpoint], directory: Path, connect: Connect, said: set[str]
+) -> list[Path]:
+    """The weights, and their averages if the job takes any.
+
+    Args:
+        holders: at least one.
+        directory: to put them in.
+        connect: makes connections.
+        said: failures that the user was told of; each is told once.
+
+    Raises:
+        HolderUnreachable: none of them has answered.
+        CheckpointError: none gave it.
+        UsageError: the directory cannot be made or written to.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -241,8 +283,11 @@ def _fetch_from_any(holders: Sequence[Checkpoint], directory: Path, connect: Con
         try:
             return _fetch_from(one, directory, connect)
         except CheckpointError as error:
-            output.say(f"{one['worker']}: {error.message}")
-            failure = error
+            if error.message not in said:
+                output.say(f"{one['worker']}: {error.message}")
+            said.add(error.message)
+            if failure is None or isinstance(failure, HolderUnreachable):
+                failure = error
         except OSError as error:
             raise UsageError(f"{directory} cannot be written to: {error.strerror}") from None
     assert failure is not None

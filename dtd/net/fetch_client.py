@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Self
 import xxhash
 
 from dtd.address import Address
-from dtd.errors import CheckpointError, ErrorCode, ProtocolError, RequestRefused
+from dtd.errors import CheckpointError, ErrorCode, HolderUnreachable, ProtocolError, RequestRefused
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -82,7 +82,8 @@ class FetchClient:
         manifest: the checkpoint's manifest, decoded.
 
     Raises:
-        CheckpointError: the worker cannot be reached, refuses, or left.
+        CheckpointError: the worker refuses.
+        HolderUnreachable: the worker cannot be reached, or left.
     """
 
     def __init__(
@@ -204,7 +205,8 @@ class FetchClient:
         else:
             reason = error.message
         remedy = "" if isinstance(error, OSError) else error.remedy
-        return CheckpointError(
+        kind = HolderUnreachable if isinstance(error, OSError) else CheckpointError
+        return kind(
             f"{self._where} cannot be fetched: {reason}",
             remedy=remedy or "see who else holds it with: dtdctl checkpoints",
         )

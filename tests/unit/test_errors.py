@@ -64,8 +64,10 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
     for name, exit_code in drawn:
         if exit_code:
             assert getattr(errors, name).exit_code == int(exit_code)
-    [nested] = re.findall(r"│   └── (\w+)", errors.__doc__)
-    assert getattr(errors, nested).__bases__ == (errors.UsageError,)
+    nested = re.findall(r"├── (\w+) [^\n]*\n    │   └── (\w+)", errors.__doc__)
+    assert len(nested) == errors.__doc__.count("│   └──")
+    for parent, child in nested:
+        assert getattr(errors, child).__bases__ == (getattr(errors, parent),)
 
 
 def test_exit_codes_are_those_promised_to_scripts() -> None:

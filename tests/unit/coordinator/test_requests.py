@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sqlite3
 import threading
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -11,7 +14,12 @@ import pytest
 from dtd.coordinator.access_desk import AccessRequest
 from dtd.coordinator.orders import Order
 from dtd.coordinator.questions import QUESTIONS
-from dtd.coordinator.requests import CTL_REQUESTS, MAX_PENDING_BYTES, MAX_PENDING_REQUESTS
+from dtd.coordinator.requests import (
+    CTL_REQUESTS,
+    MAX_PENDING_BYTES,
+    MAX_PENDING_REQUESTS,
+    RequestDesk,
+)
 from dtd.coordinator.store_thread import Turn
 from dtd.core.membership.events import ResumeRequested
 from dtd.core.pages import PAGE_ROWS
@@ -504,6 +512,46 @@ def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
     go_on.set()
     assert submit(daemon, spec) == "digits-2"
     assert daemon.ask(m.GetStatus())["job"]["id"] == "digits-1"
+
+
+async def test_a_connection_that_ends_with_an_answer_has_its_other_requests_forgotten():
+    """The task that answers does not wait for anything between the two, so nothing cancels it."""
+    failures: list[BaseException] = []
+
+    @contextlib.contextmanager
+    def around(_what, _link):
+        try:
+            yield
+        except KeyError as error:
+            failures.append(error)
+
+    async def answered(*_arguments, **_options):
+        return {}
+
+    class EndsWhenItIsAnswered:
+        identity = None
+
+        def __init__(self):
+            self.sent = 0
+
+        def send(self, _message, _payload):
+            self.sent += 1
+            desk.forget(self)
+
+        def drained(self):
+            return None
+
+    coordinator = SimpleNamespace(
+        containment=SimpleNamespace(around=around),
+        audit=SimpleNamespace(around=answered),
+        renewals=SimpleNamespace(is_due=lambda _link: False),
+    )
+    desk, link = RequestDesk(coordinator, last_job=None), EndsWhenItIsAnswered()
+    for _ in range(2):
+        desk.ask(link, m.GetStatus(), memoryview(b""))
+    (task,) = desk._tasks.values()
+    await asyncio.wait([task])
+    assert (link.sent, failures) == (1, [])
 
 
 def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):

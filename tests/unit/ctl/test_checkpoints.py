@@ -194,7 +194,10 @@ def test_what_a_worker_offers_instead_is_not_taken(dtdctl, cluster, offers, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_newer_one_that_nobody_has_confirmed_is_named(dtdctl, server, result, spec, tmp_path):
+def test_a_newer_one_that_nobody_has_confirmed_is_named(
+    dtdctl, server, result, spec, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
     unsure = checkpoint(step=30, verified=False, confirmation="unconfirmed", alive=False)
     ticket = {"ticket_key": bytes(32), "ticket_expires_unix_s": 1 << 40}
     known = [unsure, checkpoint(**ticket)]
@@ -262,6 +265,26 @@ def test_fetch_waits_for_a_worker_that_starts_afresh(dtdctl, cluster, server, re
     assert err.count("waiting for worker-0: a worker starts afresh after a job") == 1
 
 
+def test_fetch_asks_again_where_a_worker_is_that_has_just_left(
+    dtdctl, cluster, server, result, free_address, tmp_path
+):
+    """It is listed as there, and its process has ended: the next answer has its new address."""
+    serving, asked = server.script, []
+    ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
+    gone = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
+
+    def script(message):
+        if isinstance(message, m.ListCheckpoints) and len(asked) < 2:
+            asked.append(message)
+            return result({"checkpoints": [checkpoint(**gone)], "spec": {}})
+        return serving(message)
+
+    server.script = script
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path))
+    assert (exit_code, len(asked)) == (0, 2)
+    assert err.count("cannot be fetched") == 1
+
+
 def test_fetch_says_at_last_that_nobody_is_there(dtdctl, server, result, monkeypatch):
     monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
     server.script = lambda _message: result({"checkpoints": [checkpoint(alive=False)], "spec": {}})
@@ -296,7 +319,10 @@ def test_fetch_into_what_is_no_directory(dtdctl, cluster, tmp_path):
     assert "cannot be made: Not a directory" in err
 
 
-def test_fetch_fails_when_all_holders_do(dtdctl, server, result, free_address, tmp_path):
+def test_fetch_fails_when_all_holders_do(
+    dtdctl, server, result, free_address, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(command, "HOLDERS_BACK_S", 0.0)
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     away = {"data_host": free_address.host, "data_port": free_address.port, **ticket}
     answer = {"checkpoints": [checkpoint(**away)], "spec": {}}

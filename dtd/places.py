@@ -1,17 +1,29 @@
-"""Where daemons keep their state, and where the coordinator's socket is found on this host.
-
-Nobody has to be told of a coordinator on the same host: its socket lies in the runtime directory
-that systemd gives it, or in its state directory.
-"""
+"""Where dtd runs: Linux only, said in one sentence instead of a traceback from a missing call."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from dtd.address import SocketPath
+from dtd.errors import ConfigError
+
+
+def require_linux(system: str = sys.platform) -> None:
+    """Raise `ConfigError` anywhere but on Linux; daemons call this before anything else."""
+    if system != "linux":
+        msg = f"dtd runs on Linux only, and this is {system}"
+        raise ConfigError(msg, remedy="run it on a Linux host or in a Linux container")
+
+
+# --- where daemons keep their state, and where the coordinator's socket is found on this host ---
+#
+# Nobody has to be told of a coordinator on the same host: its socket lies in the runtime directory
+# that systemd gives it, or in its state directory.
+
 
 SOCKET_NAME: Final = "control.sock"
 COORDINATOR: Final = "coordinator"

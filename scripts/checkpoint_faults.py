@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import from_mapping
-from dtd.train.checkpoint_format import (
+from dtd.train.checkpoint.format import (
     MANIFEST_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -39,7 +39,7 @@ from dtd.train.checkpoint_format import (
 )
 from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
 from dtd.train.run import TrainingRun
-from dtd.train.state import state_digest
+from dtd.train.state.tensors import state_digest
 from dtd.transport.in_process import InProcessRing
 
 # --- faults: to a checkpoint that is there, or to one while it is saved ---------------------------

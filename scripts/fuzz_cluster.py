@@ -24,7 +24,7 @@ from dtd import __version__
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
-from dtd.coordinator.store import Store
+from dtd.coordinator.store.store import Store
 from dtd.core.membership import member
 from dtd.job import parse_job, to_mapping
 from dtd.net.link import Link
@@ -32,7 +32,7 @@ from dtd.security.identity import LOCAL, Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES, FrameDecoder, frame_bytes
 from dtd.wire.greeting import hello
-from dtd.worker.registration import proved
+from dtd.worker.cluster_access import proved
 from scripts.fuzz_links import put
 
 T = TypeVar("T")

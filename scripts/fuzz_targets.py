@@ -25,7 +25,7 @@ from dtd.job import parse_job, to_mapping
 from dtd.packages.unpack import unpack
 from dtd.security.credential import Credential
 from dtd.security.token import Token
-from dtd.train.checkpoint_format import (
+from dtd.train.checkpoint.format import (
     MANIFEST_FILE,
     FileInfo,
     Manifest,

@@ -27,7 +27,7 @@ from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
 from dtd.shown import one_line
-from dtd.train.checkpoint_format import MODEL_FILE, parse_name
+from dtd.train.checkpoint.format import MODEL_FILE, parse_name
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object

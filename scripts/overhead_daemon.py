@@ -24,7 +24,7 @@ from dtd.wire.tags import TAG_BYTES
 
 if TYPE_CHECKING:
     from dtd.train.record import GotOn, StepRecord
-    from dtd.train.replica import Replica
+    from dtd.train.state.replica import Replica
     from dtd.worker.reporter import JobReporter
 
 BLOCK_VARIABLE: Final = "DTD_OVERHEAD_BLOCK"
@@ -90,8 +90,8 @@ def patch_frames(mode: _Mode) -> None:
 
 def patch_worker(mode: _Mode) -> None:
     """No digests, heartbeats, beats and control words in bare blocks."""
-    from dtd.train import state
     from dtd.train.record import nobody
+    from dtd.train.state import tensors as state
 
     real_digest = state.state_digest
 

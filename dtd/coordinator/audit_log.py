@@ -3,8 +3,8 @@
 What runs code or destroys is entered before it is done, what gives access before it is answered,
 both durably, and both are refused when that cannot be; what takes something away is done whatever
 the disk says, and the journal then says that the entry is missing.  Refusals are entered within a
-budget.  Which calls these are is declared in `dtd.core.audited`; how entries are chained in
-`dtd.core.audit`.
+budget.  Which calls these are is declared in `dtd.core.trust.audited`; how entries are chained in
+`dtd.core.trust.audit`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
-from dtd.coordinator.audit_table import AuditTable
-from dtd.coordinator.store_thread import StoreThread, Turn
-from dtd.core.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
-from dtd.core.audited import Audited, Must, about, audited, outcome
-from dtd.core.refusal_budget import RefusalBudget
+from dtd.coordinator.store.audit_table import AuditTable, append
+from dtd.coordinator.store.database import FILE_NAME
+from dtd.coordinator.store.thread import StoreThread, Turn
+from dtd.core.limits.refusal_budget import RefusalBudget
+from dtd.core.trust.audit import BEGUN, CUT, DONE, FAILED, REFUSED, Entry
+from dtd.core.trust.audited import Audited, Must, about, audited, outcome
 from dtd.errors import DtdError, RequestRefused
-from dtd.security.identity import STRANGER, Identity
+from dtd.security.identity import LOCAL, STRANGER, Identity
 from dtd.shown import one_line
 from dtd.wire import messages as m
 
@@ -173,3 +176,66 @@ def _entry(caller: Caller, message: m.Message, declared: Audited) -> Entry:
         about=about(message, declared),
         outcome=BEGUN,
     )
+
+
+# ---
+# What somebody does with a coordinator's state directory by command is entered in its audit
+# log.
+#
+# A backup may be taken while the daemon runs, so it enters itself through a connection of its own
+# to the store's file, as the user whom the file belongs to: what is beside it stays the daemon's,
+# and a link that this user has put there does not lead root to another file.
+
+
+def command_entry(what: str, about: Mapping[str, Any]) -> Entry:
+    """The entry of a command that this process's user runs."""
+    return Entry(
+        time_s=time.time(),
+        role=LOCAL,
+        who=f"uid {os.getuid()}",
+        what=what,
+        about=about,
+        outcome=DONE,
+    )
+
+
+def enter_command(state_dir: Path, entry: Entry) -> str:
+    """Enter it in the store of a state directory, whether a daemon uses it or not.
+
+    Returns:
+        Why that was not possible; empty when it was.
+    """
+    path = state_dir / FILE_NAME
+    try:
+        with _as_owner_of(path), contextlib.closing(_connected(path)) as connection:
+            cursor = connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            append(cursor, entry)
+            cursor.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        return str(error)
+    return ""
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """To a store that is there; one that is not is not made."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
+
+
+@contextlib.contextmanager
+def _as_owner_of(path: Path) -> Iterator[None]:
+    """Root writes as the file's owner."""
+    owner = path.lstat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        yield
+        return
+    group = os.getegid()
+    os.setegid(owner.st_gid)
+    try:
+        os.seteuid(owner.st_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    finally:
+        os.setegid(group)

@@ -1,25 +1,31 @@
-"""Where the coordinator's own errors end: at the connection whose message brought one about.
-
-Nothing that a peer says may end this process, whatever has been overlooked.  So an exception that
-nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
-incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did
-wrong by the protocol (ProtocolError) is not meant: that ends its connection anyway.
-"""
+"""Where the coordinator's own errors end: at the connection whose message brought one about."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import structlog
 
-from dtd.coordinator.refusals import Refusals
+from dtd.coordinator.store.records import job_body, job_from_body
+from dtd.coordinator.throttles import Refusals
+from dtd.core.membership.events import Effect, Event, Submitted, Ticked
+from dtd.core.membership.machine import Membership
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.shown import one_line
+
+# --- where the coordinator's own errors end: at the connection whose message brought one about ---
+#
+# Nothing that a peer says may end this process, whatever has been overlooked.  So an exception that
+# nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
+# incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did
+# wrong by the protocol (ProtocolError) is not meant: that ends its connection anyway.
+
 
 log = structlog.get_logger()
 
@@ -112,3 +118,103 @@ def _place(error: BaseException) -> str:
     ours = [one for one in frames if "/dtd/" in one.filename and one.filename != __file__]
     ours = ours or list(frames)
     return f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno}" if ours else "?"
+
+
+# --- the membership core, which this process survives whatever is wrong in it ------------------
+#
+# The core refuses what it does not want before it changes anything, so an exception within it is a
+# defect, and leaves its books half changed.  What it had decided by then is done, so that others
+# know what the books say.  If these do not balance any more, or its clock fails again and again,
+# the core begins again from its jobs, as a process that was started anew would: workers are
+# disconnected, come back, and say what they hold (ADR 0006).  A job with which that happens too
+# often has failed.
+
+
+WITHIN_S: Final = 60.0
+MAX_TICKS_FAILED: Final = 3
+MAX_BEGINNINGS: Final = 3
+"""So often within that time; then the active job is given up."""
+
+
+class GuardedCore:
+    """Membership, with what follows when it fails.
+
+    Args:
+        membership: the core.
+        containment: told of errors that nobody's message has brought about.
+        perform: does an effect.
+        disconnect_all: ends all workers' connections.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        containment: Containment,
+        *,
+        perform: Callable[[Effect], None],
+        disconnect_all: Callable[[str], None],
+    ) -> None:
+        self._membership = membership
+        self._containment = containment
+        self._perform = perform
+        self._disconnect_all = disconnect_all
+        self._ticks_failed: deque[float] = deque(maxlen=MAX_TICKS_FAILED)
+        self._beginnings: deque[float] = deque(maxlen=MAX_BEGINNINGS)
+
+    def handle(self, event: Event, now: float) -> Sequence[Effect]:
+        """Advance by one event.
+
+        Raises:
+            RequestRefused: an operator's request cannot be met; nothing has changed.
+            Exception: the core has failed; by then all that it had decided is done.
+        """
+        try:
+            return self._membership.handle(event, now)
+        except RequestRefused:
+            raise
+        except Exception as error:
+            self._do_what_was_decided()
+            if isinstance(event, Ticked):
+                self._ticks_failed.append(now)
+            if not self._is_sound(now):
+                self._begin_again(now)
+            if not isinstance(event, Ticked):
+                raise
+            self._containment.failed(error, "keeping time")
+            return []
+
+    def next_deadline(self, now: float) -> float | None:
+        """When the core must be woken if nothing else happens before."""
+        return self._membership.next_deadline(now)
+
+    def _do_what_was_decided(self) -> None:
+        books = self._membership.books
+        decided, books.effects = books.effects, []
+        for effect in decided:
+            self._perform(effect)
+
+    def _is_sound(self, now: float) -> bool:
+        if _often(self._ticks_failed, now):
+            return False
+        try:
+            self._membership.check_invariants()
+        except Exception:  # noqa: BLE001 - whatever does not hold
+            return False
+        return True
+
+    def _begin_again(self, now: float) -> None:
+        given_up = _often(self._beginnings, now)
+        self._beginnings.append(now)
+        self._ticks_failed.clear()
+        jobs = self._membership.begin_again(given_up=given_up)
+        self._do_what_was_decided()
+        self._disconnect_all("the coordinator begins again after an error of its own")
+        for job in jobs:
+            with self._containment.around(f"taking up job {job.id}"):
+                again = job_from_body(job_body(job))
+                for effect in self._membership.handle(Submitted(job=again), now):
+                    self._perform(effect)
+
+
+def _often(times: deque[float], now: float) -> bool:
+    return len(times) == times.maxlen and now - times[0] <= WITHIN_S

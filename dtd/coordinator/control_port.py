@@ -16,10 +16,10 @@ import structlog
 from dtd.address import Address, SocketPath
 from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
-from dtd.coordinator.refusals import Refusals
-from dtd.core.doorkeeper import Doorkeeper
+from dtd.coordinator.throttles import Refusals
+from dtd.core.limits.connection_limiter import ConnectionLimiter
+from dtd.core.limits.shares import Shares
 from dtd.core.rights import NO_CREDENTIAL_REMEDY, refusal
-from dtd.core.shares import Shares
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
@@ -63,7 +63,7 @@ class ControlPort:
         self._server, self._socket = [
             Server(
                 new_link,
-                doorkeeper=Doorkeeper(in_all=shares.unproven),
+                connection_limiter=ConnectionLimiter(in_all=shares.unproven),
                 shares=shares,
                 refused=self.note_refusal,
             )

@@ -21,31 +21,30 @@ import structlog
 from dtd import __version__
 from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.access_desk import AccessDesk
 from dtd.coordinator.audit_log import AuditLog
-from dtd.coordinator.containment import Containment
+from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.deletions import Deletions
+from dtd.coordinator.diagnostics import DiagnosticsCollector
 from dtd.coordinator.effects import Effects
-from dtd.coordinator.evictions import Evictions
-from dtd.coordinator.examiner import Examiner
 from dtd.coordinator.figures import Figures
-from dtd.coordinator.file_limit import allowed_files
-from dtd.coordinator.guarded_core import GuardedCore
-from dtd.coordinator.join_desk import JoinDesk
-from dtd.coordinator.pace import Pace
-from dtd.coordinator.packages import PACKAGES, WEIGHTS, PackageCounter
-from dtd.coordinator.renewal_desk import RenewalDesk
-from dtd.coordinator.report_desk import ReportDesk
-from dtd.coordinator.requests import CTL_REQUESTS, RequestDesk
-from dtd.coordinator.revocation_desk import RevocationDesk
-from dtd.coordinator.store import Store
-from dtd.coordinator.store_thread import StoreThread, Turn
+from dtd.coordinator.handlers.access import AccessHandler
+from dtd.coordinator.handlers.deletions import Deletions
+from dtd.coordinator.handlers.join import JoinHandler
+from dtd.coordinator.handlers.measurements import MeasurementBroker
+from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.coordinator.handlers.reports import ReportHandler
+from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
+from dtd.coordinator.handlers.revocation import Evictions, RevocationHandler
+from dtd.coordinator.process_limits import allowed_files
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.tensorboard import Curves, point_of
-from dtd.coordinator.trouble_desk import TroubleDesk
+from dtd.coordinator.throttles import Pace
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.doubt import must_be_proved
+from dtd.core.limits.quotas import Quotas
+from dtd.core.limits.shares import Shares, connections_for
 from dtd.core.membership import registration
 from dtd.core.membership.events import (
     Effect,
@@ -60,9 +59,8 @@ from dtd.core.membership.machine import Membership
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.core.membership.transitions import WorkerState
-from dtd.core.quotas import Quotas
-from dtd.core.shares import Shares, connections_for
-from dtd.core.status import status_of
+from dtd.core.observe.status import status_of
+from dtd.core.trust.doubt import must_be_proved
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only
@@ -110,9 +108,11 @@ class Coordinator:
         self._secrets = DataSecrets(
             open_data_key(config.state_dir / DIRECTORY), self._links.incarnation, time.time
         )
-        self._desk = RequestDesk(self, last_job=store.last_ended())
+        self._desk = RequestHandler(self, last_job=store.last_ended())
         self.figures = Figures()
-        self.examiner = Examiner(self.membership, self._links, self._secrets, config.state_dir)
+        self.measurement_broker = MeasurementBroker(
+            self.membership, self._links, self._secrets, config.state_dir
+        )
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self._weights_thread = StoreThread(self._store_failed)
         self.packages = PackageCounter(
@@ -150,7 +150,7 @@ class Coordinator:
             functools.partial(self._store_thread.later, turn=Turn.PATIENT),
         )
         self._pace = Pace()
-        self._reports = ReportDesk(
+        self._reports = ReportHandler(
             Quotas(config.output_lines_per_s), store, self._store_thread, self
         )
         self._core = GuardedCore(
@@ -160,7 +160,7 @@ class Coordinator:
             disconnect_all=self._links.fail_all,
         )
         self._driver: Driver[Event, Effect] = Driver(self._core, self._put, Ticked)
-        self.troubles = TroubleDesk(
+        self.troubles = DiagnosticsCollector(
             self.membership.books, time.monotonic, self._store_thread.complaint
         )
         self.port = ControlPort(
@@ -179,12 +179,12 @@ class Coordinator:
             links=self._links.all,
             in_store=first,
         )
-        self.renewals = RenewalDesk(
+        self.renewals = RenewalHandler(
             self.port, self.in_store, self._own_ends, self._links.all, evictions
         )
-        self._revocations = RevocationDesk(self.port, self.in_store, evictions)
-        self._join_desk = JoinDesk(self.port, last, evictions, self.audit)
-        self.access = AccessDesk(
+        self._revocations = RevocationHandler(self.port, self.in_store, evictions)
+        self._join_desk = JoinHandler(self.port, last, evictions, self.audit)
+        self.access = AccessHandler(
             self.port, in_store=first, evictions=evictions, renewals=self.renewals
         )
 
@@ -389,7 +389,7 @@ class Coordinator:
             self.troubles.closed(link.peer_host(), error)
             return
         name, incarnation = known
-        self.examiner.forget(name)
+        self.measurement_broker.forget(name)
         reason = str(error) if error is not None else "it said goodbye"
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
@@ -447,7 +447,7 @@ class Coordinator:
             self.deletions.dropped(name, message)
             return
         if isinstance(message, m.Measured):
-            self.examiner.measured(name, message)
+            self.measurement_broker.measured(name, message)
             return
         if self.membership.hears(name, message):
             self._keep(name, message, payload)

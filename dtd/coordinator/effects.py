@@ -16,10 +16,10 @@ import structlog
 
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
-from dtd.coordinator.records import job_body
-from dtd.coordinator.requests import RequestDesk
-from dtd.coordinator.store import Store
-from dtd.coordinator.store_thread import StoreThread, Turn
+from dtd.coordinator.handlers.requests import RequestHandler
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.thread import StoreThread, Turn
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership.events import (
     Disconnect,
@@ -72,7 +72,7 @@ class Effects:
         store: Store,
         thread: StoreThread,
         secrets: DataSecrets,
-        desk: RequestDesk,
+        desk: RequestHandler,
         job_numbers: Mapping[str, int],
         saved: Callable[[JobSaved], None],
         undeliverable: Callable[[Undeliverable], None],

@@ -15,16 +15,15 @@ import uvloop
 
 from dtd import __version__
 from dtd.config import CoordinatorConfig, MetricsFor, load_coordinator_config
-from dtd.coordinator.commands import COMMANDS, INIT, run_command
 from dtd.coordinator.daemon import Coordinator
-from dtd.coordinator.file_limit import raise_file_limit
-from dtd.coordinator.heap import give_back_freed_memory
-from dtd.coordinator.status_line import status_line
-from dtd.coordinator.store import Store
+from dtd.coordinator.diagnostics import status_line
+from dtd.coordinator.maintenance import COMMANDS, INIT, run_command
+from dtd.coordinator.process_limits import give_back_freed_memory, raise_file_limit
+from dtd.coordinator.store.store import Store
 from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging
 from dtd.notify import Notifier
-from dtd.platform import require_linux
+from dtd.places import require_linux
 from dtd.shown import indented
 
 log = structlog.get_logger()

@@ -1,12 +1,12 @@
 """Does a training thread get on?  Its own marks say so; every heartbeat carries the answer.
 
 A thread that neither waits for the ring nor makes a mark is in somebody's code.  Long steps are
-normal life, so it is stuck only when nothing moves there either (`dtd.core.motion`): for as long as
-the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so far, if
-that is longer.  What is done for the first time may open or build things: it has the limit of a
-warm-up (`elastic.warmup_timeout_s`).  A batch of another shape, as after a change of members, is
-such a first time only where something makes code for shapes.  Where something moves the limit is a
-long one (`elastic.busy_timeout_s`), for a loop that never ends computes, too.
+normal life, so it is stuck only when nothing moves there either (`dtd.core.observe.motion`): for as
+long as the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so
+far, if that is longer.  What is done for the first time may open or build things: it has the limit
+of a warm-up (`elastic.warmup_timeout_s`).  A batch of another shape, as after a change of members,
+is such a first time only where something makes code for shapes.  Where something moves the limit is
+a long one (`elastic.busy_timeout_s`), for a loop that never ends computes, too.
 
 While the whole process stands still, because somebody stopped it or the machine slept, its event
 loop does too: that time is no pause of the thread's.  Pure; times are seconds of any monotonic
@@ -19,8 +19,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-from dtd.core.motion import Evidence, computes, motion
-from dtd.core.own_clock import OwnClock
+from dtd.core.observe.detector import PauseDetector
+from dtd.core.observe.motion import Evidence, computes, motion
 
 PATIENCE_SILENCES: Final = 10.0
 LOOK_AFTER_S: Final = 0.5
@@ -73,7 +73,7 @@ class ProgressWatch:
     longest_silence_s: float = 0.0
     _work: Hashable = None
     _known: set[Hashable] = field(default_factory=set)
-    _clock: OwnClock = field(default_factory=OwnClock)
+    _clock: PauseDetector = field(default_factory=PauseDetector)
     _seen: Evidence | None = None
     _seen_since: float = 0.0
     _moved_at: float = 0.0

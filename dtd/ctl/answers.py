@@ -1,19 +1,36 @@
-"""One request to the coordinator and its answer: printed as JSON, or told in words.
-
-Most commands are no more than this.  JSON is the answer as it came, one line of stdout; which words
-stand for it, on stdout or stderr, each command knows itself.
-"""
+"""Requests to the coordinator and their answers: page by page, printed as JSON or told in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from dtd.ctl import output
 from dtd.ctl.settings import Settings
+from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 
+# --- read a list that the coordinator hands out piece by piece, from cursor to cursor ----------
+
+
 Answer = dict[str, Any]
+
+
+def pages(
+    request: Callable[[m.Message], Answer], make: Callable[[int], m.Message], key: str
+) -> Iterator[Answer]:
+    """Answers in order, until one brings nothing new under `key`."""
+    after = 0
+    while (answer := request(make(after)))[key]:
+        yield answer
+        after = answer["next"]
+
+
+# --- one request to the coordinator and its answer: printed as JSON, or told in words ----------
+#
+# Most commands are no more than this.  JSON is the answer as it came, one line of stdout; which
+# words stand for it, on stdout or stderr, each command knows itself.
 
 
 def ask(settings: Settings, request: m.Message) -> Answer:
@@ -43,3 +60,38 @@ def ask_and_show(
     answer = ask(settings, request)
     show(settings, answer, in_words)
     return answer
+
+
+# --- how long somebody who waits puts up with a coordinator that is away -----------------------
+#
+# Training does not notice when the coordinator restarts, so neither does whoever waits for a job or
+# follows events; only a coordinator that never answered is reported at once.
+
+
+RECONNECT_FOR_S: Final = 60.0
+RECONNECT_EVERY_S: Final = 0.5
+
+
+class Patience:
+    """Tells after each failure whether to try again; pauses before it says yes."""
+
+    def __init__(self) -> None:
+        self._give_up_at_s: float | None = time.monotonic()
+
+    def answered(self) -> None:
+        """The coordinator is there."""
+        self._give_up_at_s = None
+
+    def pause_or_raise(self, error: CoordinatorUnreachable) -> None:
+        """Wait a moment before the next try.
+
+        Raises:
+            CoordinatorUnreachable: the same error, when it has been away for too long.
+        """
+        now_s = time.monotonic()
+        if self._give_up_at_s is None:
+            output.say(f"{error.message}; waiting for it to come back")
+            self._give_up_at_s = now_s + RECONNECT_FOR_S
+        if now_s >= self._give_up_at_s:
+            raise error
+        time.sleep(RECONNECT_EVERY_S)

@@ -16,16 +16,16 @@ import typer
 from dtd import __version__
 from dtd.ctl import checkpoints as checkpoint_commands
 from dtd.ctl import events as event_commands
-from dtd.ctl import install as install_commands
 from dtd.ctl import jobs as job_commands
+from dtd.ctl import jobs as worker_commands
 from dtd.ctl import origins as origin_commands
 from dtd.ctl import output
 from dtd.ctl import status as status_commands
-from dtd.ctl import workers as worker_commands
-from dtd.ctl.access_app import add_access_commands
+from dtd.ctl.access.app import add_access_commands
+from dtd.ctl.install import command as install_commands
+from dtd.ctl.install.service_files import Parts
+from dtd.ctl.install.service_host import config_home
 from dtd.ctl.origins import read_origin
-from dtd.ctl.service_files import Parts
-from dtd.ctl.service_host import config_home
 from dtd.ctl.settings import (
     ADDRESS_VARIABLE,
     CREDENTIAL_VARIABLE,
@@ -179,7 +179,7 @@ def status(
 ) -> None:
     """Show the job, its loss and rate, the workers, who is slow, and why it waits."""
     if watch:
-        from dtd.ctl.watch import watch_status
+        from dtd.ctl.watch.command import watch_status
 
         _finish(watch_status(context.obj))
     _finish(status_commands.show_status(context.obj))
@@ -243,7 +243,7 @@ def doctor(
     ] = False,
 ) -> None:
     """Examine coordinator, workers and links; with a job, forecast step time and memory."""
-    from dtd.ctl import doctor as doctor_commands
+    from dtd.ctl.doctor import command as doctor_commands
 
     _finish(doctor_commands.doctor(context.obj, job_file, force=force))
 
@@ -281,7 +281,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete an ended job with its checkpoints on all workers, or its checkpoints of one step."""
-    from dtd.ctl.delete import delete
+    from dtd.ctl.jobs import delete
 
     _finish(delete(context.obj, job, confirmed=yes))
 

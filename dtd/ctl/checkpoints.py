@@ -1,8 +1,4 @@
-"""The commands about checkpoints: checkpoints and fetch.
-
-`fetch` asks the coordinator who holds what, then takes the weights from a worker's data port; when
-that worker goes away it goes on with the next one that holds the same checkpoint.
-"""
+"""The commands about checkpoints: checkpoints and fetch."""
 
 from __future__ import annotations
 
@@ -13,21 +9,37 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.core.vouching import CONTRADICTED, UNCONFIRMED
+from dtd.core.trust.vouching import CONTRADICTED, UNCONFIRMED
 from dtd.ctl import figures, output
-from dtd.ctl.answers import Answer, ask, ask_and_show
-from dtd.ctl.loading import loading_lines
+from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask, ask_and_show
 from dtd.ctl.origins import parse_job_at_step
-from dtd.ctl.patience import RECONNECT_EVERY_S
 from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, RequestRefused, UsageError
-from dtd.job.better import lower_is_better
+from dtd.job.learning import lower_is_better
 from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.security.identity import WORKER
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
+
+# --- the three lines that load fetched weights into the task's model.  Pure text ---------------
+
+
+def loading_lines(spec: Mapping[str, Any], *weights: Path) -> list[str]:
+    """Python that builds the task's model and gives it the weights; a later file counts."""
+    return [
+        "from dtd.train.task import load_task; from dtd.train.state.weights import load_weights",
+        f"model = load_task({spec['job']['task']!r}, {spec['task']!r}).build_model()",
+        f"load_weights(model, {', '.join(repr(str(file)) for file in weights)})",
+    ]
+
+
+# --- the commands about checkpoints: checkpoints and fetch -------------------------------------
+#
+# `fetch` asks the coordinator who holds what, then takes the weights from a worker's data port;
+# when that worker goes away it goes on with the next one that holds the same checkpoint.
+
 
 WEIGHTS_FILE: Final = "model.safetensors"
 HOLDERS_BACK_S: Final = 20.0

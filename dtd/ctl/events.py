@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from dtd.ctl import figures, output
-from dtd.ctl.pages import pages
-from dtd.ctl.patience import Patience
+from dtd.ctl.answers import Patience, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m

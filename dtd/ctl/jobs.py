@@ -1,25 +1,26 @@
-"""The commands about jobs: validate, submit, wait, cancel, jobs, logs.
-
-Each function is one command: it asks the coordinator, prints, and returns the exit code.
-"""
+"""The commands about jobs and workers: validate, submit, wait, cancel, logs, delete, drain."""
 
 from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from dtd.ctl import figures, output
-from dtd.ctl.answers import Answer, ask, ask_and_show, show
-from dtd.ctl.origins import Origin, say_origin
-from dtd.ctl.pages import pages
-from dtd.ctl.patience import Patience
+from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
+from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
+from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed, RequestRefused, UsageError
 from dtd.wire import messages as m
+
+# --- the commands about jobs: validate, submit, wait, cancel, jobs, logs -----------------------
+#
+# Each function is one command: it asks the coordinator, prints, and returns the exit code.
+
 
 EXIT_DONE: Final = 0
 MOST_SETTINGS: Final = 4
@@ -243,3 +244,75 @@ def logs(settings: Settings, job: str) -> int:
                 else:
                     output.print_lines(printed_lines(line))
     return EXIT_DONE
+
+
+# ---
+# `dtdctl delete JOB|JOB@STEP`: an ended job with its checkpoints, or the checkpoints of one
+# step.
+#
+# What is gone is gone, so it is said what goes, and a person on a terminal is asked.
+
+
+def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
+    """Delete it on all workers; those that are away do so when they are back.
+
+    Raises:
+        UsageError: nobody can be asked, and nothing says that it is meant.
+        RequestRefused: the coordinator says no, or the person does.
+    """
+    job, step = parse_job_at_step(text, source="JOB")
+    known = ask(settings, m.ShowJob(job=job))
+    going = [one for one in known["checkpoints"] if step in (0, one["step"])]
+    if not confirmed:
+        _confirm(job, step, going)
+    ask_and_show(settings, m.Delete(job=job, step=step), _say_deleted)
+    return 0
+
+
+def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
+    workers = ", ".join(sorted({one["worker"] for one in going})) or "no worker"
+    size = figures.size(sum(one["size_bytes"] for one in going))
+    count = figures.counted(len(going), "checkpoint")
+    what = f"of step {step} of {job}" if step else f"and all else of job {job}"
+    output.say(f"this deletes {count} {what}: {size} on {workers}")
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is there to confirm it", remedy="say --yes if it is meant")
+    output.ask("delete? [y/N] ")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RequestRefused("nothing was deleted")
+
+
+def _say_deleted(answer: Answer) -> None:
+    step, job = answer["step"], answer["job"]
+    gone = [one for one in answer["checkpoints"] if one["outcome"] == "deleted"]
+    what = f"step {step} of {job}" if step else f"job {job}"
+    output.say(f"{what} is deleted: {figures.counted(len(gone), 'checkpoint')} from disks")
+    for one in answer["checkpoints"]:
+        if one["outcome"] == "later":
+            why = f" ({one['reason']})" if one["reason"] else ""
+            output.say(f"  {one['worker']} deletes step {one['step']} later{why}")
+        elif one["outcome"] == "failed":
+            output.say(f"  {one['worker']}: {one['reason']}")
+
+
+# --- the commands about workers: kill-worker and drain -----------------------------------------
+
+
+def kill(settings: Settings, name: str, signal: str) -> int:
+    """The fault drill: send a signal to a worker's process."""
+    ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
+    return 0
+
+
+def _say_killed(answer: Answer) -> None:
+    output.say(f"SIG{answer['signal']} is sent to {answer['name']} (pid {answer['pid']})")
+
+
+def drain(settings: Settings, name: str) -> int:
+    """Let a worker leave at the next step boundary, losing nothing."""
+    ask_and_show(settings, m.DrainWorker(name=name), _say_drained)
+    return 0
+
+
+def _say_drained(answer: Answer) -> None:
+    output.say(f"{answer['name']} leaves at the next step boundary")

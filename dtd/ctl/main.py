@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from dtd.ctl import output
-from dtd.ctl.renewal import renew_if_due
+from dtd.ctl.access.renewal import renew_if_due
 from dtd.ctl.settings import Settings, make_settings, take_settings
 from dtd.errors import DtdError
 

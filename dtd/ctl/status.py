@@ -1,7 +1,7 @@
 """`dtdctl status`: the job, its loss and rate, the workers, who is slow, and why it waits.
 
 Prints what the coordinator says and judges it once, for the exit code.  The JSON form is described
-by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch`.
+by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch.command`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tables of a job file that decide what is learned: optimizer, schedule, one worker's work.
-
-Each field with its type, default, range and meaning, as in `dtd.job.tables`, which has the others.
-"""
+"""Whether a smaller or a greater value of a metric is better."""
 
 from __future__ import annotations
 
@@ -9,6 +6,24 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dtd.rules import rule
+
+
+def lower_is_better(metric: str, mode: str) -> bool:
+    """Whether the checkpoint with the smallest value is the best.
+
+    Args:
+        metric: its name.
+        mode: "min" or "max"; empty: lower is better if the name contains "loss".
+    """
+    return mode == "min" if mode else "loss" in metric
+
+
+# ---
+# The tables of a job file that decide what is learned: optimizer, schedule, one worker's work.
+#
+# Each field with its type, default, range and meaning, as in `dtd.job.tables`, which has the
+# others.
+
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine"]

@@ -88,7 +88,7 @@ class ClusterFigures:
 
         Args:
             books: what the core knows.
-            status: `dtd.core.status.status_of` them.
+            status: `dtd.core.observe.status.status_of` them.
         """
         yield from self._of_the_cluster(status)
         if status["job"] is not None:

@@ -1,8 +1,9 @@
 """The endpoint that Prometheus scrapes: HTTP in threads of its own, beside the event loop.
 
-The threads see nothing of the daemon but an immutable snapshot, which the event loop replaces.
-Some requests are answered at once, each in a thread and within a time; of more, the oldest of
-whoever has most makes way (`dtd.core.doorkeeper`): nobody who connects keeps others from reading.
+The threads see nothing of the daemon but an immutable snapshot, which the event loop replaces. Some
+requests are answered at once, each in a thread and within a time; of more, the oldest of whoever
+has most makes way (`dtd.core.limits.connection_limiter`): nobody who connects keeps others from
+reading.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dtd.address import Address
-from dtd.core.doorkeeper import Doorkeeper
+from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.errors import ConfigError
 from dtd.metrics.catalogue import BY_NAME, Sample
 from dtd.shown import one_line
@@ -156,7 +157,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         self.address_family, *_, bind_to = found[0]
         self._context = context
-        self._doorkeeper = Doorkeeper(
+        self._connection_limiter = ConnectionLimiter(
             per_address=AT_ONCE_PER_ADDRESS, in_all=AT_ONCE, patience_s=REQUEST_TIMEOUT_S
         )
         self._open: dict[int, socket.socket] = {}
@@ -173,7 +174,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         """Whether there is room for one more; others may have to make way."""
         key, now = request.fileno(), time.monotonic()
         with self._lock:
-            verdict = self._doorkeeper.arrived(key, str(client_address[0]), now)
+            verdict = self._connection_limiter.arrived(key, str(client_address[0]), now)
             if not verdict.refusal:
                 self._open[key] = request
             self._cut(verdict.dropped)
@@ -182,7 +183,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def service_actions(self) -> None:
         """Now and then: give up those who have had their time."""
         with self._lock:
-            self._cut(self._doorkeeper.overdue(time.monotonic()))
+            self._cut(self._connection_limiter.overdue(time.monotonic()))
 
     def _cut(self, keys: Iterable[int]) -> None:
         """End connections; their threads find out, and close them."""
@@ -206,7 +207,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             key = request.fileno()
             if self._open.get(key) is request:
                 del self._open[key]
-                self._doorkeeper.gone(key, time.monotonic())
+                self._connection_limiter.gone(key, time.monotonic())
         super().close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

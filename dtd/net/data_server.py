@@ -6,8 +6,8 @@ an idle link for the same endpoint.  *fetch*: read-only ranges of the state that
 starts from, for its members, or of what a ticket names.  A caller from a generation that we have
 not heard of yet waits without a WELCOME, one from an older generation is refused.  Nobody is
 attached to anything before PROVE, so a HELLO that somebody recorded gets nothing, and who fails to
-prove himself again and again is not let in for a while (`dtd.core.doorkeeper`).  Runs on the event
-loop.
+prove himself again and again is not let in for a while (`dtd.core.limits.connection_limiter`).
+Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.core.doorkeeper import Doorkeeper
+from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.errors import DtdError, ErrorCode, ProtocolError
-from dtd.net.fetch_desk import FetchDesk
+from dtd.net.fetch_desk import FetchHandler
 from dtd.net.link import HANDSHAKE_TIMEOUT_S, Link
 from dtd.net.resource import MAX_MEASURED_BYTES, MEASURE_PREFIX, Resource
 from dtd.net.server import Server
@@ -77,10 +77,10 @@ class DataServer:
     def __init__(self, name: str, open_checkpoint: Callable[[str], Resource]) -> None:
         self.worker_secret = b""
         self._name = name
-        self._desk = FetchDesk(open_checkpoint)
+        self._desk = FetchHandler(open_checkpoint)
         self._server = Server(
             self._new_link,
-            doorkeeper=Doorkeeper(
+            connection_limiter=ConnectionLimiter(
                 per_address=MAX_UNPROVEN,
                 in_all=MAX_UNPROVEN,
                 patience_s=UNPROVEN_S,

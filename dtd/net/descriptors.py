@@ -1,6 +1,6 @@
 """Handing an open file from one process of a host to another of the same user.
 
-The side that wants the file opens a `Letterbox`, a socket in a directory that no other user can
+The side that wants the file opens a `FdMailbox`, a socket in a directory that no other user can
 enter, and says its path; the other side connects and puts the descriptor in (`post`).  Both ask the
 kernel who is at the other end before anything is sent or received.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from dtd.net.socket_names import short_name
-from dtd.security.peer_credentials import peer_uid
+from dtd.security.local_users import peer_uid
 
 Found = TypeVar("Found")
 
@@ -38,7 +38,7 @@ _MAX_LETTERS: Final = 8
 _MAX_PATH_BYTES: Final = 4000
 
 
-class Letterbox(Generic[Found]):
+class FdMailbox(Generic[Found]):
     """Where one descriptor is awaited.  Event loop only.
 
     Args:

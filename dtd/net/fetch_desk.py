@@ -34,7 +34,7 @@ class _Opened:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class FetchDesk:
+class FetchHandler:
     """What can be fetched here, and who is fetching it.
 
     Args:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from dtd.core.detector import Detector
-from dtd.core.ring_neighbours import NEXT, PREVIOUS
+from dtd.core.observe.detector import Detector
+from dtd.core.ring.neighbours import NEXT, PREVIOUS
 from dtd.net.link import Link
 from dtd.wire import messages as m
 

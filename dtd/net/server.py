@@ -1,4 +1,4 @@
-"""Listening: accepts connections, asks the doorkeeper, finds out who calls, keeps count of them.
+"""Listening: accepts connections within limits, finds out who calls, keeps count of them.
 
 One connection is accepted at a time and the event loop gets its turn after each, so that a flood
 delays nobody who is connected.  Who calls is known from a certificate (TLS), or from the kernel
@@ -19,15 +19,14 @@ from typing import Any, Final
 
 from dtd import troubles
 from dtd.address import Address, SocketPath
-from dtd.core.doorkeeper import PATIENCE_S, Doorkeeper
-from dtd.core.shares import Shares
+from dtd.core.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
+from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.listening_sockets import begins_tls, listening_sockets
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity
-from dtd.security.local_users import LocalUsers
-from dtd.security.peer_credentials import peer_groups, peer_uid
+from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
 from dtd.security.tls_faults import tls_fault
 from dtd.wire import messages as m
 
@@ -58,22 +57,22 @@ class Server:
     """One listening address.
 
     Args:
-        new_link: makes the protocol object of an accepted connection.
-        doorkeeper: bounds those who have not shown who they are; None: there is nothing to show.
-        shares: bounds everybody, on all listeners of this process that have it.
-        refused: told of callers who never got to speak.
+        new_link: makes the protocol object of an accepted connection. connection_limiter: bounds
+        those who have not shown who they are; None: there is nothing to show. shares: bounds
+        everybody, on all listeners of this process that have it. refused: told of callers who never
+        got to speak.
     """
 
     def __init__(
         self,
         new_link: Callable[[], Link],
         *,
-        doorkeeper: Doorkeeper | None = None,
+        connection_limiter: ConnectionLimiter | None = None,
         shares: Shares[Place] | None = None,
         refused: Refused = lambda _host, _why: None,
     ) -> None:
         self._new_link = new_link
-        self._doorkeeper = doorkeeper
+        self._connection_limiter = connection_limiter
         self._shares = shares or Shares(in_all=MAX_CONNECTIONS, of_callers=False)
         self._refused = refused
         self._listeners: list[socket.socket] = []
@@ -165,10 +164,10 @@ class Server:
         return tuple(one.link for one in self._callers.values() if not one.link.closing)
 
     def proven(self, link: Link) -> None:
-        """The other side of a link has shown who it is: the doorkeeper bounds it no more."""
+        """The other side of a link has shown who it is, and is bounded no more."""
         for key, caller in self._callers.items():
-            if caller.link is link and self._doorkeeper is not None:
-                self._doorkeeper.proven(key)
+            if caller.link is link and self._connection_limiter is not None:
+                self._connection_limiter.proven(key)
 
     # --- accepting ---------------------------------------------------------------------------
 
@@ -201,7 +200,9 @@ class Server:
         key = next(self._keys)
         try:
             host, who = self._look_at(accepted)
-            refusal = self._shares.opened((self, key)) or self._ask_doorkeeper(key, host, who)
+            refusal = self._shares.opened((self, key)) or self._ask_connection_limiter(
+                key, host, who
+            )
         except BaseException:
             accepted.close()
             self._shares.gone((self, key))
@@ -229,13 +230,13 @@ class Server:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return str(accepted.getpeername()[0]), None
 
-    def _ask_doorkeeper(self, key: int, host: str, who: identity.Identity | None) -> str:
+    def _ask_connection_limiter(self, key: int, host: str, who: identity.Identity | None) -> str:
         """Why the caller cannot come in; empty when he can."""
-        if self._doorkeeper is None:
+        if self._connection_limiter is None:
             return ""
         ours = who is not None and who.role == identity.LOCAL
         now = asyncio.get_running_loop().time()
-        verdict = self._doorkeeper.arrived(key, host, now, no_rate=ours)
+        verdict = self._connection_limiter.arrived(key, host, now, no_rate=ours)
         for other in verdict.dropped:
             self.turn_out(other, "too many callers had not shown who they are")
         self._watch_time()
@@ -273,8 +274,8 @@ class Server:
     # --- ends --------------------------------------------------------------------------------
 
     def _gone(self, key: int) -> bool:
-        if self._doorkeeper is not None:
-            self._doorkeeper.gone(key, asyncio.get_running_loop().time())
+        if self._connection_limiter is not None:
+            self._connection_limiter.gone(key, asyncio.get_running_loop().time())
         self._shares.gone((self, key))
         return self._callers.pop(key, None) is not None
 
@@ -300,16 +301,18 @@ class Server:
             caller.socket.shutdown(socket.SHUT_RDWR)
 
     def _watch_time(self) -> None:
-        assert self._doorkeeper is not None
-        deadline = self._doorkeeper.next_deadline()
+        assert self._connection_limiter is not None
+        deadline = self._connection_limiter.next_deadline()
         if self._timer is None and deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._look)
 
     def _look(self) -> None:
-        assert self._doorkeeper is not None
+        assert self._connection_limiter is not None
         self._timer = None
-        for key in self._doorkeeper.overdue(asyncio.get_running_loop().time()):
-            self.turn_out(key, f"did not show within {self._doorkeeper.patience_s:g} s who it is")
+        for key in self._connection_limiter.overdue(asyncio.get_running_loop().time()):
+            self.turn_out(
+                key, f"did not show within {self._connection_limiter.patience_s:g} s who it is"
+            )
         self._watch_time()
 
     def _close_listeners(self) -> None:

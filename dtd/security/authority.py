@@ -34,10 +34,9 @@ from dtd.security.authority_files import (
 )
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
 from dtd.security.clock import Clock
-from dtd.security.credential import write_credential
+from dtd.security.credential import head_of, write_credential
 from dtd.security.credential_book import CredentialBook, IssuedRecord
 from dtd.security.lifetimes import LIFE_DAYS, renewed_from_s
-from dtd.security.newest_credential import head_of
 from dtd.security.own_certificate import OwnCertificates
 from dtd.security.private_files import make_private_directory, read_private, write_private
 from dtd.security.rotation import AuthorityRotation

@@ -1,20 +1,68 @@
-"""What the users of the coordinator's host may do: whom its settings name, as numbers.
-
-Names are looked up once, when the coordinator starts, since a directory service may take its time;
-who calls is then known from numbers that the kernel states.
-"""
+"""Users of the same host: what the kernel says of them, and what the settings let them do."""
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
+import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from dtd.security.identity import LOCAL, OUTSIDER, Identity
-from dtd.security.peer_credentials import ROOT_UID
+
+# --- what the kernel says of the process at the other end of a Unix-domain socket (unix(7)) ----
+#
+# Written down by the kernel when the connection was made, whatever the process does afterwards;
+# nothing that the other side sends takes part in this.
+
+
+ROOT_UID: Final = 0
+
+_CREDENTIALS: Final = struct.Struct("=iII")
+# asm-generic/socket.h; Python's module has no name for it.
+_SO_PEERGROUPS: Final = 59
+_GROUP: Final = struct.Struct("=I")
+MAX_GROUPS: Final = 256
+"""As many as Python's getsockopt has room for; who is in more counts by his first group alone."""
+
+
+def peer_uid(connection: Any) -> int:
+    """The user of the process that called, or, on the calling side, of the one that listens.
+
+    Args:
+        connection: has the `getsockopt` of a socket.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])
+
+
+def peer_groups(connection: Any) -> frozenset[int]:
+    """The groups of that process; its first one alone where those are too many.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    groups = {int(_CREDENTIALS.unpack(packed)[2])}
+    with contextlib.suppress(OSError):
+        size = MAX_GROUPS * _GROUP.size
+        more = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+        groups |= {group for (group,) in _GROUP.iter_unpack(more)}
+    return frozenset(groups)
+
+
+# --- what the users of the coordinator's host may do: whom its settings name, as numbers -------
+#
+# Names are looked up once, when the coordinator starts, since a directory service may take its
+# time; who calls is then known from numbers that the kernel states.
+
 
 _GROUP_SIGN: Final = "@"
 _ROLES_IN_ORDER: Final = ("operator", "worker", "viewer")

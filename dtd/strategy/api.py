@@ -16,9 +16,10 @@ In every step the engine calls, in this order:
 
 A strategy sees no socket: it hands buckets over and waits for them (`BucketExchange`).  It sees no
 rows and no loss: `Computation` runs them.  State has two kinds.  What is *shared* is equal on all
-ranks, lies in the replica and goes into digests, checkpoints and to joiners (`dtd.train.state`).
-What is *local* is kept by the strategy and known to no other rank (`Codec.local`).  All that a
-strategy applies must come from results that are the same bytes on every rank.
+ranks, lies in the replica and goes into digests, checkpoints and to joiners
+(`dtd.train.state.tensors`). What is *local* is kept by the strategy and known to no other rank
+(`Codec.local`).  All that a strategy applies must come from results that are the same bytes on
+every rank.
 """
 
 from __future__ import annotations

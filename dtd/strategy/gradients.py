@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dtd.core.buckets import BucketPlan, ParameterShape
+from dtd.core.ring.buckets import BucketPlan, ParameterShape
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.staging import StartBucket, WaitForBucket, staging_for
 from dtd.transport.api import BucketMemory

@@ -22,7 +22,7 @@ from dtd.strategy.wire_memory import tensor_bytes
 from dtd.transport.api import BucketMemory
 
 USED_WORDS: Final = 4
-"""Integers in which a rank tells which rows it has used (`dtd.train.used_rows`)."""
+"""Integers in which a rank tells which rows it has used (`dtd.train.data.used_rows`)."""
 
 _HEAD = 3
 _ITEM_BYTES = 8

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.core.buckets import BucketPlan, plan_buckets
+from dtd.core.ring.buckets import BucketPlan, plan_buckets
 from dtd.strategy.api import Part
 from dtd.strategy.codec.api import Codec
 from dtd.strategy.gradients import Gradients, parameter_shapes

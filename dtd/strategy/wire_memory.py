@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dtd.lent_memory import HEAD_BYTES, LentMemory
-from dtd.transport.api import BucketMemory, Home
+from dtd.transport.api import BucketMemory, BufferLocation
 
 _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)
@@ -28,7 +28,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def bucket_memory(flat: Tensor, home: Home | None = None) -> BucketMemory:
+def bucket_memory(flat: Tensor, home: BufferLocation | None = None) -> BucketMemory:
     """A one-dimensional contiguous CPU tensor as a bucket, with its home if it may be lent."""
     assert flat.dim() == 1
     assert flat.is_contiguous()
@@ -88,7 +88,7 @@ class RingMemory:
         view = self._lent.view(offset_bytes, elements * dtype.itemsize)
         flat = torch.frombuffer(view, dtype=dtype) if elements else torch.empty(0, dtype=dtype)
         self.flats.append(flat)
-        home = Home(self._lent, offset_bytes) if self._lent.lendable else None
+        home = BufferLocation(self._lent, offset_bytes) if self._lent.lendable else None
         self.memories.append(bucket_memory(flat, home))
 
     def revoke(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dtd.core.sampler import row_key
+from dtd.core.data.sampler import row_key
 
 _PADDING = 4
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from dtd.core.control_word import Comparison, ControlWord, Flags, compare
+from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare
 from dtd.core.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken
-from dtd.train.difference import first_difference
 from dtd.train.session import Session
-from dtd.train.state import state_digest
+from dtd.train.state.difference import first_difference
+from dtd.train.state.tensors import state_digest
 from dtd.train.step import Clock
 from dtd.transport.api import Collective
 

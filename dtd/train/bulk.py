@@ -1,8 +1,8 @@
 """Copies and hashes of whole states, piece by piece, so that whoever watches sees them get on.
 
 A state may take longer than anybody is patient: nothing may depend on how large it is.  After each
-piece `got_on` is called.  What is copied or hashed, and why, is decided in `dtd.train.state` and
-`dtd.train.checkpoints`.
+piece `got_on` is called.  What is copied or hashed, and why, is decided in
+`dtd.train.state.tensors` and `dtd.train.checkpoint.saver`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dtd.errors import TaskError
-from dtd.train.replica import Replica
+from dtd.train.state.replica import Replica
 
 NAMES: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
 _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.core.sampler import slice_bounds
+from dtd.core.data.sampler import slice_bounds
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.names import METRIC_WORDS, is_metric
 from dtd.shown import shown
-from dtd.train.data import Loader, warn_nobody
-from dtd.train.precision import autocast
-from dtd.train.rows import BatchRequest, shape_of
-from dtd.train.seldom import Warn
+from dtd.train.data.loader import Loader, warn_nobody
+from dtd.train.data.rows import BatchRequest, shape_of
+from dtd.train.model_setup import autocast
+from dtd.train.record import Warn
 from dtd.train.task import MapDataset, Task
 from dtd.wire.messages import MAX_WORD_BYTES
 

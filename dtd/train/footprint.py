@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.train.session import Session
-from dtd.train.state import named_tensors
+from dtd.train.state.tensors import named_tensors
 
 # What an interpreter holds that has loaded torch and no model yet.
 RUNTIME_BYTES: Final = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(

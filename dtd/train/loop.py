@@ -7,7 +7,7 @@ about, so every step is opened once, in order, and they are a function of the co
 is to be saved is agreed on and published before it is evaluated: a task's metrics may fail.  The
 only way out besides an outcome is an exception: RingBroken when the generation is over,
 DivergenceError when replicas differ, anything else when the job is over.  How the ring works is
-`dtd.core.ring`, what a step does `dtd.train.step`, what is compared `dtd.train.agreement`.
+`dtd.core.ring.machine`, what a step does `dtd.train.step`, what is compared `dtd.train.agreement`.
 """
 
 from __future__ import annotations

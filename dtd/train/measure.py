@@ -4,7 +4,7 @@ A probe in a process of its own: the daemon that starts it never imports torch, 
 to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, `threads`, `worlds`,
 `limit_s`, `place` of a shipped package), one goes to stdout; what the task prints goes to stderr.
 For each world size it takes real steps over rank 0's slice, with a ring that only notes when each
-bucket was handed over.  Nothing is kept.  What the figures mean is `dtd.core.forecast`.
+bucket was handed over.  Nothing is kept.  What the figures mean is `dtd.core.observe.forecast`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any, Final
 import torch
 
 from dtd import job
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH, StateKey
 from dtd.errors import DtdError
 from dtd.train.callbacks import Callbacks
 from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
-from dtd.train.heap import keep_freed_memory
+from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
 from dtd.train.session import Session, build_session
 from dtd.train.step import Clock, commit, contribute

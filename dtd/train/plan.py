@@ -1,7 +1,7 @@
 """What every step of a job does, as a function of the step alone: rows, slices, what falls due.
 
 Every worker computes the same plan from the job and the order of its rows.  It knows rows by
-number only; loading them is `dtd.train.data`.
+number only; loading them is `dtd.train.data.loader`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from dtd.core.ledger import Ledger
-from dtd.core.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
+from dtd.core.data.ledger import Ledger
+from dtd.core.data.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.train.order import Rows
-from dtd.train.rows import BatchRequest
-from dtd.train.sampling import Order
-from dtd.train.used_rows import checksum
+from dtd.train.data.rows import BatchRequest
+from dtd.train.data.sampling import Order, Rows
+from dtd.train.data.used_rows import checksum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ class JobPlan:
         )
 
     def checksum(self, step: int) -> int:
-        """What `dtd.train.used_rows` finds for a step in which exactly its rows were used."""
+        """What `dtd.train.data.used_rows` finds for a step in which exactly its rows were used."""
         return checksum(self.position(step).epoch, self._rows(step))
 
     def _rows(self, step: int) -> Rows:

@@ -21,13 +21,11 @@ from dtd.core.engine.step_protocol import FRESH, Phase, StateKey, TakeOver
 from dtd.core.membership.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
-from dtd.train.fingerprint import dataset_fingerprint
-from dtd.train.first_weights import FirstWeights
-from dtd.train.image import IncomingImage, export_image
+from dtd.train.checkpoint.first_weights import FirstWeights
+from dtd.train.checkpoint.initial_state import Origin, check_position, checkpoint_directory
+from dtd.train.fingerprints import dataset_fingerprint, numerics_fingerprint
 from dtd.train.loop import train
-from dtd.train.numerics import numerics_fingerprint
-from dtd.train.optimizers import ignored_settings
-from dtd.train.origin import Origin, check_position, checkpoint_directory
+from dtd.train.optimizer.build import ignored_settings
 from dtd.train.record import (
     HeldState,
     InitFrom,
@@ -39,7 +37,8 @@ from dtd.train.record import (
 )
 from dtd.train.sanity import try_evaluation
 from dtd.train.session import Session, build_session, updates_of_step
-from dtd.train.state import named_tensors
+from dtd.train.state.image import IncomingImage, export_image
+from dtd.train.state.tensors import named_tensors
 from dtd.train.step import commit
 from dtd.train.task import load_task
 from dtd.transport.api import Collective

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from dtd.errors import TaskError
 from dtd.rules import did_you_mean
+from dtd.train.data.rows import kept_random_state
 from dtd.train.early_stop import NOTHING_SEEN, judge
-from dtd.train.rows import kept_random_state
 from dtd.train.session import Session
 
 

@@ -19,25 +19,23 @@ from dtd.job import JobSpec
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
-from dtd.train.buffers import RunningBuffers, smallest_rows
 from dtd.train.callbacks import Callbacks
-from dtd.train.checkpoints import Checkpoints
-from dtd.train.data import Loader
+from dtd.train.checkpoint.first_weights import FirstWeights
+from dtd.train.checkpoint.saver import Checkpoints
+from dtd.train.data.loader import Loader
+from dtd.train.data.sampling import order_of
+from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
+from dtd.train.data.used_rows import UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
-from dtd.train.first_weights import FirstWeights
-from dtd.train.joined_optimizer import JoinedOptimizer
-from dtd.train.lazy import Sample, sample_of
-from dtd.train.parameter_watch import ParameterWatch
+from dtd.train.model_setup import Sample, check_precision, sample_of
+from dtd.train.optimizer.build import JoinedOptimizer
 from dtd.train.plan import JobPlan
-from dtd.train.precision import check_precision
-from dtd.train.record import CheckpointRecord, Reporter, Requests
-from dtd.train.replica import Replica, build_replica, reset_replica
-from dtd.train.sampling import order_of
-from dtd.train.seldom import Seldom, Warn
-from dtd.train.stream import InSequence, StreamRows, stream_in, stream_rows
+from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
+from dtd.train.state.buffers import RunningBuffers, smallest_rows
+from dtd.train.state.replica import Replica, build_replica, reset_replica
+from dtd.train.state.task_state import ParameterWatch
 from dtd.train.task import MapDataset, Task, eval_dataset_of, train_dataset_of
-from dtd.train.used_rows import UsedRows
 from dtd.transport.api import BucketMemory, Collective
 
 
@@ -92,7 +90,7 @@ class Session:
     evaluator: Evaluator | None
     checkpoints: Checkpoints
     reporter: Reporter
-    warn: Seldom
+    warn: WarningThrottle
     requests: Requests
     callbacks: Callbacks
     engine: StepProtocol = field(default_factory=StepProtocol)
@@ -235,7 +233,7 @@ def build_session(
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
     buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
-    warn = Seldom(reporter.warning)
+    warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
         parameters=len(replica.trained),
         buffer_elements=buffers.elements,

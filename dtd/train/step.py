@@ -24,11 +24,11 @@ from torch import Tensor
 from dtd.errors import TaskError
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
+from dtd.train.data.rows import BatchRequest, shape_of
+from dtd.train.data.used_rows import UsedRows
+from dtd.train.model_setup import autocast
 from dtd.train.plan import Share
-from dtd.train.precision import autocast
-from dtd.train.rows import BatchRequest, shape_of
 from dtd.train.session import Session
-from dtd.train.used_rows import UsedRows
 from dtd.transport.api import Collective
 
 _CLIP_EPSILON = 1e-6

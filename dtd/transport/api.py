@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from dtd.core.chunks import Operation
+from dtd.core.ring.chunks import Operation
 
 
 class Lendable(Protocol):
@@ -29,7 +29,7 @@ class Lendable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class BufferLocation:
     """Where in lendable memory a bucket's view lies; the offset is from the file's beginning."""
 
     memory: Lendable
@@ -60,7 +60,7 @@ class BucketMemory:
     item_bytes: int
     add: Callable[[int, int, memoryview], None]
     total: Callable[[Sequence[memoryview]], None] | None = None
-    home: Home | None = None
+    home: BufferLocation | None = None
     dtype: str = ""
     operation: Operation = Operation.SUM
 

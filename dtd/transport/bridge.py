@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dtd.core.ring_neighbours import RingLoss
+from dtd.core.ring.neighbours import RingLoss
 from dtd.errors import DtdError, RingBroken
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer

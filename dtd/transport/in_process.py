@@ -1,6 +1,6 @@
 """The whole ring in one process: N ranks, N threads, no sockets.
 
-For tests and for reading: the same machine (`dtd.core.ring`) and the same node
+For tests and for reading: the same machine (`dtd.core.ring.machine`) and the same node
 (`dtd.transport.ring_node`) as over TCP, with a queue where the network would be.  Every call moves
 all messages that can move, under one lock, and then waits for its own.
 """
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dtd.core.ring import Ring
+from dtd.core.ring.machine import Ring
 from dtd.errors import ProtocolError, RingBroken
 from dtd.transport.api import BucketMemory, CommTiming
 from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode

@@ -44,8 +44,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from dtd.core.busy import BusyTime
-from dtd.core.chunks import Operation
+from dtd.core.ring.busy import BusyTime
+from dtd.core.ring.chunks import Operation
 from dtd.errors import ConfigError, ProcessGroupFailed, ProtocolError, RingBroken
 from dtd.transport.api import BreakableCollective, BucketMemory, CommTiming
 from dtd.transport.payloads import gather_payloads

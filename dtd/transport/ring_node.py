@@ -1,6 +1,6 @@
 """The shell of the ring machine: owns scratch memory and that for contributions, moves the bytes.
 
-Everything is decided in `dtd.core.ring`; this file turns indices into memoryviews: where an
+Everything is decided in `dtd.core.ring.machine`; this file turns indices into memoryviews: where an
 incoming chunk lies, which bytes of which bucket go out, when to add.  The same node serves the TCP
 ring (`dtd.transport.tcp_ring`) and the in-process one (`dtd.transport.in_process`): it knows its
 neighbours only as a `NodeHandler`.
@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from dtd.core.busy import BusyTime
-from dtd.core.chunks import BucketShape
-from dtd.core.ring import Ring
-from dtd.core.ring_events import (
+from dtd.core.ring.busy import BusyTime
+from dtd.core.ring.chunks import BucketShape
+from dtd.core.ring.events import (
     BucketDone,
     BucketsAdded,
     BucketStarted,
@@ -39,7 +38,8 @@ from dtd.core.ring_events import (
     WordReceived,
     WordsDone,
 )
-from dtd.core.ring_lending import ReadPace
+from dtd.core.ring.lending import ReadPace
+from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.transport.api import BucketMemory
 from dtd.transport.shared_memory import NOTHING_LENT, Loans

@@ -17,11 +17,11 @@ from typing import Protocol
 
 import structlog
 
-from dtd.core.ring_lending import Lending
+from dtd.core.ring.lending import Lending
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
-from dtd.net.descriptors import Letterbox, aside, post
-from dtd.transport.api import BucketMemory, Home, Lendable
+from dtd.net.descriptors import FdMailbox, aside, post
+from dtd.transport.api import BucketMemory, BufferLocation, Lendable
 from dtd.wire.messages import MAX_LENT, Borrow, Borrowed, Lend, Lot, Taken
 
 log = structlog.get_logger()
@@ -69,11 +69,11 @@ class Loans:
         self._neighbours = neighbours
         self._letters = letters
         self._generation = generation
-        self._homes: list[Home | None] = []
+        self._homes: list[BufferLocation | None] = []
         self._lending = Lending()
         self._offered: Lendable | None = None
         self._named: Lend | None = None
-        self._letterbox: Letterbox[BorrowedMemory] | None = None
+        self._letterbox: FdMailbox[BorrowedMemory] | None = None
         self._memory: BorrowedMemory | None = None
 
     # --- lending ---------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Loans:
             return NOTHING_LENT
         return self._offered.loan, self._lending.lent()
 
-    def _offer(self, memory: Lendable, homes: list[Home | None]) -> None:
+    def _offer(self, memory: Lendable, homes: list[BufferLocation | None]) -> None:
         offsets = [
             home.offset_bytes if home is not None and home.memory is memory else 0 for home in homes
         ]
@@ -155,7 +155,7 @@ class Loans:
             return borrow(descriptor, nonce=message.nonce, size_bytes=message.size_bytes)
 
         try:
-            self._letterbox = Letterbox(self._letters, look, self._on_memory)
+            self._letterbox = FdMailbox(self._letters, look, self._on_memory)
         except OSError as error:  # a host that does not let us: everything is sent
             log.info("memory_not_borrowed", reason=str(error))
             return

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.core.ring import Ring
-from dtd.core.ring_neighbours import NEXT, PREVIOUS, Neighbours, RingLoss, process_ended
+from dtd.core.ring.machine import Ring
+from dtd.core.ring.neighbours import NEXT, PREVIOUS, Neighbours, RingLoss, process_ended
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.data_server import RING_STAGING_BYTES, DataServer
 from dtd.net.lifeline import Lifeline

@@ -1,18 +1,76 @@
-"""Checkpoints on this worker's disk, as others may fetch them.
-
-A resource name "checkpoint/DIRECTORY/NAME" names one published checkpoint; anything that would lead
-out of the checkpoint directories is refused.  Blocking; the data port runs it in a thread.
-"""
+"""Checkpoints on this worker's disk: how others fetch them, and how they are deleted."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import CheckpointError
+from dtd.job.identity import folder_of
 from dtd.net.resource import Resource, file_blob
+from dtd.train.checkpoint.format import TEMPORARY, checkpoint_name, read_manifest
+from dtd.wire import messages as m
+
+# ---
+# A checkpoint of an ended job is deleted from this worker's disk, when the coordinator says so.
+#
+# What the coordinator names is checked before anything is touched: a directory that is called as a
+# checkpoint of that job would be, in the directory that is called after the job, with a manifest
+# that says the same.  Nothing else is ever removed.  Blocking; runs in a thread.
+
+
+def drop_checkpoint(message: m.DropCheckpoint) -> str:
+    """Delete it; returns why it is still there, empty when it is not."""
+    path = Path(message.directory)
+    if not path.is_absolute() or ".." in path.parts:
+        return f"{path} is no absolute path"
+    expected = Path(folder_of(message.job, message.identity)) / checkpoint_name(
+        message.generation, message.step
+    )
+    if Path(*path.parts[-2:]) != expected:
+        return f"{path} is not called {expected}"
+    if path.is_symlink():
+        return f"{path} is a link"
+    try:
+        if not path.is_dir():
+            return ""
+        why = _stranger(path, message)
+        return why or _remove(path)
+    except OSError as error:
+        return f"{path} cannot be deleted: {error.strerror or error}"
+
+
+def _stranger(path: Path, message: m.DropCheckpoint) -> str:
+    """Why this is not the checkpoint that is meant."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        # A damaged one may go where the directory names the job beyond doubt.
+        return "" if message.identity else error.message
+    if (manifest.job, manifest.identity) != (message.job, message.identity):
+        return f"{path} belongs to another job: {manifest.identity or manifest.job}"
+    return ""
+
+
+def _remove(path: Path) -> str:
+    """Renamed first: what is half removed must not look like a damaged checkpoint."""
+    doomed = path.with_name(f"{TEMPORARY}{path.name}-deleted")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+    with contextlib.suppress(OSError):  # others of the job are still there
+        path.parent.rmdir()
+    return ""
+
+
+# --- checkpoints on this worker's disk, as others may fetch them -------------------------------
+#
+# A resource name "checkpoint/DIRECTORY/NAME" names one published checkpoint; anything that would
+# lead out of the checkpoint directories is refused.  Blocking; the data port runs it in a thread.
+
 
 MANIFEST: Final = "manifest.json"
 _RESOURCE: Final = re.compile(r"checkpoint/([A-Za-z0-9][\w.-]{0,127})/(g\d{1,10}-s\d{1,19})")

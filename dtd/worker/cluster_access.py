@@ -1,24 +1,83 @@
-"""How a worker proves to the coordinator which host it is, and what follows for its settings."""
+"""What a worker says of itself when it calls the coordinator."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import os
+import secrets
+import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from dtd import __version__
 from dtd.address import Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
-from dtd.security.credential import Credential, check_role
+from dtd.security.credential import Credential, check_role, newest, places_of_renewed
 from dtd.security.credential_places import credential_places, find_credential
 from dtd.security.identity import WORKER
 from dtd.security.lifetimes import WARN_BEFORE_DAYS
-from dtd.security.newest_credential import newest, places_of_renewed
 from dtd.security.targets import Target, targets, targets_here
+from dtd.shown import one_line
+from dtd.wire import messages as m
+from dtd.wire.data_keys import membership_proof
+from dtd.wire.fields import NAME_CHARACTERS
+
+
+def proved(register: m.Register, assign: m.Assign | None) -> m.Register:
+    """The registration with the proof that the coordinator has made this process a member.
+
+    Args:
+        register: how this process introduces itself.
+        assign: of the generation that it takes part in, if any.
+    """
+    if assign is None or not register.generation:
+        return register
+    proof = membership_proof(
+        assign.secret,
+        job=register.job,
+        generation=register.generation,
+        roster_id=register.roster_id,
+        name=register.name,
+        incarnation=register.incarnation,
+    )
+    return replace(register, proof=proof)
+
+
+def registration(
+    config: WorkerConfig, bound: Address, *, last_end: str = "", instance: str = ""
+) -> m.Register:
+    """REGISTER of this process, with an incarnation of its own (protocol.md, REGISTER).
+
+    Args:
+        config: who it is.
+        bound: where its data port listens.
+        last_end: how the process before this one ended; empty: in good order.
+        instance: of its state directory.
+    """
+    advertised = config.advertised(bound)
+    return m.Register(
+        name=config.name,
+        incarnation=secrets.randbits(62) | 1,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device=config.device,
+        data_host="" if advertised.is_wildcard else advertised.host,  # then as it is seen
+        data_port=advertised.port,
+        version=__version__,
+        last_end=one_line(last_end, NAME_CHARACTERS),
+        instance=instance,
+    )
+
+
+# ---
+# How a worker proves to the coordinator which host it is, and what follows for its settings.
+
 
 log = structlog.get_logger()
 

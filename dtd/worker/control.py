@@ -17,7 +17,7 @@ import structlog
 
 from dtd import troubles
 from dtd.address import SocketPath
-from dtd.core.detector import Detector
+from dtd.core.observe.detector import Detector
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call

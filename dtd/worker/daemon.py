@@ -29,20 +29,16 @@ from dtd.security.credential import Credential
 from dtd.security.targets import Target
 from dtd.transport.bridge import Bridge
 from dtd.wire import messages as m
-from dtd.worker.checkpoint_files import open_checkpoint
-from dtd.worker.cluster_access import coordinator_targets
+from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
+from dtd.worker.cluster_access import coordinator_targets, proved, registration
 from dtd.worker.control import ControlConnection
-from dtd.worker.deletions import drop_checkpoint
 from dtd.worker.epochs import FILE_NAME as EPOCHS_FILE
 from dtd.worker.epochs import Epochs
-from dtd.worker.job_lines import JobLines
 from dtd.worker.measure import Measurements
-from dtd.worker.memory import resident_bytes
-from dtd.worker.output import capture_output
+from dtd.worker.output import JobLines, capture_output
 from dtd.worker.packages import PACKAGES, TaskPackages
-from dtd.worker.peer_troubles import PeerTroubles
-from dtd.worker.probe import Probes
-from dtd.worker.registration import proved, registration
+from dtd.worker.probe import PeerTroubles, Probes
+from dtd.worker.process_memory import resident_bytes
 from dtd.worker.renewal import CredentialRenewal
 from dtd.worker.revocations import FILE_NAME as REVOCATIONS_FILE
 from dtd.worker.revocations import Revocations

@@ -1,4 +1,4 @@
-"""What moves in this process besides its event loop: the shell around `dtd.core.motion`.
+"""What moves in this process besides its event loop: the shell around `dtd.core.observe.motion`.
 
 A glance reads clocks only, which costs microseconds and never gives up the interpreter's lock: a
 thread that compiles in Python would not give it back for long.  A close look reads /proc, and is
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dtd.core.motion import Closely, Evidence
-from dtd.worker.whereabouts import is_compiling
+from dtd.core.observe.motion import Closely, Evidence
+from dtd.worker.stack_location import is_compiling
 
 MOST_TASKS: Final = 256
 """Threads and processes that a close look visits at most: it is to take a few milliseconds."""
@@ -38,7 +38,7 @@ _FILE_CALLS: Final = {
 _CALLS: Final = _FILE_CALLS.get(platform.machine(), frozenset())
 
 
-class EvidenceDesk:
+class EvidenceHandler:
     """Looks at this process; made and used on its event loop.
 
     Args:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dtd.address import Address
-from dtd.core.failure_cause import CORRUPT, RESET, SILENT, UNREACHABLE
+from dtd.core.ring.neighbours import CORRUPT, RESET, SILENT, UNREACHABLE
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused, RingBroken
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.net.fetch_client import open_resource, unexpected
 from dtd.net.fetch_desk import MAX_REQUESTS_AHEAD
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
-from dtd.worker.stripes import Range, Stripes
+from dtd.worker.range_scheduler import Range, RangeScheduler
 
 DONORS_AT_ONCE: Final = 4
 """More do not help: four senders fill one receiver's link; further donors stand by."""
@@ -157,7 +157,7 @@ class _Fetch:
         connect: Connect,
     ) -> None:
         self._count = min(DONORS_AT_ONCE, len(donors))
-        self.stripes = Stripes(self._count)
+        self.stripes = RangeScheduler(self._count)
         self.gave: set[str] = set()
         self._donors = deque(donors)
         self._resource = resource

@@ -19,10 +19,10 @@ from dtd.core.membership import member
 from dtd.errors import DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
 from dtd.notify import Notifier
-from dtd.platform import require_linux
+from dtd.places import require_linux
 from dtd.security.credential import Credential
 from dtd.shown import indented
-from dtd.train.heap import keep_freed_memory
+from dtd.train.malloc_tuning import keep_freed_memory
 from dtd.worker.cluster_access import (
     coordinator_targets,
     load_credential,

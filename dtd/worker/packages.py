@@ -1,14 +1,15 @@
-"""A worker gets the code of a task: from its own disk, or piece by piece from the coordinator.
+"""Where this process finds the code of a task, and which code that is.
 
-`fetch` runs in a thread that may wait, and hashes and unpacks there; the pieces come over the
-control connection on the event loop.  A connection that is lost meanwhile costs the piece that was
-on its way, and nothing else.
+What was shipped comes first, then the current directory, then what is installed.  Workers say what
+they have found, so that different code on two of them is noticed before they train together.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +26,44 @@ from dtd.packages.limits import (
     checked_digest,
     short,
 )
+from dtd.packages.source import find_source, top_level_name
+from dtd.packages.tree import source_digest
 from dtd.packages.weights import ENDING, digest_of_file, verify_file
 from dtd.wire import messages as m
+
+
+def look_first_in(place: Path | None) -> None:
+    """Have imports look in the directory of a shipped package before anywhere else."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if place is not None:
+        sys.path.insert(0, str(place))
+    importlib.invalidate_caches()
+
+
+def task_digest(reference: str, place: Path | None) -> str:
+    """Hash of the source of a task's package; empty for a built-in task, or without source.
+
+    Args:
+        reference: as the job names the task.
+        place: where its package was shipped to; None: it is what an import finds.
+
+    Raises:
+        TaskError: a file of it cannot be read.
+    """
+    name = top_level_name(reference)
+    source = find_source(name, sys.path if place is None else [place]) if name else None
+    return source_digest(source) if source is not None else ""
+
+
+# ---
+# A worker gets the code of a task: from its own disk, or piece by piece from the coordinator.
+#
+# `fetch` runs in a thread that may wait, and hashes and unpacks there; the pieces come over the
+# control connection on the event loop.  A connection that is lost meanwhile costs the piece that
+# was on its way, and nothing else.
+
 
 log = structlog.get_logger()
 

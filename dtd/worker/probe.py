@@ -1,10 +1,4 @@
-"""Answer PROBEs: whether another worker's data port can be reached from here.
-
-Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant, and
-fetches as many zeros as a chunk of a bucket may have: there are paths that pass small packets and
-lose large ones, and a WELCOME would come through those.  Both ends of a link probe, so both
-directions carry a payload.  What a broken link is worth is decided by the coordinator.
-"""
+"""Whether other workers' data ports can be reached from here, and what is said if not."""
 
 from __future__ import annotations
 
@@ -12,12 +6,67 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
+from dtd import troubles
+from dtd.address import Address
 from dtd.errors import DtdError
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.link import Link
+from dtd.troubles import Trouble
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential
+
+# --- which other workers cannot be reached from here: for the log and for `systemctl status` ---
+
+
+log = structlog.get_logger()
+
+
+class PeerTroubles:
+    """The workers that probes have not reached; a cluster has at most `MAX_WORLD` of them."""
+
+    def __init__(self) -> None:
+        self._unreached: dict[str, Trouble] = {}
+
+    @property
+    def first(self) -> Trouble | None:
+        """The one that has lasted longest."""
+        return next(iter(self._unreached.values()), None)
+
+    def probed(self, probe: m.Probe, answer: m.Probed) -> None:
+        """A worker was called; a failure is logged when it is news."""
+        known = self._unreached.pop(probe.name, None)
+        if answer.reachable:
+            return
+        where = str(Address(probe.host, probe.port))
+        tell = troubles.data_port_narrow if answer.greeted else troubles.data_port_closed
+        trouble = tell(probe.name, where, answer.reason)
+        self._unreached[probe.name] = trouble
+        while len(self._unreached) > m.MAX_WORLD:
+            del self._unreached[next(iter(self._unreached))]
+        if known != trouble:
+            log.warning(
+                "peer_unreachable",
+                peer=probe.name,
+                address=where,
+                message=trouble.message,
+                remedy=trouble.remedy,
+            )
+
+    def forget(self) -> None:
+        """A ring stands: whoever matters is reached."""
+        self._unreached.clear()
+
+
+# --- answer PROBEs: whether another worker's data port can be reached from here ----------------
+#
+# Opens a connection as whoever fetches would, waits for the WELCOME of the worker that is meant,
+# and fetches as many zeros as a chunk of a bucket may have: there are paths that pass small packets
+# and lose large ones, and a WELCOME would come through those.  Both ends of a link probe, so both
+# directions carry a payload.  What a broken link is worth is decided by the coordinator.
+
 
 MAX_PROBES: Final = 16
 PROBE_BYTES: Final = 256 * 1024

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
 from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord

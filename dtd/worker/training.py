@@ -22,11 +22,11 @@ from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.evidence import EvidenceDesk
+from dtd.worker.evidence import EvidenceHandler
 from dtd.worker.letters import letter_directory
 from dtd.worker.reporter import JobReporter
-from dtd.worker.trainer import TrainingThread
-from dtd.worker.whereabouts import where_stalled
+from dtd.worker.stack_location import where_stalled
+from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
 
@@ -102,7 +102,7 @@ class Training:
             fetch_package=fetch_package,
             fetch_weights=fetch_weights,
         )
-        self._evidence = EvidenceDesk(self._trainer)
+        self._evidence = EvidenceHandler(self._trainer)
         self._trainer.start()
 
     @property

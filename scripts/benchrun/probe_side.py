@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dtd.core.chunks import BucketShape, cut
+from dtd.core.ring.chunks import BucketShape, cut
 from dtd.errors import DtdError
 from dtd.job import SyncTable
 from dtd.wire.keyed_tag import KeyedTag

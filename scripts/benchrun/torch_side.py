@@ -20,12 +20,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dtd.core.buckets import plan_buckets
+from dtd.core.ring.buckets import plan_buckets
 from dtd.job import JobSpec, from_mapping
 from dtd.strategy.gradients import parameter_shapes
-from dtd.train.heap import keep_freed_memory
-from dtd.train.optimizers import build_optimizer
-from dtd.train.schedules import learning_rate
+from dtd.train.malloc_tuning import keep_freed_memory
+from dtd.train.optimizer.build import build_optimizer
+from dtd.train.optimizer.learning_rate import learning_rate
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
 

@@ -4,11 +4,11 @@ A case is a workload, a link and a number of workers.
 
 Five sides take turns in blocks of steps: `dtd` (real daemons), `ddp` (as fast as its options make
 it here), `ddp-heap` (the same, in processes that keep freed memory as dtd's workers do:
-`dtd.train.heap`), `apart` (as many processes with the same share of rows that never talk, so their
-step is pure computation) and `single` (one process with all rows); the last two keep their memory,
-too.  Where bytes are dear there are two more, `dtd-bf16` and `ddp-bf16`, whose gradients travel as
-bfloat16.  What a step takes beyond `apart` is synchronisation that did not hide.  Over links of
-known speed there is also the floor (`scripts.benchrun.results`).
+`dtd.train.malloc_tuning`), `apart` (as many processes with the same share of rows that never talk,
+so their step is pure computation) and `single` (one process with all rows); the last two keep their
+memory, too.  Where bytes are dear there are two more, `dtd-bf16` and `ddp-bf16`, whose gradients
+travel as bfloat16.  What a step takes beyond `apart` is synchronisation that did not hide.  Over
+links of known speed there is also the floor (`scripts.benchrun.results`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtd.address import Address
-from dtd.ctl.pages import pages
+from dtd.ctl.answers import pages
 from dtd.errors import CoordinatorUnreachable
 from dtd.wire import messages as m
 from scripts.cluster.cluster import START_S, Cluster, with_log

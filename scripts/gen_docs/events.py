@@ -29,7 +29,7 @@ _LOGGERS: Final = frozenset({"log", "_log", "get_logger"})
 _REPORTERS: Final = frozenset({"reporter", "_reporter"})
 """What they are warned of becomes a NOTICE, and that an incident."""
 _WARNERS: Final = frozenset({"warn", "_warn"})
-"""What a `dtd.train.seldom.Seldom` is called where it is kept."""
+"""What a `dtd.train.record.WarningThrottle` is called where it is kept."""
 _INCIDENT_PARAMETERS: Final = frozenset({"worker", "step", "job"})
 
 _INTRODUCTION: Final = """\

@@ -20,8 +20,8 @@ import msgpack
 import pytest
 
 from dtd.address import Address
-from dtd.core.doorkeeper import PATIENCE_S, PER_ADDRESS, RATE_PER_S
-from dtd.core.troubles import MAX_TROUBLES
+from dtd.core.limits.connection_limiter import PATIENCE_S, PER_ADDRESS, RATE_PER_S
+from dtd.core.observe.diagnostics import MAX_TROUBLES
 from dtd.errors import DtdError, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join

@@ -13,8 +13,8 @@ import msgpack
 import pytest
 
 from dtd import __version__
-from dtd.coordinator.records import job_body
-from dtd.coordinator.store import Store
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
 from dtd.errors import DtdError, ErrorCode, RequestRefused

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from dtd.coordinator.backup import back_up
-from dtd.coordinator.restore import restore
+from dtd.coordinator.store.backup import back_up
+from dtd.coordinator.store.restore import restore
 from dtd.errors import RequestRefused
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.join_client import join

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from dtd import __version__
-from dtd.core.refusal_budget import BURST
+from dtd.core.limits.refusal_budget import BURST
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.job import parse_job, to_mapping

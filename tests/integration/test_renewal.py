@@ -26,8 +26,7 @@ from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient
 from dtd.net.tls_connect import tls_connect
 from dtd.places import SOCKET_NAME
-from dtd.security.credential import Credential
-from dtd.security.newest_credential import head_of
+from dtd.security.credential import Credential, head_of
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from scripts.cluster.cluster import Cluster

@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.control_word import Flags
+from dtd.core.data.sampler import Position, advance
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
-from dtd.core.sampler import Position, advance
 from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
-from dtd.train import checkpoints
-from dtd.train.order import batch_rows
+from dtd.train.checkpoint import saver as checkpoints
+from dtd.train.data.sampling import batch_rows
 from dtd.train.record import CheckpointRecord, EvalRecord, InitFrom, Outcome, StepRecord
 from dtd.train.run import TrainingRun
-from dtd.train.state import state_digest
+from dtd.train.state.tensors import state_digest
 from dtd.transport.in_process import InProcessRing
 
 MODULE = "dtd_numerics_task"

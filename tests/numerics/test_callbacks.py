@@ -7,7 +7,7 @@ import torch
 
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken, TaskError
-from dtd.train.checkpoint_format import list_checkpoints
+from dtd.train.checkpoint.format import list_checkpoints
 from dtd.train.record import InitFrom
 
 pytestmark = pytest.mark.numerics

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtd.core.chunks import Segments
+from dtd.core.ring.chunks import Segments
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.in_process import InProcessRing
 

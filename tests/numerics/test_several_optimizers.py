@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.sampler import Position, advance
+from dtd.core.data.sampler import Position, advance
 from dtd.errors import RingBroken, TaskError
-from dtd.train.order import batch_rows
+from dtd.train.data.sampling import batch_rows
 from tests.numerics.cuts import Cut, ranks_of
 
 pytestmark = pytest.mark.numerics

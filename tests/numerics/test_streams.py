@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from dtd.errors import RingBroken, TaskError
-from dtd.train.rows import kept_random_state, load_rows
-from dtd.train.stream import StreamRows
+from dtd.train.data.rows import kept_random_state, load_rows
+from dtd.train.data.stream import StreamRows
 from tests.numerics.cuts import Cut, ranks_of
 
 pytestmark = pytest.mark.numerics

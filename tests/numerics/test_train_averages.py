@@ -9,10 +9,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dtd.errors import CheckpointError, RingBroken, TaskError
-from dtd.train.averages import Averages
-from dtd.train.checkpoint_format import list_checkpoints
+from dtd.train.checkpoint.format import list_checkpoints
 from dtd.train.record import Flags, InitFrom
-from dtd.train.weights import load_weights
+from dtd.train.state.averages import Averages
+from dtd.train.state.weights import load_weights
 from tests.numerics.cuts import Cut
 
 pytestmark = pytest.mark.numerics

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dtd.errors import RingBroken, TaskError
-from dtd.train.checkpoint_format import list_checkpoints, newest_verified
+from dtd.train.checkpoint.format import list_checkpoints, newest_verified
 
 pytestmark = pytest.mark.numerics
 

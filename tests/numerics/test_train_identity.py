@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dtd.job.identity import folder_of, identity_of
-from dtd.train.checkpoint_format import list_checkpoints, read_manifest
+from dtd.train.checkpoint.format import list_checkpoints, read_manifest
 from dtd.train.record import Flags, InitFrom
 
 

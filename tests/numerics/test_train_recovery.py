@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
-from dtd.train.checkpoint_format import list_checkpoints
+from dtd.train.checkpoint.format import list_checkpoints
 
 pytestmark = pytest.mark.numerics
 

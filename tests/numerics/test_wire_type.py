@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dtd.core.chunks import Segments
 from dtd.core.engine.step_protocol import FRESH
+from dtd.core.ring.chunks import Segments
 from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
 from dtd.strategy.staging import staging_for

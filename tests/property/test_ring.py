@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.chunks import (
+from dtd.core.ring.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
@@ -29,8 +29,7 @@ from dtd.core.chunks import (
     cut,
     exchanged,
 )
-from dtd.core.ring import Ring
-from dtd.core.ring_events import (
+from dtd.core.ring.events import (
     BucketDone,
     BucketsAdded,
     BucketStarted,
@@ -55,6 +54,7 @@ from dtd.core.ring_events import (
     WordReceived,
     WordsDone,
 )
+from dtd.core.ring.machine import Ring
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Taken, Word
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.sampler import Position, advance, permuted_row, slice_bounds
-from dtd.train.order import batch_rows, ordered_rows
+from dtd.core.data.sampler import Position, advance, permuted_row, slice_bounds
+from dtd.train.data.sampling import batch_rows, ordered_rows
 
 seeds = st.integers(0, 2**64 - 1)
 epochs = st.integers(0, 10_000)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dtd.errors import TaskError
 from dtd.job import from_mapping
+from dtd.train.data.sampling import POOL_BATCHES, order_of
 from dtd.train.plan import JobPlan
-from dtd.train.sampling import POOL_BATCHES, order_of
 
 seeds = st.integers(0, 2**63 - 1)
 

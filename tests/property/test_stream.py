@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.job import from_mapping
+from dtd.train.data.stream import EPOCH_STEPS, InSequence, StreamRows
 from dtd.train.plan import JobPlan
-from dtd.train.stream import EPOCH_STEPS, InSequence, StreamRows
 
 
 class Source:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.core.control_word import Comparison, ControlWord, Flags, compare, decode_entry
-from dtd.core.difference import search
 from dtd.core.engine.agenda import after_commit, before_step
+from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
+from dtd.core.engine.difference import search
 from dtd.core.engine.step_protocol import Ruling
 from dtd.core.membership import member
 from dtd.errors import DivergenceError, RingBroken, TaskError

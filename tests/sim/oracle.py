@@ -39,7 +39,7 @@ from dtd.core.membership.transitions import (
     MemberState,
     WorkerState,
 )
-from dtd.core.ring import Ring
+from dtd.core.ring.machine import Ring
 from dtd.wire import messages as m
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected

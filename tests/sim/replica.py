@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from dtd.core.ledger import Ledger
+from dtd.core.data.ledger import Ledger
 from dtd.core.membership.branches import Branch
-from dtd.train.checkpoint_format import checkpoint_name
-from dtd.train.retention import Rules, retain
+from dtd.train.checkpoint.format import checkpoint_name
+from dtd.train.checkpoint.retention import Rules, retain
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.rows import Data

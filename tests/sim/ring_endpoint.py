@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dtd.core.detector import Detector
-from dtd.core.links import ENDED
-from dtd.core.ring import Ring
+from dtd.core.observe.detector import Detector
+from dtd.core.observe.links import ENDED
+from dtd.core.ring.machine import Ring
 from dtd.errors import DtdError
 from dtd.wire import messages as m
 from tests.sim.data_port import DataPort, LifelineHello, RingHello

@@ -3,7 +3,7 @@
 Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce the
 lower bits must be `(1 << world) - 1`, every rank once and nobody twice.  The bits above are the sum
 of what the rows of its slice amount to (`tests.sim.rows`).  The counterpart over bytes is
-`dtd.transport.ring_node`; both drive `dtd.core.ring`.
+`dtd.transport.ring_node`; both drive `dtd.core.ring.machine`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dtd.core.chunks import BucketShape
-from dtd.core.ring import Ring
-from dtd.core.ring_events import (
+from dtd.core.ring.chunks import BucketShape
+from dtd.core.ring.events import (
     BucketDone,
     BucketStarted,
     ChunkReceived,
@@ -32,6 +31,7 @@ from dtd.core.ring_events import (
     WordReceived,
     WordsDone,
 )
+from dtd.core.ring.machine import Ring
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, Word
 from tests.sim.oracle import Oracle

@@ -2,8 +2,8 @@
 
 A rank adds up a number for each row of its slice; the ring adds those of all ranks, and the sum
 goes into the state.  So a row that is left out, or used twice, changes what the state is.  Workers
-ask the product which rows are theirs (`dtd.core.sampler`, `dtd.train.order`) and keep its ledger;
-what the judge expects is worked out here, another way.
+ask the product which rows are theirs (`dtd.core.data.sampler`, `dtd.train.data.sampling`) and keep
+its ledger; what the judge expects is worked out here, another way.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from dtd.core.sampler import position_of_step, slice_bounds, steps_per_epoch
-from dtd.train.order import ordered_rows
+from dtd.core.data.sampler import position_of_step, slice_bounds, steps_per_epoch
+from dtd.train.data.sampling import ordered_rows
 
 SEED: Final = 11
 ROW_BITS: Final = 32

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.deferred_digest import DeferredDigest
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.core.membership import member

@@ -1,8 +1,8 @@
 """The coordinator's store in the simulation: the product's own, and what it must remember.
 
-Everything goes through `dtd.coordinator.store`.  Beside it stands what was written, as a plain
-table: a coordinator that opens the store must find exactly that.  The store outlives the process;
-it can be full, and it can go back to a backup.
+Everything goes through `dtd.coordinator.store.store`.  Beside it stands what was written, as a
+plain table: a coordinator that opens the store must find exactly that.  The store outlives the
+process; it can be full, and it can go back to a backup.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.coordinator.database import FILE_NAME
-from dtd.coordinator.records import job_body
-from dtd.coordinator.store import Store
+from dtd.coordinator.store.database import FILE_NAME
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import ENDED, JobState
 from dtd.wire import messages as m

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from dtd.core.motion import Closely, Evidence
+from dtd.core.observe.motion import Closely, Evidence
 from dtd.errors import RingBroken
 from tests.sim.phases import Phase
 from tests.sim.ring_endpoint import RingEndpoint

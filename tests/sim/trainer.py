@@ -1,14 +1,14 @@
 """A modelled trainer: takes over a state, trains in one generation, says how that ended, and again.
 
-Its life follows `dtd.worker.trainer`, on a thread of its own (`tests.sim.thread`); the loop is in
-`tests.sim.loop`.
+Its life follows `dtd.worker.training_thread`, on a thread of its own (`tests.sim.thread`); the loop
+is in `tests.sim.loop`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
 from dtd.core.membership import member
 from dtd.core.membership.branches import told_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import ConfigError
-from dtd.platform import require_linux
+from dtd.places import require_linux
 
 
 def test_linux_is_accepted() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import dtd.errors
-from dtd.core import control_word
-from dtd.core.chunks import BucketShape, cut
-from dtd.core.control_word import ControlEntry, reduce_entries
+from dtd.core.engine import control_word
+from dtd.core.engine.control_word import ControlEntry, reduce_entries
+from dtd.core.ring.chunks import BucketShape, cut
 from dtd.errors import DtdError, ErrorCode
 from dtd.wire import fields, frames
 from dtd.wire import messages as m

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtd.core.control_word import reduce_entries
-from dtd.core.ring import Ring
+from dtd.core.engine.control_word import reduce_entries
+from dtd.core.ring.machine import Ring
 from dtd.transport.api import BucketMemory
 from dtd.transport.ring_node import RingNode
 from dtd.wire import messages as m

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtd.core.control_word import ControlWord, Ending, Flags
+from dtd.core.engine.control_word import ControlWord, Ending, Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtd.core.control_word import NO_DIGEST_STEP
+from dtd.core.engine.control_word import NO_DIGEST_STEP
 from dtd.core.engine.step_protocol import StateKey
 
 

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from dtd.core.control_word import (
+from dtd.core.engine.control_word import (
     NO_DIGEST_STEP,
     ControlEntry,
     ControlWord,

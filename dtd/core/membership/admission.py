@@ -6,7 +6,6 @@ workers that are ready is the business of `membership.forming`, `running` and `e
 
 from __future__ import annotations
 
-from dtd.core import dissent, doubt, vouching
 from dtd.core.membership import branches, ending, reconnection, registration
 from dtd.core.membership import roster as choice
 from dtd.core.membership.events import Disconnect
@@ -21,6 +20,7 @@ from dtd.core.membership.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.core.trust import dissent, doubt, vouching
 from dtd.wire import messages as m
 
 MAX_KNOWN_WORKERS = 256

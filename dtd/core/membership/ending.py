@@ -5,8 +5,6 @@ Part of the membership machine; changes the books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import figures
-from dtd.core.links import DEAD
 from dtd.core.membership import roster as choice
 from dtd.core.membership.records import Job, Recovery, Worker
 from dtd.core.membership.state import ClusterState
@@ -18,6 +16,8 @@ from dtd.core.membership.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.core.observe import figures
+from dtd.core.observe.links import DEAD
 from dtd.wire import messages as m
 
 FREEZE_PATIENCE_S = 5.0

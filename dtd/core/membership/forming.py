@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtd.core import doubt
-from dtd.core.links import pair_of
 from dtd.core.membership import branches, ending
 from dtd.core.membership import roster as choice
 from dtd.core.membership.events import JobSaved, SaveJob
@@ -27,6 +25,8 @@ from dtd.core.membership.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.core.observe.links import pair_of
+from dtd.core.trust import doubt
 from dtd.wire import messages as m
 
 SAVE_AGAIN_S = 1.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dtd.core import doubt, figures
 from dtd.core.membership import admission, divergence, ending, reconnection, running
 from dtd.core.membership.events import JobEnded, SaveJob, Undeliverable
 from dtd.core.membership.records import Job
@@ -25,6 +24,8 @@ from dtd.core.membership.transitions import (
     JobState,
     WorkerState,
 )
+from dtd.core.observe import figures
+from dtd.core.trust import doubt
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

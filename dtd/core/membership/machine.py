@@ -14,8 +14,6 @@ This file dispatches; what changes the books is in `admission`, `adoption`, `for
 
 from __future__ import annotations
 
-from dtd.core import contradiction, doubt, figures, hearing, vouching
-from dtd.core.detector import Detector
 from dtd.core.membership import (
     admission,
     ending,
@@ -57,6 +55,9 @@ from dtd.core.membership.transitions import (
     JobState,
     WorkerState,
 )
+from dtd.core.observe import figures
+from dtd.core.observe.detector import Detector
+from dtd.core.trust import contradiction, doubt, hearing, vouching
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 

@@ -223,7 +223,7 @@ class Job:
         fenced: one of its members can take no further part in it, so it commits nothing more.
         start_generation, start_step: the state that it starts from.
         divergences: when replicas differed without a majority, see `membership.divergence`.
-        agreed: digests of saved states that all ranks had, see `dtd.core.vouching`.
+        agreed: digests of saved states that all ranks had, see `dtd.core.trust.vouching`.
         branches: states that it has left behind, see `membership.branches`.
         step_s: how long a step takes, a recent mean; 0 when that is not known.
         verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty

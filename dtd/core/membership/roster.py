@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dtd.core.links import Pair, pair_of
 from dtd.core.membership.records import Job, Worker
+from dtd.core.observe.links import Pair, pair_of
 from dtd.wire import messages as m
 
 NOTHING_HELD = m.Held(job="", generation=0, step=0, digest="", where="none")

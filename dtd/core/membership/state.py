@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from dtd.core.detector import Detector
 from dtd.core.membership.events import Effect, Incident, Send
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.save_orders import SaveOrders
@@ -44,7 +43,8 @@ from dtd.core.membership.transitions import (
     WorkerEvent,
     WorkerState,
 )
-from dtd.core.straggler import StragglerWatch
+from dtd.core.observe.detector import Detector
+from dtd.core.observe.straggler import StragglerWatch
 from dtd.errors import ImpossibleTransition
 from dtd.wire import messages as m
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dtd.core.links import Links
 from dtd.core.membership.records import Recovery, SetAside, Worker
 from dtd.core.membership.transitions import GenerationState
+from dtd.core.observe.links import Links
 from dtd.wire import messages as m
 
 
@@ -202,7 +202,7 @@ class Trust:
             of it does not count any more.
         agreed: by state, the digest that each rank says all had agreed on.
         claims: saved states of each worker that nobody has confirmed yet.
-        tallies: what was dropped of workers' messages, by name (`dtd.core.hearing`).
+        tallies: what was dropped of workers' messages, by name (`dtd.core.trust.hearing`).
     """
 
     vouched: set[str] = field(default_factory=set)

@@ -8,8 +8,6 @@ books, adds effects.
 
 from __future__ import annotations
 
-from dtd.core import dissent
-from dtd.core.links import DEAD, ENDED
 from dtd.core.membership import admission, divergence, jobs
 from dtd.core.membership.divergence import Divergence
 from dtd.core.membership.events import SaveJob
@@ -24,6 +22,8 @@ from dtd.core.membership.transitions import (
     WorkerEvent,
     WorkerState,
 )
+from dtd.core.observe.links import DEAD, ENDED
+from dtd.core.trust import dissent
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5

@@ -7,13 +7,13 @@ ones at the very beginning, and whoever may hold a newer state than those who ar
 
 from __future__ import annotations
 
-from dtd.core import doubt
 from dtd.core.membership import branches, forming
 from dtd.core.membership import roster as choice
 from dtd.core.membership.records import Job
 from dtd.core.membership.state import ClusterState, least_workers
 from dtd.core.membership.state_records import Decision
 from dtd.core.membership.transitions import WorkerState
+from dtd.core.trust import doubt
 
 RESUME_WAIT_S = 60.0
 MOST_RESUME_WAIT_S = 3600.0

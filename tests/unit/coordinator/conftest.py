@@ -14,7 +14,7 @@ from dtd import __version__
 from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.daemon import Coordinator
-from dtd.coordinator.store import Store
+from dtd.coordinator.store.store import Store
 from dtd.job import parse_job, to_mapping
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.control_client import ControlClient

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dtd.coordinator.audit_commands import command_entry, enter_command
-from dtd.coordinator.commands import run_command
-from dtd.coordinator.store import Store
-from dtd.core.audit import Chain
-from dtd.core.refusal_budget import BURST
+from dtd.coordinator.audit_log import command_entry, enter_command
+from dtd.coordinator.maintenance import run_command
+from dtd.coordinator.store.store import Store
+from dtd.core.limits.refusal_budget import BURST
+from dtd.core.trust.audit import Chain
 from dtd.errors import ConfigError, RequestRefused
 from dtd.wire import messages as m
 

@@ -225,7 +225,7 @@ def test_an_error_while_a_message_is_handled_ends_its_connection_alone(daemon, p
         raise KeyError("a defect")
 
     other, hostile = play(daemon), play(daemon, "worker-1")
-    monkeypatch.setattr(daemon.coordinator.examiner, "measured", fail)
+    monkeypatch.setattr(daemon.coordinator.measurement_broker, "measured", fail)
     hostile.say(m.Measured(number=1, figures={}))
     with pytest.raises(RequestRefused, match="the coordinator failed at MEASURED"):
         hostile.hear(m.Release)
@@ -242,7 +242,7 @@ def test_a_request_that_fails_is_answered(daemon, monkeypatch):
     def fail(*_arguments, **_more):
         raise KeyError("a defect")
 
-    monkeypatch.setattr("dtd.coordinator.questions.status_of", fail)
+    monkeypatch.setattr("dtd.coordinator.handlers.queries.status_of", fail)
     with pytest.raises(RequestRefused, match="the coordinator failed at answering a request"):
         daemon.ask(m.GetStatus())
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from dtd.core.membership.roster import roster_id
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.wire import messages as m
 from dtd.wire.data_keys import generation_secret, ticket_key, worker_secret
-from dtd.worker.registration import proved
+from dtd.worker.cluster_access import proved
 
 DATA_KEY = bytes(range(32))
 NOW_UNIX_S = 1_000_000.7

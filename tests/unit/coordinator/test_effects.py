@@ -15,7 +15,7 @@ import structlog
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.effects import Effects, incident_fields
-from dtd.coordinator.store_thread import StoreThread
+from dtd.coordinator.store.thread import StoreThread
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership.events import (
     Disconnect,

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from dtd.coordinator.file_limit import MOST_FILES, allowed_files, raise_file_limit
+from dtd.coordinator.process_limits import MOST_FILES, allowed_files, raise_file_limit
 from scripts.cluster.processes import Child, stop_all
 
 ASKING = (
-    "from dtd.coordinator.file_limit import *; raise_file_limit(); print(allowed_files(), end='')"
+    "from dtd.coordinator.process_limits import *;"
+    " raise_file_limit(); print(allowed_files(), end='')"
 )
 
 

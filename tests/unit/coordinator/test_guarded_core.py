@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.containment import Containment
-from dtd.coordinator.guarded_core import MAX_BEGINNINGS, MAX_TICKS_FAILED, GuardedCore
+from dtd.coordinator.containment import MAX_BEGINNINGS, MAX_TICKS_FAILED, Containment, GuardedCore
 from dtd.core.membership.events import (
     CancelRequested,
     FromWorker,

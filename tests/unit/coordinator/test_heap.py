@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import re, sys
-from dtd.coordinator.heap import give_back_freed_memory
+from dtd.coordinator.process_limits import give_back_freed_memory
 
 if sys.argv[1] == "giving back":
     give_back_freed_memory()

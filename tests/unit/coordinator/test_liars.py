@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dtd.core.quotas import NOTICES_BURST
+from dtd.core.limits.quotas import NOTICES_BURST
 from dtd.errors import DtdError
 from dtd.wire import messages as m
-from dtd.worker.registration import proved
+from dtd.worker.cluster_access import proved
 
 STEPS = 20
 

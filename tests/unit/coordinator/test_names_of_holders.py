@@ -9,7 +9,7 @@ import pytest
 
 from dtd.config import CoordinatorConfig
 from dtd.coordinator.control_port import ControlPort
-from dtd.core.shares import Shares
+from dtd.core.limits.shares import Shares
 from dtd.errors import ProtocolError
 from dtd.security.authority import Authority
 from dtd.security.identity import WORKER, Identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from dtd.coordinator.pace import BYTES_OF_A_MESSAGE, MESSAGES_AT_ONCE, REGISTERED_AT_ONCE, Pace
+from dtd.coordinator.throttles import BYTES_OF_A_MESSAGE, MESSAGES_AT_ONCE, REGISTERED_AT_ONCE, Pace
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold

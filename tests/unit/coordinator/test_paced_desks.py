@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtd.coordinator.renewal_desk import RENEWALS_AT_ONCE, RenewalDesk
-from dtd.coordinator.revocation_desk import LISTS_AT_ONCE, RevocationDesk
+from dtd.coordinator.handlers.renewal import RENEWALS_AT_ONCE, RenewalHandler
+from dtd.coordinator.handlers.revocation import LISTS_AT_ONCE, RevocationHandler
 from dtd.errors import ProtocolError
 from dtd.security.admission import Renewal
 from dtd.wire import messages as m
@@ -44,8 +44,8 @@ class World:
         admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
         authority = SimpleNamespace(admission=admission, revocations=lambda: b"1\n{}")
         port = SimpleNamespace(authority=authority, coordinators=())
-        renewals = RenewalDesk(port, self.in_store, lambda _s: None, lambda: (), None)
-        revocations = RevocationDesk(port, self.in_store, None)
+        renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), None)
+        revocations = RevocationHandler(port, self.in_store, None)
         self.desks = {
             "renew": (lambda link: renewals.ask(link, m.Renew()), renewals, RENEWALS_AT_ONCE),
             "list": (lambda link: revocations.heard(link, b""), revocations, LISTS_AT_ONCE),

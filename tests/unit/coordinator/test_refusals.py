@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.coordinator import refusals
-from dtd.coordinator.refusals import Refusals
+from dtd.coordinator import throttles as refusals
+from dtd.coordinator.throttles import Refusals
 
 
 def test_the_same_refusal_is_counted_and_logged_once_a_minute() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dtd.coordinator.status_line import status_line
-from dtd.core.detector import Detector
+from dtd.coordinator.diagnostics import status_line
 from dtd.core.membership.records import Job, Registration, Worker
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.state_records import Run
 from dtd.core.membership.transitions import JobState, WorkerState
+from dtd.core.observe.detector import Detector
 
 SPEC = {"job": {"name": "digits", "task": "digits", "global_batch_size": 64, "epochs": 2}}
 

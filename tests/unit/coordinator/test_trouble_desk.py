@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.coordinator.trouble_desk import TroubleDesk
+from dtd.coordinator.diagnostics import DiagnosticsCollector
 from dtd.core.membership.events import Incident
 from dtd.core.membership.machine import Membership
 from dtd.errors import DtdError, ErrorCode, ProtocolError
@@ -13,7 +13,7 @@ from dtd.errors import DtdError, ErrorCode, ProtocolError
 class Desk:
     def __init__(self) -> None:
         self.now, self.failure = 0.0, ""
-        self.desk = TroubleDesk(Membership().books, lambda: self.now, lambda: self.failure)
+        self.desk = DiagnosticsCollector(Membership().books, lambda: self.now, lambda: self.failure)
 
     def kinds(self) -> list[tuple[str, str]]:
         return [(one["where"], one["kind"]) for one in self.desk.listing()]

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-import dtd.coordinator.turns as module
-from dtd.coordinator.turns import ANSWERS_UNDER_WAY, REQUESTS_AT_ONCE, Turns, go_on, read_out
-from dtd.core.pacing import Pacing
+import dtd.coordinator.throttles as module
+from dtd.coordinator.throttles import ANSWERS_UNDER_WAY, REQUESTS_AT_ONCE, Turns, go_on, read_out
+from dtd.core.limits.rates import Pacing
 from dtd.security.identity import Identity
 from dtd.wire import messages as m
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from structlog.testing import capture_logs
 
-from dtd.coordinator.deletions import Deletions
+from dtd.coordinator.handlers.deletions import Deletions
 from dtd.wire import messages as m
 
 PLACE = "/ckpt/j-1/g000001-s000000010"

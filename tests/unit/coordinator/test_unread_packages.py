@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dtd.coordinator.packages import MAX_UNANSWERED, PackageCounter
+from dtd.coordinator.handlers.packages import MAX_UNANSWERED, PackageCounter
 from dtd.errors import ProtocolError
 from dtd.wire import messages as m
 

@@ -16,7 +16,7 @@ from dtd.core.membership.isolation import (
 )
 from dtd.core.membership.records import WARM_UP
 from dtd.core.membership.transitions import JobState
-from dtd.core.troubles import standing
+from dtd.core.observe.diagnostics import standing
 from dtd.wire import messages as m
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtd.core.motion import Closely, Evidence
-from dtd.core.own_clock import LATE_TICKS
+from dtd.core.observe.detector import LATE_TICKS
+from dtd.core.observe.motion import Closely, Evidence
 from dtd.core.progress import LOOK_AFTER_S, MOST_KINDS, ProgressWatch, Verdict
 
 LEAST_S, FIRST_S, BUSY_S = 5.0, 120.0, 1800.0

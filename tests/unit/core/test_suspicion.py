@@ -5,7 +5,7 @@ import pytest
 from dtd.core.membership import suspicion
 from dtd.core.membership.events import Submitted, Ticked
 from dtd.core.membership.records import Job
-from dtd.core.troubles import standing
+from dtd.core.observe.diagnostics import standing
 from dtd.wire import messages as m
 
 # --- silence ---------------------------------------------------------------------------------

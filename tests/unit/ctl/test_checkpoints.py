@@ -168,7 +168,7 @@ def test_fetch_takes_the_next_holder_and_shows_how_to_load(dtdctl, cluster, tmp_
     assert exit_code == 0
     assert target.read_bytes() == WEIGHTS
     assert out.splitlines() == [
-        "from dtd.train.task import load_task; from dtd.train.weights import load_weights",
+        "from dtd.train.task import load_task; from dtd.train.state.weights import load_weights",
         "model = load_task('digits', {'hidden': 16}).build_model()",
         f"load_weights(model, '{target}')",
     ]

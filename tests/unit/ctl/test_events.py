@@ -65,8 +65,8 @@ def test_events_are_listed(dtdctl, script):
 
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_events_are_followed_over_a_restart(dtdctl, script, server, monkeypatch, form):
-    monkeypatch.setattr("dtd.ctl.patience.RECONNECT_EVERY_S", 0.0)
-    monkeypatch.setattr("dtd.ctl.patience.RECONNECT_FOR_S", 0.0)
+    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
+    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_FOR_S", 0.0)
     exit_code, out, err = dtdctl("events", "--follow", "-o", form)
     assert exit_code == 3
     first, second = out.splitlines()

@@ -112,7 +112,7 @@ def test_wait_gives_up_also_when_the_coordinator_is_gone_meanwhile(dtdctl, serve
 
 
 def test_wait_outlives_a_restart_of_the_coordinator(dtdctl, server, result, monkeypatch):
-    monkeypatch.setattr("dtd.ctl.patience.RECONNECT_EVERY_S", 0.0)
+    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
     answers = iter([None, None, result(DONE)])
     server.script = lambda _message: next(answers)
     exit_code, out, err = dtdctl("wait", "digits-1")
@@ -121,8 +121,8 @@ def test_wait_outlives_a_restart_of_the_coordinator(dtdctl, server, result, monk
 
 
 def test_wait_does_not_wait_for_ever_for_a_coordinator(dtdctl, server, monkeypatch):
-    monkeypatch.setattr("dtd.ctl.patience.RECONNECT_EVERY_S", 0.0)
-    monkeypatch.setattr("dtd.ctl.patience.RECONNECT_FOR_S", 0.0)
+    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_EVERY_S", 0.0)
+    monkeypatch.setattr("dtd.ctl.answers.RECONNECT_FOR_S", 0.0)
     exit_code, _out, err = dtdctl("wait", "digits-1")
     assert exit_code == 3
     assert "closed the connection" in err

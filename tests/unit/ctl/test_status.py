@@ -10,7 +10,7 @@ import pytest
 from dtd.core.membership.events import FromWorker, Submitted
 from dtd.core.membership.machine import Membership
 from dtd.core.membership.records import Job
-from dtd.core.status import status_of
+from dtd.core.observe.status import status_of
 from dtd.ctl import status as command
 from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m

@@ -12,8 +12,14 @@ import pytest
 
 import dtd.metrics.worker as module
 from dtd.address import Address
-from dtd.metrics.gpu import NO_GPU, GpuFigures, gpu_figures
-from dtd.metrics.worker import WorkerMetrics, next_in_ring, worker_samples
+from dtd.metrics.worker import (
+    NO_GPU,
+    GpuFigures,
+    WorkerMetrics,
+    gpu_figures,
+    next_in_ring,
+    worker_samples,
+)
 from dtd.wire import messages as m
 
 TRAINING = m.Heartbeat(

@@ -15,7 +15,7 @@ import dtd.net.data_server as data_server
 import dtd.net.link as link_module
 import dtd.net.server as server_module
 from dtd.address import Address
-from dtd.core.doorkeeper import PATIENCE_S as FIRST_BYTE_S
+from dtd.core.limits.connection_limiter import PATIENCE_S as FIRST_BYTE_S
 from dtd.net.data_server import UNPROVEN_S, DataServer
 from dtd.security.credential import server_context
 from dtd.wire import messages as m

@@ -12,7 +12,7 @@ import dtd.net.data_server as data_server_module
 import dtd.net.fetch_desk as fetch_desk_module
 import dtd.net.link as link_module
 from dtd.address import Address
-from dtd.core import doorkeeper
+from dtd.core.limits import connection_limiter as connection_limiter
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.data_server import MAX_UNPROVEN, DataServer
 from dtd.net.fetch_desk import INFO_BLOBS, MAX_FETCH_BYTES, MAX_REQUESTS_AHEAD
@@ -332,14 +332,14 @@ async def test_of_those_who_prove_nothing_the_oldest_makes_way(flood, monkeypatc
 @pytest.fixture
 def from_afar(monkeypatch):
     """Callers count as those of another host, and nothing is forgiven by waiting."""
-    monkeypatch.setattr(doorkeeper, "_is_loopback", lambda _host: False)
-    monkeypatch.setattr(doorkeeper, "RATE_PER_S", 1e-9)
+    monkeypatch.setattr(connection_limiter, "_is_loopback", lambda _host: False)
+    monkeypatch.setattr(connection_limiter, "RATE_PER_S", 1e-9)
 
 
 @pytest.mark.usefixtures("from_afar")
 async def test_an_address_that_fails_again_and_again_is_not_let_in(port, dial, flood):
     port.server.expect_ring(assign(3), Acceptor())
-    for _ in range(int(doorkeeper.BURST)):
+    for _ in range(int(connection_limiter.BURST)):
         await ended(await flood.call(b"x" * 64))
     peer = await dial(port.address, m.Role.RING, **ring(3))
     assert "lost" in str(await peer.end())
@@ -348,14 +348,16 @@ async def test_an_address_that_fails_again_and_again_is_not_let_in(port, dial, f
 @pytest.mark.usefixtures("from_afar")
 async def test_who_proves_himself_may_come_as_often_as_he_likes(port, dial):
     """Rings that form again and again, and all the workers of one host."""
-    for generation in range(2 * int(doorkeeper.BURST)):
+    for generation in range(2 * int(connection_limiter.BURST)):
         acceptor = Acceptor()
         port.server.expect_ring(assign(generation), acceptor)
         peer = await dial(port.address, m.Role.RING, **ring(generation))
         await peer.welcomed()
         await acceptor.taken()
         peer.link.abort()
-    peers = [await dial(port.address, m.Role.FETCH) for _ in range(2 * int(doorkeeper.BURST))]
+    peers = [
+        await dial(port.address, m.Role.FETCH) for _ in range(2 * int(connection_limiter.BURST))
+    ]
     for peer in peers:
         await peer.welcomed()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dtd.net import descriptors
-from dtd.net.descriptors import Letterbox, post
+from dtd.net.descriptors import FdMailbox, post
 from dtd.net.socket_names import short_name
 
 PATIENCE_S = 10.0
@@ -53,7 +53,7 @@ class Box:
         self.looked = []
         self.threads = set()
         self.contents = asyncio.Queue()
-        self.letterbox = Letterbox(directory, self._look, self.contents.put_nowait)
+        self.letterbox = FdMailbox(directory, self._look, self.contents.put_nowait)
 
     def _look(self, descriptor):
         self.threads.add(threading.current_thread())
@@ -265,7 +265,7 @@ async def test_names_cannot_be_guessed(box, letters):
 async def test_no_socket_is_left_where_there_can_be_no_letterbox(tmp_path, name, open_files):
     before = open_files()
     with pytest.raises(OSError, match=r"No such file|cannot be said"):
-        Letterbox(tmp_path / name, os.close, lambda _: None)
+        FdMailbox(tmp_path / name, os.close, lambda _: None)
     assert open_files() <= before
 
 

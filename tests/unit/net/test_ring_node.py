@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from dtd.core.ring import Ring
-from dtd.core.ring_lending import ReadPace
+from dtd.core.ring.lending import ReadPace
+from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.transport.api import BucketMemory
 from dtd.transport.ring_node import MAX_WORD_BYTES, RingNode

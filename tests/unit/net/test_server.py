@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dtd.address import Address
-from dtd.core.doorkeeper import Doorkeeper
-from dtd.core.shares import Shares
+from dtd.core.limits.connection_limiter import ConnectionLimiter
+from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError
 from dtd.net.link import Link
 from dtd.net.server import Server
@@ -113,7 +113,9 @@ async def test_who_has_its_share_of_connections_is_told_so(dial):
             return link
 
     sharing = Sharing()
-    sharing.server = Server(sharing._new_link, doorkeeper=Doorkeeper(), shares=Shares(in_all=16))
+    sharing.server = Server(
+        sharing._new_link, connection_limiter=ConnectionLimiter(), shares=Shares(in_all=16)
+    )
     bound = await sharing.server.bind(LOOPBACK)
     sharing.server._look_at = seen
     sharing.server.serve()

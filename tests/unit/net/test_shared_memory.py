@@ -13,7 +13,7 @@ import dtd.transport.shared_memory as loans_module
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.descriptors import post
-from dtd.transport.api import BucketMemory, Home
+from dtd.transport.api import BucketMemory, BufferLocation
 from dtd.transport.shared_memory import NOTHING_LENT, Loans
 from dtd.wire import messages as m
 
@@ -58,7 +58,7 @@ class Lender:
         for content in contents:
             view = self.memory.view(offset, len(content))
             view[:] = content
-            self.buckets.append(bucket(view, Home(self.memory, offset)))
+            self.buckets.append(bucket(view, BufferLocation(self.memory, offset)))
             offset += len(content)
 
 
@@ -263,7 +263,7 @@ async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender,
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
-    monkeypatch.setattr(loans_module, "Letterbox", refuse)
+    monkeypatch.setattr(loans_module, "FdMailbox", refuse)
     one, other = sides
     assert one.loans.lendable(lender.buckets) == NOTHING_LENT
     assert other.said == []

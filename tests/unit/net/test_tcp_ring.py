@@ -18,7 +18,7 @@ from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
 from dtd.net.traffic import NO_TRAFFIC
-from dtd.transport.api import Home
+from dtd.transport.api import BufferLocation
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
@@ -345,7 +345,9 @@ class Lent:
     def __init__(self, memory_of):
         self.memory = LentMemory(400)
         self.array = np.frombuffer(self.memory.view(HEAD_BYTES, 400), dtype=np.float32)
-        self.bucket = dataclasses.replace(memory_of(self.array), home=Home(self.memory, HEAD_BYTES))
+        self.bucket = dataclasses.replace(
+            memory_of(self.array), home=BufferLocation(self.memory, HEAD_BYTES)
+        )
 
 
 @pytest.fixture
@@ -450,7 +452,7 @@ async def test_a_rank_that_cannot_borrow_is_sent_everything(ranks, lent, monkeyp
     def refuse(directory, look, received):
         raise OSError("no such family of sockets")
 
-    monkeypatch.setattr(loans_module, "Letterbox", refuse)
+    monkeypatch.setattr(loans_module, "FdMailbox", refuse)
     ring = ranks(2)
     await ring.listen()
     await ring.come_up()

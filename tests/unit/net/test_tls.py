@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dtd.address import Address
-from dtd.core import doorkeeper
-from dtd.core.doorkeeper import Doorkeeper
+from dtd.core.limits import connection_limiter as connection_limiter
+from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.errors import DtdError
 from dtd.net.link import Link
 from dtd.net.server import Server
@@ -35,14 +35,14 @@ def credential_of(authority: Authority, role: str, name: str = "host7") -> Crede
 class Listening:
     """Welcomes everybody whom TLS lets in, and sends back what it gets."""
 
-    def __init__(self, authority: Authority, door: Doorkeeper | None = None) -> None:
+    def __init__(self, authority: Authority, door: ConnectionLimiter | None = None) -> None:
         self.authority = authority
         self.refused: asyncio.Queue[str] = asyncio.Queue()
         self.links: asyncio.Queue[Link] = asyncio.Queue()
-        self.door = Doorkeeper() if door is None else door
+        self.door = ConnectionLimiter() if door is None else door
         self.server = Server(
             self._new_link,
-            doorkeeper=self.door,
+            connection_limiter=self.door,
             refused=lambda _host, why: self.refused.put_nowait(why),
         )
 
@@ -227,7 +227,7 @@ async def test_who_speaks_plainly_does_not_get_in(listening: Listening) -> None:
 
 @pytest.mark.parametrize("says", [b"", b"\x16\x03\x01"])
 async def test_who_dawdles_is_dropped_in_time(authority: Authority, says: bytes) -> None:
-    made = Listening(authority, Doorkeeper(patience_s=0.1))
+    made = Listening(authority, ConnectionLimiter(patience_s=0.1))
     address = await made.listen()
     reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(says)
@@ -261,7 +261,7 @@ async def test_a_flood_delays_nobody_who_is_connected(
             if number % 50 == 0:
                 calling.link.send(m.JobOutput(job="j", rank=0), b"x")
                 await soon(calling.received.get())
-    assert len(listening.door) <= doorkeeper.PER_ADDRESS
+    assert len(listening.door) <= connection_limiter.PER_ADDRESS
     assert not calling.link.closing
     for writer in writers:
         writer.transport.abort()

@@ -9,8 +9,7 @@ import socket
 
 import pytest
 
-from dtd.security.local_users import LocalUsers, look_up
-from dtd.security.peer_credentials import peer_groups, peer_uid
+from dtd.security.local_users import LocalUsers, look_up, peer_groups, peer_uid
 
 NO_GROUPS: frozenset[int] = frozenset()
 

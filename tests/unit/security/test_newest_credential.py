@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.security.newest_credential import (
+from dtd.security.credential import (
     head_of,
     newest,
     place_of_renewed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.security.trusted_time import HOLD_S, SLACK_S, TrustedTime
+from dtd.security.clock import HOLD_S, SLACK_S, TrustedTime
 
 START_S = 1_800_000_000.0
 YEAR_S = 365 * 86400.0

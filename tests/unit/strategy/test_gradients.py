@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.buckets import plan_buckets
+from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import RingBroken
 from dtd.strategy.gradients import Gradients, parameter_shapes
 

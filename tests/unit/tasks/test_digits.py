@@ -6,10 +6,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from dtd.core.sampler import position_of_step, steps_per_epoch
+from dtd.core.data.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
 from dtd.tasks.digits import Digits
-from dtd.train.order import batch_rows
+from dtd.train.data.sampling import batch_rows
 
 
 def test_the_split_is_fixed_and_disjoint() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtd.core.sampler import position_of_step
+from dtd.core.data.sampler import position_of_step
 from dtd.job import load_job
-from dtd.train.data import Loader
-from dtd.train.order import batch_rows
-from dtd.train.rows import BatchRequest
+from dtd.train.data.loader import Loader
+from dtd.train.data.rows import BatchRequest
+from dtd.train.data.sampling import batch_rows
 from dtd.train.task import eval_dataset_of, load_task, train_dataset_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

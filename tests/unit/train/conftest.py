@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.ledger import Ledger
+from dtd.core.data.ledger import Ledger
 from dtd.job import OptimizerTable
-from dtd.train.checkpoint_format import FORMAT, MODEL_FILE, OPTIMIZER_FILE, Manifest
-from dtd.train.checkpoint_writer import CheckpointWriter, Draft, RawTensor
-from dtd.train.optimizers import build_optimizer
-from dtd.train.precision import loss_scaler
-from dtd.train.replica import Replica, trained_parameters
-from dtd.train.retention import Rules
+from dtd.train.checkpoint.format import FORMAT, MODEL_FILE, OPTIMIZER_FILE, Manifest
+from dtd.train.checkpoint.retention import Rules
+from dtd.train.checkpoint.writer import CheckpointWriter, Draft, RawTensor
+from dtd.train.model_setup import loss_scaler
+from dtd.train.optimizer.build import build_optimizer
+from dtd.train.state.replica import Replica, trained_parameters
 
 
 class Tied(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dtd.errors import TaskError
-from dtd.train.activation import wrap_blocks
+from dtd.train.model_setup import wrap_blocks
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtd.errors import TaskError
-from dtd.train.fingerprint import dataset_fingerprint
+from dtd.train.fingerprints import dataset_fingerprint
 
 
 def test_equal_data_has_an_equal_fingerprint_and_other_data_another() -> None:

@@ -11,7 +11,7 @@ import pytest
 _PROGRAM = """
 import re, sys, threading
 import torch
-from dtd.train.heap import keep_freed_memory
+from dtd.train.malloc_tuning import keep_freed_memory
 
 if sys.argv[1] == "keeping":
     keep_freed_memory()

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from dtd.durable import make_directory
-from dtd.train.checkpoint_format import MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, checkpoint_name
-from dtd.train.checkpoint_writer import CheckpointWriter, Published
-from dtd.train.retention import Rules
+from dtd.train.checkpoint.format import MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE, checkpoint_name
+from dtd.train.checkpoint.retention import Rules
+from dtd.train.checkpoint.writer import CheckpointWriter, Published
 
 FILES = {MANIFEST_FILE, MODEL_FILE, OPTIMIZER_FILE}
 

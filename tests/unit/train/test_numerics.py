@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dtd.job import OptimizerTable
-from dtd.train.numerics import numerics_fingerprint
+from dtd.train.fingerprints import numerics_fingerprint
 
 CPU = torch.device("cpu")
 

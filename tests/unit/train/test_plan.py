@@ -8,8 +8,8 @@ import pytest
 
 from dtd.errors import TaskError
 from dtd.job import from_mapping
+from dtd.train.data.sampling import Shuffled
 from dtd.train.plan import JobPlan
-from dtd.train.sampling import Shuffled
 
 
 def plan(rows: int = 10, *, job=None, **tables) -> JobPlan:

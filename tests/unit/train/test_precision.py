@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtd.errors import TaskError
-from dtd.train.precision import autocast, check_precision, loss_scaler
+from dtd.train.model_setup import autocast, check_precision, loss_scaler
 
 CPU = torch.device("cpu")
 

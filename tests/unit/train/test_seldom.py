@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dtd.train.seldom import Seldom
+from dtd.train.record import WarningThrottle
 
 
 def test_a_flood_becomes_one_warning_and_a_count() -> None:
     heard: list[tuple[str, str]] = []
     now = [0.0]
-    warn = Seldom(lambda event, message: heard.append((event, message)), clock=lambda: now[0])
+    warn = WarningThrottle(
+        lambda event, message: heard.append((event, message)), clock=lambda: now[0]
+    )
     for step in range(100):
         warn("full", f"step {step}")
     warn("other", "once")

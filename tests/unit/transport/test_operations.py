@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dtd.address import Address
-from dtd.core.chunks import BucketShape, Operation, cut
+from dtd.core.ring.chunks import BucketShape, Operation, cut
 from dtd.errors import CheckpointError, RingBroken
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
-from dtd.transport.api import BucketMemory, Home
+from dtd.transport.api import BucketMemory, BufferLocation
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.transport.in_process import InProcessRing
 from dtd.transport.process_group import ProcessGroupCollective, group_of
@@ -200,7 +200,7 @@ class Arrays:
             else:
                 view = self._lent.view(offset, 4 * size)
                 self.arrays.append(np.frombuffer(view, np.float32))
-                self._homes.append(Home(self._lent, offset))
+                self._homes.append(BufferLocation(self._lent, offset))
                 offset += -(-4 * size // 64) * 64 if size else 0
 
     def fill(self, values):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dtd.job.identity import folder_of
-from dtd.train.checkpoint_format import MANIFEST_FILE, Manifest, encode_manifest
+from dtd.train.checkpoint.format import MANIFEST_FILE, Manifest, encode_manifest
 from dtd.wire import messages as m
-from dtd.worker.deletions import drop_checkpoint
+from dtd.worker.checkpoint_files import drop_checkpoint
 
 IDENTITY = "aa.1.digits-1.bb"
 
@@ -118,5 +118,5 @@ def test_why_it_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(_path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("dtd.worker.deletions.shutil.rmtree", fail)
+    monkeypatch.setattr("dtd.worker.checkpoint_files.shutil.rmtree", fail)
     assert drop_checkpoint(order(path)) == f"{path} cannot be deleted: Permission denied"

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from dtd.core.motion import motion
-from dtd.worker.evidence import EvidenceDesk
+from dtd.core.observe.motion import motion
+from dtd.worker.evidence import EvidenceHandler
 
 LONG_S = 60.0
 """For what is waited for; it comes at once."""
@@ -79,18 +79,18 @@ def wait_for_a_lock(over):
 
 
 def test_a_thread_that_computes_is_seen_at_a_glance(start):
-    desk = EvidenceDesk(start(burn))
+    desk = EvidenceHandler(start(burn))
     first = desk.glance()
     while not motion(first, desk.glance()).startswith("it computes"):
         pass
 
 
 def test_a_thread_that_waits_for_a_lock_does_not_move(start):
-    assert never_moves(EvidenceDesk(start(wait_for_a_lock)))
+    assert never_moves(EvidenceHandler(start(wait_for_a_lock)))
 
 
 def test_the_event_loop_itself_does_not_count(start):
-    desk = EvidenceDesk(start(wait_for_a_lock))
+    desk = EvidenceHandler(start(wait_for_a_lock))
     first = desk.glance()
     while desk.glance().at_s - first.at_s < 0.2:
         sum(range(1000))
@@ -104,7 +104,7 @@ def test_a_read_of_a_pipe_in_which_nothing_comes_does_not_move(start, tmp_path):
     descriptor = os.open(tmp_path / "pipe", os.O_RDWR)
     thread = start(lambda over: os.read(descriptor, 1))
     in_the_kernel(thread, 0)
-    assert never_moves(EvidenceDesk(thread))
+    assert never_moves(EvidenceHandler(thread))
     os.write(descriptor, b"x")
     thread.join(LONG_S)
     os.close(descriptor)
@@ -118,14 +118,14 @@ def test_a_thread_that_reads_files_moves(start, tmp_path):
             (tmp_path / "rows").read_bytes()
             over.wait(0.001)
 
-    desk = EvidenceDesk(start(read))
+    desk = EvidenceHandler(start(read))
     first = closely(desk).closely.read_bytes
     while closely(desk).closely.read_bytes - first < 4 << 20:
         pass
 
 
 def test_a_child_that_computes_is_seen_and_one_that_sleeps_is_not(start):
-    desk = EvidenceDesk(start(wait_for_a_lock))
+    desk = EvidenceHandler(start(wait_for_a_lock))
     code = "print('ready', flush=True); input()\nwhile True: pass"
     command, pipe = [sys.executable, "-S", "-c", code], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
@@ -143,14 +143,14 @@ def test_a_child_that_computes_is_seen_and_one_that_sleeps_is_not(start):
 
 
 def test_the_time_of_a_child_that_has_ended_is_not_lost(start):
-    desk = EvidenceDesk(start(wait_for_a_lock))
+    desk = EvidenceHandler(start(wait_for_a_lock))
     first = closely(desk)
     subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"], check=True)
     assert closely(desk).closely.children_cpu_s > first.closely.children_cpu_s
 
 
 def test_a_grandchild_counts(start):
-    desk = EvidenceDesk(start(wait_for_a_lock))
+    desk = EvidenceHandler(start(wait_for_a_lock))
     inner = "while True: pass"
     outer = f"import subprocess,sys; subprocess.run([sys.executable, '-S', '-c', {inner!r}])"
     command = [sys.executable, "-S", "-c", outer]
@@ -166,7 +166,7 @@ def test_a_thread_that_is_over_is_no_trouble(start):
     thread.join()
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # noqa: PTH110
         pass
-    assert motion(None, closely(EvidenceDesk(thread))) == ""
+    assert motion(None, closely(EvidenceHandler(thread))) == ""
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls")
@@ -185,9 +185,9 @@ def test_a_file_whose_server_does_not_answer_is_named(start, monkeypatch):
 
     descriptor = os.open(__file__, os.O_RDONLY)
     monkeypatch.setattr(module, "_read", read)
-    assert motion(None, closely(EvidenceDesk(thread))) == f"it waits for {__file__}"
+    assert motion(None, closely(EvidenceHandler(thread))) == f"it waits for {__file__}"
     os.close(descriptor)
-    assert motion(None, closely(EvidenceDesk(thread))) == ""
+    assert motion(None, closely(EvidenceHandler(thread))) == ""
 
 
 def test_uninterruptible_sleep_is_a_disk(start):
@@ -195,7 +195,7 @@ def test_uninterruptible_sleep_is_a_disk(start):
     code = "import ctypes,os,time\nif ctypes.PyDLL(None).vfork() == 0: time.sleep(60)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) as child:
         try:
-            desk = EvidenceDesk(start(wait_for_a_lock))
+            desk = EvidenceHandler(start(wait_for_a_lock))
             assert "a file server (process" in until_it_moves(desk, "it waits for a disk")
         finally:
             os.killpg(child.pid, 9)

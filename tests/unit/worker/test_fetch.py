@@ -17,7 +17,7 @@ from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.greeting import DataCredential
 from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
-from dtd.worker.stripes import RANGE_BYTES
+from dtd.worker.range_scheduler import RANGE_BYTES
 
 PATIENCE_S = 30.0
 RESOURCE = "state/4"

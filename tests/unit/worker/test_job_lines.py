@@ -8,8 +8,8 @@ import pytest
 
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES
-from dtd.worker import job_lines
-from dtd.worker.job_lines import MAX_UNLOGGED_LINES, MAX_WAITING_LINES, SLICE_S, JobLines
+from dtd.worker import output as job_lines
+from dtd.worker.output import MAX_UNLOGGED_LINES, MAX_WAITING_LINES, SLICE_S, JobLines
 
 PATIENCE_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from structlog.testing import capture_logs
 
 from dtd.wire import messages as m
-from dtd.worker.peer_troubles import PeerTroubles
+from dtd.worker.probe import PeerTroubles
 
 
 def test_a_peer_is_named_once_in_the_log_and_until_it_is_reached() -> None:

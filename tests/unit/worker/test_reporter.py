@@ -8,7 +8,7 @@ import types
 import pytest
 
 import dtd.worker.reporter as reporter_module
-from dtd.core.control_word import Flags
+from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
 from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord

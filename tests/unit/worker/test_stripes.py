@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dtd.errors import DtdError, ProtocolError
-from dtd.worker.stripes import RANGE_BYTES, Range, Stripes
+from dtd.worker.range_scheduler import RANGE_BYTES, Range, RangeScheduler
 
 PATIENCE_S = 30.0
 
@@ -39,7 +39,7 @@ def placed(pool, stripes, *sizes):
 
 
 def test_blobs_are_cut_into_ranges_and_taken_in_order(pool):
-    stripes = Stripes(1)
+    stripes = RangeScheduler(1)
     filled = placed(pool, stripes, 3, 0, RANGE_BYTES + 1)
     taken = [stripes.take(wait=False) for _ in range(4)]
     assert taken == [
@@ -55,7 +55,7 @@ def test_blobs_are_cut_into_ranges_and_taken_in_order(pool):
 
 
 def test_what_a_lost_donor_was_asked_for_is_taken_by_another_that_waits(pool):
-    stripes = Stripes(2)
+    stripes = RangeScheduler(2)
     lost = Cut()
     stripes.enter(lost)
     filled = placed(pool, stripes, 2 * RANGE_BYTES)
@@ -70,7 +70,7 @@ def test_what_a_lost_donor_was_asked_for_is_taken_by_another_that_waits(pool):
 
 
 def test_another_manifest_is_refused(pool):
-    stripes = Stripes(2)
+    stripes = RangeScheduler(2)
     placed(pool, stripes, 1)
     with pytest.raises(ProtocolError, match="not the one that the first donor offers"):
         stripes.agree(b"another")
@@ -78,7 +78,7 @@ def test_another_manifest_is_refused(pool):
 
 
 def test_when_the_last_thread_ends_nobody_is_waited_for(pool):
-    stripes = Stripes(2)
+    stripes = RangeScheduler(2)
     filled = placed(pool, stripes, 1)
     stripes.end_thread()
     assert not filled.done()
@@ -87,14 +87,14 @@ def test_when_the_last_thread_ends_nobody_is_waited_for(pool):
 
 
 def test_without_any_manifest_there_is_none(pool):
-    stripes = Stripes(1)
+    stripes = RangeScheduler(1)
     waiting = pool.submit(stripes.manifest)
     stripes.end_thread()
     assert waiting.result(PATIENCE_S) is None
 
 
 def test_a_stop_wakes_everyone(pool):
-    stripes, link = Stripes(2), Cut()
+    stripes, link = RangeScheduler(2), Cut()
     stripes.enter(link)
     filled = placed(pool, stripes, RANGE_BYTES)
     taken = stripes.take(wait=False)
@@ -109,7 +109,7 @@ def test_a_stop_wakes_everyone(pool):
 
 
 def test_a_cut_waits_until_nobody_writes_any_more(pool):
-    stripes, link = Stripes(1), Cut()
+    stripes, link = RangeScheduler(1), Cut()
     stripes.enter(link)
     cutting = pool.submit(stripes.cut)
     assert link.cut.wait(PATIENCE_S)
@@ -119,7 +119,7 @@ def test_a_cut_waits_until_nobody_writes_any_more(pool):
 
 
 def test_after_a_stop_nobody_begins(pool):
-    stripes = Stripes(1)
+    stripes = RangeScheduler(1)
     stripes.stop()
     assert stripes.manifest() is None
     with pytest.raises(DtdError, match="not wanted any more"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtd.worker.task_code import look_first_in, task_digest
+from dtd.worker.packages import look_first_in, task_digest
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from dtd.core.membership import member
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
-from dtd.worker.trainer import TrainingThread
+from dtd.worker.training_thread import TrainingThread
 
 END_STEP = 99
 

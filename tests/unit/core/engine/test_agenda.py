@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.control_word import ControlEntry, ControlWord, Flags, encode_entry, reduce_entries
 from dtd.core.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
+from dtd.core.engine.control_word import (
+    ControlEntry,
+    ControlWord,
+    Flags,
+    encode_entry,
+    reduce_entries,
+)
 
 
 def due(**facts: bool) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.core.control_word import NO_DIGEST_STEP
+from dtd.core.engine.control_word import NO_DIGEST_STEP
 from dtd.core.engine.deferred_digest import DeferredDigest, PendingDigest
 from dtd.core.engine.step_protocol import StateKey
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.control_word import ControlEntry, Flags, encode_entry
+from dtd.core.engine.control_word import ControlEntry, Flags, encode_entry
 from dtd.core.engine.step_protocol import (
     FRESH,
     Phase,

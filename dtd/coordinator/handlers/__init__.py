@@ -1,0 +1,1 @@
+"""Answers to operators and workers, one file for each kind of request."""

@@ -1,0 +1,158 @@
+"""What operators ask about tokens and credentials (protocol.md, "dtdctl and coordinator").
+
+A token's secret stands in the answer to CREATE_TOKEN and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.coordinator.handlers.revocation import Evictions
+from dtd.errors import RequestRefused
+from dtd.security.authority import Authority
+from dtd.security.credential_book import IssuedRecord
+from dtd.security.worker_names import split_names
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+MAX_NAMES: Final = 64
+AccessRequest = (
+    m.CreateToken
+    | m.ListTokens
+    | m.RevokeToken
+    | m.ListCredentials
+    | m.RevokeCredential
+    | m.ShowAuthority
+    | m.RotateAuthority
+)
+
+
+class AccessHandler:
+    """Answers requests about who may join and who has joined.
+
+    Args:
+        port: the control port, with the authority.
+        in_store: runs a blocking function in the thread where all writing is done.
+        evictions: puts those out whose credentials are taken back.
+        renewals: replaces the authority step by step.
+    """
+
+    def __init__(
+        self,
+        port: ControlPort,
+        *,
+        in_store: Callable[..., Awaitable[Any]],
+        evictions: Evictions,
+        renewals: RenewalHandler,
+    ) -> None:
+        self._port = port
+        self._in_store = in_store
+        self._evictions = evictions
+        self._renewals = renewals
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def answer(self, request: AccessRequest) -> dict[str, Any]:
+        """Do what is asked.
+
+        Raises:
+            RequestRefused: it cannot be done; without a TCP address nothing of this can.
+        """
+        authority = self._port.authority
+        if authority is None:
+            raise RequestRefused(
+                "this coordinator serves its own host only, where nobody needs to join",
+                remedy="to serve other hosts, start it with --listen 0.0.0.0:7117",
+            )
+        if isinstance(request, m.CreateToken):
+            return await self._create_token(authority, request)
+        if isinstance(request, m.RevokeToken):
+            await self._in_store(authority.tokens.revoke, request.id)
+            log.warning("token_revoked", token_id=request.id)
+            return {"id": request.id}
+        if isinstance(request, m.ListTokens):
+            return {"tokens": authority.tokens.listed(now_s=authority.now_s())}
+        if isinstance(request, m.ListCredentials):
+            return {"credentials": authority.credentials.listed(now_s=authority.now_s())}
+        if isinstance(request, m.ShowAuthority):
+            return shown_authority(authority)
+        if isinstance(request, m.RotateAuthority):
+            return await self._rotate(authority, request)
+        return await self._revoke(authority, request.name)
+
+    async def _rotate(self, authority: Authority, request: m.RotateAuthority) -> dict[str, Any]:
+        out: list[str] = []
+        if request.finish:
+            out = await self._renewals.go_on(authority, at_once=True)
+        else:
+            await self._in_store(lambda: authority.rotation.begin(overlap_s=request.overlap_s))
+            await self._renewals.authority_changed(authority)
+            log.warning("authority_rotation", phase="spreads", sha256=authority.sha256)
+        return {**shown_authority(authority), "out": out}
+
+    async def _create_token(self, authority: Authority, request: m.CreateToken) -> dict[str, Any]:
+        names = split_names(request.names)
+        token, expires_s = await self._in_store(
+            lambda: authority.admission.create_token(
+                request.role,
+                life_s=request.life_s,
+                coordinators=self._port.coordinators,
+                uses=request.uses,
+                names=names,
+                replaces=request.replaces,
+            )
+        )
+        log.info("token_created", token_id=token.id, role=token.role, expires_s=expires_s)
+        return {
+            "id": token.id,
+            "role": token.role,
+            "expires_s": expires_s,
+            "uses": max(request.uses, len(names)),
+            "names": list(names),
+            "token": token.word(),
+        }
+
+    async def _revoke(self, authority: Authority, name: str) -> dict[str, Any]:
+        """Goes on when whoever asks is gone: what is written down must also be carried out."""
+        task = asyncio.create_task(self._take_back(authority, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _take_back(self, authority: Authority, name: str) -> dict[str, Any]:
+        """Its connections end and its workers are evicted before anything else can happen."""
+        revoked: list[IssuedRecord] = await self._in_store(
+            lambda: authority.credentials.revoke(name, now_s=authority.now_s())
+        )
+        evicted = self._evictions.put_out(revoked)
+        await self._evictions.tell_all()
+        return {
+            "revoked": [
+                {"serial": one.serial, "role": one.role, "name": one.name} for one in revoked
+            ],
+            "evicted": evicted,
+        }
+
+
+def shown_authority(authority: Authority) -> dict[str, Any]:
+    """The authority, and how far its replacement is."""
+    signers, rotation = authority.signers, authority.signers.rotation
+    expires_s = signers.current.certificate.not_valid_after_utc.timestamp()
+    shown: dict[str, Any] = {"sha256": authority.sha256, "expires_s": expires_s, "rotation": None}
+    if rotation is not None:
+        waiting = sorted({f"{one.role}/{one.name}" for one in authority.rotation.waiting()})
+        shown["rotation"] = {
+            "phase": rotation.phase,
+            "sha256": signers.newest.sha256,
+            "began_s": rotation.began_s,
+            "ends_s": rotation.ends_s,
+            "waiting": len(waiting),
+            "names": waiting[:MAX_NAMES],
+        }
+    return shown

@@ -1,0 +1,98 @@
+"""What answering operators needs of the coordinator behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.diagnostics import DiagnosticsCollector
+from dtd.coordinator.figures import Figures
+from dtd.coordinator.handlers.access import AccessHandler
+from dtd.coordinator.handlers.measurements import MeasurementBroker
+from dtd.coordinator.handlers.packages import PackageCounter
+from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.coordinator.store.store import Store
+from dtd.core.membership.events import Event
+from dtd.core.membership.machine import Membership
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+if TYPE_CHECKING:  # it asks the coordinator for jobs itself
+    from dtd.coordinator.handlers.deletions import Deletions
+
+T = TypeVar("T")
+
+
+class CoordinatorApi(Protocol):
+    """The daemon, as operators' requests see it."""
+
+    address: str
+    started_s: float
+    store: Store
+    packages: PackageCounter
+    weights: PackageCounter
+    membership: Membership
+    figures: Figures
+    measurement_broker: MeasurementBroker
+    access: AccessHandler
+    troubles: DiagnosticsCollector
+    deletions: Deletions
+    audit: AuditLog
+    renewals: RenewalHandler
+    containment: Containment
+
+    @property
+    def now(self) -> float:
+        """The clock that the core sees."""
+        ...
+
+    @property
+    def has_authority(self) -> bool:
+        """Whether the workers have credentials of this cluster."""
+        ...
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the core; raises RequestRefused."""
+        ...
+
+    async def settled(self) -> None:
+        """Return when every effect so far is done."""
+        ...
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of the store."""
+        ...
+
+    async def after_lines(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run one that reads what jobs printed."""
+        ...
+
+    def new_job_id(self, name: str) -> str:
+        """A fresh id for a job of this name."""
+        ...
+
+    def counter(self, message: m.PutPackage | m.GetPackage) -> PackageCounter:
+        """Who keeps files of the kind that the message is about."""
+        ...
+
+    def connected(self) -> frozenset[str]:
+        """Names of the workers whose control connection stands."""
+        ...
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        """Until when, and with which key, the worker's data port opens for `scope`."""
+        ...
+
+
+async def known_job(coordinator: CoordinatorApi, job_id: str) -> dict[str, Any]:
+    """A job as it is written down.
+
+    Raises:
+        RequestRefused: there is none of this id.
+    """
+    found = await coordinator.in_store(coordinator.store.job, job_id)
+    if found is None:
+        raise RequestRefused(f"job {job_id!r} does not exist", remedy="see `dtdctl jobs`")
+    return found

@@ -1,0 +1,232 @@
+"""What operators want done with jobs and workers; whether it is done the core decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dtd import job
+from dtd.coordinator.handlers.api import CoordinatorApi, known_job
+from dtd.core.membership.admission import what_to_prepare
+from dtd.core.membership.events import (
+    CancelRequested,
+    DrainRequested,
+    KillRequested,
+    ResumeRequested,
+    Submitted,
+)
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
+from dtd.core.trust.vouching import CONTRADICTED
+from dtd.errors import RequestRefused
+from dtd.job.differences import Difference, differences, obstacles, shown_value
+from dtd.job.identity import identity_of
+from dtd.wire import messages as m
+from dtd.wire.header import MAX_HEADER_BYTES
+
+# --- what a job takes over of another one, and whether it can.  Pure ---------------------------
+#
+# Here is judged what the two jobs' settings tell; whether a state fits a model is found out where
+# both are, by the workers.
+
+
+RESUME: Final = "resume"
+WEIGHTS: Final = "weights"
+MODES: Final = (RESUME, WEIGHTS)
+
+
+def origin_mode(asked: str, parent_state: str) -> str:
+    """Whether everything is taken over, or the weights only.
+
+    Args:
+        asked: by whoever submits; empty: the weights of a job that is done, everything of another.
+        parent_state: how the job that is started from stands.
+
+    Raises:
+        RequestRefused: what is asked for is neither.
+    """
+    if asked and asked not in MODES:
+        raise RequestRefused(f"{asked!r} is not one of {', '.join(MODES)}")
+    return asked or (WEIGHTS if parent_state == JobState.DONE else RESUME)
+
+
+def check_same_course(differs: Sequence[Difference], parent: str) -> None:
+    """Refuse to take a whole state over into a job that would go on with it otherwise than it says.
+
+    Raises:
+        RequestRefused: settings differ that must be equal; all are named with both values.
+    """
+    found = obstacles(differs)
+    if found:
+        named = ", ".join(
+            f"{setting} = {shown_value(now)} (was {shown_value(was)})"
+            for setting, was, now in found
+        )
+        raise RequestRefused(
+            f"the whole state of {parent} cannot be taken over with other settings: {named}",
+            remedy="set them as they were, or start from the weights alone: --weights-from",
+        )
+
+
+# --- what operators want done with jobs and workers; whether it is done the core decides -------
+
+
+SIGNALS: Final = ("KILL", "TERM", "STOP")
+ENDED_STATES: Final = ("done", "failed", "cancelled")
+
+Order = m.SubmitJob | m.WaitJob | m.CancelJob | m.ResumeJob | m.KillWorker | m.DrainWorker
+
+
+class Commands:
+    """Carries them out; an answer is given when everything decided is written down.
+
+    Args:
+        coordinator: the daemon that is operated.
+    """
+
+    def __init__(self, coordinator: CoordinatorApi) -> None:
+        self._coordinator = coordinator
+        self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    def job_ended(self, ended: Job) -> None:
+        """Wake whoever waits for the job."""
+        waiting = self._ended.pop(ended.id, None)
+        if waiting is not None:
+            result = {"state": ended.state.value, "reason": ended.reason, "result": ended.result}
+            waiting.set_result({"job": ended.id, **result})
+
+    async def carry_out(self, order: Order) -> dict[str, Any]:
+        """Do what is asked.
+
+        Raises:
+            DtdError: it cannot be done, or the job is not valid.
+        """
+        if isinstance(order, m.SubmitJob):
+            return await self._submit(order)
+        if isinstance(order, m.WaitJob):
+            return await self._wait(order.job)
+        if isinstance(order, m.CancelJob):
+            return await self._cancel(order.job)
+        if isinstance(order, m.ResumeJob):
+            return await self._resume(order.job)
+        return self._kill_or_drain(order)
+
+    async def _submit(self, request: m.SubmitJob) -> dict[str, Any]:
+        spec = job.from_mapping(request.spec, source="submitted job")
+        self._can_encrypt(spec)
+        await self._coordinator.packages.check(request.package)
+        await self._coordinator.weights.check(request.weights)
+        if request.weights and request.from_job:
+            raise RequestRefused("a job begins with another one or with a file of weights")
+        begins: dict[str, Any] = {}
+        mode = from_identity = ""
+        if request.from_job:
+            parent = await known_job(self._coordinator, request.from_job)
+            mode = origin_mode(request.from_mode, parent["state"])
+            step = await self._starting_step(request)
+            differs = differences(parent["spec"], job.to_mapping(spec))
+            if mode == RESUME:
+                _ends_later(spec, step, request.from_job)
+                check_same_course(differs, request.from_job)
+            begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
+            from_identity = parent["identity"]
+        job_id = self._coordinator.new_job_id(spec.job.name)
+        here, settings = self._coordinator.membership.books.identity, job.to_mapping(spec)
+        submitted = Job(
+            id=job_id,
+            spec=settings,
+            store_epoch=max(1, here.epoch),
+            identity=identity_of(here.store_id, here.epoch, job_id, settings),
+            from_identity=from_identity,
+            from_job=request.from_job,
+            from_step=request.from_step,
+            from_mode=mode,
+            package=request.package,
+            weights=request.weights,
+            strict=request.strict,
+        )
+        _can_be_sent(submitted)
+        self._coordinator.handle(Submitted(job=submitted))
+        await self._coordinator.settled()
+        return {"job": job_id, **begins}
+
+    def _can_encrypt(self, spec: job.JobSpec) -> None:
+        if spec.sync.encryption == "tls" and not self._coordinator.has_authority:
+            raise RequestRefused(
+                "[sync] encryption: this coordinator serves its own host only, where workers have"
+                " no credentials",
+                remedy="leave it out, or start the coordinator with --listen HOST:PORT",
+            )
+
+    async def _starting_step(self, request: m.SubmitJob) -> int:
+        """Steps in the checkpoint that the job starts from."""
+        store = self._coordinator.store
+        listed = await self._coordinator.in_store(store.checkpoints, request.from_job)
+        found = [one for one in listed if one["confirmation"] != CONTRADICTED]
+        steps = sorted({one["step"] for one in found})
+        if not steps:
+            but = ", but ones that all ranks contradict" if listed else ""
+            raise RequestRefused(
+                f"job {request.from_job} has no checkpoint{but}",
+                remedy="submit its job file again: that begins afresh",
+            )
+        if request.from_step and request.from_step not in steps:
+            raise RequestRefused(
+                f"job {request.from_job} has no checkpoint of step {request.from_step}",
+                remedy=f"kept steps: {', '.join(map(str, steps))}",
+            )
+        return request.from_step or int(found[0]["step"])
+
+    async def _wait(self, job_id: str) -> dict[str, Any]:
+        known = await known_job(self._coordinator, job_id)
+        if known["state"] in ENDED_STATES:
+            await self._coordinator.settled()  # so that the status tells the same
+            return {"job": job_id, **{key: known[key] for key in ("state", "reason", "result")}}
+        if job_id not in self._ended:
+            self._ended[job_id] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._ended[job_id])
+
+    async def _cancel(self, job_id: str) -> dict[str, Any]:
+        self._coordinator.handle(CancelRequested(job=job_id))
+        return await self._settled_state(job_id)
+
+    async def _resume(self, job_id: str) -> dict[str, Any]:
+        self._coordinator.handle(ResumeRequested(job=job_id))
+        return await self._settled_state(job_id)
+
+    async def _settled_state(self, job_id: str) -> dict[str, Any]:
+        await self._coordinator.settled()
+        return {"job": job_id, "state": (await known_job(self._coordinator, job_id))["state"]}
+
+    def _kill_or_drain(self, request: m.KillWorker | m.DrainWorker) -> dict[str, Any]:
+        if isinstance(request, m.DrainWorker):
+            self._coordinator.handle(DrainRequested(name=request.name))
+            return {"name": request.name}
+        if request.signal not in SIGNALS:
+            raise RequestRefused(
+                f"signal {request.signal!r} is not offered", remedy=f"one of {', '.join(SIGNALS)}"
+            )
+        self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
+        worker = self._coordinator.membership.books.workers[request.name]
+        return {"name": request.name, "pid": worker.registration.pid, "signal": request.signal}
+
+
+def _can_be_sent(submitted: Job) -> None:
+    """A job that is written down and cannot be told to anybody would fail at its first worker."""
+    size = len(m.encode_header(what_to_prepare(submitted)))
+    if size > MAX_HEADER_BYTES:
+        raise RequestRefused(
+            f"the job takes {size} bytes to tell a worker, {MAX_HEADER_BYTES} at most",
+            remedy="shorten its tables, [task] above all: a long list belongs in a file",
+        )
+
+
+def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:
+    """A job must not begin past its end; of one given in epochs the workers know the end."""
+    steps = spec.job.steps
+    if steps is not None and step > steps:
+        raise RequestRefused(
+            f"the checkpoint of job {origin} has {step} steps, and this job ends after {steps}",
+            remedy="raise job.steps, or name an earlier checkpoint: --resume-from JOB@STEP",
+        )

@@ -1,0 +1,162 @@
+"""Ended jobs and their checkpoints are deleted: here from the store, by workers from their disks.
+
+What is to go is written down first, so a worker that is away deletes it when it is back, whatever
+becomes of this process meanwhile.  A checkpoint that a job still starts from is not deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.handlers.api import CoordinatorApi, known_job
+from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.worker_links import WorkerLinks
+from dtd.core.membership.events import DeleteRequested
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+ANSWERS_WITHIN_S: Final = 3.0
+"""So long whoever asks is kept waiting for the workers; they go on deleting after that."""
+
+Doomed = dict[str, Any]
+
+
+class Deletions:
+    """Answers DELETE, and has workers do their part.
+
+    Args:
+        coordinator: the daemon that is operated.
+        links: the workers' connections.
+        thread: the thread that the store's methods run in.
+        curves: the directory of TensorBoard's files.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorApi,
+        links: WorkerLinks,
+        thread: StoreThread,
+        curves: Path,
+    ) -> None:
+        self._coordinator = coordinator
+        self._links = links
+        self._thread = thread
+        self._curves = curves
+        self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._reminders: set[asyncio.Task[None]] = set()
+
+    async def delete(self, request: m.Delete) -> dict[str, Any]:
+        """Delete a job, or its checkpoints of one step.
+
+        Raises:
+            RequestRefused: it has not ended, another job needs it, or there is no such thing.
+        """
+        known = await known_job(self._coordinator, request.job)
+        store, in_store = self._coordinator.store, self._coordinator.in_store
+        there = {one["step"] for one in await in_store(store.checkpoints, request.job)}
+        if request.step and request.step not in there:
+            raise RequestRefused(
+                f"job {request.job} has no checkpoint of step {request.step}",
+                remedy=f"see what there is with: dtdctl checkpoints {request.job}",
+            )
+        self._coordinator.handle(DeleteRequested(job=request.job, step=request.step))
+        doomed = await in_store(store.doom, request.job, known["identity"], request.step)
+        if not request.step:
+            await in_store(store.delete_job, request.job)
+            await in_store(_remove, self._curves / request.job)
+        return {"job": request.job, "step": request.step, **await self._drop(doomed)}
+
+    def registered(self, worker: str) -> None:
+        """A worker is here (again): it may have something to delete."""
+        task = asyncio.create_task(self._remind(worker))
+        self._reminders.add(task)
+        task.add_done_callback(self._reminded)
+
+    def dropped(self, worker: str, message: m.CheckpointDropped) -> None:
+        """A worker has deleted a checkpoint, or says why not; heard once for each time it is asked.
+
+        Else it could have the log filled, and the store's thread wait for the disk, without end.
+        """
+        if (worker, message.directory) not in self._asked:
+            return
+        self._asked.discard((worker, message.directory))
+        if message.reason:
+            log.warning(
+                "checkpoint_not_deleted",
+                worker=worker,
+                directory=message.directory,
+                reason=message.reason,
+            )
+        else:
+            self._thread.later(self._coordinator.store.dropped, worker, message.directory)
+        waiting = self._waiting.get((worker, message.directory))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message.reason)
+
+    async def _remind(self, worker: str) -> None:
+        for one in await self._coordinator.in_store(self._coordinator.store.doomed_on, worker):
+            self._send(one)
+
+    def _reminded(self, task: asyncio.Task[None]) -> None:
+        """The store's disk may fail; the worker is reminded when it registers next."""
+        self._reminders.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("store_failed", error=str(task.exception()))
+
+    async def _drop(self, doomed: list[Doomed]) -> dict[str, Any]:
+        """Have those who are here delete it; returns what became of each checkpoint."""
+        here = [one for one in doomed if self._links.link_to(one["worker"]) is not None]
+        keys = [(str(one["worker"]), str(one["directory"])) for one in here]
+        loop = asyncio.get_running_loop()
+        answers = {key: loop.create_future() for key in keys}
+        self._waiting |= answers
+        try:
+            for one in here:
+                self._send(one)
+            if answers:
+                await asyncio.wait(answers.values(), timeout=ANSWERS_WITHIN_S)
+        finally:
+            for key in answers:
+                self._waiting.pop(key, None)
+        return {"checkpoints": [_outcome(one, answers) for one in doomed]}
+
+    def _send(self, one: Doomed) -> None:
+        link = self._links.link_to(one["worker"])
+        if link is not None:
+            self._asked.add((one["worker"], one["directory"]))
+            link.send(
+                m.DropCheckpoint(
+                    job=one["job"],
+                    identity=one["identity"],
+                    generation=one["generation"],
+                    step=one["step"],
+                    directory=one["directory"],
+                )
+            )
+
+
+def _remove(directory: Path) -> None:
+    """Curves are a convenience: what cannot be removed stays."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _outcome(one: Doomed, answers: dict[tuple[str, str], asyncio.Future[str]]) -> dict[str, Any]:
+    """What became of one checkpoint on one worker: deleted, later or failed."""
+    answer = answers.get((one["worker"], one["directory"]))
+    said = answer.result() if answer is not None and answer.done() else None
+    outcome = "later" if said is None else "failed" if said else "deleted"
+    return {
+        "worker": one["worker"],
+        "step": one["step"],
+        "directory": one["directory"],
+        "outcome": outcome,
+        "reason": said or ("it is not connected" if answer is None else ""),
+    }

@@ -1,0 +1,170 @@
+"""Lets hosts and people join: shows the authority, and gives a credential for a token.
+
+Only GET_AUTHORITY and ENROL come here, from callers who have shown no certificate yet; the
+connection limiter bounds their number and their time.  Each is answered when all strangers, and
+those of its address, have kept to their rate, and what is done for it comes after everything that
+is done for those who are known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.handlers.revocation import Evictions
+from dtd.coordinator.throttles import go_on
+from dtd.core.limits.connection_limiter import origin_of
+from dtd.core.limits.rates import Pacing
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.net.link import Link
+from dtd.security.admission import Admitted, Enrolment
+from dtd.security.authority import Authority
+from dtd.security.identity import WORKER
+from dtd.security.worker_names import split_names, worker_names
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+InStore = Callable[..., Awaitable[Any]]
+
+ANSWERS_PER_S: Final = 50.0
+ANSWERS_AT_ONCE: Final = 128.0
+"""To all strangers together."""
+
+ENROLMENTS_PER_S: Final = 5.0
+ENROLMENTS_AT_ONCE: Final = 64.0
+"""Of one address; many hosts may join at the same moment, and from behind one router."""
+
+MAX_QUESTIONS: Final = 4
+"""On one connection; whoever joins asks one."""
+
+
+class JoinHandler:
+    """Answers those who want to join.
+
+    Args:
+        port: the control port, with the authority.
+        in_store: runs a blocking function in the thread where all writing is done, after what
+            others want there.
+        evictions: puts those out whose credentials give way to new ones.
+        audit: where it is entered who was let in.
+    """
+
+    def __init__(
+        self, port: ControlPort, in_store: InStore, evictions: Evictions, audit: AuditLog
+    ) -> None:
+        self._port = port
+        self._in_store = in_store
+        self._evictions = evictions
+        self._audit = audit
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._begun: set[Link] = set()
+        self._left: set[asyncio.Task[None]] = set()
+        self._questions: Counter[Link] = Counter()
+        self._of_all = Pacing(rate_per_s=ANSWERS_PER_S, burst=ANSWERS_AT_ONCE)
+        self._of_address = Pacing(rate_per_s=ENROLMENTS_PER_S, burst=ENROLMENTS_AT_ONCE)
+
+    def ask(self, link: Link, message: m.GetAuthority | m.Enrol) -> None:
+        """Answer when it is this caller's turn; one request at a time.
+
+        Raises:
+            ProtocolError: REFUSED, nobody can join here, or not now.
+        """
+        authority = self._port.authority
+        if authority is None:
+            raise ProtocolError(
+                ErrorCode.REFUSED, "this coordinator serves its own host only: nobody need join"
+            )
+        running = self._tasks.get(link)
+        if running is not None and not running.done():
+            raise ProtocolError(ErrorCode.REFUSED, "a request to join is unanswered")
+        self._questions[link] += 1
+        if self._questions[link] > MAX_QUESTIONS:
+            raise ProtocolError(
+                ErrorCode.REFUSED, f"more than {MAX_QUESTIONS} requests to join on one connection"
+            )
+        self._tasks[link] = asyncio.create_task(self._answer(link, authority, message))
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone; an enrolment that has begun is done all the same.
+
+        Else a credential could give way to another one, and its connections stand.
+        """
+        self._questions.pop(link, None)
+        task = self._tasks.pop(link, None)
+        if task is not None and link not in self._begun:
+            task.cancel()
+        elif task is not None:
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+
+    async def _answer(
+        self, link: Link, authority: Authority, message: m.GetAuthority | m.Enrol
+    ) -> None:
+        if isinstance(message, m.Enrol):
+            await go_on(self._of_address, origin_of(link.peer_host()))
+        await go_on(self._of_all, "")
+        if isinstance(message, m.GetAuthority):
+            link.send(m.Authority(certificate_pem=authority.certificate_pem.decode()))
+            return
+        self._begun.add(link)
+        try:
+            await self._enrol(link, authority, message)
+        finally:
+            self._begun.discard(link)
+
+    async def _enrol(self, link: Link, authority: Authority, request: m.Enrol) -> None:
+        try:
+            admitted = await self._audit.around(
+                link, request, lambda: self._admit(authority, request), told=_told
+            )
+        except DtdError as error:
+            self._port.note_refusal(link.peer_host(), f"joining: {error.message}", error.remedy)
+            link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
+            return
+        log.info(
+            "credential_issued",
+            role=request.role,
+            name=request.name,
+            token_id=request.token_id,
+            host=link.peer_host(),
+        )
+        coordinators = ",".join(map(str, self._port.coordinators))
+        link.send(
+            m.Enrolled(certificate_pem=admitted.certificate_pem.decode(), coordinators=coordinators)
+        )
+
+    async def _admit(self, authority: Authority, request: m.Enrol) -> Admitted:
+        admitted: Admitted = await self._in_store(_admit, authority, request)
+        if admitted.replaced:
+            self._evictions.put_out(admitted.replaced, "was replaced")
+            await self._evictions.tell_all()
+        return admitted
+
+
+def _told(admitted: Admitted) -> dict[str, Any]:
+    """What the audit log says of somebody who was let in."""
+    return {"replaced": [one.serial for one in admitted.replaced]}
+
+
+def _admit(authority: Authority, request: m.Enrol) -> Admitted:
+    """Blocking.
+
+    Raises:
+        RequestRefused: the token, the names or the request is not good.
+    """
+    if not request.token_id.isascii() or not request.token_secret.isascii():
+        raise RequestRefused("the token is not known here, or was revoked")
+    workers = split_names(request.workers)
+    if request.role == WORKER and not workers:
+        workers = worker_names(request.name)
+    enrolment = Enrolment(
+        role=request.role, name=request.name, workers=workers, request_pem=request.request_pem
+    )
+    return authority.admission.admit(enrolment, request.token_id, request.token_secret)

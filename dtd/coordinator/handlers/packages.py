@@ -1,0 +1,116 @@
+"""Operators bring the code of a task here, and workers are given it, piece by piece.
+
+A worker asks for the next piece when it has the last, so nothing piles up however slow it is.  One
+that asks on and on and does not read is cut off: what it has not read is not answered yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.throttles import read_out
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
+from dtd.net.link import Link
+from dtd.packages.archives import Archives, InUse
+from dtd.packages.limits import short
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+MAX_UNANSWERED: Final = 4
+"""A worker that has just connected again may ask twice for the same piece."""
+
+PACKAGES: Final = "packages"
+WEIGHTS: Final = "weights"
+"""Names of the directories in a state directory; the latter is also what PUT_PACKAGE calls them."""
+
+
+class PackageCounter:
+    """Answers PUT_PACKAGE and GET_PACKAGE for one kind of files.
+
+    Args:
+        archives: where they are kept.
+        in_use: tells which must not be forgotten; runs in the store's thread.
+        store_thread: the store's.
+        thread: where they are read and written.
+    """
+
+    def __init__(
+        self,
+        archives: Archives,
+        *,
+        in_use: InUse,
+        store_thread: StoreThread,
+        thread: StoreThread,
+    ) -> None:
+        self._archives = archives
+        self._in_use = in_use
+        self._store_thread = store_thread
+        self._thread = thread
+        self._tasks: dict[asyncio.Task[None], Link] = {}
+
+    async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
+        """Take a piece in; the answer says how many bytes are here.
+
+        Raises:
+            RequestRefused: it is not taken.
+            TaskError: the digest is none, or does not name these bytes.
+        """
+        needed: Collection[str] = ()
+        if request.offset + len(piece) >= request.size:  # then others may have to make room
+            needed = await self._store_thread.run(self._in_use)
+        have = await self._thread.run(
+            lambda: self._archives.put(
+                request.digest,
+                size=request.size,
+                offset=request.offset,
+                piece=piece,
+                in_use=lambda: needed,
+            )
+        )
+        return {"have": have}
+
+    async def check(self, digest: str) -> None:
+        """Check that what a job needs is here; empty names none.
+
+        Raises:
+            RequestRefused: it is not.
+            TaskError: the digest is none.
+        """
+        if digest and not await self._thread.run(self._archives.has, digest):
+            raise RequestRefused(
+                f"{self._archives.noun} {short(digest)} is not here", remedy="submit the job again"
+            )
+
+    def ask(self, link: Link, request: m.GetPackage) -> None:
+        """Answer with PACKAGE, soon.
+
+        Raises:
+            ProtocolError: too many requests on this connection are not answered yet.
+        """
+        if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
+            raise ProtocolError(ErrorCode.REFUSED, f"{MAX_UNANSWERED} GET_PACKAGE are unanswered")
+        task = asyncio.create_task(self._serve(link, request))
+        self._tasks[task] = link
+        task.add_done_callback(self._tasks.pop)
+
+    async def _serve(self, link: Link, request: m.GetPackage) -> None:
+        try:
+            size, piece = await self._thread.run(
+                self._archives.piece, request.digest, request.offset
+            )
+        except TaskError as error:
+            link.fail(ProtocolError(ErrorCode.BAD_FIELD, error.message))
+            return
+        except OSError as error:
+            log.error("package_unreadable", package=request.digest, error=str(error))
+            size, piece = 0, b""
+        package = m.Package(digest=request.digest, offset=request.offset, size=size)
+        link.send(package, piece)
+        del piece
+        await read_out(link)

@@ -1,0 +1,145 @@
+"""What operators ask that changes nothing: status, jobs, logs, events, audit, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from dtd import __version__
+from dtd.coordinator.handlers.api import CoordinatorApi, known_job
+from dtd.core.observe.status import EndedJob, status_of
+from dtd.core.trust.vouching import VERIFIED
+from dtd.wire import messages as m
+
+QUESTIONS: Final = (
+    m.GetStatus,
+    m.GetFigures,
+    m.ListJobs,
+    m.ShowJob,
+    m.ReadLogs,
+    m.ReadEvents,
+    m.ReadAudit,
+    m.ListCheckpoints,
+)
+
+
+class Queries:
+    """Answers made of the membership's books and the store.
+
+    Args:
+        coordinator: the daemon that is asked about.
+        last_job: the job that ended last before it was started.
+
+    Attributes:
+        last_job: the job that ended last.
+    """
+
+    def __init__(self, coordinator: CoordinatorApi, *, last_job: EndedJob | None) -> None:
+        self.last_job = last_job
+        self._coordinator = coordinator
+        self._news = asyncio.Event()
+
+    def something_happened(self) -> None:
+        """Wake whoever follows events."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def answer(self, request: m.Message) -> dict[str, Any]:
+        """Look it up.
+
+        Raises:
+            RequestRefused: it is about a job that does not exist.
+        """
+        if isinstance(request, m.GetStatus):
+            return self._status()
+        if isinstance(request, m.GetFigures):
+            return self._figures()
+        store = self._coordinator.store
+        in_store = self._coordinator.in_store
+        if isinstance(request, m.ListJobs):
+            return {"jobs": await in_store(store.jobs)}
+        if isinstance(request, m.ShowJob):
+            return await self._show(request.job)
+        if isinstance(request, m.ReadLogs):
+            await known_job(self._coordinator, request.job)
+            lines = await self._coordinator.after_lines(store.lines, request.job, request.after)
+            return {"lines": lines, "next": lines[-1]["seq"] if lines else request.after}
+        if isinstance(request, m.ReadEvents):
+            return await self._events(request)
+        if isinstance(request, m.ReadAudit):
+            wanted = (request.after, request.since_s, request.who, request.what)
+            return await in_store(store.audit.page, *wanted)
+        assert isinstance(request, m.ListCheckpoints)
+        found = await in_store(store.checkpoints, request.job)
+        listed = [self._checkpoint(one, ticket=request.tickets) for one in found]
+        answer: dict[str, Any] = {"checkpoints": listed}
+        if request.job:
+            answer["spec"] = (await known_job(self._coordinator, request.job))["spec"]
+        return answer
+
+    async def _show(self, job_id: str) -> dict[str, Any]:
+        """What is written down, with what only memory knows of a job that has not ended."""
+        store, in_store = self._coordinator.store, self._coordinator.in_store
+        await known_job(self._coordinator, job_id)
+        details = await self._coordinator.after_lines(store.job_details, job_id)
+        found = await in_store(store.checkpoints, job_id)
+        assert details is not None
+        active = self._coordinator.membership.books.job
+        if active is not None and active.id == job_id:
+            details |= {
+                "step": active.step,
+                "epoch": active.epoch,
+                "metrics": dict(active.metrics),
+                "skipped_steps": active.skipped_steps,
+            }
+        return {**details, "checkpoints": [self._checkpoint(one, ticket=False) for one in found]}
+
+    def _status(self) -> dict[str, Any]:
+        coordinator = self._coordinator
+        return status_of(
+            coordinator.membership.books,
+            explain=coordinator.membership.explain(),
+            address=coordinator.address,
+            uptime_s=time.monotonic() - coordinator.started_s,
+            version=__version__,
+            now=coordinator.now,
+            last_job=self.last_job,
+            troubles=coordinator.troubles.listing(),
+        )
+
+    def _figures(self) -> dict[str, Any]:
+        books = self._coordinator.membership.books
+        beats = {worker.name: worker.liveness.heartbeat for worker in books.workers.values()}
+        return self._coordinator.figures.answer(beats, books.run.roster)
+
+    async def _events(self, request: m.ReadEvents) -> dict[str, Any]:
+        store = self._coordinator.store
+        while True:
+            news = self._news
+            found = await self._coordinator.in_store(store.events, request.after)
+            if found or not request.follow:
+                return {"events": found, "next": found[-1]["seq"] if found else request.after}
+            await news.wait()
+
+    def _checkpoint(self, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
+        worker = self._coordinator.membership.books.workers.get(found["worker"])
+        alive = found["worker"] in self._coordinator.connected()
+        path = PurePosixPath(found["directory"])
+        folder, name = path.parent.name, path.name
+        shown = self._ticket(found["worker"], folder, name) if ticket and alive else {}
+        return {
+            **found,
+            **shown,
+            "name": name,
+            "folder": folder,
+            "verified": found["confirmation"] == VERIFIED,
+            "alive": alive,
+            "data_host": worker.registration.data_host if worker is not None else "",
+            "data_port": worker.registration.data_port if worker is not None else 0,
+        }
+
+    def _ticket(self, worker: str, folder: str, name: str) -> dict[str, Any]:
+        expires_unix_s, key = self._coordinator.ticket(worker, f"checkpoint/{folder}/{name}")
+        return {"ticket_expires_unix_s": expires_unix_s, "ticket_key": key}

@@ -1,0 +1,216 @@
+"""Renews certificates over the connections that were opened with them, and ends what was not.
+
+A connection does not outlive its certificate.  Workers are told when it is time, by the clock of
+the coordinator; dtdctl asks by itself.  Who has renewed over a connection goes on, everybody else
+is told to join again.  The coordinator's own certificate and its operator's are renewed here, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+import structlog
+
+from dtd.coordinator.control_port import ControlPort
+from dtd.coordinator.handlers.revocation import Evictions
+from dtd.coordinator.throttles import SingleAnswers, go_on
+from dtd.core.limits.rates import Pacing
+from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
+from dtd.net.link import Link
+from dtd.security.admission import Renewal
+from dtd.security.authority import Authority
+from dtd.security.rotation import Progress
+from dtd.wire import messages as m
+
+log = structlog.get_logger()
+
+LOOK_S: Final = 2.0
+"""How late a connection may end after its certificate."""
+TOLD_EVERY_S: Final = 600.0
+"""A worker that does not renew its certificate is told again."""
+TIME_KEPT_EVERY_LOOKS: Final = 900
+
+RENEWALS_PER_S: Final = 2.0
+RENEWALS_AT_ONCE: Final = 64.0
+"""Of one credential, on all its connections; a host's workers may be told at the same moment."""
+
+
+class RenewalHandler:
+    """Answers RENEW, and watches how long everybody may stay.
+
+    Args:
+        port: the control port, with the authority.
+        in_store: runs a blocking function in the thread where all writing is done.
+        own_ends: told when the coordinator's own certificate ends, Unix seconds.
+        workers: the connections of all registered workers.
+        evictions: puts those out who have not renewed when the authority was replaced.
+    """
+
+    def __init__(
+        self,
+        port: ControlPort,
+        in_store: Callable[..., Awaitable[Any]],
+        own_ends: Callable[[float], None],
+        workers: Callable[[], Iterable[Link]],
+        evictions: Evictions,
+    ) -> None:
+        self._port = port
+        self._in_store = in_store
+        self._own_ends = own_ends
+        self._workers = workers
+        self._evictions = evictions
+        self._told: dict[Link, float] = {}
+        self._answers = SingleAnswers("a RENEW")
+        self._doubted = False
+        self._pacing = Pacing(rate_per_s=RENEWALS_PER_S, burst=RENEWALS_AT_ONCE)
+
+    def ask(self, link: Link, request: m.Renew) -> None:
+        """Answer with RENEWED, in good time.
+
+        Raises:
+            ProtocolError: REFUSED, the one before is not answered yet, or nothing was renewed.
+        """
+        if request.taken:
+            self._taken(link, request.taken)
+            return
+        self._answers.begin(link, lambda: self._answer(link, request))
+
+    def forget(self, link: Link) -> None:
+        """The connection is gone."""
+        task = self._answers.forget(link)
+        if task is not None:
+            task.cancel()
+
+    def _taken(self, link: Link, serial: str) -> None:
+        """The new certificate is on the holder's disk: the connection goes on with it."""
+        authority, who = self._port.authority, link.identity
+        record = authority.credentials.record(serial) if authority is not None else None
+        if record is None or who is None or record.id != who.credential:
+            raise ProtocolError(ErrorCode.REFUSED, "that certificate does not renew this one")
+        link.identity = dataclasses.replace(
+            who, serial=serial, issued_s=record.issued_s, expires_s=record.expires_s
+        )
+        self._told.pop(link, None)
+
+    async def keep(self) -> None:
+        """End what has ended, and renew what is this host's, until cancelled."""
+        for looks in itertools.count():
+            authority = self._port.authority
+            if authority is not None:
+                self.look(authority)
+                if authority.signers.rotation is not None:
+                    await self.go_on(authority)
+                if authority.own.are_due():
+                    await self._renew_own(authority)
+                if looks % TIME_KEPT_EVERY_LOOKS == 0:
+                    await self._keep_time(authority)
+            await asyncio.sleep(LOOK_S)
+
+    async def go_on(self, authority: Authority, *, at_once: bool = False) -> list[str]:
+        """Take the next step in replacing the authority, if it is time; returns who is out.
+
+        Raises:
+            RequestRefused: `at_once`, and nothing is being replaced.
+        """
+        found = (link.identity for link in self._workers())
+        connected = [who for who in found if who is not None and who.serial]
+        step: Progress = await self._in_store(
+            functools.partial(authority.rotation.go_on, connected, at_once=at_once)
+        )
+        if not step.changed:
+            return []
+        self._evictions.put_out(step.out, "is of an authority that was replaced")
+        await self._in_store(authority.own.equip, self._port.coordinators)
+        await self.authority_changed(authority)
+        await self._evictions.tell_all()
+        log.info("authority_rotation", phase=_phase(authority), sha256=authority.sha256)
+        return sorted({f"{one.role}/{one.name}" for one in step.out})
+
+    async def authority_changed(self, authority: Authority) -> None:
+        """Trust other authorities from now on, and tell everybody."""
+        await self._port.use_new_certificate()
+        self._own_ends(authority.own.server_expires_s())
+        self._told = {}
+
+    def is_due(self, link: Link) -> bool:
+        """Whether it is time to renew the certificate with which a connection was opened."""
+        authority, who = self._port.authority, link.identity
+        if authority is None or who is None or not who.serial:
+            return False
+        return authority.is_due(who)
+
+    def look(self, authority: Authority) -> None:
+        """End the connections whose certificates have ended, and tell workers that it is time."""
+        now = asyncio.get_running_loop().time()
+        workers = frozenset(self._workers())
+        self._told = {link: when for link, when in self._told.items() if not link.closing}
+        for link in self._port.links():
+            who = link.identity
+            if who is None or not who.serial:
+                continue
+            why, remedy = authority.standing(who)
+            if why:
+                self._port.note_refusal(link.peer_host(), why, remedy)
+                link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy=remedy))
+                continue
+            waited_s = now - self._told.get(link, -TOLD_EVERY_S)
+            if waited_s >= TOLD_EVERY_S and link in workers and authority.is_due(who):
+                self._told[link] = now
+                link.send(m.Renewed())
+
+    async def _answer(self, link: Link, request: m.Renew) -> None:
+        """That there is no new certificate yet is no reason to end a connection.
+
+        The next is answered when this answer has been read.
+        """
+        who = link.identity
+        await go_on(self._pacing, (who.role, who.name) if who is not None else "")
+        try:
+            answer = await self._renew(link, request)
+        except DtdError as error:
+            answer = m.Renewed(reason=error.message)
+        link.send(answer)
+        await self._answers.answered(link)
+
+    async def _renew(self, link: Link, request: m.Renew) -> m.Renewed:
+        authority, who = self._port.authority, link.identity
+        if authority is None or who is None:
+            raise RequestRefused("nothing was shown that could be renewed")
+        renewal: Renewal = await self._in_store(authority.admission.renew, who, request.request_pem)
+        if renewal.certificate_pem:
+            log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
+        return m.Renewed(
+            certificate_pem=renewal.certificate_pem.decode(),
+            authority_pem=renewal.authority_pem.decode(),
+            coordinators=",".join(map(str, self._port.coordinators)),
+            reason=renewal.reason,
+        )
+
+    async def _renew_own(self, authority: Authority) -> None:
+        try:
+            await self._in_store(authority.own.equip, self._port.coordinators)
+            if await self._in_store(authority.own.renew_server):
+                await self._port.use_new_certificate()
+                self._own_ends(authority.own.server_expires_s())
+        except DtdError as error:
+            log.error("own_credential_not_renewed", error=error.message)
+
+    async def _keep_time(self, authority: Authority) -> None:
+        try:
+            off_s = await self._in_store(authority.keep_time)
+        except DtdError as error:
+            log.error("own_credential_not_renewed", error=error.message)
+            return
+        if off_s and not self._doubted:
+            log.warning("clock_doubted", off_s=round(off_s))
+        self._doubted = bool(off_s)
+
+
+def _phase(authority: Authority) -> str:
+    rotation = authority.signers.rotation
+    return rotation.phase if rotation is not None else "done"

@@ -1,0 +1,1 @@
+"""What the coordinator must not forget: its SQLite file, backup and restore."""

@@ -1,0 +1,165 @@
+"""The coordinator's SQLite file: one process at a time, its schema, and what a commit promises.
+
+Opened, locked and brought up to date here; what is in the tables is the business of
+`dtd.coordinator.store.store`.  A *synced* transaction survives the loss of power; any other
+survives the death of the process and costs no wait for the disk.  The log is folded into the file
+after unsynced transactions, so that a synced one waits for that only when there were far too few of
+those.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from dtd.durable import make_directory
+from dtd.errors import ConfigError
+
+SCHEMA_VERSION: Final = 5
+FILE_NAME: Final = "coordinator.sqlite3"
+LOCK_NAME: Final = "lock"
+LOG_PAGES: Final = 1000
+MOST_LOG_PAGES: Final = 4 * LOG_PAGES
+"""So long is the log at most, even where all transactions are synced: then one of them waits."""
+PAGE_BYTES: Final = 4096
+
+_FIRST_SCHEMA: Final = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, body TEXT NOT NULL,
+    submitted_s REAL NOT NULL, started_s REAL, ended_s REAL
+);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, kind TEXT NOT NULL,
+    job TEXT NOT NULL, worker TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL,
+    message TEXT NOT NULL
+);
+CREATE TABLE logs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, job TEXT NOT NULL,
+    rank INTEGER NOT NULL, worker TEXT NOT NULL, text TEXT NOT NULL
+);
+CREATE INDEX logs_by_job ON logs (job, seq);
+CREATE TABLE checkpoints (
+    job TEXT NOT NULL, generation INTEGER NOT NULL, step INTEGER NOT NULL, worker TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, directory TEXT NOT NULL, digest TEXT NOT NULL,
+    metrics TEXT NOT NULL, PRIMARY KEY (job, generation, step, worker)
+);
+"""
+_IDENTITY: Final = """
+CREATE TABLE identity (store_id TEXT NOT NULL, epoch INTEGER NOT NULL);
+INSERT INTO identity VALUES (lower(hex(randomblob(16))), 1);
+"""
+_DELETED: Final = """
+ALTER TABLE jobs ADD COLUMN deleted_s REAL;
+CREATE TABLE doomed (
+    worker TEXT NOT NULL, directory TEXT NOT NULL, job TEXT NOT NULL, identity TEXT NOT NULL,
+    generation INTEGER NOT NULL, step INTEGER NOT NULL, PRIMARY KEY (worker, directory)
+);
+"""
+_AUDIT: Final = """
+CREATE TABLE audit (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, time_s REAL NOT NULL, role TEXT NOT NULL,
+    who TEXT NOT NULL, serial TEXT NOT NULL, address TEXT NOT NULL, what TEXT NOT NULL,
+    about TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
+    skipped INTEGER NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL
+);
+"""
+# What leads from the schema of a file to the next one; a new file takes all the steps.
+STEPS: Final = (
+    _FIRST_SCHEMA,
+    "ALTER TABLE events ADD COLUMN details TEXT NOT NULL DEFAULT '{}';",
+    _IDENTITY,
+    _DELETED,
+    _AUDIT,
+)
+
+
+class Database:
+    """The open file and the lock on its directory.
+
+    Args:
+        state_dir: created if missing, readable by its owner only.
+
+    Raises:
+        ConfigError: the directory cannot be used, or another coordinator uses it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._lock = lock(state_dir)
+        path = state_dir / FILE_NAME
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        try:
+            version = self._open_schema()
+        except sqlite3.Error as error:
+            version = f"that cannot be read ({error})"
+        if version != SCHEMA_VERSION:
+            self.close()
+            raise ConfigError(
+                f"{path} has schema {version}, this dtd writes {SCHEMA_VERSION}",
+                remedy="run the dtd version that wrote it, or use another --state-dir",
+            )
+
+    def _open_schema(self) -> int | str:
+        """The file's schema after the steps that it lacks."""
+        self._connection.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+            f" PRAGMA journal_size_limit={MOST_LOG_PAGES * PAGE_BYTES}"
+        )
+        version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        for number, step in enumerate(STEPS[version:], start=version + 1):
+            self._connection.executescript(f"BEGIN; {step} PRAGMA user_version={number}; COMMIT")
+            version = number
+        return version
+
+    def close(self) -> None:
+        """Close the file and give up the directory."""
+        self._connection.close()
+        self._lock.close()
+
+    def read(self, query: str, *values: object) -> list[sqlite3.Row]:
+        """The rows that a query finds."""
+        return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def transaction(self, *, synced: bool) -> Iterator[sqlite3.Cursor]:
+        """All or nothing; what failed must not stay open, or nothing later would be durable."""
+        cursor = self._connection.cursor()
+        cursor.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+        pages = MOST_LOG_PAGES if synced else LOG_PAGES
+        cursor.execute(f"PRAGMA wal_autocheckpoint={pages}")
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            yield cursor
+            cursor.execute("COMMIT")
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+
+def lock(state_dir: Path) -> IO[str]:
+    """Take a state directory for this process, until the file is closed; made if missing.
+
+    Raises:
+        ConfigError: it cannot be used, or another coordinator uses it.
+    """
+    try:
+        make_directory(state_dir, mode=0o700)
+        held = (state_dir / LOCK_NAME).open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"state directory {state_dir} cannot be used: {error.strerror}",
+            remedy="choose another with --state-dir",
+        ) from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise ConfigError(
+            f"another coordinator uses {state_dir}",
+            remedy="stop it, or choose another directory with --state-dir",
+        ) from None
+    return held

@@ -1,0 +1,322 @@
+"""What the coordinator must not forget: a small SQLite file in its state directory.
+
+Jobs with their results, incidents, what jobs printed, checkpoints.  Every method blocks and belongs
+in the store's own thread (`dtd.coordinator.store.thread`).  Jobs and checkpoints are synced to the
+disk before a method returns, since a generation is announced only after the job that names it was
+written; incidents and printed lines reach the disk with the next of those.  Tables are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.coordinator.store.audit_table import AuditTable
+from dtd.coordinator.store.database import Database
+from dtd.coordinator.store.records import completed, job_details, job_from_body, job_row
+from dtd.core.membership.branches import is_left, remembered
+from dtd.core.membership.events import Incident
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import ENDED, JobState
+from dtd.core.observe.figures import PAGE_ROWS, finite, page
+from dtd.core.observe.status import EndedJob
+from dtd.core.trust import vouching
+from dtd.job.differences import differing
+from dtd.wire import messages as m
+
+MAX_EVENTS: Final = 100_000
+MAX_LOG_LINES: Final = 200_000
+MAX_MESSAGE_CHARACTERS: Final = 4000
+LIST_BYTES: Final = 1024 * 1024
+"""Of lists that have no cursor; the newest entries are told."""
+_ONE_JOB: Final = (
+    "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
+)
+
+
+class Store:
+    """The open state directory; one process at a time.
+
+    Args:
+        state_dir: created if missing, readable by its owner only.
+
+    Attributes:
+        audit: who did what.
+
+    Raises:
+        ConfigError: the directory cannot be used, or another coordinator uses it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._database = Database(state_dir)
+        self.audit = AuditTable(self._database)
+        self._epoch = self.identity()[1]
+
+    def close(self) -> None:
+        """Close the file and give up the directory."""
+        self._database.close()
+
+    def identity(self) -> tuple[str, int]:
+        """(id of this store, its epoch): a restored backup has the same id and a higher epoch."""
+        ((store_id, epoch),) = self._database.read("SELECT store_id, epoch FROM identity")
+        return str(store_id), int(epoch)
+
+    def begin_epoch(self) -> None:
+        """Outdate every other copy of this store: workers that know this one refuse them."""
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute("UPDATE identity SET epoch = epoch + 1")
+        self._epoch += 1
+
+    # --- jobs --------------------------------------------------------------------------------
+
+    def next_job_number(self) -> int:
+        """A number that no job has had."""
+        ((last,),) = self._database.read("SELECT COALESCE(MAX(number), 0) FROM jobs")
+        return 1 + int(last)
+
+    def save_job(self, number: int, body: dict[str, Any]) -> None:
+        """Write a job down durably; generations wait for it, so it is one transaction."""
+        now = time.time()
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "INSERT INTO jobs (number, id, body, submitted_s, started_s, ended_s)"
+                " VALUES (:number, :id, :body, :now, :started, :ended)"
+                " ON CONFLICT (number) DO UPDATE SET body = excluded.body,"
+                " started_s = COALESCE(started_s, excluded.started_s),"
+                " ended_s = COALESCE(ended_s, excluded.ended_s)",
+                {
+                    "number": number,
+                    "id": body["id"],
+                    "body": json.dumps(body),
+                    "now": now,
+                    "started": now if body["state"] == JobState.RUNNING else None,
+                    "ended": now if body["state"] in ENDED else None,
+                },
+            )
+            epoch = int(body.get("store_epoch", 1))
+            if epoch > self._epoch:  # the core has found out that this store had gone back
+                cursor.execute("UPDATE identity SET epoch = ?", (epoch,))
+        self._epoch = max(self._epoch, epoch)
+
+    def unfinished_jobs(self) -> list[tuple[int, Job]]:
+        """(number, job) of everything that has not ended, oldest first."""
+        rows = self._database.read("SELECT number, body FROM jobs ORDER BY number")
+        jobs = [(int(number), job_from_body(json.loads(body))) for number, body in rows]
+        return [(number, completed(job)) for number, job in jobs if job.state not in ENDED]
+
+    def packages_in_use(self) -> set[str]:
+        """Digests of the packages that jobs need which have not ended."""
+        return {job.package for _, job in self.unfinished_jobs() if job.package}
+
+    def weights_in_use(self) -> set[str]:
+        """Digests of the files of weights that jobs begin with which have not ended."""
+        return {job.weights for _, job in self.unfinished_jobs() if job.weights}
+
+    def last_generation(self) -> int:
+        """The highest generation number in any job."""
+        rows = self._database.read("SELECT body FROM jobs")
+        return max((job_from_body(json.loads(body)).generation for (body,) in rows), default=0)
+
+    def last_ended(self) -> EndedJob | None:
+        """The job that ended last."""
+        query = "SELECT body, ended_s FROM jobs WHERE ended_s NOT NULL AND deleted_s IS NULL"
+        for body, ended_s in self._database.read(query + " ORDER BY ended_s DESC LIMIT 1"):
+            return EndedJob(job=job_from_body(json.loads(body)), ended_s=ended_s)
+        return None
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The newest jobs, newest first, as `dtdctl jobs` shows them."""
+        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE deleted_s IS NULL"
+        rows = self._database.read(query + " ORDER BY number DESC LIMIT ?", PAGE_ROWS)
+        found = [(json.loads(body), times) for body, *times in map(tuple, rows)]
+        unlike = differing([body["spec"] for body, _ in found])
+        listed = (
+            {**job_row(body, *times), "settings": differ}
+            for (body, times), differ in zip(found, unlike, strict=True)
+        )
+        return page(listed, most_bytes=LIST_BYTES)
+
+    def job(self, job_id: str) -> dict[str, Any] | None:
+        """One job as `dtdctl jobs` shows it, with its spec."""
+        for text, *times in map(tuple, self._database.read(_ONE_JOB, job_id)):
+            body = json.loads(text)
+            return {**job_row(body, *times), "spec": body["spec"]}
+        return None
+
+    def job_details(self, job_id: str) -> dict[str, Any] | None:
+        """Everything that is written down about one job, as `dtdctl show` has it."""
+        for text, *times in map(tuple, self._database.read(_ONE_JOB, job_id)):
+            body = json.loads(text)
+            return {
+                **job_row(body, *times),
+                **job_details(body),
+                "incidents": self._incidents_of(job_id),
+                "lines": self._lines_of(job_id),
+            }
+        return None
+
+    def _lines_of(self, job_id: str) -> int:
+        """How many printed lines are remembered."""
+        ((count,),) = self._database.read("SELECT COUNT(*) FROM logs WHERE job = ?", job_id)
+        return int(count)
+
+    def _incidents_of(self, job_id: str) -> dict[str, int]:
+        """How many of each kind are remembered."""
+        query = "SELECT kind, COUNT(*) FROM events WHERE job = ? GROUP BY kind ORDER BY MIN(seq)"
+        return {str(kind): int(count) for kind, count in self._database.read(query, job_id)}
+
+    # --- events, logs, checkpoints ---------------------------------------------------------------
+
+    def add_incident(self, incident: Incident) -> None:
+        """Append an incident."""
+        with self._database.transaction(synced=False) as cursor:
+            cursor.execute(
+                "INSERT INTO events"
+                " (time_s, kind, job, worker, generation, step, message, details)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    time.time(),
+                    incident.kind,
+                    incident.job,
+                    incident.worker,
+                    incident.generation,
+                    incident.step,
+                    incident.message[:MAX_MESSAGE_CHARACTERS],
+                    json.dumps(finite(incident.details)),
+                ),
+            )
+            newest = cursor.lastrowid or 0
+            cursor.execute("DELETE FROM events WHERE seq <= ?", (newest - MAX_EVENTS,))
+
+    def events(self, after: int) -> list[dict[str, Any]]:
+        """A page of incidents after a cursor; with cursor 0 the newest page."""
+        if after:
+            query = "SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
+            found = page(_dicts(self._database.read(query, after, PAGE_ROWS)))
+        else:
+            query = "SELECT * FROM events ORDER BY seq DESC LIMIT ?"
+            found = page(_dicts(self._database.read(query, PAGE_ROWS)))[::-1]
+        for one in found:
+            one["details"] = json.loads(one["details"])
+        return found
+
+    def add_lines(self, job: str, rank: int, worker: str, lines: Iterable[str]) -> None:
+        """Append what a job printed."""
+        now = time.time()
+        with self._database.transaction(synced=False) as cursor:
+            cursor.executemany(
+                "INSERT INTO logs (time_s, job, rank, worker, text) VALUES (?, ?, ?, ?, ?)",
+                [(now, job, rank, worker, line) for line in lines],
+            )
+            newest = cursor.execute("SELECT COALESCE(MAX(seq), 0) FROM logs").fetchone()[0]
+            cursor.execute("DELETE FROM logs WHERE seq <= ?", (newest - MAX_LOG_LINES,))
+
+    def lines(self, job: str, after: int) -> list[dict[str, Any]]:
+        """A page of a job's lines after a cursor."""
+        query = (
+            "SELECT seq, rank, worker, text, time_s FROM logs"
+            " WHERE seq > ? AND job = ? ORDER BY seq LIMIT ?"
+        )
+        return page(_dicts(self._database.read(query, after, job, PAGE_ROWS)))
+
+    def save_checkpoint(self, worker: str, saved: m.CheckpointSaved) -> None:
+        """Add a worker's checkpoint and forget those that it does not keep any more."""
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    saved.job,
+                    saved.generation,
+                    saved.step,
+                    worker,
+                    saved.size_bytes,
+                    saved.directory,
+                    saved.digest,
+                    json.dumps(finite(saved.metrics)),
+                ),
+            )
+            query = "SELECT rowid, directory FROM checkpoints WHERE job = ? AND worker = ?"
+            for rowid, directory in cursor.execute(query, (saved.job, worker)).fetchall():
+                if Path(directory).name not in saved.kept:
+                    cursor.execute("DELETE FROM checkpoints WHERE rowid = ?", (rowid,))
+
+    def checkpoints(self, job: str) -> list[dict[str, Any]]:
+        """Known checkpoints of one job, or of all, newest first.
+
+        With each, whether it is what all ranks agreed on, and whether the job has left it behind.
+        """
+        query = (
+            "SELECT * FROM checkpoints WHERE ? IN ('', job)"
+            " ORDER BY job, generation DESC, step DESC LIMIT ?"
+        )
+        rows = _dicts(self._database.read(query, job, PAGE_ROWS))
+        found = page(rows, most_bytes=LIST_BYTES)
+        bodies = {name: self._body(name) for name in {one["job"] for one in found}}
+        for one in found:
+            body, key = bodies[one["job"]], (one["generation"], one["step"])
+            one["metrics"] = finite(json.loads(one["metrics"]))
+            one["left_behind"] = is_left(key, remembered(body.get("branches", ())))
+            confirmed = vouching.remembered(body.get("agreed", ()))
+            one["confirmation"] = vouching.verdict(confirmed, key, one["digest"])
+        return found
+
+    def _body(self, job_id: str) -> dict[str, Any]:
+        """What is written down of a job, whether it was deleted or not; nothing: empty.
+
+        A body of an older dtd may have NaN in it, which SQLite's own reader may refuse.
+        """
+        for (body,) in self._database.read("SELECT body FROM jobs WHERE id = ?", job_id):
+            return dict(json.loads(body))
+        return {}
+
+    # --- what is deleted -------------------------------------------------------------------------
+
+    def delete_job(self, job_id: str) -> None:
+        """Forget what a job printed and list it no more.
+
+        Its row stays, so that neither its number nor those of its generations are given again.
+        """
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute("UPDATE jobs SET deleted_s = ? WHERE id = ?", (time.time(), job_id))
+            cursor.execute("DELETE FROM logs WHERE job = ?", (job_id,))
+
+    def doom(self, job_id: str, identity: str, step: int) -> list[dict[str, Any]]:
+        """Take a job's checkpoints, with `step` those of that step, from the known to the doomed.
+
+        Returns:
+            All of these that are still on somebody's disk.
+        """
+        those = (job_id, step)
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "INSERT OR REPLACE INTO doomed (worker, directory, job, identity, generation, step)"
+                " SELECT worker, directory, job, ?, generation, step FROM checkpoints"
+                " WHERE job = ? AND ? IN (0, step)",
+                (identity, *those),
+            )
+            cursor.execute(
+                "DELETE FROM checkpoints WHERE job = ? AND ? IN (0, step)",
+                those,
+            )
+        query = "SELECT * FROM doomed WHERE job = ? AND ? IN (0, step) ORDER BY step, worker"
+        return _dicts(self._database.read(query, job_id, step))
+
+    def doomed_on(self, worker: str) -> list[dict[str, Any]]:
+        """Checkpoints that a worker is still to delete, a page of them."""
+        query = "SELECT * FROM doomed WHERE worker = ? LIMIT ?"
+        return _dicts(self._database.read(query, worker, PAGE_ROWS))
+
+    def dropped(self, worker: str, directory: str) -> None:
+        """A doomed checkpoint is gone from a worker's disk."""
+        with self._database.transaction(synced=True) as cursor:
+            cursor.execute(
+                "DELETE FROM doomed WHERE worker = ? AND directory = ?", (worker, directory)
+            )
+
+
+def _dicts(rows: Iterable[sqlite3.Row]) -> list[dict[str, Any]]:
+    return [dict(row) for row in rows]

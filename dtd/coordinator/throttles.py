@@ -1,0 +1,202 @@
+"""How fast workers may talk, when operators are answered, and which refusals are logged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from dtd.core.limits.rates import Allowance, Pacing
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.link import Link
+from dtd.security.identity import LOCAL, VIEWER
+from dtd.wire import messages as m
+from dtd.wire.frames import HOLD, Hold
+
+# --- how fast workers may talk: whoever is faster is read later, and so waits at its own end ---
+#
+# A message costs this process a fraction of a millisecond, whoever sends it; without a rate, one
+# member that floods its connection would keep all others and operators waiting.  One that comes and
+# goes without end would fill the store with that: each coming and each going is an event.
+
+
+MESSAGES_PER_S: Final = 500.0
+"""Of one credential.  A host of sixteen workers needs about a hundred."""
+
+MESSAGES_AT_ONCE: Final = 250.0
+BYTES_OF_A_MESSAGE: Final = 32 * 1024
+"""A payload of so many bytes counts as one message more."""
+
+REGISTERED_PER_S: Final = 2.0
+REGISTERED_AT_ONCE: Final = 16.0
+"""Of one worker's name, on all its connections, one after the other."""
+
+
+class Pace:
+    """The rates of all workers; belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._pacing = Pacing(rate_per_s=MESSAGES_PER_S, burst=MESSAGES_AT_ONCE)
+        self._registering = Pacing(rate_per_s=REGISTERED_PER_S, burst=REGISTERED_AT_ONCE)
+
+    def place(self, link: Link, message: m.Message, payload_bytes: int) -> Hold | None:
+        """Whether a worker's message has to wait; then its connection is not read meanwhile."""
+        if link.session.role is not m.Role.WORKER:
+            return None
+        loop = asyncio.get_running_loop()
+        if isinstance(message, m.Register):
+            wait_s = self._registering.wait_s(message.name, loop.time())
+        else:
+            amount = 1 + payload_bytes // BYTES_OF_A_MESSAGE
+            wait_s = self._pacing.wait_s(_whose(link), loop.time(), amount)
+        if not wait_s:
+            return None
+        loop.call_later(wait_s, link.resume)
+        return HOLD
+
+
+def _whose(link: Link) -> tuple[str, str]:
+    """Workers of the coordinator's own user are told apart by their connections."""
+    who = link.identity
+    if who is None or who.role == LOCAL:
+        return "", str(id(link))
+    return who.role, who.name
+
+
+# ---
+# When operators and viewers are answered: one answer at a time, and the next once that is read.
+#
+# A viewer can neither take the store's time from operators nor pile up answers that it does not
+# read: its requests have a rate, few of its answers are under way at once on all its connections
+# together, and a connection that takes nothing is closed.
+
+
+REQUESTS_PER_S: Final = 20.0
+REQUESTS_AT_ONCE: Final = 40.0
+ANSWERS_UNDER_WAY: Final = 4
+UNREAD_S: Final = 30.0
+"""After so long without a byte taken, whoever asked is not going to read the answer."""
+
+
+class Turns:
+    """The turns of all who ask; belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
+        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, link: Link, request: m.Message) -> AsyncIterator[None]:
+        """Wait until it is a request's turn; the turn lasts until its answer is read.
+
+        A request that waits for something to happen takes no turn from others.
+        """
+        who = link.identity
+        if who is None or who.role != VIEWER:
+            yield
+            return
+        await go_on(self._pacing, who.name)
+        if isinstance(request, m.WaitJob | m.ReadEvents):
+            yield
+            return
+        under_way = self._under_way.get(who.name)
+        if under_way is None:
+            under_way = self._under_way[who.name] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
+        async with under_way:
+            yield
+
+
+class SingleAnswers:
+    """One question of each connection is answered at a time; belongs to the event loop.
+
+    The next is heard once the answer has been read.  Whoever asks again as soon as it has read the
+    answer may be faster than the task that sent it, so what counts is what the kernel has taken.
+
+    Args:
+        question: what is asked, in words.
+    """
+
+    def __init__(self, question: str) -> None:
+        self._question = question
+        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._answered: set[Link] = set()
+
+    def begin(self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Answer in a task of its own.
+
+        Raises:
+            ProtocolError: REFUSED, the answer before has not been read.
+        """
+        if link in self._tasks and (link not in self._answered or link.drained() is not None):
+            raise ProtocolError(ErrorCode.REFUSED, f"{self._question} is unanswered")
+        self._answered.discard(link)
+        task = self._tasks[link] = asyncio.create_task(answering())
+        task.add_done_callback(lambda ended: self._ended(link, ended))
+
+    async def answered(self, link: Link) -> None:
+        """The answer was sent: return when it has been read."""
+        self._answered.add(link)
+        await read_out(link)
+
+    def forget(self, link: Link) -> asyncio.Task[None] | None:
+        """The connection is gone; returns the task that answers it."""
+        self._answered.discard(link)
+        return self._tasks.pop(link, None)
+
+    def _ended(self, link: Link, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(link) is task:
+            self.forget(link)
+
+
+async def go_on(pacing: Pacing, who: Hashable) -> None:
+    """Return when somebody may go on; of several who wait none keeps the others from asking."""
+    clock = asyncio.get_running_loop().time
+    wait_s = pacing.wait_s(who, clock())
+    while wait_s:
+        await asyncio.sleep(wait_s)
+        wait_s = pacing.wait_s(who, clock())
+
+
+async def read_out(link: Link) -> None:
+    """Return when the other side has taken what was sent; one that takes nothing is cut off."""
+    while (drained := link.drained()) is not None:
+        before = link.queued_bytes()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(drained, UNREAD_S)
+        if drained.cancelled() and link.queued_bytes() >= before:
+            link.abort()
+            return
+
+
+# --- who was turned away lately, and why: so that a flood does not fill the log ----------------
+#
+# What an operator is told of it is `dtd.core.observe.diagnostics`.  Pure.
+
+
+MAX_REFUSALS: Final = 32
+LOG_EVERY_S: Final = 60.0
+MAX_LOGGED_PER_S: Final = 1.0
+LOG_BURST: Final = 16.0
+
+
+class Refusals:
+    """When the last refusals were logged, by host and reason, those of the past first."""
+
+    def __init__(self) -> None:
+        self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._may_log = Allowance(MAX_LOGGED_PER_S, LOG_BURST)
+
+    def note(self, host: str, reason: str, now: float) -> bool:
+        """Take one down; returns whether it should be logged."""
+        logged_s = self._logged_s.pop((host, reason), None)
+        due = logged_s is None or now - logged_s >= LOG_EVERY_S
+        # However many hosts knock, the log grows by so much only.
+        logs = due and self._may_log.takes(1, now)
+        self._logged_s[host, reason] = now if logs or logged_s is None else logged_s
+        while len(self._logged_s) > MAX_REFUSALS:
+            self._logged_s.popitem(last=False)
+        return logs

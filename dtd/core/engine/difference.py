@@ -1,0 +1,72 @@
+"""Which entry of a state is the first in which ranks differ: a search over hashes, in band.
+
+Every rank has a list of entries (parameters, buffers, optimizer state, counters) and a short hash
+of each.  A round exchanges the hashes of a few ranges of that list; the first range that is not the
+same everywhere is searched in the next round.  All ranks see the same words and go the same way, so
+a state of a million entries takes four rounds of 256 bytes.  Pure: words in, words out; the shells
+are `dtd.train.state.difference` and the simulation.  The words are in protocol.md, "Control word".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from dtd.errors import ErrorCode, ProtocolError
+
+FAN_OUT: Final = 32
+HASH_BYTES: Final = 8
+_COUNT: Final = struct.Struct("!I")
+
+Search = Generator[bytes, Sequence[bytes], int | None]
+
+
+def search(hashes: Sequence[bytes]) -> Search:
+    """Yields this rank's words, is sent all ranks' words; returns the first index that differs.
+
+    Args:
+        hashes: of this rank's entries, in an order that is the same on all ranks.
+
+    Returns:
+        None if no entry differs.  An index may be beyond a list that is shorter than another's.
+
+    Raises:
+        ProtocolError: BAD_PAYLOAD when a word is of another size than the round has.
+    """
+    counts = yield _COUNT.pack(len(hashes))
+    _check(counts, _COUNT.size)
+    low, high = 0, max(_COUNT.unpack(count)[0] for count in counts)
+    while low < high:
+        width = -(-(high - low) // FAN_OUT)
+        starts = range(low, high, width)
+        words = yield b"".join(_hash(hashes[at : min(at + width, high)]) for at in starts)
+        _check(words, HASH_BYTES * len(starts))
+        differing = (at for part, at in enumerate(starts) if len(_column(words, part)) > 1)
+        first = next(differing, None)
+        if first is None:
+            return None
+        if width == 1:
+            return first
+        low, high = first, min(first + width, high)
+    return None
+
+
+def _column(words: Sequence[bytes], part: int) -> set[bytes]:
+    return {word[part * HASH_BYTES : (part + 1) * HASH_BYTES] for word in words}
+
+
+def _hash(hashes: Sequence[bytes]) -> bytes:
+    content = hashlib.blake2b(digest_size=HASH_BYTES)
+    for one in hashes:
+        content.update(one)
+    return content.digest()
+
+
+def _check(words: Sequence[bytes], size: int) -> None:
+    for word in words:
+        if len(word) != size:
+            raise ProtocolError(
+                ErrorCode.BAD_PAYLOAD, f"word of {len(word)} bytes, not {size}, in a search"
+            )

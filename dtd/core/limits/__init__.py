@@ -1,0 +1,1 @@
+"""How much one peer may take: rates, shares, connections, refusals."""

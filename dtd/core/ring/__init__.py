@@ -1,0 +1,1 @@
+"""The ring of a generation: how buckets are cut, sent, summed and lent."""

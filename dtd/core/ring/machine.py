@@ -1,0 +1,241 @@
+"""Ring all-reduce as a state machine: which chunk goes where, in which order, and what to refuse.
+
+A bucket goes round the ring in one of two ways, and its size and the world decide which
+(`dtd.core.ring.chunks.exchanged`): a small one whole, in few hops (`dtd.core.ring.exchange`), any
+other in segments, in few bytes (`dtd.core.ring.segments`).  Either way all ranks end with the same
+bytes.  Buckets start in index order, and several are in flight at a time.  Words
+(`dtd.core.ring.words`) go the same way round.
+
+The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
+(`dtd.transport.ring_node`) asks it where a payload goes (`place`), tells it what happened
+(`handle`) and does what it answers.  One machine serves one generation.
+
+Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of one that
+is added here later waits on the link.
+
+Rule for callers: start every bucket of a step before waiting for any of them, or all ranks wait for
+the same first ones before they start the others, which costs nothing: on each link the former are
+ahead.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
+these run out the link pauses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtd.core.ring.chunks import BucketShape, exchanged
+from dtd.core.ring.events import (
+    BucketsAdded,
+    BucketStarted,
+    BucketTaken,
+    ChunkReceived,
+    Effect,
+    Event,
+    Place,
+    Resume,
+    StepOpened,
+    WordOffered,
+    WordReceived,
+)
+from dtd.core.ring.exchange import ExchangedBucket
+from dtd.core.ring.position import RingPosition, refused
+from dtd.core.ring.segments import Scratch, SegmentedBucket
+from dtd.core.ring.words import Words
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.wire.frames import HOLD, Hold
+from dtd.wire.messages import Chunk, Word
+
+
+class Ring:
+    """One rank's part in one generation's ring.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks; 1 works like any other.
+        generation: carried by every frame; others are refused.
+        first_step: the first step that will be opened; they are opened one after another.
+        chunk_bytes: most payload bytes in one frame; equal on all ranks.
+        scratch_slots: chunks that may wait in scratch memory at a time.
+        one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
+
+    Attributes:
+        step: the open step; before the first, the one before that.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        first_step: int,
+        chunk_bytes: int,
+        scratch_slots: int,
+        one_host: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.generation = generation
+        self.chunk_bytes = chunk_bytes
+        self._one_host = one_host
+        self.step = first_step - 1
+        self._seat = RingPosition(
+            rank=rank, world_size=world_size, generation=generation, first_step=first_step
+        )
+        self._scratch = Scratch(scratch_slots)
+        self._buckets: list[SegmentedBucket | ExchangedBucket] = []
+        self._may_add = 0
+        self._ready: set[int] = set()
+        self._next_start = 0
+        self._words = Words(self._seat, step=self.step)
+        self._held = False
+
+    # --- placing ---------------------------------------------------------------------------
+
+    def place(self, chunk: Chunk, payload_bytes: int) -> Place | Hold:
+        """Say where an announced chunk's payload goes, or refuse it.
+
+        Raises:
+            ProtocolError: the chunk is not one that the schedule expects now.
+        """
+        if self._seat.is_early(chunk, step=self.step):
+            return self._hold()
+        if chunk.bucket >= len(self._buckets):
+            if chunk.bucket < len(self._buckets) + self._may_add:
+                return self._hold()
+            raise refused(chunk, f"the step has {len(self._buckets)} buckets")
+        place = self._buckets[chunk.bucket].place(chunk, payload_bytes)
+        return self._hold() if isinstance(place, Hold) else place
+
+    def accept_word(self, word: Word) -> Hold | None:
+        """Check an announced word; HOLD when its turn has not come.
+
+        Raises:
+            ProtocolError: the word is not one that can come now.
+        """
+        if self._seat.is_early(word, step=self.step):
+            return self._hold()
+        self._words.check(word)
+        return None
+
+    def _hold(self) -> Hold:
+        self._held = True
+        return HOLD
+
+    # --- events ----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event; `now` is not looked at: nothing here depends on time."""
+        del now
+        if isinstance(event, ChunkReceived):
+            return self._buckets[event.chunk.bucket].received(event) + self._resume()
+        if isinstance(event, BucketStarted):
+            return self._on_bucket_started(event)
+        if isinstance(event, BucketTaken):
+            return self._on_bucket_taken(event)
+        if isinstance(event, WordReceived):
+            return self._words.received(event.word)
+        if isinstance(event, WordOffered):
+            return self._words.offer()
+        if isinstance(event, BucketsAdded):
+            return self._on_buckets_added(event)
+        return self._on_step_opened(event)
+
+    def next_deadline(self) -> float | None:
+        """The ring has no time-outs of its own: liveness is the coordinator's business."""
+        return None
+
+    def _on_step_opened(self, event: StepOpened) -> list[Effect]:
+        if event.step != self.step + 1:
+            raise LocalProtocolError(f"step {event.step} opened after step {self.step}")
+        if self._words.offered or not all(bucket.done for bucket in self._buckets):
+            raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
+        self.step = event.step
+        self._buckets = []
+        self._add(event.buckets, loan=event.loan, lent=event.lent)
+        self._may_add = event.may_add
+        self._ready = set()
+        self._next_start = 0
+        self._words = Words(self._seat, step=self.step)
+        return self._resume()
+
+    def _on_buckets_added(self, event: BucketsAdded) -> list[Effect]:
+        if len(event.buckets) > self._may_add:
+            raise LocalProtocolError(
+                f"{len(event.buckets)} buckets added to step {self.step}, which takes"
+                f" {self._may_add} more"
+            )
+        self._may_add -= len(event.buckets)
+        self._add(event.buckets)
+        return self._resume()
+
+    def _add(
+        self, shapes: Sequence[BucketShape], *, loan: int = 0, lent: frozenset[int] = frozenset()
+    ) -> None:
+        """Number further buckets; of those that come together some may go round whole."""
+        seat, step, chunk_bytes = self._seat, self.step, self.chunk_bytes
+        first = len(self._buckets)
+        whole = exchanged(
+            shapes, world_size=self.world_size, chunk_bytes=chunk_bytes, one_host=self._one_host
+        )
+        self._buckets += [
+            ExchangedBucket(seat, shape, step=step, index=first + at)
+            if at in whole
+            else SegmentedBucket(
+                seat,
+                self._scratch,
+                shape,
+                step=step,
+                index=first + at,
+                chunk_bytes=chunk_bytes,
+                loan=loan if at in lent else 0,
+            )
+            for at, shape in enumerate(shapes)
+        ]
+
+    def _on_bucket_started(self, event: BucketStarted) -> list[Effect]:
+        if not 0 <= event.bucket < len(self._buckets) or event.bucket in self._ready:
+            raise LocalProtocolError(f"bucket {event.bucket} started twice or does not exist")
+        self._ready.add(event.bucket)
+        effects: list[Effect] = []
+        while self._next_start in self._ready:
+            effects += self._buckets[self._next_start].begin()
+            self._next_start += 1
+        return effects + self._resume()
+
+    def _on_bucket_taken(self, event: BucketTaken) -> list[Effect]:
+        taken = event.taken
+        self._seat.check_taken(taken, step=self.step)
+        bucket = self._buckets[taken.bucket] if taken.bucket < len(self._buckets) else None
+        if not isinstance(bucket, SegmentedBucket):
+            raise ProtocolError(
+                ErrorCode.UNEXPECTED_CHUNK, f"bucket {taken.bucket} taken, which is not lent"
+            )
+        return bucket.taken(taken)
+
+    def _resume(self) -> list[Effect]:
+        held, self._held = self._held, False
+        return [Resume()] if held else []
+
+    # --- explaining ------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """What this rank is waiting for, in words."""
+        for index, bucket in enumerate(self._buckets):
+            if not bucket.started:
+                return f"step {self.step}: bucket {index} waits for its own gradients"
+            if not bucket.done:
+                return f"step {self.step}: bucket {index} waits for {bucket.waits_for()}"
+        if self._words.offered:
+            missing = ", ".join(map(str, self._words.missing()))
+            return f"step {self.step}: waits for the word of rank {missing}"
+        return f"step {self.step}: waits for nothing"
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books do not balance."""
+        slots_used = 0
+        for bucket in self._buckets:
+            bucket.check_invariants()
+            if isinstance(bucket, SegmentedBucket):
+                slots_used += bucket.slots_used()
+        self._scratch.check_invariants(slots_used)

@@ -1,0 +1,1 @@
+"""What a peer's word is worth: who may say what, what is vouched for, what is contradicted."""

@@ -1,0 +1,1 @@
+"""`dtdctl doctor`: what is measured, what follows, and how fast a job would be."""

@@ -1,0 +1,207 @@
+"""What `dtdctl doctor` makes of what it measured: findings, each a sentence and a remedy.  Pure.
+
+A finding is "ok", "warn" (it works, and not as well as it could) or "fail" (it does not work).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dtd.core.observe.forecast import memory_bytes
+from dtd.ctl import figures
+
+Level = Literal["ok", "warn", "fail"]
+Values = Mapping[str, Any]
+
+CLOCK_SKEW_S: Final = 1.0
+DISK_WARN_BYTES: Final = 2 << 30
+DISK_FAIL_BYTES: Final = 256 << 20
+ROUND_TRIPS_IN_TIMEOUT: Final = 20
+SLOW_LINK_SHARE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check's result.
+
+    Attributes:
+        check: "coordinator", "versions", "clocks", "disk", "timeouts", "ports", "links", "job",
+            "memory".
+        state: how it is.
+        message: one sentence.
+        remedy: what to do; empty when there is nothing.
+    """
+
+    check: str
+    state: Level
+    message: str
+    remedy: str = ""
+
+
+def check_coordinator(coordinator: Values, *, address: str, own_version: str) -> Iterator[Finding]:
+    """It answers, and speaks for the same version as this dtdctl."""
+    version = coordinator["version"]
+    said = f"the coordinator at {address} answers, dtd {version}"
+    if version == own_version:
+        yield Finding(check="coordinator", state="ok", message=said)
+        return
+    yield Finding(
+        check="coordinator",
+        state="warn",
+        message=f"{said}; this dtdctl is {own_version}",
+        remedy="install the same dtd version on both hosts",
+    )
+
+
+def check_versions(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Finding]:
+    """Everybody runs the coordinator's version."""
+    version = coordinator["version"]
+    odd = {name: host["version"] for name, host in hosts.items() if host["version"] != version}
+    for name, other in odd.items():
+        yield Finding(
+            check="versions",
+            state="fail",
+            message=f"{name} has dtd {other}, the coordinator {version}",
+            remedy=f"install dtd {version} on {name}'s host and start it again",
+        )
+    if hosts and not odd:
+        who = figures.counted(len(hosts), "worker")
+        yield Finding(check="versions", state="ok", message=f"{who}, all with dtd {version}")
+
+
+def check_clocks(hosts: Mapping[str, Values], *, own_skew_s: float) -> Iterator[Finding]:
+    """No clock is far from the coordinator's; training does not care, whoever reads logs does."""
+    skews = {"this host": own_skew_s, **{name: host["skew_s"] for name, host in hosts.items()}}
+    odd = {name: skew_s for name, skew_s in skews.items() if abs(skew_s) > CLOCK_SKEW_S}
+    for name, skew_s in odd.items():
+        way = "ahead of" if skew_s > 0 else "behind"
+        yield Finding(
+            check="clocks",
+            state="warn",
+            message=f"the clock of {name} is {abs(skew_s):.1f} s {way} the coordinator's",
+            remedy="set it by NTP (timedatectl set-ntp true); credentials expire by the clock, and"
+            " logs of several hosts cannot be compared",
+        )
+    if not odd:
+        worst = max(map(abs, skews.values()))
+        yield Finding(
+            check="clocks",
+            state="ok",
+            message=f"all clocks are within {figures.span(worst)} of the coordinator's",
+        )
+
+
+def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Finding]:
+    """The state directories have room."""
+    everywhere = {"coordinator": coordinator, **hosts}
+    fine = True
+    for name, host in everywhere.items():
+        free = host["disk_free_bytes"]
+        if free >= DISK_WARN_BYTES:
+            continue
+        fine = False
+        yield Finding(
+            check="disk",
+            state="fail" if free < DISK_FAIL_BYTES else "warn",
+            message=f"{name} has {figures.size(free)} left in {host['state_dir']}",
+            remedy="free some, choose another directory with --state-dir, or lower checkpoint.keep",
+        )
+    if fine:
+        least = min(everywhere, key=lambda name: everywhere[name]["disk_free_bytes"])
+        free = figures.size(everywhere[least]["disk_free_bytes"])
+        yield Finding(
+            check="disk", state="ok", message=f"{free} or more are free everywhere ({least} least)"
+        )
+
+
+def check_timeouts(
+    coordinator: Values, hosts: Mapping[str, Values], links: Sequence[Values]
+) -> Iterator[Finding]:
+    """A heartbeat may be late by many round trips before anybody is suspected."""
+    slowest_s = max(
+        (*(host["round_trip_s"] for host in hosts.values()), *(link["rtt_s"] for link in links)),
+        default=0.0,
+    )
+    timeout_s, interval_s = coordinator["heartbeat_timeout_s"], coordinator["heartbeat_interval_s"]
+    wanted_s = 2 * interval_s + ROUND_TRIPS_IN_TIMEOUT * slowest_s
+    said = f"heartbeat time-out {timeout_s:g} s, slowest round trip {figures.span(slowest_s)}"
+    if timeout_s >= wanted_s:
+        yield Finding(check="timeouts", state="ok", message=said)
+        return
+    yield Finding(
+        check="timeouts",
+        state="warn",
+        message=f"{said}: workers may be suspected without reason",
+        remedy=f"set heartbeat_timeout_s of the coordinator to {wanted_s:.1f} or more",
+    )
+
+
+def check_ports(unreached: Sequence[Values], pairs: int) -> Iterator[Finding]:
+    """Every worker reaches every other one's data port."""
+    for failure in unreached:
+        yield Finding(
+            check="ports",
+            state="fail",
+            message=f"{failure['to']} cannot fetch from {failure['from']}: {failure['reason']}",
+            remedy=failure["remedy"]
+            or f"open {failure['from']}'s data port in the firewall, or name an address that the"
+            " others reach with --advertise",
+        )
+    if pairs and not unreached:
+        yield Finding(
+            check="ports",
+            state="ok",
+            message=f"every worker reaches every other one ({pairs} ways)",
+        )
+
+
+def check_links(links: Sequence[Values]) -> Iterator[Finding]:
+    """No link is much slower than the others: the ring goes as fast as its slowest one."""
+    rated = [link for link in links if link["bytes_per_s"]]
+    if len(rated) < 2:
+        return
+    usual = statistics.median(link["bytes_per_s"] for link in rated)
+    slow = [link for link in rated if link["bytes_per_s"] < SLOW_LINK_SHARE * usual]
+    for link in slow:
+        yield Finding(
+            check="links",
+            state="warn",
+            message=f"{link['from']} -> {link['to']} carries"
+            f" {figures.bandwidth(link['bytes_per_s'])}, others {figures.bandwidth(usual)}:"
+            " the whole ring goes at that pace",
+            remedy="look at the cable, the port's speed and who else uses it",
+        )
+    if not slow:
+        least = min(link["bytes_per_s"] for link in rated)
+        yield Finding(
+            check="links",
+            state="ok",
+            message=f"every link carries {figures.bandwidth(least)} or more",
+        )
+
+
+def check_memory(needs: Sequence[Values]) -> Iterator[Finding]:
+    """Every host, or GPU, has room for the job in all the workers that share it."""
+    places: dict[str, list[Values]] = {}
+    for need in needs:
+        places.setdefault(need["place"], []).append(need)
+    for place, here in places.items():
+        needed = sum(memory_bytes(need["parts"]) for need in here)
+        available = min(need["available_bytes"] for need in here)
+        who = figures.counted(len(here), "worker")
+        said = f"{who} on {place} will need {figures.size(needed)} of {figures.size(available)}"
+        if needed <= available:
+            yield Finding(check="memory", state="ok", message=said)
+            continue
+        parts = here[0]["parts"]
+        yield Finding(
+            check="memory",
+            state="warn",
+            message=f"{said}: {figures.size(needed - available)} are missing, most goes to"
+            f" {max(parts, key=lambda part: parts[part])}",
+            remedy="lower the batch (train.grad_accumulation), set train.activation_checkpointing,"
+            " or take a host with more",
+        )

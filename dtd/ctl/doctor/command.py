@@ -1,0 +1,247 @@
+"""`dtdctl doctor`: is everything as it should be, and how fast would this job be here?
+
+Asks the coordinator to have hosts and links measured (EXAMINE), one at a time; with a job file also
+a few steps on every idle worker.  A job that runs is not disturbed: bandwidths are measured beside
+it only with --force.  What is found is judged in `doctor_checks` and forecast in `doctor_forecast`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dtd import __version__
+from dtd.core.membership.roster import natural_key
+from dtd.core.observe.forecast import Forecast
+from dtd.ctl import figures, output
+from dtd.ctl.answers import ask, show
+from dtd.ctl.doctor import checks
+from dtd.ctl.doctor.checks import Finding
+from dtd.ctl.doctor.measurements import Patient, forecasts, measure_links
+from dtd.ctl.packages import packed_task
+from dtd.ctl.settings import Settings
+from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.job import JobSpec, load_job, to_mapping
+from dtd.packages.pack import Archive
+from dtd.wire import messages as m
+
+SCHEMA: Final = 1
+EXIT_FINE: Final = 0
+EXIT_FAILED: Final = 4
+_AWAY: Final = frozenset({"lost", "released", "refused", "away"})
+_MARKS: Final = {"ok": ("ok  ", output.GREEN), "warn": ("warn", output.YELLOW)}
+_FAIL: Final = ("FAIL", output.RED)
+
+Report = dict[str, Any]
+
+
+class _Job(NamedTuple):
+    """A job to forecast, and the package of its task unless the workers have it."""
+
+    spec: JobSpec
+    archive: Archive | None
+
+
+def doctor(settings: Settings, job_file: Path | None, *, force: bool) -> int:
+    """Examine, print, and say by the exit code whether anything failed.
+
+    Raises:
+        JobSpecError: the job file is invalid.
+    """
+    job = None
+    if job_file is not None:
+        spec = load_job(job_file)
+        job = _Job(spec, packed_task(spec.job.task, job_file))
+    try:
+        report = _examine(settings, job, force=force)
+    except CoordinatorUnreachable as error:
+        failed = Finding(
+            check="coordinator", state="fail", message=error.message, remedy=error.remedy
+        )
+        show(settings, _report([failed]), _print)
+        return error.exit_code
+    show(settings, report, _print)
+    bad = any(finding["state"] == "fail" for finding in report["checks"])
+    return EXIT_FAILED if bad else EXIT_FINE
+
+
+def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
+    status = ask(settings, m.GetStatus())
+    workers = [one for one in status["workers"] if one["state"] not in _AWAY]
+    names = sorted((worker["name"] for worker in workers), key=natural_key)
+    patient = Patient(settings)
+    sent_s = time.time()
+    coordinator = patient.ask(m.Examine(what="host", spec={}))
+    own_skew_s = (sent_s + time.time()) / 2 - coordinator["time_s"]
+    hosts, silent = patient.each(
+        {name: m.Examine(what="host", worker=name, spec={}) for name in names}
+    )
+    bandwidths = status["job"] is None or force
+    links, unreached = measure_links(patient, list(hosts), bandwidths=bandwidths, force=force)
+    found = [
+        *checks.check_coordinator(
+            coordinator, address=str(settings.address), own_version=__version__
+        ),
+        *(_silence(name, error) for name, error in silent.items()),
+        *checks.check_versions(coordinator, hosts),
+        *checks.check_clocks(hosts, own_skew_s=own_skew_s),
+        *checks.check_disks(coordinator, hosts),
+        *checks.check_timeouts(coordinator, hosts, links),
+        *checks.check_ports(unreached, len(links)),
+        *checks.check_links(links),
+        *_crowd(names, status["job"], bandwidths=bandwidths),
+    ]
+    report = _report(found, hosts=hosts, links=links)
+    if job is not None:
+        idle = [worker["name"] for worker in workers if worker["state"] == "idle"]
+        places = {worker["name"]: _place(worker) for worker in workers}
+        _add_job(report, patient, job, sorted(idle, key=natural_key), places)
+    return report
+
+
+def _place(worker: dict[str, Any]) -> str:
+    """Where its memory is: workers on one host share it, GPUs have their own."""
+    host: str = worker["host"]
+    return host if worker["device"] == "cpu" else f"{host} {worker['device']}"
+
+
+def _silence(name: str, error: RequestRefused) -> Finding:
+    return Finding(
+        check="ports",
+        state="fail",
+        message=f"{name} cannot be examined: {error.message}",
+        remedy=error.remedy or "read its log; an older dtd does not know how to answer",
+    )
+
+
+def _crowd(names: Sequence[str], job: Any, *, bandwidths: bool) -> Iterator[Finding]:
+    if not names:
+        yield Finding(
+            check="coordinator",
+            state="warn",
+            message="no worker is connected",
+            remedy="start one with: dtd-worker --coordinator HOST:PORT",
+        )
+    if not bandwidths and len(names) > 1:
+        yield Finding(
+            check="links",
+            state="ok",
+            message=f"job {job['id']} runs, so bandwidths were not measured",
+            remedy="measure all the same with --force",
+        )
+
+
+def _report(found: Sequence[Finding], **more: Any) -> Report:
+    return {
+        "schema": SCHEMA,
+        "checks": [dataclasses.asdict(finding) for finding in found],
+        "hosts": {},
+        "links": [],
+        "memory": [],
+        "forecast": [],
+        **more,
+    }
+
+
+# --- a job -----------------------------------------------------------------------------------
+
+
+def _add_job(
+    report: Report,
+    patient: Patient,
+    job: _Job,
+    idle: Sequence[str],
+    places: dict[str, str],
+) -> None:
+    """Steps on every idle worker, all at once as in the job, and what follows from them."""
+    most = min(len(idle), job.spec.elastic.max_workers)
+    mapping = to_mapping(job.spec)
+    package = patient.ship(job.archive) if job.archive is not None and idle else ""
+    steps, refusals = patient.each(
+        {
+            name: m.Examine(what="step", worker=name, spec=mapping, worlds=most, package=package)
+            for name in idle[:most]
+        }
+    )
+    found = [
+        Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
+        for error in refusals.values()
+    ]
+    if not idle:
+        found.append(
+            Finding(
+                check="job",
+                state="warn",
+                message="no worker is idle, so no step of the job could be measured",
+                remedy="ask again when no job runs",
+            )
+        )
+    report["memory"] = [
+        {
+            "worker": name,
+            "place": places[name],
+            "parts": step["memory"],
+            "needed_bytes": sum(step["memory"].values()),
+            "available_bytes": step["available_bytes"],
+        }
+        for name, step in steps.items()
+    ]
+    found += checks.check_memory(report["memory"])
+    report["steps"] = steps
+    report["forecast"] = [
+        dataclasses.asdict(one) for one in forecasts(steps, report["links"], most=most)
+    ]
+    report["checks"] += [dataclasses.asdict(finding) for finding in found]
+
+
+# --- printing --------------------------------------------------------------------------------
+
+
+def _print(report: Report) -> None:
+    output.print_lines(report_lines(report, colour=output.wants_colour(sys.stdout)))
+
+
+def report_lines(report: Report, *, colour: bool) -> list[str]:
+    """The report as text."""
+    lines = []
+    for finding in report["checks"]:
+        mark, style = _MARKS.get(finding["state"], _FAIL)
+        lines.append(f"{output.paint(mark, style, colour=colour)}  {finding['message']}")
+        if finding["remedy"]:
+            lines.append(f"      try: {finding['remedy']}")
+    if report["links"]:
+        rows = [
+            (
+                link["from"],
+                link["to"],
+                figures.span(link["rtt_s"]),
+                figures.bandwidth(link["bytes_per_s"]),
+            )
+            for link in report["links"]
+        ]
+        lines += [
+            "",
+            *output.table_lines(("FROM", "TO", "ROUND TRIP", "BANDWIDTH"), rows, colour=colour),
+        ]
+    if report["forecast"]:
+        headings = ("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "RATE", "LIMITED BY")
+        forecast_rows = [_forecast_row(one) for one in report["forecast"]]
+        lines += ["", *output.table_lines(headings, forecast_rows, colour=colour)]
+    return lines
+
+
+def _forecast_row(one: dict[str, Any]) -> tuple[str, ...]:
+    made = Forecast(**one)
+    return (
+        str(made.world_size),
+        figures.span(made.step_s),
+        figures.span(made.compute_s + made.optimizer_s),
+        figures.span(made.exposed_s),
+        figures.span(made.data_s),
+        figures.rate(made.samples_per_s),
+        made.limit,
+    )

@@ -1,0 +1,1 @@
+"""`dtdctl install` and `uninstall`: systemd services of the daemons."""

@@ -1,0 +1,262 @@
+"""`dtdctl install` and `uninstall`: make systemd services of the daemons, and undo it.
+
+Both can be repeated.  What somebody has changed is kept, and said.  With `--prefix` or `--dry-run`
+systemd is not called; with `--dry-run` nothing is written either.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dtd.ctl import output
+from dtd.ctl.install import service_host
+from dtd.ctl.install.service_files import (
+    Parts,
+    ServiceFile,
+    data_patterns,
+    is_ours,
+    service_files,
+    shipped,
+)
+from dtd.ctl.settings import Settings
+from dtd.errors import DtdError, UsageError
+
+NEWEST_SYSTEMD: Final = 1 << 30
+_OWN_DIRECTORIES: Final = ("dtd", "dtd-coordinator.service.d", "dtd-worker@.service.d")
+
+
+@dataclass(slots=True, kw_only=True)
+class Installation:
+    """One call of install or uninstall, and what it did.
+
+    Attributes:
+        parts: what it is about.
+        prefix: root of the tree that is written to; None: this host itself.
+        dry_run: only say what would be done.
+        done: what was done, a line each.
+    """
+
+    parts: Parts
+    prefix: Path | None = None
+    dry_run: bool = False
+    done: list[str] = field(default_factory=list)
+
+    def place(self, path: Path) -> Path:
+        """Where a path of the host is in the tree that is written to."""
+        return path if self.prefix is None else self.prefix / path.relative_to("/")
+
+    def say(self, verb: str, past: str, what: object, note: str = "") -> None:
+        """Write down what was done, or would be."""
+        words = f"would {verb}" if self.dry_run else past
+        self.done.append(f"{words} {what}{note and f': {note}'}")
+
+    def run(self, *command: str) -> None:
+        """Call systemd, where it is this host that is changed."""
+        if self.prefix is not None:
+            return
+        why_not = service_host.cannot_run(command)
+        if why_not:
+            self.done.append(f"skipped {' '.join(command)}: {why_not}")
+            return
+        if not self.dry_run:
+            service_host.run(command)
+        self.say("run", "ran", " ".join(command))
+
+    def systemctl(self, *arguments: str) -> None:
+        """Call the manager that the services are for."""
+        self.run("systemctl", *(() if self.parts.config_home is None else ("--user",)), *arguments)
+
+
+def install(settings: Settings, made: Installation) -> int:
+    """Write units and settings, and make systemd know them.
+
+    Raises:
+        UsageError: not root, or dtd lies where a service cannot see it.
+        DtdError: a file or a command failed.
+    """
+    _require_rights(made, "install")
+    daemons = service_host.daemons_directory()
+    _check_visible(made, daemons)
+    version = service_host.systemd_version()
+    files = service_files(made.parts, daemons=daemons, systemd_version=version)
+    for file in files:
+        _write(made, file)
+    if made.parts.config_home is None:
+        declared = {file.path.parent.name: str(file.path) for file in files}
+        made.run("systemd-sysusers", declared["sysusers.d"])
+        made.run("systemd-tmpfiles", "--create", declared["tmpfiles.d"])
+    made.systemctl("daemon-reload")
+    _report(settings, made, _next_steps(made))
+    return 0
+
+
+def uninstall(settings: Settings, made: Installation, *, purge: bool) -> int:
+    """Stop the services and remove their files; with `purge` also settings and state.
+
+    Raises:
+        UsageError: not root.
+        DtdError: a file or a command failed.
+    """
+    _require_rights(made, "uninstall")
+    files = _all_files(made.parts)
+    present = {file.path.name for file in files if made.place(file.path).exists()}
+    if "dtd-worker@.service" in present:
+        made.systemctl("stop", "dtd-workers.target", "dtd-worker@*.service")
+        made.systemctl("disable", "dtd-workers.target", "dtd-worker@.service")
+        made.systemctl("reset-failed", "dtd-worker@*.service")
+    if "dtd-coordinator.service" in present:
+        made.systemctl("disable", "--now", "dtd-coordinator.service")
+    for file in files:
+        if not _is_shared(file) or not _other_part_remains(made):
+            _remove(made, made.place(file.path), purge=purge)
+    directories = {file.path.parent for file in files}
+    if purge:
+        for directory, pattern in data_patterns(made.parts):
+            directories.add(directory)
+            for path in sorted(made.place(directory).glob(pattern)):
+                _delete(made, path)
+    _remove_empty_directories(made, directories)
+    made.systemctl("daemon-reload")
+    if not purge:
+        made.done.append("kept state and credentials: --purge removes them")
+    _report(settings, made, ())
+    return 0
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def _write(made: Installation, file: ServiceFile) -> None:
+    path = made.place(file.path)
+    known = _read(path)
+    if known == file.text:
+        made.done.append(f"unchanged {path}")
+        return
+    if known is not None and not is_ours(known):
+        made.done.append(f"kept {path}: somebody has changed it")
+        return
+    if not made.dry_run:
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+            temporary.write_text(file.text, "utf-8")
+            temporary.chmod(0o644)
+            temporary.rename(path)
+        except OSError as error:
+            raise DtdError(f"{path} cannot be written: {error.strerror}") from error
+    made.say("write", "wrote", path)
+
+
+def _remove(made: Installation, path: Path, *, purge: bool) -> None:
+    known = _read(path)
+    if known is None:
+        return
+    if not purge and not is_ours(known):
+        made.done.append(f"kept {path}: somebody has changed it; --purge removes it")
+        return
+    _delete(made, path)
+
+
+def _delete(made: Installation, path: Path) -> None:
+    try:
+        if made.dry_run:
+            pass
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise DtdError(f"{path} cannot be removed: {error.strerror}") from error
+    made.say("remove", "removed", path)
+
+
+def _read(path: Path) -> str | None:
+    """The file's text; None if there is none.  Bytes that are no text make it somebody else's."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DtdError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _remove_empty_directories(made: Installation, directories: Iterable[Path]) -> None:
+    for path in sorted(map(made.place, directories)):
+        if path.name in _OWN_DIRECTORIES and path.is_dir() and not any(path.iterdir()):
+            _delete(made, path)
+
+
+# --- what stays ------------------------------------------------------------------------------
+
+
+def _is_shared(file: ServiceFile) -> bool:
+    return file.path.name == "dtd.conf"
+
+
+def _other_part_remains(made: Installation) -> bool:
+    """Only one part goes, and the other one's unit is here."""
+    parts = made.parts
+    other = Parts(
+        coordinator=not parts.coordinator, worker=not parts.worker, config_home=parts.config_home
+    )
+    paths = [file.path for file in _all_files(other)]
+    return any(path.suffix == ".service" and made.place(path).exists() for path in paths)
+
+
+def _all_files(parts: Parts) -> list[ServiceFile]:
+    """Whatever install may have written; where the daemons are does not matter here."""
+    return service_files(parts, daemons=Path("/"), systemd_version=NEWEST_SYSTEMD)
+
+
+# --- who may, and what next ------------------------------------------------------------------
+
+
+def _require_rights(made: Installation, command: str) -> None:
+    elsewhere = made.dry_run or made.prefix is not None or made.parts.config_home is not None
+    if os.geteuid() != 0 and not elsewhere:
+        raise UsageError(
+            f"{command} changes the services of the whole host, which only root may",
+            remedy=f"sudo dtdctl {command}, or for services of your own: dtdctl {command} --user",
+        )
+
+
+def _check_visible(made: Installation, daemons: Path) -> None:
+    hidden = service_host.hidden_place(daemons)
+    if not hidden or made.parts.config_home is not None:
+        return
+    problem = f"{hidden} is hidden from system services"
+    remedy = "make the environment in /opt/dtd (python3 -m venv /opt/dtd), or install with --user"
+    if made.prefix is None and not made.dry_run:
+        raise UsageError(problem, remedy=remedy)
+    made.done.append(f"beware: {problem}; {remedy}")
+
+
+def _next_steps(made: Installation) -> list[str]:
+    user = "" if made.parts.config_home is None else "--user "
+    steps = []
+    if made.prefix is not None:
+        steps.append("systemd-sysusers; systemd-tmpfiles --create; systemctl daemon-reload (there)")
+    if made.parts.coordinator:
+        steps.append(f"systemctl {user}enable --now dtd-coordinator")
+    if made.parts.worker:
+        steps += [
+            "dtd-worker join TOKEN (if the coordinator is on another host: `dtdctl token create`)",
+            f"systemctl {user}enable --now dtd-workers.target dtd-worker@cpu (or dtd-worker@cuda0)",
+        ]
+    if user:
+        steps.append("loginctl enable-linger (if they shall run while you are not logged in)")
+    return [*steps, f"dtdctl submit {shipped('examples') / 'digits.toml'}"]
+
+
+def _report(settings: Settings, made: Installation, steps: Sequence[str]) -> None:
+    if settings.as_json:
+        output.print_json({"done": made.done, "next": list(steps)})
+        return
+    output.print_lines(made.done or ["nothing to do"])
+    for step in steps:
+        output.say(f"next: {step}")

@@ -1,0 +1,1 @@
+"""`dtdctl status --watch`: the live display."""

@@ -1,0 +1,255 @@
+"""The screen of `dtdctl status --watch`, made of what the coordinator says.
+
+    who and where · the job · its loss · workers and where their step time goes · links · events
+
+Everything is text in lines of the given width, with rich's styles: with NO_COLOR, or in a test, the
+same characters remain, so nothing is told by colour alone.  Pure but for the time of day.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from rich.text import Text
+
+from dtd.ctl import figures
+from dtd.ctl.watch.curve import curve, is_logarithmic, progress_bar, shares
+from dtd.shown import one_line
+
+Values = Mapping[str, Any]
+
+CURVE_ROWS: Final = 6
+LEAST_CURVE_ROWS: Final = 2
+CURVE_FRAME: Final = 2
+"""Lines of the curve that are none of its rows: its heading, and the one below it."""
+LABEL_WIDTH: Final = 9
+MOST_WORKERS: Final = 16
+MOST_LINKS: Final = 8
+LEAST_EVENTS: Final = 3
+WORKERS_FRAME: Final = 4
+"""Lines around the workers: their heading, how many more there are, the legend, and one below."""
+_FIGURES_WIDTH: Final = 34  # what stands beside name and bar
+# Where a worker's step time goes: key, character, style, word.
+PARTS: Final = (
+    ("data_s", "▒", "yellow", "data"),
+    ("compute_s", "█", "green", "compute"),
+    ("exposed_s", "░", "red", "exposed communication"),
+    ("optimizer_s", "▓", "cyan", "optimizer"),
+)
+_STYLES: Final = {
+    **dict.fromkeys(("running", "done"), "green"),
+    **dict.fromkeys(
+        ("waiting", "stopping", "saving", "away", "warming", "forming", "cancelled"), "yellow"
+    ),
+    **dict.fromkeys(("suspect", "barred", "lost", "refused", "failed"), "red"),
+}
+
+
+class Scene(NamedTuple):
+    """What there is to show.
+
+    Attributes:
+        status: the answer to GET_STATUS.
+        history: the answer to GET_FIGURES.
+        events: the newest last.
+        note: why this may be out of date; empty when it is not.
+    """
+
+    status: Values
+    history: Values
+    events: Sequence[Values]
+    note: str = ""
+
+
+def view(scene: Scene, *, width: int, height: int) -> Text:
+    """The whole screen: at most `height` lines of at most `width` characters.
+
+    What happened is always in sight: on a small screen the links make room first, then the curve,
+    then workers.
+    """
+    head, troubles, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.history)]
+    spare = height - len(head) - len(troubles) - 1 - min(LEAST_EVENTS, len(scene.events))
+    workers = _workers(scene, width, most=min(MOST_WORKERS, max(2, spare - WORKERS_FRAME)))
+    spare -= len(workers)
+    rows = min(CURVE_ROWS, spare - CURVE_FRAME)
+    drawn = [*_curve(scene, width, rows=rows)] if rows >= LEAST_CURVE_ROWS else []
+    spare -= len(drawn)
+    lines = [*head, *drawn, *workers, *(links if len(links) <= spare else ()), *troubles]
+    room = max(LEAST_EVENTS, height - len(lines) - 1)
+    lines += _events(scene.events[-room:])
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width, overflow="ellipsis")
+    return Text("\n", no_wrap=True, overflow="crop").join(lines[:height])
+
+
+def _line(*pieces: str | tuple[str, str]) -> Text:
+    """One line, whatever others wrote into it."""
+    return Text.assemble(*map(_piece, pieces), no_wrap=True)
+
+
+def _piece(piece: str | tuple[str, str]) -> str | tuple[str, str]:
+    return one_line(piece) if isinstance(piece, str) else (one_line(piece[0]), piece[1])
+
+
+def _state(state: str) -> tuple[str, str]:
+    return state, _STYLES.get(state, "")
+
+
+def _heading(text: str) -> Text:
+    return _line((text, "bold"))
+
+
+# --- the job -----------------------------------------------------------------------------------
+
+
+def _head(scene: Scene, width: int) -> Iterator[Text]:
+    coordinator, job = scene.status["coordinator"], scene.status["job"]
+    up = figures.duration(coordinator["uptime_s"])
+    yield _line(("dtd", "bold"), f" {coordinator['version']}  {coordinator['address']}  up {up}")
+    if scene.note:
+        yield _line((scene.note, "yellow"))
+    if job is None:
+        yield _line("no job")
+    else:
+        yield from _job(scene.status, job, width)
+    why = scene.status.get("explain") or (job or {}).get("reason")
+    if why:
+        yield _line((why, "yellow"))
+    slow = (job or {}).get("straggler")
+    if slow:
+        cost = figures.span(slow["cost_s"])
+        yield _line(("straggler ", "yellow"), f"{slow['name']} costs {cost} a step")
+    yield _line("")
+
+
+def _job(status: Values, job: Values, width: int) -> Iterator[Text]:
+    yield _line(
+        (job["id"], "bold"),
+        "  ",
+        _state(job["state"]),
+        f"  generation {job['generation']}  {figures.counted(job['world_size'], 'worker')}"
+        f"  epoch {job['epoch']}  loss {figures.number(job['loss'])}"
+        f"  {figures.rate(job['samples_per_s'])}",
+    )
+    total = job["total_steps"]
+    left = f"  ETA {figures.duration(eta_s(status))}" if total else ""
+    steps = f"step {figures.steps(job['step'], total)} "
+    if total:
+        bar = progress_bar(job["step"] / total, width=max(8, width - len(steps) - len(left)))
+        yield _line(steps, (bar, "green"), left)
+    else:
+        yield _line(steps)
+
+
+def eta_s(status: Values) -> float | None:
+    """Until the last step, at the pace of the slowest worker; None when nobody trains."""
+    job = status["job"]
+    step_s = max((worker.get("step_s", 0.0) for worker in status["workers"]), default=0.0)
+    if job is None or not job["total_steps"] or step_s <= 0:
+        return None
+    return float(step_s * (job["total_steps"] - job["step"]))
+
+
+def _curve(scene: Scene, width: int, *, rows: int) -> Iterator[Text]:
+    job, history = scene.status["job"], scene.history
+    if job is None or history.get("job") != job["id"]:
+        return
+    finite = [value for _, value in history["loss"] if math.isfinite(value)]
+    if len(finite) < 2:
+        return
+    drawn = curve(history["loss"], width=width - LABEL_WIDTH, height=rows)
+    labels = [""] * rows
+    labels[0], labels[-1] = figures.number(max(finite)), figures.number(min(finite))
+    yield _heading("LOSS (logarithmic)" if is_logarithmic(finite) else "LOSS")
+    for label, row in zip(labels, drawn, strict=True):
+        yield _line(f"{label:>{LABEL_WIDTH - 1}} ", (row, "cyan"))
+    yield _line("")
+
+
+# --- workers and links -------------------------------------------------------------------------
+
+
+def _workers(scene: Scene, width: int, *, most: int) -> list[Text]:
+    workers = scene.status["workers"]
+    if not workers:
+        return [_line("no worker is registered")]
+    names = max(6, *(min(20, len(worker["name"])) for worker in workers))
+    bar = max(10, width - names - _FIGURES_WIDTH)
+    times = {one["name"]: one for one in scene.history.get("workers", ())}
+    longest_s = max((one["step_s"] for one in times.values()), default=0.0)
+    heading = (
+        f"{'WORKER':<{names}} {'STATE':<8} {'STEP TIME':<{bar}} {'':>7} {'MEMORY':>9} {'HEARD':>5}"
+    )
+    lines = [_heading(heading)]
+    lines += [_worker(one, times.get(one["name"]), names, bar, longest_s) for one in workers[:most]]
+    if len(workers) > most:
+        lines.append(_line(f"and {len(workers) - most} more: see dtdctl status"))
+    if times:
+        legend = [
+            piece for _, mark, style, word in PARTS for piece in ((mark, style), f" {word}  ")
+        ]
+        lines.append(_line(*legend))
+    return [*lines, _line("")]
+
+
+def _worker(worker: Values, times: Values | None, names: int, bar: int, longest_s: float) -> Text:
+    pieces: list[str | tuple[str, str]] = [
+        f"{worker['name'][:names]:<{names}} ",
+        (f"{worker['state'][:8]:<8} ", _STYLES.get(worker["state"], "")),
+    ]
+    step = figures.NOTHING
+    if times is None:
+        pieces.append(f"{worker['reason'][:bar]:<{bar}}")
+    else:
+        lengths = shares([times[part[0]] for part in PARTS], whole=longest_s, width=bar)
+        pieces += [(part[1] * n, part[2]) for part, n in zip(PARTS, lengths, strict=True)]
+        pieces.append(" " * (bar - sum(lengths)))
+        step = figures.span(times["step_s"])
+    memory = figures.size(worker.get("memory_bytes", 0))
+    heard = figures.duration(worker["last_heartbeat_s"])
+    pieces.append(f" {step:>7} {memory:>9} {heard:>5}")
+    return _line(*pieces)
+
+
+def _links(history: Values) -> Iterator[Text]:
+    links = [link for link in history.get("links", ()) if link["rtt_s"] or link["bytes_per_s"]]
+    if not links:
+        return
+    ways = [f"{link['from']} -> {link['to']}" for link in links]
+    names = max(map(len, ways))
+    yield _heading(f"{'LINK':<{names}}  {'ROUND TRIP':>10}  {'RATE':>10}")
+    for way, link in list(zip(ways, links, strict=True))[:MOST_LINKS]:
+        rtt = figures.span(link["rtt_s"] or None)
+        yield _line(f"{way:<{names}}  {rtt:>10}  {figures.bandwidth(link['bytes_per_s']):>10}")
+    yield _line("")
+
+
+# --- what happened -----------------------------------------------------------------------------
+
+
+def _troubles(scene: Scene) -> Iterator[Text]:
+    troubles = scene.status.get("troubles") or ()
+    if not troubles:
+        return
+    yield _line(("TROUBLES", "bold red"))
+    for trouble in troubles[:LEAST_EVENTS]:
+        yield _line(f"{trouble.get('where', '')}: {trouble['message']}")
+        if trouble.get("remedy"):
+            yield _line(f"  try: {trouble['remedy']}")
+    yield _line("")
+
+
+def _events(events: Sequence[Values]) -> list[Text]:
+    if not events:
+        return []
+    return [_heading("EVENTS"), *(_line(event_line(event)) for event in events)]
+
+
+def event_line(event: Values) -> str:
+    """An event as one line: local time, kind, what happened."""
+    at = datetime.fromtimestamp(event["time_s"]).astimezone().strftime("%H:%M:%S")
+    return f"{at} {event['kind']}: {event['message']}"

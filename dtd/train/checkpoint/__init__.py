@@ -1,0 +1,1 @@
+"""Checkpoints on a worker's disk: format, writing, retention, and what a state starts from."""

@@ -1,0 +1,94 @@
+"""Directories that become checkpoints: made, locked while their writer lives, renamed, removed.
+
+A draft's name holds a random part, so writers that share a directory never meet, and its lock goes
+with the process, so what a dead writer left behind can be told from what is being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from dtd.train.checkpoint.format import TEMPORARY, parse_name
+
+
+class Drafts:
+    """One writer's drafts of one job's checkpoints.
+
+    Args:
+        directory: the job's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._suffix = f"{os.getpid()}.{secrets.token_hex(4)}"
+        self._locks: dict[str, int] = {}
+
+    def path(self, name: str) -> Path:
+        """Where the draft of the checkpoint of this name is."""
+        return self._directory / f"{TEMPORARY}{name}-{self._suffix}"
+
+    def make(self, name: str) -> Path:
+        """An empty draft that nobody else touches."""
+        path = self.path(name)
+        path.mkdir()
+        descriptor = os.open(path, os.O_RDONLY)
+        self._locks[name] = descriptor
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path
+
+    def rename(self, name: str, target: Path) -> None:
+        """Make the draft the checkpoint.
+
+        Raises:
+            OSError: the draft is gone, or something lies there already.
+        """
+        self.path(name).rename(target)
+
+    def clear(self, name: str, target: Path) -> None:
+        """Take away what lies where the draft is to be, unless somebody else just has."""
+        aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(aside)
+            remove(aside)
+
+    def remove(self, name: str) -> None:
+        """Let go of a draft, and remove it unless it was renamed."""
+        remove(self.path(name))
+        descriptor = self._locks.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def remove_leftovers(self, generation: int) -> None:
+        """Remove drafts of earlier generations whose writers are dead."""
+        for path in self._directory.glob(f"{TEMPORARY}*"):
+            key = parse_name(path.name.removeprefix(TEMPORARY).rpartition("-")[0])
+            if key is None or (key[0] < generation and not _is_locked(path)):
+                remove(path)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory with all that is in it; if that does not work, it stays."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,123 @@
+"""Weights that a job begins with: of another job's checkpoint, or of a file that somebody brought.
+
+Only parameters and buffers are taken, by name.  Every worker has the same file, so a fresh state is
+the same everywhere, as it is without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dtd.errors import CheckpointError
+from dtd.train.bulk import copy_into
+from dtd.train.record import GotOn, Reporter, nobody
+from dtd.train.state.replica import Replica
+from dtd.train.state.tensors import MODEL
+from dtd.train.state.weights import named_groups, plain_name
+
+_MOST_NAMED = 6
+
+
+class FirstWeights:
+    """A file of weights that a fresh state begins with.
+
+    Args:
+        path: a safetensors file.
+        strict: every weight in it and in the model must fit.
+        reporter: hears what was left out.
+    """
+
+    def __init__(self, path: Path, *, strict: bool, reporter: Reporter) -> None:
+        self._path = path
+        self._strict = strict
+        self._reporter = reporter
+
+    def give(self, replica: Replica) -> None:
+        """Give a replica the weights.
+
+        Raises:
+            CheckpointError: the file cannot be read, or its weights do not fit.
+        """
+        try:
+            loaded = safetensors.torch.load_file(self._path)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self._path} cannot be read: {error}") from error
+        take_weights(
+            replica,
+            {MODEL + name: tensor for name, tensor in loaded.items()},
+            source=f"the file {self._path.stem[:12]}",
+            strict=self._strict,
+            reporter=self._reporter,
+        )
+
+
+def take_weights(
+    replica: Replica,
+    tensors: Mapping[str, Tensor],
+    *,
+    source: str,
+    strict: bool,
+    reporter: Reporter,
+    got_on: GotOn = nobody,
+) -> None:
+    """Copy weights into the model, by name; numbers of another type are converted.
+
+    Args:
+        replica: the state; changes only if all is well.
+        tensors: "model.<name>" -> value; what has another name is passed over.
+        source: what they are called in messages.
+        strict: what does not fit is an error, else it is left out and told.
+        reporter: hears what was left out.
+        got_on: called as the copy gets on.
+
+    Raises:
+        CheckpointError: with everything that does not fit, named; or nothing fits.
+    """
+    given = {
+        plain_name(n.removeprefix(MODEL)): t for n, t in tensors.items() if n.startswith(MODEL)
+    }
+    groups = named_groups(replica.model)
+    copies, unfit = _matched(groups, given, source)
+    if unfit and (strict or not copies):
+        raise CheckpointError(
+            f"the weights of {source} do not fit: {_listed(unfit)}",
+            remedy="use the task that made them, or take what fits: --no-strict",
+        )
+    with torch.no_grad():
+        for tensor, value in copies:
+            copy_into(tensor, value.to(tensor.dtype), got_on)
+    if replica.averages is not None:
+        replica.averages.begin()
+    if unfit:
+        taken = f"{len(copies)} of {len(groups)} weights are taken from {source}"
+        reporter.warning("weights_left_out", f"{taken}; left out: {_listed(unfit)}")
+
+
+def _matched(
+    groups: Sequence[tuple[list[str], Tensor]], given: Mapping[str, Tensor], source: str
+) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
+    """What is copied from where, and what does not fit, in words."""
+    known = {name for names, _ in groups for name in names}
+    unfit = [f"{name} is only in {source}" for name in given if name not in known]
+    copies: list[tuple[Tensor, Tensor]] = []
+    for names, tensor in groups:
+        found = next((name for name in names if name in given), None)
+        if found is None:
+            unfit.append(f"{names[0]} is only in the model")
+        elif given[found].shape != tensor.shape:
+            there, here = tuple(given[found].shape), tuple(tensor.shape)
+            unfit.append(f"{found} is {there} there and {here} in the model")
+        else:
+            copies.append((tensor, given[found]))
+    return copies, unfit
+
+
+def _listed(found: list[str]) -> str:
+    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more

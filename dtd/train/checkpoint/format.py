@@ -1,0 +1,239 @@
+"""What a checkpoint on disk looks like, and whether one can be trusted.
+
+    <directory>/<job id>.<tag>/g<generation>-s<step>/
+        model.safetensors        parameters and buffers
+        ema.safetensors          averages of the trained parameters, where a job takes them
+        optimizer.safetensors    optimizer state
+        manifest.json            everything else, with size and hash of both files and of itself
+
+The newest is the highest (generation, step) that verifies; others are passed over with a reason.
+Whatever has another name (a write that was cut short leaves `.tmp-...`) is no checkpoint.  Without
+torch, so that a worker can say what it holds before it imports it.  Writing is
+`dtd.train.checkpoint.writer`, loading into a model `dtd.train.checkpoint.saver`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from dtd.errors import CheckpointError
+from dtd.job.identity import folder_of
+from dtd.train.record import GotOn, nobody
+
+FORMAT: Final = 2
+READABLE: Final = (1, 2)
+"""What 0.1.0 wrote has format 1 and no identity."""
+
+MANIFEST_FILE: Final = "manifest.json"
+MODEL_FILE: Final = "model.safetensors"
+AVERAGES_FILE: Final = "ema.safetensors"
+OPTIMIZER_FILE: Final = "optimizer.safetensors"
+TEMPORARY: Final = ".tmp-"
+
+_NAME = re.compile(r"g(\d{6,})-s(\d{9,})")
+_READ_BYTES = 1 << 20
+_MAX_MANIFEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """Size and xxh3-128 of one file."""
+
+    size_bytes: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """manifest.json.
+
+    Attributes:
+        format: of the directory's layout.
+        job: id of the job.
+        job_name: the job's name.
+        task: what was trained.
+        generation: in which it was taken.
+        step: committed steps.
+        epoch: epoch of the next row.
+        offset: rows used in that epoch.
+        digest: hex digest of the state; all ranks agreed on it.
+        parent: name of the checkpoint before it, empty for the first.
+        metrics: of the evaluation at this step; empty if there was none.
+        world_size: workers at the time; any number can go on from here.
+        files: size and hash of the other files.
+        state: the part of the state that is not tensors.
+        tensors: names of all tensors, in the digest's order.
+        identity: the job's, which tells it from others of the same id (`dtd.job.identity`).
+    """
+
+    format: int
+    job: str
+    job_name: str
+    task: str
+    generation: int
+    step: int
+    epoch: int
+    offset: int
+    digest: str
+    parent: str
+    metrics: Mapping[str, float]
+    world_size: int
+    files: Mapping[str, FileInfo]
+    state: Mapping[str, Any]
+    tensors: tuple[str, ...]
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint that verified, and those that were passed over on the way to it.
+
+    Attributes:
+        path: its directory; None if none verified.
+        manifest: what it says of itself.
+        passed_over: (path, why) of newer ones.
+    """
+
+    path: Path | None
+    manifest: Manifest | None
+    passed_over: tuple[tuple[Path, str], ...]
+
+
+def checkpoint_name(generation: int, step: int) -> str:
+    """Name of a checkpoint's directory."""
+    return f"g{generation:06d}-s{step:09d}"
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """(generation, step) of a checkpoint's directory; None if it is something else."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def list_checkpoints(directory: Path, folder: str) -> list[Path]:
+    """Directories of a job's checkpoints, newest first, verified or not."""
+    try:
+        entries = [path for path in (directory / folder).iterdir() if path.is_dir()]
+    except OSError:
+        return []
+    named = [(key, path) for path in entries if (key := parse_name(path.name)) is not None]
+    return [path for _, path in sorted(named, reverse=True)]
+
+
+def newest_verified(
+    directory: Path,
+    job_id: str,
+    *,
+    identity: str = "",
+    step: int | None = None,
+    got_on: GotOn = nobody,
+) -> Found:
+    """The newest checkpoint of a job that verifies.
+
+    Args:
+        directory: where all jobs' checkpoints are.
+        job_id: whose.
+        identity: the job's; empty for one of dtd 0.1.0.
+        step: only those after this many steps.
+        got_on: called while files are read.
+    """
+    passed_over: list[tuple[Path, str]] = []
+    for path in list_checkpoints(directory, folder_of(job_id, identity)):
+        key = parse_name(path.name)
+        if step is not None and key is not None and key[1] != step:
+            continue
+        try:
+            manifest = verify(path, got_on)
+        except CheckpointError as error:
+            passed_over.append((path, error.message))
+            continue
+        if manifest.identity != identity:
+            whose = manifest.identity or "a job without identity, of dtd 0.1.0"
+            passed_over.append((path, f"it belongs to another job: {whose}"))
+            continue
+        return Found(path=path, manifest=manifest, passed_over=tuple(passed_over))
+    return Found(path=None, manifest=None, passed_over=tuple(passed_over))
+
+
+def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
+    """Read every byte of a checkpoint and compare it with its manifest.
+
+    Raises:
+        CheckpointError: it is torn, damaged, incomplete or lies under a wrong name.
+    """
+    manifest = read_manifest(path)
+    if path.name != checkpoint_name(manifest.generation, manifest.step):
+        raise CheckpointError(f"{path} holds step {manifest.step}: it was renamed")
+    if manifest.files.keys() - {AVERAGES_FILE} != {MODEL_FILE, OPTIMIZER_FILE}:
+        raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
+    for name, info in manifest.files.items():
+        _verify_file(path / name, info, got_on)
+    return manifest
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """manifest.json, with a hash of itself.
+
+    Raises:
+        ValueError: it holds a number that JSON does not have.
+    """
+    content = asdict(manifest)
+    content["manifest_hash"] = _hash_of(content)
+    return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint's directory, checked against its own hash only.
+
+    Raises:
+        CheckpointError: it is missing, torn or damaged.
+    """
+    file = path / MANIFEST_FILE
+    try:
+        if file.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{file} is larger than {_MAX_MANIFEST_BYTES} bytes")
+        content = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
+        stated = content.pop("manifest_hash")
+        if content["format"] not in READABLE:
+            raise CheckpointError(f"{file} has format {content['format']}, not {FORMAT}")
+        if stated != _hash_of(content):
+            raise CheckpointError(f"{file} does not match its hash")
+        files = {name: FileInfo(**info) for name, info in content.pop("files").items()}
+        tensors = tuple(content.pop("tensors"))
+        return Manifest(**content, files=files, tensors=tensors)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is torn or is no manifest: {error}") from error
+
+
+def _hash_of(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _verify_file(file: Path, info: FileInfo, got_on: GotOn) -> None:
+    content = xxhash.xxh3_128()
+    try:
+        size_bytes = file.stat().st_size
+        if size_bytes != info.size_bytes:
+            raise CheckpointError(f"{file} has {size_bytes} bytes, not {info.size_bytes}: torn")
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_BYTES):
+                content.update(block)
+                got_on()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    if content.hexdigest() != info.hash:
+        raise CheckpointError(f"{file} does not match its hash: a bit flipped or it was edited")

@@ -1,0 +1,278 @@
+"""Where batches are made ahead of time: a thread, processes, or the training thread itself.
+
+Every source takes a stream of requests and gives their batches in the same order.  At most a few
+requests are under way; a restart drops them, but for those that come again.
+`dtd.train.data.loader` chooses the source and decides when to restart.
+
+    dataset                                    loader_workers = 0       > 0
+    offers fetch, or draws nothing at random   ThreadSource             ProcessSource
+    draws from the process's generators        CallerSource             ProcessSource
+
+The training thread draws from the generators of this process (dropout), so no other thread may:
+that is why the last row has no thread.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from dtd.errors import LoaderLost, TaskError
+from dtd.train.data.rows import BatchRequest, LoadedBatch, kept_random_state, load_rows
+from dtd.train.task import MapDataset
+
+AHEAD = 2
+"""Batches under way beyond the one that is waited for (for each loader process)."""
+
+_PROCESS_ENDED = (RuntimeError, OSError, EOFError)
+"""What torch raises, or its queues do, when a loader process is gone."""
+
+
+class BatchSource(Protocol):
+    """Makes batches for a stream of requests.
+
+    Attributes:
+        processes: how many it has for that, besides this one.
+    """
+
+    processes: int
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Go on with these requests, beginning now; nothing else stays under way.
+
+        Raises:
+            LoaderLost: as in `take`.
+        """
+        ...
+
+    def take(self) -> LoadedBatch:
+        """The next request's batch.
+
+        Raises:
+            LoaderLost: a loader process has ended; `restart` goes on with others.
+            TaskError: its rows cannot be loaded.
+        """
+        ...
+
+    def close(self) -> None:
+        """Return when no thread or process is left."""
+        ...
+
+
+class CallerSource:
+    """Loads in the thread that takes, with every generator put back afterwards."""
+
+    processes = 0
+
+    def __init__(self, dataset: MapDataset, *, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._requests: Iterator[BatchRequest] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Nothing is ever under way."""
+        self._requests = requests
+
+    def take(self) -> LoadedBatch:
+        """Load now."""
+        wanted = next(self._requests)
+        with kept_random_state():
+            return load_rows(
+                self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True
+            )
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class ThreadSource:
+    """Loads in one background thread.
+
+    Args:
+        dataset: read in that thread only.
+        seed: keys augmentation.
+        pin: put batches into page-locked memory, from which a GPU copies by itself.
+    """
+
+    processes = 0
+
+    def __init__(self, dataset: MapDataset, *, seed: int, pin: bool) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._pin = pin
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dtd-loader")
+        self._requests: Iterator[BatchRequest] = iter(())
+        self._under_way: deque[tuple[BatchRequest, Future[LoadedBatch]]] = deque()
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """One batch may still be loading in vain; it is finished and dropped."""
+        made = {request: future for request, future in self._under_way if not _failed(future)}
+        self._under_way.clear()
+        self._requests = requests
+        self._fill(made)
+        for future in made.values():
+            future.cancel()
+
+    def take(self) -> LoadedBatch:
+        """Keep the thread busy with what comes next, then wait for this one."""
+        self._fill({})
+        return self._under_way.popleft()[1].result()
+
+    def _fill(self, made: dict[BatchRequest, Future[LoadedBatch]]) -> None:
+        """Have enough under way; takes out of `made` what it can use."""
+        while len(self._under_way) <= AHEAD and (wanted := next(self._requests, None)):
+            future = made.pop(wanted, None) or self._thread.submit(self._load, wanted)
+            self._under_way.append((wanted, future))
+
+    def close(self) -> None:
+        """Cancel what has not begun and join the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _load(self, wanted: BatchRequest) -> LoadedBatch:
+        loaded = load_rows(
+            self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=False
+        )
+        return loaded.pin_memory() if self._pin else loaded
+
+
+def _failed(future: Future[LoadedBatch]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
+class ProcessSource:
+    """Loads in torch's loader processes, each making whole batches.
+
+    They are spawned, never forked: this process has threads.  So the dataset must survive being
+    sent to another process.  They live until `close`, and end by themselves if this process dies.
+    When one of them dies, all are replaced: torch cannot replace one.
+    """
+
+    def __init__(self, dataset: MapDataset, *, seed: int, processes: int, pin: bool) -> None:
+        self._rows = _RequestedBatches(dataset, seed)
+        self.processes = processes
+        self._pin = pin
+        self._requests = _RequestStream()
+        self._loader: DataLoader[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        """Batches under way are finished and dropped; the processes stay, if they live."""
+        if self._loader is None:
+            self._loader = self._open()
+        self._requests.current = requests
+        try:
+            self._batches = iter(self._loader)
+        except _PROCESS_ENDED as error:
+            raise self._lost(error) from error
+        except Exception as error:
+            raise TaskError(
+                f"the dataset cannot be sent to loader processes: {type(error).__name__}: {error}",
+                remedy="define its class at the top of a module, or set loader_workers = 0",
+            ) from error
+
+    def take(self) -> LoadedBatch:
+        """Wait for the process that makes this one."""
+        try:
+            made = next(self._batches)
+        except _PROCESS_ENDED as error:
+            raise self._lost(error) from error
+        if isinstance(made, _Failure):
+            failure = TaskError(made.message)
+            for note in made.notes:
+                failure.add_note(note)
+            raise failure
+        loaded: LoadedBatch = made
+        return loaded
+
+    def close(self) -> None:
+        """The iterator ends its processes when the last reference to it goes."""
+        self._batches = iter(())
+        self._loader = None
+
+    def _open(self) -> DataLoader[Any]:
+        return DataLoader(
+            self._rows,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self.processes,
+            prefetch_factor=AHEAD,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+            collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
+            pin_memory=self._pin,
+            # Without one of its own it would draw from the training thread's.
+            generator=torch.Generator(),
+        )
+
+    def _lost(self, error: Exception) -> LoaderLost:
+        """No process of this pool is used any more."""
+        self.close()
+        return LoaderLost(
+            f"a loader process ended early: {error}",
+            remedy="read what it printed; it may have run out of memory",
+        )
+
+
+class _RequestStream:
+    """The sampler of a DataLoader: what it iterates over can be exchanged."""
+
+    def __init__(self) -> None:
+        self.current: Iterator[BatchRequest] = iter(())
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return self.current
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A TaskError on its way from a loader process."""
+
+    message: str
+    notes: tuple[str, ...]
+
+
+class _RequestedBatches(torch.utils.data.Dataset[Any]):
+    """A dataset whose "rows" are whole batches; lives in the loader processes."""
+
+    def __init__(self, dataset: MapDataset, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitem__(self, wanted: BatchRequest) -> LoadedBatch | _Failure:
+        try:
+            return load_rows(
+                self._dataset, wanted.rows, epoch=wanted.epoch, seed=self._seed, reseed=True
+            )
+        except TaskError as error:
+            return _Failure(error.message, tuple(error.__notes__))
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _end_with_parent(loader_worker: int) -> None:
+    """End this process as soon as the one that started it is gone.
+
+    torch looks at the parent's process id every 5 s, and never notices a parent that was killed
+    while this process was still starting.
+    """
+    del loader_worker
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a loader process was started by nobody"
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="dtd-parent-watch", daemon=True).start()

@@ -1,0 +1,229 @@
+"""Rows of a dataset -> one batch, with every random draw keyed by (seed, epoch, row).
+
+A dataset with `fetch` keys its own draws.  For any other, the generators of torch, numpy and
+`random` are set by the row's key before the row is read.  They belong to the whole process, so
+that is done only where nothing else draws: in a loader process, or in the training thread with
+`kept_random_state` around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from dtd.core.data.sampler import probe_rows, row_key
+from dtd.errors import TaskError
+from dtd.train.task import CollatedRows, MapDataset
+
+RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
+"""A row that cannot be read is tried again after these: disks and networks have hiccups."""
+
+_ROWS_TRIED = 2
+_ROWS_NAMED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """Which rows are wanted.
+
+    Attributes:
+        step: number of the request; what is wanted after it is number `step + 1`.
+        epoch: keys augmentation.
+        rows: row numbers, in order; none is a batch of None.
+    """
+
+    step: int
+    epoch: int
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBatch:
+    """A batch, and what the dataset was asked for to make it.
+
+    Attributes:
+        batch: None if it has no rows.
+        epoch: that keyed augmentation.
+        rows: in order.
+        retried: what could not be read at first, and why.
+    """
+
+    batch: Any
+    epoch: int
+    rows: tuple[int, ...]
+    retried: tuple[str, ...] = ()
+
+    def pin_memory(self) -> LoadedBatch:
+        """The same with its tensors in page-locked memory; torch's loader calls this, too."""
+        return self.changed(torch.Tensor.pin_memory)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> LoadedBatch:
+        """The same with every tensor changed."""
+        return replace(self, batch=map_tensors(self.batch, change))
+
+
+def load_rows(
+    dataset: MapDataset, rows: Sequence[int], *, epoch: int, seed: int, reseed: bool
+) -> LoadedBatch:
+    """The batch of these rows, and which rows the dataset was asked for.
+
+    Args:
+        dataset: where rows come from.
+        rows: their numbers.
+        epoch: keys augmentation.
+        seed: keys augmentation.
+        reseed: key the process's generators for each row of a dataset without `fetch`.
+
+    What raises OSError is tried again for a few seconds.
+
+    Raises:
+        TaskError: the dataset raised; names the row, and carries the traceback as a note.
+    """
+    retried: list[str] = []
+    if not rows:
+        return LoadedBatch(batch=None, epoch=epoch, rows=())
+    fetch = getattr(dataset, "fetch", None)
+    if fetch is not None:
+        taken = list(rows)
+        batch = _fetched(fetch, taken, retried, epoch=epoch, seed=seed)
+        return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
+    samples, taken = [], []
+    for row in rows:
+        key = row_key(seed, epoch, row) if reseed else None
+        try:
+            samples.append(_read(partial(_row, dataset, row, key), f"row {row}", retried))
+            taken.append(row)
+        except Exception as error:
+            raise _row_error(f"row {row}", error) from error
+    try:
+        batch = (
+            dataset.collate(samples)
+            if isinstance(dataset, CollatedRows)
+            else default_collate(samples)
+        )
+    except Exception as error:
+        raise _row_error(f"making a batch of {_span(rows)}", error) from error
+    return LoadedBatch(batch=batch, epoch=epoch, rows=tuple(taken), retried=tuple(retried))
+
+
+def _row(dataset: MapDataset, row: int, key: int | None) -> Any:
+    if key is not None:
+        _seed_everything(key)
+    return dataset[row]
+
+
+def _read(read: Callable[[], Any], what: str, retried: list[str]) -> Any:
+    """What `read` returns; notes every time that it could not."""
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return read()
+        except OSError as error:
+            retried.append(f"{what} could not be read: {type(error).__name__}: {error}")
+            time.sleep(pause_s)
+    return read()
+
+
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same batch with every tensor in its tuples, lists and dicts changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {key: map_tensors(value, change) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, change) for value in batch)
+    return batch
+
+
+def shape_of(batch: Any) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the tensors in a batch, by which a compiler tells batches apart."""
+    shapes: list[tuple[int, ...]] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    map_tensors(batch, note)
+    return tuple(shapes)
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, outside nothing has happened."""
+    torch_state = torch.default_generator.get_state()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def probed_rows(dataset: MapDataset, seed: int) -> list[int]:
+    """Rows by which workers compare their data: the first ones of a stream."""
+    first = getattr(dataset, "first_rows", None)
+    return list(range(first)) if first is not None else probe_rows(seed, len(dataset))
+
+
+def draws_randomness(dataset: MapDataset, seed: int) -> bool:
+    """Whether reading a few rows moves one of the process's generators."""
+    with kept_random_state():
+        before = random_state()
+        with contextlib.suppress(TaskError):  # it will come up when the row is asked for
+            for row in probed_rows(dataset, seed)[:_ROWS_TRIED]:
+                load_rows(dataset, [row], epoch=0, seed=seed, reseed=False)
+        return random_state() != before
+
+
+def _fetched(
+    fetch: Callable[..., Any], rows: Sequence[int], retried: list[str], *, epoch: int, seed: int
+) -> Any:
+    read = partial(fetch, list(rows), epoch=epoch, seed=seed)
+    try:
+        return _read(read, _span(rows), retried)
+    except Exception as error:
+        for row in rows:  # find out which row it was
+            try:
+                fetch([row], epoch=epoch, seed=seed)
+            except Exception as row_failure:
+                raise _row_error(f"row {row}", row_failure) from row_failure
+        raise _row_error(f"fetching {_span(rows)}", error) from error
+
+
+def _row_error(what: str, error: Exception) -> TaskError:
+    failure = TaskError(f"{what} of the dataset raised {type(error).__name__}: {error}")
+    failure.add_note("".join(traceback.format_exception(error)))
+    return failure
+
+
+def _span(rows: Sequence[int]) -> str:
+    """The rows by number: they were shuffled, so first and last would say nothing."""
+    named = ", ".join(map(str, rows[:_ROWS_NAMED]))
+    more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {named}{more}"
+
+
+def _seed_everything(key: int) -> None:
+    torch.default_generator.manual_seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+def random_state() -> tuple[bytes, bytes, int, object]:
+    """Differs once one of the process's generators has moved."""
+    numpy_state: Any = np.random.get_state()
+    torch_state = torch.default_generator.get_state().numpy().tobytes()
+    return torch_state, numpy_state[1].tobytes(), numpy_state[2], random.getstate()

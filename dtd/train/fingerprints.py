@@ -1,0 +1,109 @@
+"""Short hashes that show before training that workers hold different data or compute unlike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.job import OptimizerTable
+from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.data.rows import kept_random_state, load_rows, probed_rows
+from dtd.train.optimizer.build import build_optimizer
+from dtd.train.task import MapDataset
+
+# --- A short hash by which workers find out, before they train, that they hold different data ---
+#
+# It covers the number of rows and the content of a few, keyed by the job's seed; reading the whole
+# dataset would take too long.  It goes into the warm-up report and is compared by the coordinator.
+
+
+_DIGEST_BYTES = 16
+
+
+def dataset_fingerprint(dataset: MapDataset, seed: int) -> str:
+    """Hex digest over the dataset's length and the content of its probe rows.
+
+    Raises:
+        TaskError: a row cannot be read, or holds something that has no bytes to compare.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    _feed(digest, len(dataset), "len(dataset)")
+    with kept_random_state():
+        for row in probed_rows(dataset, seed):
+            batch = load_rows(dataset, [row], epoch=0, seed=seed, reseed=True).batch
+            _feed(digest, batch, f"row {row}")
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib.blake2b, value: Any, where: str) -> None:
+    """Add a value so that different values, however nested, add different bytes."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        _feed_bytes(digest, f"{value.dtype}{tuple(value.shape)}".encode())
+        _feed_bytes(digest, flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray | np.generic):
+        _feed_bytes(digest, f"{value.dtype}{value.shape}".encode())
+        _feed_bytes(digest, value.tobytes())
+    elif isinstance(value, bytes):
+        _feed_bytes(digest, value)
+    elif value is None or isinstance(value, bool | int | float | complex | str):
+        _feed_bytes(digest, f"{type(value).__name__} {value!r}".encode())
+    elif isinstance(value, Mapping):
+        _feed_bytes(digest, f"mapping {len(value)}".encode())
+        for key in sorted(value, key=str):
+            _feed(digest, key, where)
+            _feed(digest, value[key], where)
+    elif isinstance(value, list | tuple):
+        _feed_bytes(digest, f"sequence {len(value)}".encode())
+        for item in value:
+            _feed(digest, item, where)
+    else:
+        raise TaskError(
+            f"{where} of the dataset holds a {type(value).__name__}, which cannot be compared",
+            remedy="let rows hold tensors, arrays, numbers and text only",
+        )
+
+
+def _feed_bytes(digest: hashlib.blake2b, content: bytes) -> None:
+    digest.update(len(content).to_bytes(8, "little"))
+    digest.update(content)
+
+
+# --- A hash by which workers find out, before they train, that they do not compute alike -------
+#
+# Replicas stay equal only if clipping and the optimizer give the same bytes everywhere, so the
+# result of both on fixed numbers is hashed, with torch's version and the type of device.  Forward
+# and backward may differ between workers: their gradients are averaged.  A task's own optimizer,
+# and the kernels for models in channels_last, are not tried out here; digests still compare what
+# they make. Builds of one torch version for CPUs and for CUDA (2.15.0+cpu, 2.15.0+cu130) train
+# together on CPUs as long as they compute alike.
+
+
+_ELEMENTS = 100_031
+"""Leaves as much as can be left by vectors of 8, 16 and 32: a rest is computed one by one."""
+_UPDATES = 3
+_CLIP_NORM = 0.5
+
+
+def numerics_fingerprint(table: OptimizerTable, device: torch.device) -> str:
+    """Hex hash of what this worker makes of a fixed clip and optimizer step."""
+    numbers = torch.arange(_ELEMENTS, dtype=torch.float32, device=device)
+    parameter = nn.Parameter((numbers % 1013) / 512 - 1)
+    optimizer = build_optimizer(table, [parameter])
+    release = torch.__version__.partition("+")[0]
+    content = xxhash.xxh3_128(f"{release} {device.type}".encode())
+    for update in range(_UPDATES):
+        gradient = ((numbers + update) % 509) / 256 - 1
+        norm = float(torch.linalg.vector_norm(gradient))
+        parameter.grad = gradient.mul_(_CLIP_NORM / (norm + 1e-6))
+        optimizer.step()
+        content.update(repr(norm).encode())
+    content.update(tensor_bytes(parameter.detach().cpu()))
+    return content.hexdigest()

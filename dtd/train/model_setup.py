@@ -1,0 +1,212 @@
+"""How a model is prepared: activation checkpointing, shapes of lazy parameters, precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.checkpoint import checkpoint
+
+from dtd.errors import TaskError
+from dtd.job import JobSpec, Precision
+from dtd.train.data.rows import kept_random_state, load_rows, map_tensors, probed_rows
+from dtd.train.task import MapDataset
+
+# --- activation checkpointing: keep a block's input instead of its inner activations -----------
+#
+# Wrapped are the blocks of a model: the direct children of every `nn.Sequential` and
+# `nn.ModuleList` that is the model itself or one of its direct attributes; children without
+# parameters (activation functions, dropout) are left as they are.  In training a wrapped block runs
+# again during backward, with the same random draws; its running buffers are put back after that, so
+# BatchNorm counts every batch once.
+
+
+def wrap_blocks(model: nn.Module) -> int:
+    """Wrap the model's blocks in place; returns how many.
+
+    Raises:
+        TaskError: the model has no blocks.
+    """
+    containers = [model, *model.children()]
+    blocks = {
+        id(block): block
+        for container in containers
+        if isinstance(container, nn.Sequential | nn.ModuleList)
+        for block in container.children()
+        if any(True for _ in block.parameters())
+    }
+    if not blocks:
+        raise TaskError(
+            "train.activation_checkpointing finds no blocks in the model",
+            remedy="put its blocks into an nn.Sequential or nn.ModuleList, or turn it off",
+        )
+    for block in blocks.values():
+        _wrap(block)
+    return len(blocks)
+
+
+def _wrap(block: nn.Module) -> None:
+    forward: Callable[..., Any] = block.forward
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not (block.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), _buffers_put_back(block)),
+            **kwargs,
+        )
+
+    block.forward = checkpointed
+
+
+def _buffers_put_back(block: nn.Module) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def recomputing() -> Iterator[None]:
+        saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
+        try:
+            yield
+        finally:
+            for buffer, value in saved:
+                buffer.data.copy_(value)  # .data: backward may hold the buffer
+
+    return recomputing()
+
+
+# --- lazy parameters get their shapes from a sample batch, the same on every worker ------------
+#
+# One pass of the task's loss over a few rows, in evaluation mode, so that running
+# buffers stay as they are initialised.  Initial values are drawn from the generator that the job's
+# seed has set, hence equal everywhere.  A model without lazy parameters is left alone.
+
+
+_ROWS = 4
+
+Sample = Callable[[], Any]
+"""Gives a small batch on the model's device."""
+
+
+def sample_of(dataset: MapDataset, spec: JobSpec, device: torch.device) -> Sample:
+    """A few of the rows by which workers compare their data, read when asked for."""
+
+    def sample() -> Any:
+        rows = probed_rows(dataset, spec.job.seed)[:_ROWS]
+        with kept_random_state():
+            batch = load_rows(dataset, rows, epoch=0, seed=spec.job.seed, reseed=True).batch
+        return map_tensors(batch, lambda tensor: tensor.to(device))
+
+    return sample
+
+
+def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
+    """Give every lazy parameter and buffer of a model its shape and first value.
+
+    Args:
+        model: as the task built it.
+        forward: uses all of it.
+
+    Raises:
+        TaskError: the pass fails, or leaves some of it lazy.
+    """
+    if not _lazy(model):
+        return
+    model.eval()
+    try:
+        forward(model)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"parameter {_lazy(model)[0]} is lazy, and a pass over {_ROWS} rows, which would give"
+            f" it its shape, raised {type(error).__name__}: {error}",
+            remedy="see that loss() works in evaluation mode, or give the layer its sizes",
+        ) from error
+    model.train()
+    left = _lazy(model)
+    if left:
+        raise TaskError(
+            f"parameter {left[0]} is still lazy after a pass of loss() over {_ROWS} rows",
+            remedy="remove what loss() does not use, or give the layer its sizes",
+        )
+
+
+def _lazy(model: nn.Module) -> list[str]:
+    """Names of what has no shape yet."""
+    everything = [*model.named_parameters(), *model.named_buffers()]
+    return [name for name, tensor in everything if is_lazy(tensor)]
+
+
+# --- element type of the forward pass, and loss scaling for float16 ----------------------------
+#
+# Parameters, gradients and optimizer stay float32; autocast narrows the forward pass.  bfloat16 has
+# the range of float32 and needs nothing else.  float16 underflows, so the loss is multiplied by a
+# scale which is divided out of the averaged gradients.  The scale changes only by what all ranks
+# see alike (were the averaged gradients finite?), so it is the same everywhere and part of the
+# state.
+
+
+_GROWTH = 2.0
+_GROWTH_EVERY = 2000
+_BACKOFF = 0.5
+_LARGEST_SCALE = 2.0**24
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LossScaler:
+    """Scale of the loss; 1 and constant unless `enabled`.
+
+    Attributes:
+        enabled: whether the precision needs it.
+        scale: what the loss is multiplied by.
+        good_steps: finite steps since the scale last changed.
+    """
+
+    enabled: bool
+    scale: float = 1.0
+    good_steps: int = 0
+
+    def update(self, *, finite: bool) -> None:
+        """Learn from one step: halve after overflow, double after a long time without."""
+        if not self.enabled:
+            return
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.scale = max(1.0, self.scale * _BACKOFF)
+        elif self.good_steps == _GROWTH_EVERY:
+            self.scale, self.good_steps = min(_LARGEST_SCALE, self.scale * _GROWTH), 0
+
+
+def loss_scaler(precision: Precision) -> LossScaler:
+    """The scaler that a job begins with."""
+    if precision == "float16":
+        return LossScaler(enabled=True, scale=2.0**16)
+    return LossScaler(enabled=False)
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Refuse what the device cannot do.
+
+    Raises:
+        TaskError: float16 on a CPU.
+    """
+    if precision == "float16" and device.type != "cuda":
+        raise TaskError(
+            f"train.precision float16 needs a CUDA device, and this worker trains on {device}",
+            remedy='set train.precision to "bfloat16" or "float32"',
+        )
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Context of the forward pass."""
+    if precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])

@@ -1,0 +1,292 @@
+"""The optimizer that a job asks for, or the task's own; several of them seen as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from dtd.job import JobSpec, OptimizerTable, ScheduleTable
+from dtd.shown import shown
+
+# --- several optimizers seen as one: their groups in a row, their states together --------------
+#
+# Whatever looks at a job's optimizer (its schedule, the state, digests, callbacks) looks at all
+# parts alike; only an update is made by one of them.  Each part keeps what is its own, so nothing
+# is stored here but the row of groups.
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """A torch optimizer, as far as others look at it.
+
+    Args:
+        parts: the optimizers by name; no parameter is in two of them.
+    """
+
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        # Not that of torch, which would take groups and state to be this object's.
+        self.parts = dict(parts)
+        self.defaults: dict[str, Any] = {}
+        self._gather()
+
+    def _gather(self) -> None:
+        self.param_groups = [group for part in self.parts.values() for group in part.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """State of each parameter, of all parts."""
+        return {
+            parameter: values
+            for part in self.parts.values()
+            for parameter, values in part.state.items()
+        }
+
+    def step(self, name: Any = None) -> None:  # type: ignore[override]
+        """Let one part update its parameters."""
+        self.parts[name].step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch has it, with parameters numbered through."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for part in self.parts.values():
+            own = part.state_dict()
+            state |= {first + index: values for index, values in own["state"].items()}
+            groups += [
+                {**group, "params": [first + index for index in group["params"]]}
+                for group in own["param_groups"]
+            ]
+            first += sum(len(group["params"]) for group in own["param_groups"])
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give each part its own."""
+        groups, first = list(state_dict["param_groups"]), 0
+        for part in self.parts.values():
+            own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            count = sum(len(group["params"]) for group in own)
+            part.load_state_dict(
+                {
+                    "state": {
+                        index - first: values
+                        for index, values in state_dict["state"].items()
+                        if first <= index < first + count
+                    },
+                    "param_groups": [
+                        {**group, "params": [index - first for index in group["params"]]}
+                        for group in own
+                    ],
+                }
+            )
+            first += count
+        self._gather()
+
+
+# --- the optimizer that a job asks for, or the task's own --------------------------------------
+#
+# On a CPU it is torch's fused kernel: one pass over parameter, gradient and state, for Adam in a
+# sixth of the time, for SGD in two thirds.  It goes through memory as it lies and does not look
+# whether all lie alike, and gradients lie as in a contiguous parameter; so other models
+# (channels_last, bfloat16) get `foreach`, a handful of kernels over all parameters, as GPUs do.
+# Learning rates are set before every update from the schedule.  The job's own are used without what
+# torch puts around their methods for its compiler (`_plain`), so that a job that compiles nothing
+# does not import it.
+
+
+def build_optimizer(
+    table: OptimizerTable, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer of the job's [optimizer] table."""
+    params = list(parameters)
+    fused = all(_may_be_fused(parameter) for parameter in params)
+    if table.name == "sgd":
+        return _SGD(
+            params,
+            lr=table.lr,
+            momentum=table.momentum,
+            nesterov=table.nesterov,
+            weight_decay=table.weight_decay,
+            fused=fused,
+            foreach=not fused,
+        )
+    kind = _Adam if table.name == "adam" else _AdamW
+    return kind(
+        params,
+        lr=table.lr,
+        betas=(table.beta1, table.beta2),
+        eps=table.eps,
+        weight_decay=table.weight_decay,
+        fused=fused,
+        foreach=not fused,
+    )
+
+
+def _plain(method: Callable[..., Any]) -> Any:
+    """A method of torch's optimizers without the wrappers by which its compiler steps around it.
+
+    They import the compiler and sympy, 1.4 s of processor time in every worker's first step, for
+    functions that only dtd calls, and never from compiled code.
+    """
+    return torch.no_grad()(inspect.unwrap(method))
+
+
+class _Uncompiled(torch.optim.Optimizer):
+    """What all optimizers of torch have in common."""
+
+    add_param_group = _plain(torch.optim.Optimizer.add_param_group)
+    zero_grad = _plain(torch.optim.Optimizer.zero_grad)
+    state_dict = _plain(torch.optim.Optimizer.state_dict)
+    load_state_dict = _plain(torch.optim.Optimizer.load_state_dict)
+
+
+class _Adam(_Uncompiled, torch.optim.Adam):
+    step = _plain(torch.optim.Adam.step)
+
+
+class _AdamW(_Uncompiled, torch.optim.AdamW):
+    step = _plain(torch.optim.AdamW.step)
+
+
+class _SGD(_Uncompiled, torch.optim.SGD):
+    """SGD whose parameters need not all have their first gradient in the same step.
+
+    torch's fused kernel wants momentum of all parameters that it updates, or of none.  Momentum
+    begins with the gradient itself, which is what comes of zeros, too.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        """As in torch."""
+        for group in self.param_groups:
+            if not (group["fused"] and group["momentum"]):
+                continue
+            for parameter in group["params"]:
+                if parameter.grad is not None and "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return self._update(closure)
+
+    _update = _plain(torch.optim.SGD.step)
+
+
+def _may_be_fused(parameter: nn.Parameter) -> bool:
+    wide = parameter.dtype in (torch.float32, torch.float64)
+    return wide and parameter.device.type == "cpu" and parameter.is_contiguous()
+
+
+def optimizer_of(
+    task: Any, table: OptimizerTable, named: Sequence[tuple[str, nn.Parameter]]
+) -> torch.optim.Optimizer:
+    """The task's own optimizer if it builds one, else the job's.
+
+    `build_optimizers` gives several by name, which are seen as one.  A `build_optimizer` whose
+    first parameter is called `named_parameters` is given pairs of name and parameter, any other
+    one the parameters alone.
+
+    Raises:
+        TaskError: the task's is no torch optimizer, or one that takes sparse gradients only; or
+            several do not share the parameters out.
+    """
+    several = getattr(task, "build_optimizers", None)
+    if several is not None:
+        if hasattr(task, "build_optimizer"):
+            raise TaskError(
+                "the task has build_optimizer() and build_optimizers()",
+                remedy="keep one of the two",
+            )
+        return _join(several(list(named)), named)
+    build = getattr(task, "build_optimizer", None)
+    parameters = [parameter for _, parameter in named]
+    if build is None:
+        return build_optimizer(table, parameters)
+    optimizer = build(list(named) if _takes_names(build) else parameters)
+    return checked_optimizer("build_optimizer()", optimizer)
+
+
+def _join(parts: Any, named: Sequence[tuple[str, nn.Parameter]]) -> JoinedOptimizer:
+    """Several optimizers, of which each trained parameter has one."""
+    if not (isinstance(parts, Mapping) and parts and all(_is_name(name) for name in parts)):
+        raise TaskError(
+            f"build_optimizers() of the task returned {type(parts).__name__}",
+            remedy='return {name: optimizer}, with names such as "generator"',
+        )
+    owner: dict[nn.Parameter, str] = {}
+    names = {parameter: name for name, parameter in named}
+    for part, optimizer in parts.items():
+        checked_optimizer(f"build_optimizers()[{part!r}]", optimizer)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter in owner or parameter not in names:
+                why = (
+                    f"is in {owner[parameter]} as well" if parameter in owner else "is not trained"
+                )
+                raise TaskError(
+                    f"build_optimizers() of the task gave {part} the parameter"
+                    f" {names.get(parameter, 'of no name')}, which {why}",
+                    remedy="give each parameter that requires a gradient to one optimizer",
+                )
+            owner[parameter] = part
+    left = [name for name, parameter in named if parameter not in owner]
+    if left:
+        raise TaskError(
+            f"build_optimizers() of the task gave no optimizer the parameter {left[0]}",
+            remedy="give it to one, or freeze it with requires_grad_(False)",
+        )
+    return JoinedOptimizer(parts)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
+    """What a method of the task returned, if it is an optimizer that can be used.
+
+    Raises:
+        TaskError: it is not.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TaskError(
+            f"{method} of the task returned a {type(optimizer).__name__}",
+            remedy="return a torch.optim.Optimizer",
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TaskError(
+            f"{method} of the task returned a SparseAdam, which takes sparse gradients only",
+            remedy="use Adam: gradients are made dense before they are summed over the workers",
+        )
+    return optimizer
+
+
+def ignored_settings(task: Any, spec: JobSpec) -> str:
+    """Which settings of the job file have no effect beside the task's own methods; "" for none."""
+    found = []
+    for method, table, values in (
+        ("build_optimizer", "optimizer", spec.optimizer),
+        ("build_optimizers", "optimizer", spec.optimizer),
+        ("build_schedule", "schedule", spec.schedule),
+    ):
+        changed = _changed(values) if getattr(task, method, None) is not None else []
+        if changed:
+            found.append(f"[{table}] {', '.join(changed)}: the task's {method}() counts instead")
+    return "; ".join(found)
+
+
+def _changed(values: OptimizerTable | ScheduleTable) -> list[str]:
+    """Settings of a table that are not the defaults."""
+    return [
+        f"{one.name} = {shown(getattr(values, one.name))}"
+        for one in dataclasses.fields(values)
+        if getattr(values, one.name) != one.default
+    ]
+
+
+def _takes_names(build: Callable[..., Any]) -> bool:
+    try:
+        names = list(inspect.signature(build).parameters)
+    except (TypeError, ValueError):
+        return False  # a callable that does not tell
+    return names[:1] == ["named_parameters"]

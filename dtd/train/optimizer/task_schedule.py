@@ -1,0 +1,152 @@
+"""A learning-rate schedule that the task builds: any of torch.optim.lr_scheduler, stepped by dtd.
+
+It moves on by one with every update, so not with a step that was skipped or is redone, and its
+state goes with the rest (`dtd.train.state.tensors`) as JSON.  What it changes in the optimizer's
+groups (rates, momentum) is the optimizer's state.  The schedules of a job file are
+`dtd.train.optimizer.learning_rate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from dtd.errors import CheckpointError, TaskError
+
+_PAIRS: Final[dict[str, type[Any]]] = {"dict": dict, "counter": Counter}
+_NOT_FINITE: Final = ("inf", "-inf", "nan")
+
+
+class TaskSchedule:
+    """One schedule of one optimizer.
+
+    Args:
+        scheduler: built for that optimizer, not stepped yet.
+    """
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    def step(self) -> None:
+        """Another update is made: set what counts for the next one.
+
+        Raises:
+            TaskError: the schedule is over, or failed otherwise.
+        """
+        try:
+            self._scheduler.step()
+        except Exception as error:
+            raise TaskError(
+                f"the schedule of the task's build_schedule() raised {type(error).__name__}:"
+                f" {error}",
+                remedy="let it last for total_steps updates; an extended job keeps the schedule"
+                " that it was begun with",
+            ) from error
+
+    def state(self) -> dict[str, Any]:
+        """What it keeps, fit for JSON; functions are no state.
+
+        Raises:
+            TaskError: it keeps something else.
+        """
+        return {
+            name: _encoded(name, value)
+            for name, value in sorted(self._scheduler.state_dict().items())
+            if not callable(value)
+        }
+
+    def load(self, state: Any) -> None:
+        """Go on where another one was.
+
+        Raises:
+            CheckpointError: that was another kind of schedule.
+        """
+        own = self.state()
+        if not isinstance(state, dict) or state.keys() != own.keys():
+            differing = sorted(own.keys() ^ state.keys()) if isinstance(state, dict) else ["it"]
+            raise CheckpointError(
+                f"the state is of another schedule than {type(self._scheduler).__name__}:"
+                f" {differing[0]} is in only one of the two",
+                remedy="use the task that made it, or start from its weights only",
+            )
+        try:
+            decoded = {name: _decoded(value) for name, value in state.items()}
+            self._scheduler.load_state_dict(decoded)
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise CheckpointError(f"the state of the task's schedule is broken: {error}") from error
+
+
+def schedule_of(
+    task: Any, optimizer: torch.optim.Optimizer, total_steps: int
+) -> TaskSchedule | None:
+    """The task's own schedule; None if it builds none.
+
+    Args:
+        task: may have `build_schedule(optimizer, total_steps)`.
+        optimizer: whose groups it sets.
+        total_steps: steps of the whole job.
+
+    Raises:
+        TaskError: what it built is no schedule of this optimizer that can be stepped.
+    """
+    build = getattr(task, "build_schedule", None)
+    if build is None:
+        return None
+    scheduler: Any = build(optimizer, total_steps)
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TaskError(
+            "build_schedule() of the task returned a ReduceLROnPlateau, which needs a metric, and"
+            " schedules are stepped once an update",
+            remedy="use a schedule of steps, such as CosineAnnealingLR or OneCycleLR",
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise TaskError(
+            f"build_schedule() of the task returned a {type(scheduler).__name__}",
+            remedy="return one of torch.optim.lr_scheduler",
+        )
+    if scheduler.optimizer is not optimizer:
+        raise TaskError(
+            "build_schedule() of the task returned a schedule of another optimizer",
+            remedy="build it for the optimizer that is passed in",
+        )
+    schedule = TaskSchedule(scheduler)
+    schedule.state()
+    return schedule
+
+
+def _encoded(name: str, value: Any) -> Any:
+    """JSON that `_decoded` turns back: it has no tuples, no keys but text, no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [None if callable(item) else _encoded(name, item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(name, item) for item in value]}
+    for kind in ("counter", "dict"):
+        if isinstance(value, _PAIRS[kind]):
+            pairs = [(key, item) for key, item in value.items() if not callable(item)]
+            return {kind: [[_encoded(name, key), _encoded(name, item)] for key, item in pairs]}
+    raise TaskError(
+        f"the schedule of the task keeps {name} as a {type(value).__name__}, which states cannot"
+        " hold",
+        remedy="let it keep numbers, text, lists and dictionaries",
+    )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "float" and content in _NOT_FINITE:
+        return float(content)
+    if kind == "tuple":
+        return tuple(_decoded(item) for item in content)
+    return _PAIRS[kind]({_decoded(key): _decoded(item) for key, item in content})

@@ -1,0 +1,148 @@
+"""Which entry of the state is the first in which ranks differ, and what that is a sign of.
+
+Called when digests differ, on all ranks alike: each hashes its entries one by one, and the ranks
+search the list together (`dtd.core.engine.difference`).  What becomes of the job is decided by the
+coordinator; nothing of the state is changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from dtd.core.engine.difference import search
+from dtd.errors import ProtocolError, RingBroken
+from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.state.replica import Replica
+from dtd.train.state.tensors import (
+    AVERAGE,
+    MODEL,
+    OPTIMIZER,
+    TASK,
+    canonical_json,
+    dtype_name,
+    metadata,
+    named_tensors,
+    on_host,
+)
+from dtd.train.state.weights import plain_name
+
+Gather = Callable[[bytes], list[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first entry in which ranks differ.
+
+    Attributes:
+        entry: its name; empty if it was not found.
+        meaning: what it is and what probably changed it, for a person; empty without an entry.
+    """
+
+    entry: str = ""
+    meaning: str = ""
+
+
+def first_difference(
+    replica: Replica, gather: Gather, progress: Callable[[], None] = lambda: None
+) -> Difference:
+    """Search the states of all ranks; finds nothing if the ring breaks meanwhile.
+
+    Args:
+        replica: this rank's state.
+        gather: exchanges a word with all ranks, which all search as well.
+        progress: called with every entry that is hashed.
+    """
+    names, hashes = [], []
+    for name, content in _entries(replica, progress):
+        names.append(name)
+        hashes.append(content)
+    looking = search(hashes)
+    try:
+        word = next(looking)
+        while True:
+            word = looking.send(gather(word))
+    except StopIteration as found:
+        index = found.value
+    except (RingBroken, ProtocolError):
+        return Difference()
+    if index is None:
+        return Difference()
+    if index >= len(names):
+        return Difference(
+            entry="(more entries)", meaning="some ranks have optimizer state that others lack"
+        )
+    return Difference(entry=names[index], meaning=_meaning(replica, names[index]))
+
+
+def _entries(replica: Replica, progress: Callable[[], None]) -> list[tuple[str, bytes]]:
+    """Names and hashes of all that a digest covers, in the digest's order; counters come last."""
+    found = []
+    for name, tensor in named_tensors(replica).items():
+        content = xxhash.xxh3_64()
+        content.update(canonical_json([name, dtype_name(name, tensor.dtype), list(tensor.shape)]))
+        content.update(tensor_bytes(on_host(tensor)))
+        found.append((name, content.digest()))
+        progress()
+    for name, value in metadata(replica).items():
+        found.append((name, xxhash.xxh3_64(canonical_json([name, value])).digest()))
+    return found
+
+
+def _meaning(replica: Replica, entry: str) -> str:
+    if entry.startswith(MODEL):
+        return _of_model(replica, entry.removeprefix(MODEL))
+    if entry.startswith(TASK) or entry == "task":
+        return (
+            f"{entry.removeprefix(TASK)} of what the task keeps itself; it must be changed alike on"
+            " all ranks, not by the rows of each"
+        )
+    if entry.startswith(OPTIMIZER):
+        index, _, key = entry.removeprefix(OPTIMIZER).partition(".")
+        return (
+            f"{key} in the optimizer's state of {_parameter(replica, int(index))}; all ranks give"
+            " the optimizer the same gradients, so it probably draws at random, or keeps state"
+            " that dtd does not know"
+        )
+    if entry.startswith(AVERAGE):
+        return (
+            f"the average of {entry.removeprefix(AVERAGE)}; only its parameter moves it, so a"
+            " machine probably computes wrongly"
+        )
+    if entry == "schedule":
+        return (
+            "the state of the schedule that build_schedule() made; it probably depends on the rank"
+            " or draws at random"
+        )
+    return (
+        f"{entry}, which is no tensor; the task probably changes the optimizer's groups by itself,"
+        " not alike on all ranks"
+    )
+
+
+def _of_model(replica: Replica, name: str) -> str:
+    if name in {plain_name(trained) for trained, _ in replica.trained}:
+        return (
+            f"the parameter {name}; all ranks update it by the same gradients, so something else"
+            " probably changes it: an optimizer that the task steps itself, an assignment in"
+            " loss(), a random draw; or a machine computes wrongly"
+        )
+    if name in {plain_name(known) for known, _ in replica.model.named_parameters()}:
+        return (
+            f"the parameter {name}, which dtd does not train; the task probably changes it itself,"
+            " by the rows of each rank"
+        )
+    return (
+        f"the buffer {name}; probably it is changed outside of forward, or by a random draw or"
+        " rows of one rank in a way that cannot be averaged"
+    )
+
+
+def _parameter(replica: Replica, index: int) -> str:
+    """The parameter that the optimizer numbers so."""
+    parameters = [p for group in replica.optimizer.param_groups for p in group["params"]]
+    named = replica.model.named_parameters()
+    names = {id(parameter): plain_name(name) for name, parameter in named}
+    return names.get(id(parameters[index]), f"parameter {index}")

@@ -1,0 +1,103 @@
+"""A state on its way from worker to worker: one JSON text and the bytes of its tensors.
+
+The donor exports views of live memory, nothing is copied on a CPU; the joiner allocates what the
+text announces, lets the bytes be received into it and takes the state over when all are there.
+How bytes travel is `dtd.worker` and `dtd.net`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtd.core.engine.step_protocol import StateKey
+from dtd.errors import CheckpointError
+from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.record import GotOn, StateImage, nobody
+from dtd.train.state.replica import Replica
+from dtd.train.state.tensors import (
+    DTYPES,
+    canonical_json,
+    digest_of,
+    dtype_name,
+    load_state,
+    metadata,
+    named_tensors,
+    on_host,
+)
+
+
+def export_image(replica: Replica, *, key: StateKey, got_on: GotOn = nobody) -> StateImage:
+    """The live state; valid until the next step begins."""
+    tensors = {name: on_host(tensor) for name, tensor in named_tensors(replica).items()}
+    about = metadata(replica)
+    listing = [[n, dtype_name(n, t.dtype), list(t.shape)] for n, t in tensors.items()]
+    manifest = {
+        "generation": key.generation,
+        "state": about,
+        "tensors": listing,
+        "digest": digest_of(tensors, about, got_on).hex(),
+    }
+    blobs = [tensor_bytes(tensor) for tensor in tensors.values()]
+    return StateImage(manifest=canonical_json(manifest), blobs=blobs)
+
+
+class IncomingImage:
+    """A state that is being received.
+
+    Args:
+        manifest: the donor's JSON text.
+        limit_bytes: refuse to allocate more than this.
+
+    Raises:
+        CheckpointError: the text is not one, or announces too much.
+    """
+
+    def __init__(self, manifest: bytes, *, limit_bytes: int) -> None:
+        try:
+            self._manifest: dict[str, Any] = json.loads(manifest)
+            generation, about = int(self._manifest["generation"]), self._manifest["state"]
+            self.key = StateKey(generation, int(about["step"]))
+            announced = [
+                (str(name), DTYPES[dtype], [int(size) for size in shape])
+                for name, dtype, shape in self._manifest["tensors"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"the manifest of a received state is broken: {error}") from error
+        total_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in announced)
+        if total_bytes > limit_bytes or any(
+            size < 0 for _, _, shape in announced for size in shape
+        ):
+            raise CheckpointError(
+                f"a received state announces {total_bytes} bytes; this model needs at most"
+                f" {limit_bytes}"
+            )
+        self._tensors: dict[str, Tensor] = {
+            name: torch.empty(shape, dtype=dtype) for name, dtype, shape in announced
+        }
+
+    def blobs(self) -> list[memoryview]:
+        """Memory to receive into, in the manifest's order."""
+        return [tensor_bytes(tensor) for tensor in self._tensors.values()]
+
+    def check(self, got_on: GotOn = nobody) -> None:
+        """Compare what was received with its digest.
+
+        Raises:
+            CheckpointError: bytes were damaged on the way.
+        """
+        digest = digest_of(self._tensors, self._manifest["state"], got_on)
+        if digest.hex() != self._manifest["digest"]:
+            raise CheckpointError("a received state does not match its digest")
+
+    def apply(self, replica: Replica, got_on: GotOn = nobody) -> None:
+        """Take the state over.
+
+        Raises:
+            CheckpointError: it is another model's.
+        """
+        load_state(replica, self._tensors, self._manifest["state"], got_on)

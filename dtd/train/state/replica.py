@@ -1,0 +1,250 @@
+"""One full copy of what is trained, and how a step is applied to it.
+
+Model, optimizer, loss scaler and counters are the whole state of a job: what replicas must hold
+alike, what peers send one another and what checkpoints save (`dtd.train.state.tensors`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtd.core.data.ledger import Ledger
+from dtd.core.data.sampler import Position, advance
+from dtd.errors import TaskError
+from dtd.job import JobSpec
+from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
+from dtd.train.model_setup import (
+    LossScaler,
+    Sample,
+    autocast,
+    loss_scaler,
+    materialise,
+    wrap_blocks,
+)
+from dtd.train.optimizer.build import JoinedOptimizer, optimizer_of
+from dtd.train.optimizer.learning_rate import learning_rate
+from dtd.train.optimizer.task_schedule import TaskSchedule, schedule_of
+from dtd.train.plan import steps_of
+from dtd.train.state.averages import Averages
+from dtd.train.state.task_state import OwnState
+from dtd.train.task import Task
+
+
+@dataclass(slots=True)
+class Replica:
+    """The state of a job on one worker.
+
+    Attributes:
+        model: on its device.
+        optimizer: over its trained parameters.
+        base_lrs: learning rate of each parameter group before the job's schedule.
+        scaler: of the loss.
+        trained: names and parameters that are not frozen.
+        ledger: which places of an epoch's order were committed.
+        step: committed steps.
+        updates: committed steps that were not skipped.
+        skipped_in_row: committed steps since the last update, all of them skipped.
+        epoch: epoch of the next row.
+        offset: rows used in that epoch.
+        own: what the task keeps itself.
+        early_stop: what evaluations have shown.
+        ended_of: steps of the job that ended early with the last step; 0 if it goes on.
+        stream: position of the next row, where rows come from a stream; None at its beginning.
+        schedule: the task's own; None where the job's [schedule] counts.
+        averages: of the weights; None without `train.ema_decay`.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    base_lrs: list[float]
+    scaler: LossScaler
+    trained: list[tuple[str, nn.Parameter]]
+    ledger: Ledger
+    step: int = 0
+    updates: int = 0
+    skipped_in_row: int = 0
+    epoch: int = 0
+    offset: int = 0
+    own: OwnState = field(default_factory=OwnState)
+    early_stop: EarlyStop = NOTHING_SEEN
+    ended_of: int = 0
+    stream: Any = None
+    schedule: TaskSchedule | None = None
+    averages: Averages | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Committed steps that updated nothing."""
+        return self.step - self.updates
+
+    def advance(
+        self, position: Position, rows: int, *, seed: int, missing: int = 0, repeated: int = 0
+    ) -> None:
+        """Count a committed step of `rows` rows at `position`.
+
+        Args:
+            position: where it began.
+            rows: of its plan.
+            seed: whose order they are in.
+            missing: how many of these went through no model.
+            repeated: how many did that are not of its plan.
+
+        The ledger is kept by place: an epoch's order is a bijection, and places cost nothing.
+        """
+        after = advance(position, rows, self.ledger.length)
+        self.ledger.commit(position.epoch, range(position.offset, position.offset + rows))
+        self.ledger.seed = seed
+        self.ledger.amend(missing=missing, repeated=repeated)
+        self.step += 1
+        self.epoch, self.offset = after.epoch, after.offset
+
+    def part(self, name: str) -> torch.optim.Optimizer:
+        """One of several optimizers; the only one if the name is empty."""
+        optimizer = self.optimizer
+        return optimizer.parts[name] if isinstance(optimizer, JoinedOptimizer) else optimizer
+
+    def update(self, name: str) -> None:
+        """Let one of several optimizers, or the only one, update its parameters."""
+        if isinstance(self.optimizer, JoinedOptimizer):
+            self.optimizer.step(name)
+        else:
+            self.optimizer.step()
+
+    def set_learning_rates(self, spec: JobSpec, updates_total: int) -> float:
+        """Prepare the next update; returns the rate of the first parameter group."""
+        groups = self.optimizer.param_groups
+        if self.schedule is None:
+            for group, base_lr in zip(groups, self.base_lrs, strict=True):
+                group["lr"] = learning_rate(
+                    spec.schedule, base_lr=base_lr, update=self.updates, updates_total=updates_total
+                )
+        return float(groups[0]["lr"])
+
+    def updated(self) -> None:
+        """Count an update; the task's schedule sets what counts for the next one."""
+        if self.averages is not None:
+            self.averages.update(first=self.updates == 0)
+        self.updates += 1
+        self.skipped_in_row = 0
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that are evaluated: the averages, if there are any."""
+        return contextlib.nullcontext() if self.averages is None else self.averages.in_place()
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters that are not frozen, shared ones once.
+
+    Raises:
+        TaskError: there is none.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise TaskError(
+            "the model has no parameter to train",
+            remedy="build_model() must return a model with requires_grad parameters",
+        )
+    return named
+
+
+def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample) -> nn.Module:
+    """The task's model, initialised from the job's seed, ready to train on its device.
+
+    Raises:
+        TaskError: it is no model, or has a layer that cannot work here.
+    """
+    torch.manual_seed(spec.job.seed)
+    built: Any = task.build_model()
+    if not isinstance(built, nn.Module):
+        raise TaskError(
+            f"build_model() of the task returned a {type(built).__name__}",
+            remedy="return a torch.nn.Module",
+        )
+    _refuse_synchronised(built)
+    model = built.to(device).train()
+    with autocast(spec.train.precision, device):
+        materialise(model, lambda lazy: _losses(task, lazy, sample()))
+    return model
+
+
+def _losses(task: Any, model: nn.Module, batch: Any) -> None:
+    """Compute every loss of a task, for the sake of the shapes that come up."""
+    if not hasattr(task, "build_optimizers"):
+        task.loss(model, batch)
+        return
+    if not hasattr(task, "updates"):
+        raise TaskError(
+            "the task has lazy parameters and several optimizers, whose names are not known yet",
+            remedy="add updates(step), which returns their names",
+        )
+    for name in task.updates(0):
+        task.loss(model, batch, name)
+
+
+def _refuse_synchronised(model: nn.Module) -> None:
+    """A layer that talks to other ranks does it by torch.distributed, which is not there."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise TaskError(
+                f"{f'the layer {name}' if name else 'the model'} is a SyncBatchNorm, and it would"
+                " see only its own worker's rows: there is no process group",
+                remedy="use BatchNorm, whose running statistics dtd averages over all workers, or"
+                " GroupNorm, which needs no other rows",
+            )
+
+
+def build_replica(
+    task: Task, spec: JobSpec, device: torch.device, *, epoch_rows: int, sample: Sample
+) -> Replica:
+    """A fresh state: step 0; `sample` gives lazy parameters their shapes."""
+    model = build_model(task, spec, device, sample)
+    if spec.train.activation_checkpointing:
+        wrap_blocks(model)
+    trained = trained_parameters(model)
+    replica = Replica(
+        model=model,
+        optimizer=optimizer_of(task, spec.optimizer, trained),
+        base_lrs=[],
+        scaler=loss_scaler(spec.train.precision),
+        trained=trained,
+        ledger=Ledger(epoch_rows),
+        own=OwnState(task),
+    )
+    _add_schedule(replica, task, spec)
+    if spec.train.ema_decay:
+        parameters = [parameter for _, parameter in trained]
+        replica.averages = Averages(model, parameters, decay=spec.train.ema_decay)
+    return replica
+
+
+def _add_schedule(replica: Replica, task: Task, spec: JobSpec) -> None:
+    """What says how the rates of a new optimizer's groups change."""
+    replica.base_lrs = [float(group["lr"]) for group in replica.optimizer.param_groups]
+    total_steps = steps_of(spec, replica.ledger.length)
+    replica.schedule = schedule_of(task, replica.optimizer, total_steps)
+
+
+def reset_replica(
+    replica: Replica, task: Task, spec: JobSpec, device: torch.device, sample: Sample
+) -> None:
+    """Go back to step 0 without giving up the model's memory, which hooks and buckets refer to."""
+    fresh = build_model(task, spec, device, sample)
+    replica.model.load_state_dict(fresh.state_dict())
+    replica.optimizer = optimizer_of(task, spec.optimizer, replica.trained)
+    replica.scaler = loss_scaler(spec.train.precision)
+    replica.ledger = Ledger(replica.ledger.length)
+    replica.step = replica.updates = replica.skipped_in_row = 0
+    replica.epoch = replica.offset = replica.ended_of = 0
+    replica.early_stop, replica.stream = NOTHING_SEEN, None
+    replica.own.reset()
+    _add_schedule(replica, task, spec)
+    if replica.averages is not None:
+        replica.averages.begin()

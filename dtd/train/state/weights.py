@@ -1,0 +1,116 @@
+"""Weights by name: what a model's parameters and buffers are called outside of it.
+
+Names are those of the model as it was written: torch.compile's wrapper adds `_orig_mod.` to the
+names in its state_dict, here it is taken away, so that a compiled and a plain model can load each
+other's weights.  What is shared under several names (tied weights) counts once, under the first.
+`load_weights` is for whoever uses the weights after training: it needs no daemon.  States of a
+running job are `dtd.train.state.tensors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from dtd.errors import CheckpointError, TaskError
+
+_COMPILED: Final = "_orig_mod"
+_SHOWN: Final = 3
+
+
+def plain_name(name: str) -> str:
+    """A name in a state_dict without what torch.compile adds to it."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Live parameters and persistent buffers, shared ones once, in an order of the model alone.
+
+    Raises:
+        TaskError: the model's state holds something that is no tensor.
+    """
+    groups = named_groups(model)
+    return {names[0]: tensor for names, tensor in groups}
+
+
+def load_weights(model: nn.Module, *files: str | Path) -> None:
+    """Give a model the weights of safetensors files, such as `dtdctl fetch` brings.
+
+    Args:
+        model: as the task builds it, compiled or not.
+        files: of weights; where two hold the same name the later one counts.
+
+    Raises:
+        CheckpointError: a file cannot be read, or the weights are not those of this model.
+    """
+    given: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            loaded = safetensors.torch.load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        given |= {plain_name(name): tensor for name, tensor in loaded.items()}
+    groups = named_groups(model)
+    known = {name for names, _ in groups for name in names}
+    missing = [names[0] for names, _ in groups if not given.keys() & names]
+    where = " and ".join(map(str, files))
+    if missing or given.keys() - known:
+        raise CheckpointError(
+            f"{where} is of another model:{_listed(' without', missing)}"
+            f"{_listed(' with', sorted(given.keys() - known))}",
+            remedy="build the model with the job's [task] table",
+        )
+    with torch.no_grad():
+        for names, tensor in groups:
+            _copy(where, {name: given[name] for name in names if name in given}, tensor)
+
+
+def _copy(where: str, given: Mapping[str, Tensor], tensor: Tensor) -> None:
+    for name, value in given.items():
+        if value.shape != tensor.shape:
+            raise CheckpointError(
+                f"{where} is of another model: {name} is {tuple(value.shape)},"
+                f" the model's {tuple(tensor.shape)}",
+                remedy="build the model with the job's [task] table",
+            )
+        tensor.copy_(value)
+
+
+def named_groups(model: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Each tensor of the model with all of its names.
+
+    Raises:
+        TaskError: the model's state holds something that is no tensor.
+    """
+    groups: list[tuple[list[str], Tensor]] = []
+    places: dict[tuple[int, torch.Size, tuple[int, ...]], int] = {}
+    taken: set[str] = set()
+    for full_name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise TaskError(
+                f"the model's state_dict() holds {full_name}, which is no tensor",
+                remedy="keep such state in a buffer",
+            )
+        name = plain_name(full_name)
+        name = full_name if name in taken else name
+        taken.add(name)
+        identity = (value.data_ptr(), value.shape, value.stride())
+        if value.numel() and identity in places:
+            groups[places[identity]][0].append(name)
+            continue
+        places[identity] = len(groups)
+        groups.append(([name], value))
+    return groups
+
+
+def _listed(word: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{word} {', '.join(names[:_SHOWN])}{more}"

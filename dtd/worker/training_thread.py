@@ -1,0 +1,392 @@
+"""The training thread: warm up, then one generation after another until the job is over.
+
+It joins `dtd.train` (state, loop) with the data plane: it takes the state over that a generation
+starts from, runs the loop on the ring, and says how it ended.  torch is imported here and not
+before, so an idle worker has not paid for it.  It talks to the event loop through the bridge only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from dtd import job
+from dtd.config import Sandbox
+from dtd.core.engine.checkpoint_writers import checkpoint_writers
+from dtd.core.engine.step_protocol import Reaction, reaction
+from dtd.core.membership import member
+from dtd.core.membership.branches import told_by
+from dtd.core.progress import ProgressWatch
+from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
+from dtd.net.resource import Resource, memory_blob
+from dtd.shown import one_line
+from dtd.wire import messages as m
+from dtd.wire.greeting import DataCredential
+from dtd.worker.fetch import fetch_state
+from dtd.worker.packages import look_first_in, task_digest
+from dtd.worker.process_memory import made_to_last
+from dtd.worker.reporter import JobReporter
+from dtd.worker.sandbox import refuse_if_laxer
+
+if TYPE_CHECKING:
+    from dtd.train.record import Outcome
+    from dtd.train.run import TrainingRun
+    from dtd.transport.api import Collective
+    from dtd.transport.bridge import RingCollective
+
+log = structlog.get_logger()
+
+MAX_TRACEBACK_CHARACTERS: Final = 12_000
+MAX_ENTRY_CHARACTERS: Final = 255
+
+Post = Callable[[member.Event], None]
+
+
+def state_resource(generation: int) -> str:
+    """Name under which the source of a generation offers its state."""
+    return f"state/{generation}"
+
+
+def transport_of(spec: Mapping[str, Any]) -> str:
+    """`sync.transport` of a job; those of older coordinators have only the ring."""
+    return str(spec["sync"].get("transport", "ring"))
+
+
+class TrainingThread(threading.Thread):
+    """One job's training thread.
+
+    Args:
+        prepare: the job.
+        device: "cpu" or "cuda:N".
+        threads: CPU threads; 0 means what the job says.
+        sandbox: what this worker keeps a job's code in.
+        state_dir: where this worker keeps checkpoints unless the job names a directory.
+        silence_s: after which a donor that sends nothing is given up.
+        can_encrypt: this worker has a credential to encrypt with.
+        reporter: hears of steps, evaluations and checkpoints.
+        watch: whether the thread gets on.
+        post: hands an event to the member core, from any thread.
+        offer: lets other workers fetch a resource, from any thread.
+        fetch_package: blocks until a shipped package lies on this worker's disk.
+        fetch_weights: the same for a file of weights.
+    """
+
+    def __init__(
+        self,
+        prepare: m.Prepare,
+        *,
+        device: str,
+        threads: int,
+        sandbox: Sandbox,
+        state_dir: Path,
+        silence_s: float,
+        can_encrypt: bool,
+        reporter: JobReporter,
+        watch: ProgressWatch,
+        post: Post,
+        offer: Callable[[str, Resource], None],
+        fetch_package: Callable[[str], Path],
+        fetch_weights: Callable[[str], Path],
+    ) -> None:
+        super().__init__(name="trainer", daemon=True)
+        self._prepare = prepare
+        self._device = device
+        self._threads = threads
+        self._sandbox = sandbox
+        self._state_dir = state_dir
+        self._silence_s = silence_s
+        self._can_encrypt = can_encrypt
+        self._copies = int(prepare.spec["checkpoint"]["copies"])
+        self._reporter = reporter
+        self._watch = watch
+        self._post = post
+        self._offer = offer
+        self._fetch_package = fetch_package
+        self._fetch_weights = fetch_weights
+        self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
+
+    def assign(self, ring: RingCollective) -> None:
+        """Give the thread its next generation; called on the event loop."""
+        self._orders.put(ring)
+
+    def save(self, save: m.Save) -> None:
+        """Have the thread write what it holds, between generations; called on the event loop."""
+        self._orders.put(save)
+
+    def run(self) -> None:
+        """Train until the process is replaced; every failure becomes a report."""
+        run: TrainingRun | None = None
+        ring: RingCollective | None = None
+        try:
+            self._watch.begin(time.monotonic())
+            run = self._warm_up()
+            self._watch.end()
+            while True:
+                order = self._orders.get()
+                if isinstance(order, m.Save):
+                    self._save(run, order)
+                    continue
+                ring = order
+                self._serve(run, ring)
+        except BaseException as error:  # noqa: BLE001 - a user's SystemExit fails the job too
+            self._fail(error, step=run.committed_step if run is not None else 0)
+        if run is not None and ring is not None:
+            self._outlive_failure(run, ring)
+
+    def _outlive_failure(self, run: TrainingRun, ring: RingCollective) -> None:
+        """The state of the last committed step is whole: hold it until it is saved.
+
+        The neighbours are let go after both reports: their word of a lost link shall come second.
+        """
+        try:
+            self._froze(run, ring.assign, "", "", "its training has failed")
+        finally:
+            ring.give_up("the training thread has failed")
+        while True:
+            order = self._orders.get()
+            if isinstance(order, m.Save):
+                self._save(run, order)
+
+    def _save(self, run: TrainingRun, save: m.Save) -> None:
+        """Write what is held; each order is answered, by the report of a checkpoint or by this."""
+        try:
+            run.save(save.generation, save.step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator asks another one
+            self._reporter.warning("checkpoint_failed", str(error))
+
+    def _warm_up(self) -> TrainingRun:
+        prepare = self._prepare
+        if prepare.spec["sync"].get("encryption") == "tls" and not self._can_encrypt:
+            raise ConfigError(
+                "the job is encrypted, and this worker has no credential to do so",
+                remedy="join with this host, too: `dtdctl token create`, `dtd-worker join TOKEN`",
+            )
+        refuse_if_laxer(self._sandbox, str(prepare.spec["job"].get("sandbox", "")))
+        with made_to_last():
+            from dtd.train.record import InitFrom
+            from dtd.train.run import TrainingRun
+        if transport_of(prepare.spec) != "ring":
+            from dtd.transport.process_group import check_backend
+
+            check_backend(transport_of(prepare.spec), self._device)
+        place = self._fetch_package(prepare.package) if prepare.package else None
+        look_first_in(place)
+        spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
+        parent = None
+        if prepare.from_job:
+            parent = InitFrom(
+                job_id=prepare.from_job,
+                step=prepare.from_step or None,
+                mode="weights" if prepare.from_mode == "weights" else "resume",
+                identity=prepare.from_identity,
+            )
+        run = TrainingRun(
+            spec=spec,
+            job_id=prepare.job,
+            identity=prepare.identity,
+            init_from=parent,
+            weights=self._fetch_weights(prepare.weights) if prepare.weights else None,
+            strict=prepare.strict,
+            device=self._device,
+            threads=self._threads,
+            state_dir=self._state_dir,
+            reporter=self._reporter,
+            requests=self._reporter,
+        )
+        report = run.prepare()
+        self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
+        warmed = m.Warmed(
+            job=prepare.job,
+            dataset_rows=report.dataset_rows,
+            dataset_fingerprint=report.dataset_fingerprint,
+            plan_digest=report.plan_digest,
+            numerics_fingerprint=report.numerics_fingerprint,
+            parameters=report.parameters,
+            steps_total=report.steps_total,
+            held=(self._held(run),),
+            task_digest=task_digest(spec.job.task, place),
+        )
+        self._post(member.TrainerWarm(warmed=warmed))
+        return run
+
+    def _held(self, run: TrainingRun) -> m.Held:
+        held = run.held()
+        return m.Held(
+            job=held.job_id,
+            generation=held.generation,
+            step=held.step,
+            digest=held.digest,
+            where=held.where,
+        )
+
+    def _serve(self, run: TrainingRun, ring: RingCollective) -> None:
+        """One generation, from taking over the state to how it ended."""
+        assign = ring.assign
+        self._reporter.begin_generation(assign)
+        self._watch.begin(time.monotonic())
+        self._reporter.begins("take over")
+        run.leave_behind(told_by(assign))
+        try:
+            run.expect(assign.held_step, rank=assign.rank, world_size=len(assign.roster))
+            self._take_over(run, ring)
+            ring.wait_up()
+            roster = assign.roster
+            writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
+            voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
+            collective = self._collective(ring)
+            outcome = run.run(collective, assign.generation, writers=writers, voters=voters)
+        except RingBroken as error:
+            self._froze(run, assign, error.suspect, error.evidence, error.message)
+        except DivergenceError as error:
+            self._diverged(run, assign, error)
+        else:
+            if outcome.kind in ("finished", "stopped"):
+                self._finished(run, assign, outcome)
+            else:
+                self._froze(run, assign, "", "", "the generation ended at a step boundary")
+        finally:
+            self._watch.end()
+
+    def _collective(self, ring: RingCollective) -> Collective:
+        """The ring, or a process group that rests on it, as the job wants."""
+        transport = transport_of(self._prepare.spec)
+        if transport == "ring":
+            return ring
+        from dtd.transport.process_group import ProcessGroupCollective, group_of
+
+        return ProcessGroupCollective(
+            ring,
+            lambda: group_of(
+                transport,
+                rank=ring.rank,
+                world_size=ring.world_size,
+                host=ring.assign.roster[ring.rank].host,
+                device=self._device,
+                connect_timeout_s=self._silence_s,
+            ),
+        )
+
+    def _take_over(self, run: TrainingRun, ring: RingCollective) -> None:
+        """Adopt what this worker holds, or fetch what it lacks; holders offer it to who lacks it.
+
+        A step that is prepared here and committed by the others is committed, not fetched.
+        """
+        assign = ring.assign
+        name = state_resource(assign.generation)
+        own = assign.roster[assign.rank]
+        if not own.holds:
+            donors = [member_ for member_ in assign.roster if member_.holds]
+            figures = fetch_state(
+                run,
+                donors,
+                name,
+                by=own.name,
+                entry=DataCredential.of(assign),
+                silence_s=self._silence_s,
+                ring=ring,
+                connect=ring.connect_data,
+            )
+            log.info("state_received", **dataclasses.asdict(figures))
+            return
+        self._adopt(run, ring)
+        if not all(member_.holds for member_ in assign.roster):
+            image = run.export_state()
+            blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
+            self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
+
+    def _adopt(self, run: TrainingRun, ring: RingCollective) -> None:
+        """Make what this worker has offered the live state.
+
+        A checkpoint may have been damaged since: then it is offered no more, and the next
+        generation takes another worker's.  One that is sound and does not fit is the job's fault.
+        """
+        start = ring.assign.held_generation, ring.assign.held_step
+        try:
+            run.adopt_local(*start)
+        except CheckpointError as error:
+            held = run.held()
+            if (held.generation, held.step) == start:
+                raise
+            ring.give_up(error.message)
+            raise RingBroken(f"what it has offered is damaged: {error.message}") from error
+
+    def _froze(
+        self,
+        run: TrainingRun,
+        assign: m.Assign,
+        suspect: str,
+        evidence: str,
+        reason: str,
+        *,
+        diverged: DivergenceError | None = None,
+    ) -> None:
+        held = self._held(run)
+        prepared = run.prepared_key or (held.generation, held.step)
+        compared_step, digest = run.compared_in(assign.generation)
+        self._post(
+            member.TrainerFroze(
+                generation=assign.generation,
+                held=held,
+                prepared_generation=prepared[0],
+                prepared_step=prepared[1],
+                suspect=suspect,
+                evidence=evidence,
+                reason=reason,
+                diverged_step=diverged.step if diverged is not None else 0,
+                differs=one_line(diverged.entry, MAX_ENTRY_CHARACTERS)
+                if diverged is not None
+                else "",
+                compared_step=compared_step,
+                compared_digest=digest.hex(),
+            )
+        )
+
+    def _diverged(self, run: TrainingRun, assign: m.Assign, error: DivergenceError) -> None:
+        """The odd ones out start afresh; if it cannot be told who is right, nobody is.
+
+        The ring is not given up: every rank reads this from words that are on their way to it, and
+        one whose link is reset before that would not learn that its state is not to be trusted.
+        """
+        said = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
+        if said is Reaction.START_AFRESH:
+            self._post(member.TrainerDiverged(generation=assign.generation, reason=error.message))
+            return
+        if said is Reaction.FORGET:
+            run.forget()
+        suspect = assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else ""
+        self._froze(run, assign, suspect, "diverged", error.message, diverged=error)
+
+    def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:
+        finished = m.Finished(
+            job=assign.job,
+            generation=assign.generation,
+            held_generation=run.held().generation,
+            step=outcome.step,
+            digest=outcome.digest,
+            result=self._reporter.result(outcome) if assign.rank == 0 else {},
+        )
+        self._reporter.flush()
+        self._post(member.TrainerFinished(finished=finished))
+
+    def _fail(self, error: BaseException, *, step: int) -> None:
+        """The job's own code, data or numbers failed, or this host: the coordinator judges."""
+        blame = "" if isinstance(error, DtdError) else f"{type(error).__name__}: "
+        trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARACTERS:]
+        log.error("training_failed", error=f"{blame}{error}")
+        sys.stderr.write(trace)  # captured: `dtdctl logs` shows it
+        failed = m.Failed(
+            job=self._prepare.job,
+            reason=f"{blame}{error}"[:4000],
+            traceback=trace,
+            step=step,
+        )
+        self._post(member.TrainerFailed(failed=failed))

@@ -1,0 +1,164 @@
+"""EXAMINE over a real connection: relayed to workers that tests play, or refused."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dtd.coordinator.handlers.measurements import TIMEOUTS_S
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+
+def examine(what, **request):
+    return m.Examine(what=what, **{"spec": {}, **request})
+
+
+def refused(daemon, message):
+    with pytest.raises(RequestRefused) as caught:
+        daemon.ask(message)
+    return caught.value.message
+
+
+def answered(daemon, worker, message, figures, **answer):
+    """Have the worker answer what the coordinator then asks of it; (question, answer)."""
+    with daemon.connect() as client:
+        client.ask(message)
+        asked = worker.hear(m.Measure)
+        worker.say(m.Measured(number=asked.number, figures=figures, **answer))
+        return asked, client.answer()
+
+
+def test_the_coordinator_tells_of_itself(daemon):
+    own = daemon.ask(examine("host"))
+    assert own["heartbeat_timeout_s"] == 600.0
+    assert own["disk_free_bytes"] > 0
+    assert abs(own["time_s"] - time.time()) < 60
+
+
+def test_a_link_is_measured_by_the_receiver_with_a_ticket(daemon, play):
+    worker, peer = play(daemon, "w0"), play(daemon, "w1", pid=12)
+    request = examine("bandwidth", worker="w0", peer="w1")
+    asked, answer = answered(daemon, worker, request, {"rtt_s": 0.1, "bytes_per_s": 5.0})
+    assert answer == {"rtt_s": 0.1, "bytes_per_s": 5.0}
+    assert (asked.what, asked.name, asked.host, asked.port) == (
+        "bandwidth",
+        "w1",
+        peer.register.data_host,
+        peer.register.data_port,
+    )
+    assert len(asked.ticket_key) >= 16
+    assert asked.ticket_expires_unix_s > time.time()
+
+
+def test_a_clock_is_read_several_times_and_the_quickest_reading_counts(daemon, play):
+    worker = play(daemon, "w0")
+    with daemon.connect() as client:
+        client.ask(examine("host", worker="w0"))
+        for _ in range(5):
+            asked = worker.hear(m.Measure)
+            figures = {"time_s": time.time() + 100.0, "version": "1"}
+            worker.say(m.Measured(number=asked.number, figures=figures))
+        answer = client.answer()
+    assert answer["skew_s"] == pytest.approx(100.0, abs=30.0)
+    assert answer["round_trip_s"] > 0
+
+
+def test_a_step_carries_the_job_and_its_package(daemon, play, spec):
+    worker = play(daemon, "w0")
+    request = examine("step", worker="w0", spec=spec, worlds=3, package="ab")
+    asked, answer = answered(daemon, worker, request, {"rows": 8})
+    assert (asked.spec, asked.worlds, asked.package) == (spec, 3, "ab")
+    assert answer == {"rows": 8}
+
+
+def test_a_worker_that_cannot_says_why(daemon, play):
+    worker = play(daemon, "w0")
+    with pytest.raises(RequestRefused, match="it is too dark") as caught:
+        answered(
+            daemon,
+            worker,
+            examine("latency", worker="w0", peer="w0"),
+            {},
+            reason="it is too dark",
+            remedy="light",
+        )
+    assert caught.value.remedy == "light"
+
+
+def test_a_running_job_is_not_disturbed_unless_somebody_insists(daemon, play, spec):
+    worker = play(daemon, "w0")
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    worker.run_alone()
+    assert f"would slow job {job} down" in refused(
+        daemon, examine("bandwidth", worker="w0", peer="w0")
+    )
+    assert f"would slow job {job} down" in refused(daemon, examine("step", worker="w0"))
+    light = examine("latency", worker="w0", peer="w0")
+    assert answered(daemon, worker, light, {"rtt_s": 1.0})[1] == {"rtt_s": 1.0}
+    forced = examine("bandwidth", worker="w0", peer="w0", force=True)
+    assert answered(daemon, worker, forced, {"rtt_s": 2.0})[1] == {"rtt_s": 2.0}
+
+
+def test_nobody_of_that_name_and_nothing_of_that_kind(daemon, play):
+    play(daemon, "w0")
+    assert "no worker 'w9'" in refused(daemon, examine("host", worker="w9"))
+    assert "no worker 'w9'" in refused(daemon, examine("latency", worker="w0", peer="w9"))
+    assert "'mood' cannot be measured" in refused(daemon, examine("mood", worker="w0"))
+
+
+def test_a_worker_that_leaves_meanwhile(daemon, play):
+    worker = play(daemon, "w0")
+    with daemon.connect() as client:
+        client.ask(examine("latency", worker="w0", peer="w0"))
+        worker.hear(m.Measure)
+        worker.close()
+        with pytest.raises(RequestRefused, match="w0 left while it measured"):
+            client.answer()
+
+
+def test_an_answer_of_somebody_else_does_not_count(daemon, play):
+    worker, liar = play(daemon, "w0"), play(daemon, "w1", pid=12)
+    with daemon.connect() as client:
+        client.ask(examine("latency", worker="w0", peer="w1"))
+        asked = worker.hear(m.Measure)
+        liar.say(m.Measured(number=asked.number, figures={"rtt_s": 9.0}))
+        liar.say(m.Measured(number=77, figures={}))
+        daemon.ask(m.GetStatus())
+        worker.say(m.Measured(number=asked.number, figures={"rtt_s": 1.0}))
+        assert client.answer() == {"rtt_s": 1.0}
+
+
+def test_a_worker_that_does_not_answer_in_time(daemon, play, monkeypatch):
+    monkeypatch.setitem(TIMEOUTS_S, "latency", 0.05)
+    play(daemon, "w0")
+    words = refused(daemon, examine("latency", worker="w0", peer="w0"))
+    assert "w0 did not measure latency within 0.05 s" in words
+
+
+def test_figures_are_answered(daemon, play, spec):
+    worker = play(daemon, "w0")
+    job = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    worker.run_alone()
+    worker.say(
+        m.Progress(
+            job=job,
+            generation=1,
+            step=3,
+            epoch=0,
+            loss=0.25,
+            learning_rate=0.1,
+            grad_norm=1.0,
+            rows=64,
+            step_s=0.5,
+            compute_s=0.1,
+            comm_s=0.0,
+            exposed_s=0.0,
+            skipped=False,
+            skipped_steps=0,
+        )
+    )
+    while not (answer := daemon.ask(m.GetFigures()))["loss"]:
+        pass
+    assert (answer["job"], answer["loss"], answer["rates"]) == (job, [[3, 0.25]], [[3, 128.0]])

@@ -1,0 +1,580 @@
+"""Every request of an operator, over a real connection to a real coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+
+from dtd.coordinator.handlers.access import AccessRequest
+from dtd.coordinator.handlers.commands import Order
+from dtd.coordinator.handlers.queries import QUESTIONS
+from dtd.coordinator.handlers.requests import (
+    CTL_REQUESTS,
+    MAX_PENDING_BYTES,
+    MAX_PENDING_REQUESTS,
+    RequestHandler,
+)
+from dtd.coordinator.store.thread import Turn
+from dtd.core.membership.events import ResumeRequested
+from dtd.core.observe.figures import PAGE_ROWS
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+
+def refused(daemon, message):
+    """(words, remedy) of a refusal."""
+    with pytest.raises(RequestRefused) as caught:
+        daemon.ask(message)
+    return caught.value.message, caught.value.remedy
+
+
+def submit(daemon, spec, **request):
+    return daemon.ask(m.SubmitJob(spec=spec, **request))["job"]
+
+
+def await_state(daemon, job, state):
+    """Wait until a job has this state; each change is an event."""
+    seen = 0
+    while True:
+        status = daemon.ask(m.GetStatus())["job"]
+        if status is not None and (status["id"], status["state"]) == (job, state):
+            return status
+        seen = daemon.ask(m.ReadEvents(after=seen, follow=True))["next"]
+
+
+# --- jobs ------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_coordinator_that_nobody_knows(daemon):
+    status = daemon.ask(m.GetStatus())
+    assert (status["schema"], status["job"], status["workers"], status["queue"]) == (
+        1,
+        None,
+        [],
+        [],
+    )
+    assert status["coordinator"]["address"] == daemon.coordinator.address
+    assert status["coordinator"]["uptime_s"] >= 0
+    assert "dtdctl submit" in status["explain"]
+
+
+def test_submitted_jobs_have_numbers_and_wait_in_line(daemon, spec):
+    assert [submit(daemon, spec) for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
+    status = daemon.ask(m.GetStatus())
+    assert (status["job"]["id"], status["queue"]) == ("digits-1", ["digits-2", "digits-3"])
+    listed = daemon.ask(m.ListJobs())["jobs"]
+    assert [job["id"] for job in listed] == ["digits-3", "digits-2", "digits-1"]
+    assert listed[0]["state"] == "queued"
+
+
+def test_a_job_is_written_down_before_its_id_is_told(daemon, spec):
+    job = submit(daemon, spec)
+    reader = sqlite3.connect(daemon.config.state_dir / "coordinator.sqlite3")
+    assert reader.execute("SELECT id FROM jobs").fetchall() == [(job,)]
+    reader.close()
+
+
+def test_an_invalid_job_is_refused_with_everything_that_is_wrong(daemon, spec):
+    spec["job"]["task"] = "dgits"
+    spec["job"]["global_batch_size"] = 0
+    words, _ = refused(daemon, m.SubmitJob(spec=spec))
+    assert "submitted job: 2 problems" in words
+    assert "global_batch_size" in words
+    assert daemon.ask(m.ListJobs()) == {"jobs": []}
+
+
+def test_an_encrypted_job_needs_credentials(daemon, spec):
+    spec["sync"] = {"encryption": "tls"}
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec))
+    assert words.startswith("[sync] encryption: this coordinator serves its own host only")
+    assert "--listen HOST:PORT" in remedy
+    assert daemon.ask(m.ListJobs()) == {"jobs": []}
+
+
+def test_too_many_jobs_are_refused(daemon, spec, monkeypatch):
+    monkeypatch.setattr("dtd.core.membership.jobs.MAX_QUEUED_JOBS", 1)
+    submit(daemon, spec)
+    submit(daemon, spec)
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec))
+    assert words == "1 jobs are queued already"
+    assert "dtdctl cancel" in remedy
+    assert len(daemon.ask(m.ListJobs())["jobs"]) == 2
+
+
+def test_a_job_from_submission_to_its_result(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    with daemon.connect() as waiting:
+        waiting.ask(m.WaitJob(job=job))
+        assign = worker.run_alone()
+        await_state(daemon, job, "running")
+        assert waiting.answer(timeout_s=0) is None
+        worker.say(m.Evaluated(job=job, step=20, metrics={"accuracy": 0.5}))
+        worker.save(assign, 20)
+        worker.finish(assign)
+        answer = waiting.answer()
+    assert (answer["job"], answer["state"], answer["reason"]) == (job, "done", "")
+    result = answer["result"]
+    assert (result["train_loss"], result["metrics"]) == (0.5, {"accuracy": 0.5})
+    assert result["replica_digests"] == {"worker-0": "ab"}
+    assert (result["world_size"], result["steps_lost"]) == (1, 0)
+    assert worker.hear(m.Release).state == "done"
+    assert daemon.ask(m.WaitJob(job=job)) == answer
+    assert daemon.ask(m.GetStatus())["job"] is None
+    (listed,) = daemon.ask(m.ListJobs())["jobs"]
+    assert (listed["state"], listed["step"], listed["total_steps"]) == ("done", 20, 20)
+
+
+def test_a_failed_job_has_the_traceback_in_its_result(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    worker.say(m.Failed(job=job, reason="ValueError: no", traceback="Traceback ..."))
+    answer = daemon.ask(m.WaitJob(job=job))
+    assert (answer["state"], answer["reason"]) == ("failed", "worker-0: ValueError: no")
+    assert answer["result"]["traceback"] == "Traceback ..."
+    status = daemon.ask(m.GetStatus())
+    assert status["job"] is None
+    last = status["last_job"]
+    assert (last["id"], last["state"], last["reason"]) == (job, "failed", answer["reason"])
+    assert last["traceback"] == "Traceback ..."
+
+
+def test_many_may_wait_for_the_same_job(daemon, spec):
+    job = submit(daemon, spec)
+    clients = [daemon.connect() for _ in range(3)]
+    for client in clients:
+        client.ask(m.WaitJob(job=job))
+    daemon.ask(m.CancelJob(job=job))
+    assert {client.answer()["state"] for client in clients} == {"cancelled"}
+    for client in clients:
+        client.close()
+
+
+def test_cancelling_a_running_job_stops_it_at_a_boundary(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    assign = worker.run_alone()
+    await_state(daemon, job, "running")
+    assert daemon.ask(m.CancelJob(job=job)) == {"job": job, "state": "stopping"}
+    freeze = worker.hear(m.Freeze)
+    assert (freeze.at_boundary, freeze.stop) == (True, True)
+    worker.finish(assign, 7)
+    answer = daemon.ask(m.WaitJob(job=job))
+    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled by the operator")
+    assert answer["result"]["steps"] == 7
+
+
+def test_a_job_that_waits_is_told_to_go_on(daemon, spec, monkeypatch):
+    job = submit(daemon, spec)
+    handled, handle = [], daemon.coordinator.membership.handle
+
+    def note(event, now):
+        handled.append(event)
+        return handle(event, now)
+
+    monkeypatch.setattr(daemon.coordinator.membership, "handle", note)
+    answer = daemon.ask(m.ResumeJob(job=job))
+    assert ResumeRequested(job=job) in handled
+    assert answer == {"job": job, "state": daemon.ask(m.ListJobs())["jobs"][0]["state"]}
+
+
+def test_cancelling_a_queued_job_drops_it(daemon, spec):
+    _, second = submit(daemon, spec), submit(daemon, spec)
+    daemon.ask(m.CancelJob(job=second))
+    answer = daemon.ask(m.WaitJob(job=second))
+    assert (answer["state"], answer["reason"]) == ("cancelled", "cancelled while queued")
+    assert daemon.ask(m.GetStatus())["queue"] == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [m.WaitJob(job="x"), m.ShowJob(job="x"), m.ReadLogs(job="x"), m.ListCheckpoints(job="x")],
+)
+def test_a_job_that_does_not_exist(daemon, request_):
+    assert refused(daemon, request_) == ("job 'x' does not exist", "see `dtdctl jobs`")
+
+
+def test_a_job_that_does_not_exist_cannot_be_cancelled_or_gone_on_with(daemon, spec):
+    words, remedy = refused(daemon, m.CancelJob(job="x"))
+    assert (words, remedy) == ("job x is neither running nor queued", "dtdctl jobs")
+    words, _ = refused(daemon, m.SubmitJob(spec=spec, from_job="x"))
+    assert words == "job 'x' does not exist"
+
+
+# --- from another job's checkpoint --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stopped", "mode"), [(False, "weights"), (True, "resume")])
+def test_a_job_from_another_ones_checkpoint(daemon, play, spec, stopped, mode):
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec, from_job=parent))
+    assert words == f"job {parent} has no checkpoint"
+    assert remedy.startswith("submit its job file again")
+    assign = worker.run_alone()
+    await_state(daemon, parent, "running")
+    worker.save(assign, 5)
+    worker.save(assign, 10, f"g{assign.generation:06}-s{5:09}")
+    if stopped:
+        daemon.ask(m.CancelJob(job=parent))
+        worker.finish(assign, 12)
+    else:
+        worker.save(assign, 20, *(f"g{assign.generation:06}-s{step:09}" for step in (5, 10)))
+        worker.finish(assign)
+    daemon.ask(m.WaitJob(job=parent))
+
+    words, remedy = refused(daemon, m.SubmitJob(spec=spec, from_job=parent, from_step=11))
+    assert words == f"job {parent} has no checkpoint of step 11"
+    assert remedy.startswith("kept steps: 5, 10")
+    job = submit(daemon, spec, from_job=parent, from_step=10)
+    prepare = play(daemon, "worker-1").hear(m.Prepare)
+    assert (prepare.job, prepare.from_job, prepare.from_step) == (job, parent, 10)
+    assert prepare.from_mode == mode
+
+
+@pytest.mark.parametrize("mode", ["weights", "resume"])
+def test_what_is_taken_over_can_be_said(daemon, play, spec, mode):
+    """Also of a job that is done: more of it can be trained."""
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    assign = worker.run_alone()
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=parent))
+    longer = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40}}
+    longer["checkpoint"] = {"keep": 9}
+    request = {"from_job": parent, "from_mode": mode}
+    answer = daemon.ask(m.SubmitJob(spec=longer, **request))
+    assert (answer["from_mode"], answer["from_step"]) == (mode, 20)
+    assert ["checkpoint.keep", 3, 9] in answer["differs"]
+    assert play(daemon, "worker-1").hear(m.Prepare).from_mode == mode
+    words, _ = refused(daemon, m.SubmitJob(spec=longer, **{**request, "from_mode": "half"}))
+    assert words == "'half' is not one of resume, weights"
+
+
+def test_a_whole_state_goes_on_with_its_own_settings_only(daemon, play, spec):
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    assign = worker.run_alone()
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=parent))
+    other = {**spec, "job": {**spec["job"], "epochs": None, "steps": 40, "seed": 5}}
+    other["optimizer"] = {"momentum": 0.5}
+    request = {"spec": other, "from_job": parent}
+    words, remedy = refused(daemon, m.SubmitJob(**request, from_mode="resume"))
+    assert words.startswith(f"the whole state of {parent} cannot be taken over")
+    assert "job.seed = 5 (was 0)" in words
+    assert "optimizer.momentum = 0.5 (was 0.0)" in words
+    assert "--weights-from" in remedy
+    assert daemon.ask(m.SubmitJob(**request, from_mode="weights"))["from_mode"] == "weights"
+
+
+def test_everything_about_a_job(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    assert daemon.ask(m.ShowJob(job=job))["checkpoints"] == []
+    assign = worker.run_alone()
+    worker.say(m.Evaluated(job=job, step=10, metrics={"accuracy": 0.25}))
+    worker.save(assign, 10)
+    worker.say(m.JobOutput(job=job, rank=0), b"one\ntwo")
+    await_state(daemon, job, "running")
+    shown = daemon.ask(m.ShowJob(job=job))
+    while not (shown["metrics"] and shown["checkpoints"] and shown["lines"]):
+        shown = daemon.ask(m.ShowJob(job=job))
+    assert (shown["id"], shown["state"], shown["workers"]) == (job, "running", ["worker-0"])
+    assert shown["metrics"] == {"accuracy": 0.25}
+    assert (shown["dataset_rows"], shown["dataset_fingerprint"]) == (100, "f")
+    assert shown["spec"]["train"]["digest_every"] == 25
+    assert [one["step"] for one in shown["checkpoints"]] == [10]
+    assert shown["lines"] == 2
+    assert shown["incidents"]["job_started"] == 1
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=job))
+    done = daemon.ask(m.ShowJob(job=job))
+    assert (done["state"], done["step"], done["metrics"]) == ("done", 20, {"accuracy": 0.25})
+
+
+def test_jobs_are_listed_with_the_settings_that_differ(daemon, spec):
+    submit(daemon, spec)
+    submit(daemon, {**spec, "train": {"threads": 2}})
+    listed = daemon.ask(m.ListJobs())["jobs"]
+    assert [job["settings"] for job in listed] == [{"train.threads": 2}, {"train.threads": 1}]
+
+
+# --- workers ---------------------------------------------------------------------------------
+
+
+def test_a_signal_is_passed_on(daemon, play):
+    worker = play(daemon, pid=4712)
+    answer = daemon.ask(m.KillWorker(name="worker-0", signal="STOP"))
+    assert answer == {"name": "worker-0", "pid": 4712, "signal": "STOP"}
+    assert worker.hear(m.Signal).signal == "STOP"
+
+
+def test_a_signal_that_is_not_offered(daemon, play):
+    play(daemon)
+    words, remedy = refused(daemon, m.KillWorker(name="worker-0", signal="HUP"))
+    assert (words, remedy) == ("signal 'HUP' is not offered", "one of KILL, TERM, STOP")
+
+
+def test_a_worker_that_is_not_connected(daemon, play):
+    request = m.KillWorker(name="x", signal="KILL")
+    assert refused(daemon, request) == ("no worker 'x' is connected", "connected: none")
+    play(daemon, "worker-10")
+    play(daemon, "worker-9")
+    words, remedy = refused(daemon, m.DrainWorker(name="x"))
+    assert (words, remedy) == ("no worker 'x' is connected", "connected: worker-9, worker-10")
+
+
+def test_an_idle_worker_is_drained_at_once(daemon, play):
+    worker = play(daemon)
+    assert daemon.ask(m.DrainWorker(name="worker-0")) == {"name": "worker-0"}
+    assert worker.hear(m.Release).state == "left"
+
+
+# --- logs, events, checkpoints ----------------------------------------------------------------
+
+
+def test_what_a_job_printed(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    assert daemon.ask(m.ReadLogs(job=job, after=3)) == {"lines": [], "next": 3}
+    worker.say(m.JobOutput(job=job, rank=0), "first\nsecond: é\ufffd".encode())
+    worker.say(m.JobOutput(job=job, rank=0), b"broken \xff")
+    worker.say(m.Failed(job=job, reason="no", traceback=""))
+    daemon.ask(m.WaitJob(job=job))
+    answer = daemon.ask(m.ReadLogs(job=job))
+    assert [line["text"] for line in answer["lines"]] == [
+        "first",
+        "second: é\ufffd",
+        "broken \ufffd",
+    ]
+    assert {(line["rank"], line["worker"]) for line in answer["lines"]} == {(0, "worker-0")}
+    assert answer["next"] == answer["lines"][-1]["seq"]
+    rest = daemon.ask(m.ReadLogs(job=job, after=answer["lines"][0]["seq"]))
+    assert len(rest["lines"]) == 2
+
+
+def test_what_a_job_printed_is_all_there_for_who_asks_later(daemon, play, spec):
+    """Lines are written after everything else, so whoever reads them waits for that."""
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    worker.hear(m.Prepare)
+    gate = threading.Event()
+    daemon.coordinator._store_thread.later(gate.wait)
+    try:
+        worker.say(m.JobOutput(job=job, rank=0), b"\n".join([b"line"] * 2000))
+        worker.say(m.Heartbeat(state="warming"))
+        worker.hear(m.HeartbeatAck)
+        with daemon.connect() as client, daemon.connect() as other:
+            client.ask(m.ReadLogs(job=job, after=1))
+            other.ask(m.ShowJob(job=job))
+            gate.set()
+            answer, shown = client.answer(), other.answer()
+    finally:
+        gate.set()
+    assert (len(answer["lines"]), shown["lines"]) == (PAGE_ROWS, 2000)
+
+
+def test_events_from_a_cursor_on(daemon, play):
+    assert daemon.ask(m.ReadEvents()) == {"events": [], "next": 0}
+    play(daemon, "worker-0")
+    play(daemon, "worker-1")
+    answer = daemon.ask(m.ReadEvents())
+    assert [(e["kind"], e["worker"]) for e in answer["events"]] == [
+        ("worker_registered", "worker-0"),
+        ("worker_registered", "worker-1"),
+    ]
+    assert daemon.ask(m.ReadEvents(after=answer["next"]))["events"] == []
+
+
+def test_who_follows_events_is_answered_when_there_is_one(daemon, play):
+    with daemon.connect() as following:
+        following.ask(m.ReadEvents(follow=True))
+        assert following.answer(timeout_s=0.02) is None
+        play(daemon)
+        (event,) = following.answer()["events"]
+    assert (event["kind"], event["worker"]) == ("worker_registered", "worker-0")
+    assert event["message"]
+    assert event["time_s"] > 0
+
+
+def test_checkpoints_and_where_they_can_be_had(daemon, play, spec):
+    worker = play(daemon)
+    job = submit(daemon, spec)
+    assign = worker.run_alone()
+    worker.save(assign, 10)
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=job))
+    answer = daemon.ask(m.ListCheckpoints(job=job))
+    (found,) = answer["checkpoints"]
+    name = f"g{assign.generation:06}-s000000020"
+    assert found["name"] == name
+    assert found["directory"] == f"/state/checkpoints/{job}/{name}"
+    assert (found["job"], found["step"], found["worker"]) == (job, 20, "worker-0")
+    assert (found["data_host"], found["data_port"], found["alive"]) == ("10.0.0.1", 4000, True)
+    assert (found["metrics"], found["verified"]) == ({"accuracy": 0.5}, True)
+    assert answer["spec"]["job"]["name"] == "digits"
+    worker.close()
+    while daemon.ask(m.ListCheckpoints())["checkpoints"][0]["alive"]:
+        pass
+    assert "spec" not in daemon.ask(m.ListCheckpoints())
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def test_answers_come_in_the_order_of_the_requests(daemon, spec):
+    with daemon.connect() as client:
+        client.ask(m.SubmitJob(spec=spec))
+        client.ask(m.ListJobs())
+        client.ask(m.CancelJob(job="digits-1"))
+        client.ask(m.WaitJob(job="digits-1"))
+        client.ask(m.GetStatus())
+        assert client.answer() == {"job": "digits-1"}
+        assert [job["id"] for job in client.answer()["jobs"]] == ["digits-1"]
+        assert client.answer()["state"] == "cancelled"
+        assert client.answer()["state"] == "cancelled"
+        assert client.answer()["job"] is None
+
+
+def test_a_refusal_ends_the_connection(daemon):
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job="x"))
+        with pytest.raises(RequestRefused):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"] is None
+
+
+def test_too_many_unanswered_requests_are_refused(daemon, spec):
+    job = submit(daemon, spec)
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job=job))
+        for _ in range(MAX_PENDING_REQUESTS + 1):
+            client.ask(m.GetStatus())
+        with pytest.raises(RequestRefused, match=f"{MAX_PENDING_REQUESTS} requests are unanswered"):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"]["id"] == job
+
+
+def test_too_many_bytes_of_unanswered_requests_are_refused(daemon, spec):
+    job, piece = submit(daemon, spec), b"x" * 1024 * 1024
+    pieces = MAX_PENDING_BYTES // len(piece) + 1
+    with daemon.connect() as client:
+        client.ask(m.WaitJob(job=job))
+        for _ in range(pieces):
+            client.ask(m.PutPackage(digest="0" * 64, size=2 * pieces, offset=0), piece)
+        with pytest.raises(RequestRefused, match=f"requests of {MAX_PENDING_BYTES} bytes are un"):
+            client.answer()
+    assert daemon.ask(m.GetStatus())["job"]["id"] == job
+
+
+def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
+    def fail():
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(daemon.coordinator.store, "jobs", fail)
+    words, _ = refused(daemon, m.ListJobs())
+    assert words == "the coordinator's store fails: disk I/O error"
+    assert daemon.ask(m.GetStatus())["job"] is None
+
+
+def test_who_leaves_before_the_answer_costs_nothing(daemon, spec, monkeypatch):
+    """While the job is written down: the request is entered in the audit log already."""
+    go_on = threading.Event()
+    thread, table = daemon.coordinator._store_thread, daemon.coordinator.audit._table
+    add = table.add
+
+    def add_and_wait(*arguments, **options):
+        entered = add(*arguments, **options)
+        thread.later(go_on.wait, 30, turn=Turn.URGENT)
+        return entered
+
+    monkeypatch.setattr(table, "add", add_and_wait)
+    leaving = daemon.connect()
+    leaving.ask(m.SubmitJob(spec=spec))
+    while daemon.ask(m.GetStatus())["job"] is None:
+        pass
+    leaving.close()
+    while daemon.call(lambda: len(daemon.coordinator._desk._tasks)):
+        pass
+    go_on.set()
+    assert submit(daemon, spec) == "digits-2"
+    assert daemon.ask(m.GetStatus())["job"]["id"] == "digits-1"
+
+
+async def test_a_connection_that_ends_with_an_answer_has_its_other_requests_forgotten():
+    """The task that answers does not wait for anything between the two, so nothing cancels it."""
+    failures: list[BaseException] = []
+
+    @contextlib.contextmanager
+    def around(_what, _link):
+        try:
+            yield
+        except KeyError as error:
+            failures.append(error)
+
+    async def answered(*_arguments, **_options):
+        return {}
+
+    class EndsWhenItIsAnswered:
+        identity = None
+
+        def __init__(self):
+            self.sent = 0
+
+        def send(self, _message, _payload):
+            self.sent += 1
+            desk.forget(self)
+
+        def drained(self):
+            return None
+
+    coordinator = SimpleNamespace(
+        containment=SimpleNamespace(around=around),
+        audit=SimpleNamespace(around=answered),
+        renewals=SimpleNamespace(is_due=lambda _link: False),
+    )
+    desk, link = RequestHandler(coordinator, last_job=None), EndsWhenItIsAnswered()
+    for _ in range(2):
+        desk.ask(link, m.GetStatus(), memoryview(b""))
+    (task,) = desk._tasks.values()
+    await asyncio.wait([task])
+    assert (link.sent, failures) == (1, [])
+
+
+def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):
+    worker = play(daemon)
+    parent = submit(daemon, spec)
+    assign = worker.run_alone()
+    await_state(daemon, parent, "running")
+    worker.save(assign, 5)
+    worker.save(assign, 15, f"g{assign.generation:06}-s{5:09}")
+    daemon.ask(m.CancelJob(job=parent))
+    worker.finish(assign, 15)
+    daemon.ask(m.WaitJob(job=parent))
+
+    shorter = {**spec, "job": {**spec["job"], "steps": 8}}
+    shorter["job"].pop("epochs", None)
+    words, remedy = refused(daemon, m.SubmitJob(spec=shorter, from_job=parent))
+    assert words == f"the checkpoint of job {parent} has 15 steps, and this job ends after 8"
+    assert "JOB@STEP" in remedy
+    submit(daemon, shorter, from_job=parent, from_step=5)
+
+
+def test_every_request_has_exactly_one_handler() -> None:
+    handled = [m.PutPackage, *QUESTIONS, *get_args(AccessRequest), m.Examine, m.Delete]
+    handled += get_args(Order)
+    assert len(handled) == len(set(handled))
+    assert set(handled) == set(CTL_REQUESTS)

@@ -1,0 +1,290 @@
+"""What the coordinator must not forget is there after it was closed, and bounded."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+import dtd.coordinator.store.store as store_module
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
+from dtd.core.membership.events import Incident
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
+from dtd.wire import messages as m
+
+SPEC = {"job": {"name": "digits", "task": "digits"}}
+
+
+def job(number=1, **changed):
+    return Job(id=f"digits-{number}", spec=SPEC, **changed)
+
+
+def saved(step, *kept, generation=1, **changed):
+    values = {
+        "job": "digits-1",
+        "generation": generation,
+        "step": step,
+        "digest": f"digest of {step}",
+        "size_bytes": 1000 + step,
+        "directory": f"/state/checkpoints/digits-1/step-{step}",
+        "metrics": {"accuracy": 0.5},
+        "kept": (*kept, f"step-{step}"),
+    }
+    return m.CheckpointSaved(**(values | changed))
+
+
+# --- jobs ------------------------------------------------------------------------------------
+
+
+def test_a_job_comes_back_as_it_was(state_dir, store):
+    whole = job(
+        state=JobState.RUNNING,
+        from_job="digits-0",
+        from_step=5,
+        from_mode="resume",
+        generation=4,
+        world_size=2,
+        step=17,
+        total_steps=100,
+        epoch=1,
+        loss=0.5,
+        samples_per_s=9.5,
+        steps_lost=1,
+        checkpoint_generation=3,
+        checkpoint_step=10,
+        checkpoint_holders=("worker-0", "worker-1"),
+        roster=("worker-0", "worker-1"),
+        roster_id=2**63 - 1,
+        skipped_steps=2,
+        metrics={"accuracy": 0.5},
+        result={"steps": 17},
+    )
+    store.save_job(1, job_body(whole))
+    store.close()
+    again = Store(state_dir)
+    try:
+        ((number, found),) = again.unfinished_jobs()
+        assert number == 1
+        assert job_body(found) == job_body(whole)
+        assert found.state is JobState.RUNNING
+        assert found.checkpoint_holders == whole.checkpoint_holders
+        assert (again.next_job_number(), again.last_generation()) == (2, 4)
+    finally:
+        again.close()
+
+
+def test_jobs_that_have_ended_are_kept_but_not_taken_up(store):
+    for number, state in enumerate(JobState, start=1):
+        store.save_job(number, job_body(job(number, state=state)))
+    ended = {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+    unfinished = [found.state for _, found in store.unfinished_jobs()]
+    assert unfinished == [state for state in JobState if state not in ended]
+    assert [row["id"] for row in store.jobs()][:2] == ["digits-10", "digits-9"]
+    assert len(store.jobs()) == len(JobState)
+
+
+def test_times_are_those_of_the_first_change(store, monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def time(self):
+            self.now += 1.0
+            return self.now
+
+    monkeypatch.setattr(store_module, "time", Clock())
+    states = [JobState.QUEUED, JobState.RUNNING, JobState.RUNNING, JobState.DONE, JobState.DONE]
+    for state in states:
+        store.save_job(1, job_body(job(state=state)))
+    found = store.job("digits-1")
+    assert (found["submitted_s"], found["started_s"], found["ended_s"]) == (1.0, 2.0, 4.0)
+    assert found["spec"] == SPEC
+    assert store.job("digits-2") is None
+
+
+def test_the_job_that_ended_last(store, monkeypatch):
+    assert store.last_ended() is None
+    states = [JobState.DONE, JobState.FAILED, JobState.RUNNING]
+    for number, state in enumerate(states, start=1):
+        store.save_job(number, job_body(job(number, state=state, reason=f"{number}")))
+    store.save_job(1, job_body(job(1, state=JobState.DONE, reason="again")))
+    ended = store.last_ended()
+    assert (ended.job.id, ended.job.reason) == ("digits-2", "2")
+    assert ended.ended_s == store.job("digits-2")["ended_s"]
+
+
+# --- what a commit promises ------------------------------------------------------------------
+
+
+def statements(store, function, *arguments):
+    """What a call has the database do, without the values."""
+    seen = []
+    store._database._connection.set_trace_callback(seen.append)
+    function(*arguments)
+    store._database._connection.set_trace_callback(None)
+    return [" ".join(text.split()[:2]) for text in seen]
+
+
+def test_a_job_is_one_synced_transaction_whatever_its_state(store):
+    for state in (JobState.QUEUED, JobState.RUNNING, JobState.DONE):
+        assert statements(store, store.save_job, 1, job_body(job(state=state))) == [
+            "PRAGMA synchronous=FULL",
+            "PRAGMA wal_autocheckpoint=4000",
+            "BEGIN IMMEDIATE",
+            "INSERT INTO",
+            "COMMIT",
+        ]
+
+
+def test_only_jobs_and_checkpoints_wait_for_the_disk(store):
+    incident = Incident(kind="k", message="m")
+    for call, kind in (
+        ((store.add_incident, incident), "NORMAL"),
+        ((store.add_lines, "digits-1", 0, "worker-0", ["a"]), "NORMAL"),
+        ((store.save_checkpoint, "worker-0", saved(10)), "FULL"),
+    ):
+        assert statements(store, *call)[0] == f"PRAGMA synchronous={kind}"
+
+
+# --- events and lines ------------------------------------------------------------------------
+
+
+def test_events_are_read_from_a_cursor_on(store, monkeypatch):
+    monkeypatch.setattr(store_module, "PAGE_ROWS", 3)
+    for number in range(1, 8):
+        store.add_incident(Incident(kind="k", message=f"{number}", job="digits-1", step=number))
+    assert [event["message"] for event in store.events(0)] == ["5", "6", "7"]
+    page = store.events(2)
+    assert [event["message"] for event in page] == ["3", "4", "5"]
+    assert [event["message"] for event in store.events(page[-1]["seq"])] == ["6", "7"]
+    assert store.events(7) == []
+    assert set(page[0]) == {
+        *("seq", "time_s", "kind", "job", "worker", "generation", "step", "message", "details")
+    }
+
+
+def test_the_details_of_an_event_come_back_as_they_were(store):
+    details = {"cause": "worker-1 is lost", "detected_after_s": 0.031, "steps_redone": 1}
+    store.add_incident(Incident(kind="recovered", message="m", details=details))
+    store.add_incident(Incident(kind="other", message="m"))
+    assert [event["details"] for event in store.events(0)] == [details, {}]
+    assert store.events(1)[0]["details"] == {}
+
+
+def test_old_events_make_room(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_EVENTS", 5)
+    for number in range(12):
+        store.add_incident(Incident(kind="k", message=f"{number}"))
+    assert [event["message"] for event in store.events(0)] == ["7", "8", "9", "10", "11"]
+
+
+def test_lines_are_read_per_job_from_a_cursor_on(store, monkeypatch):
+    monkeypatch.setattr(store_module, "PAGE_ROWS", 2)
+    store.add_lines("digits-1", 0, "worker-0", ["a", "b"])
+    store.add_lines("digits-2", 0, "worker-0", ["other"])
+    store.add_lines("digits-1", 1, "worker-1", ["c"])
+    first = store.lines("digits-1", 0)
+    assert [(line["text"], line["rank"], line["worker"]) for line in first] == [
+        ("a", 0, "worker-0"),
+        ("b", 0, "worker-0"),
+    ]
+    assert [line["text"] for line in store.lines("digits-1", first[-1]["seq"])] == ["c"]
+    assert [line["text"] for line in store.lines("digits-2", 0)] == ["other"]
+
+
+def test_old_lines_make_room(store, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_LOG_LINES", 4)
+    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3)])
+    store.add_lines("digits-1", 0, "worker-0", [str(number) for number in range(3, 9)])
+    assert [line["text"] for line in store.lines("digits-1", 0)] == ["5", "6", "7", "8"]
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+def steps(store, name=""):
+    return [(one["worker"], one["generation"], one["step"]) for one in store.checkpoints(name)]
+
+
+def test_checkpoints_are_those_that_workers_keep(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(20, "step-10"))
+    store.save_checkpoint("worker-1", saved(20, generation=2))
+    assert steps(store) == [("worker-1", 2, 20), ("worker-0", 1, 20), ("worker-0", 1, 10)]
+    store.save_checkpoint("worker-0", saved(30, "step-20", generation=3))
+    assert steps(store) == [("worker-0", 3, 30), ("worker-1", 2, 20), ("worker-0", 1, 20)]
+    newest = store.checkpoints("digits-1")[0]
+    assert newest["metrics"] == {"accuracy": 0.5}
+    assert newest["directory"] == "/state/checkpoints/digits-1/step-30"
+    assert store.checkpoints("digits-2") == []
+
+
+def test_checkpoints_of_another_job_stay(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(20, job="digits-2"))
+    assert [one["job"] for one in store.checkpoints("")] == ["digits-1", "digits-2"]
+
+
+def test_the_same_checkpoint_again_replaces_itself(store):
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(10, size_bytes=7))
+    assert [one["size_bytes"] for one in store.checkpoints("")] == [7]
+
+
+@pytest.mark.parametrize("broken", ["checkpoint", "lines"])
+def test_what_fails_half_way_leaves_nothing_and_what_follows_is_durable(state_dir, store, broken):
+    store.save_checkpoint("worker-0", saved(10))
+    if broken == "checkpoint":
+        with pytest.raises(TypeError):
+            store.save_checkpoint("worker-0", saved(20, kept=5))
+    else:
+        with pytest.raises(sqlite3.Error):
+            store.add_lines("digits-1", 0, "worker-0", ["good", object()])
+    assert steps(store) == [("worker-0", 1, 10)]
+    assert store.lines("digits-1", 0) == []
+    store.save_job(1, job_body(job()))
+    store.add_lines("digits-1", 0, "worker-0", ["after"])
+    # As another process would find it after a crash of this one.
+    reader = sqlite3.connect(state_dir / "coordinator.sqlite3")
+    assert reader.execute("SELECT id FROM jobs").fetchall() == [("digits-1",)]
+    assert reader.execute("SELECT text FROM logs").fetchall() == [("after",)]
+    reader.close()
+
+
+def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
+    store.save_job(1, job_body(job(branches=((1, 10, 3),))))
+    store.save_checkpoint("worker-0", saved(10))
+    store.save_checkpoint("worker-0", saved(40, "step-10"))
+    store.save_checkpoint("worker-0", saved(20, "step-10", "step-40", generation=3))
+    store.save_checkpoint("worker-0", saved(5, job="of-no-known-job"))
+    marks = {(one["generation"], one["step"]): one["left_behind"] for one in store.checkpoints("")}
+    assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
+    (unfinished,) = store.unfinished_jobs()
+    assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
+
+
+def test_checkpoints_are_compared_with_what_all_ranks_agreed_on(store):
+    digest = saved(10).digest
+    store.save_job(1, job_body(job(agreed=((1, 10, digest), (1, 20, "other")))))
+    store.save_checkpoint("worker-0", saved(10, "step-20", "step-30"))
+    store.save_checkpoint("worker-0", saved(20, "step-10", "step-30"))
+    store.save_checkpoint("worker-0", saved(30, "step-10", "step-20"))
+    said = {one["step"]: one["confirmation"] for one in store.checkpoints("")}
+    assert said == {10: "verified", 20: "contradicted", 30: "unconfirmed"}
+    (unfinished,) = store.unfinished_jobs()
+    assert [tuple(one) for one in unfinished[1].agreed] == [(1, 10, digest), (1, 20, "other")]
+
+
+def test_checkpoints_of_a_diverged_job_are_listed(store):
+    nan = float("nan")
+    store.save_job(1, {**job_body(job(branches=((1, 10, 3),))), "loss": nan})  # as dtd wrote it
+    store.save_job(2, job_body(job(2, loss=nan, metrics={"loss": nan})))
+    store.save_checkpoint("worker-0", saved(40, metrics={"loss": nan, "accuracy": 0.1}))
+    store.save_checkpoint("worker-0", saved(10, job="digits-2"))
+    first, second = store.checkpoints("")
+    assert (first["left_behind"], second["left_behind"]) == (True, False)
+    assert first["metrics"] == {"loss": None, "accuracy": 0.1}
+    reader = store._database
+    valid = reader.read("SELECT json_valid(body) FROM jobs WHERE number = 2")
+    assert [tuple(row) for row in valid] == [(1,)]

@@ -1,0 +1,105 @@
+"""Blocking calls in a thread of their own: urgent ones first, failures not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+
+import pytest
+import structlog
+
+import dtd.coordinator.store.thread as module
+from dtd.coordinator.store.thread import StoreThread, Turn
+
+
+async def test_a_job_does_not_wait_behind_incidents():
+    """What a generation waits for overtakes everything that has not begun."""
+    thread, go_on, done = StoreThread(), threading.Event(), []
+    thread.later(go_on.wait, 30)
+    thread.later(done.append, "printed line", turn=Turn.PATIENT)
+    for number in range(3):
+        thread.later(done.append, f"incident {number}")
+    reading = asyncio.create_task(thread.run(done.append, "read"))
+    urgent = [
+        asyncio.create_task(thread.run(done.append, f"job {number}", turn=Turn.URGENT))
+        for number in range(2)
+    ]
+    await asyncio.sleep(0)  # now all are asked for
+    go_on.set()
+    await asyncio.gather(*urgent, reading)
+    await thread.close(lambda: done.append("closed"))
+    incidents = [f"incident {number}" for number in range(3)]
+    assert done == ["job 0", "job 1", *incidents, "read", "printed line", "closed"]
+
+
+async def test_failures_belong_to_whoever_asked():
+    defects = []
+    thread = StoreThread(defects.append)
+
+    def fail():
+        raise ValueError("no")
+
+    def fill():
+        raise OSError("no room")
+
+    with pytest.raises(ValueError, match="no"):
+        await thread.run(fail)
+    with structlog.testing.capture_logs() as logged:
+        thread.later(fail)
+        thread.later(fill)
+        assert await thread.run(lambda: 5) == 5
+    assert [(line["event"], line["error"]) for line in logged] == [("store_failed", "no room")]
+    assert [str(one) for one in defects] == ["no"]
+    await thread.close(lambda: None)
+
+
+async def test_what_nobody_waits_for_any_more_is_not_done():
+    thread, go_on, done = StoreThread(), threading.Event(), []
+    thread.later(go_on.wait, 30)
+    asking = asyncio.create_task(thread.run(done.append, "given up"))
+    await asyncio.sleep(0)
+    assert thread._calls.qsize() >= 1
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    go_on.set()
+    await thread.run(done.append, "next")
+    await thread.close(lambda: None)
+    assert done == ["next"]
+
+
+async def test_nothing_is_taken_after_the_end():
+    thread = StoreThread()
+    await thread.close(lambda: None)
+    assert not thread._thread.is_alive()
+    with pytest.raises(RuntimeError, match="closed"):
+        thread.later(print)
+
+
+async def test_failures_of_the_disk_are_counted():
+    thread = StoreThread()
+
+    def fail(error):
+        raise error
+
+    for error in (OSError("disk"), sqlite3.OperationalError("disk"), ValueError("a question")):
+        with pytest.raises(type(error)):
+            await thread.run(fail, error)
+    assert thread.failures == 2
+    await thread.close(lambda: None)
+
+
+async def test_a_disk_that_takes_its_time_is_complained_of_while_it_does(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    thread, begun, go_on = StoreThread(), threading.Event(), threading.Event()
+    thread.later(lambda: (begun.set(), go_on.wait(30)))
+    assert begun.wait(30)
+    assert thread.complaint() == ""
+    now_s += module.SLOW_S + 1
+    assert thread.complaint() == "one write lasts over 2 s"
+    go_on.set()
+    await thread.run(int)
+    await thread.close(lambda: None)
+    assert thread.complaint() == ""

@@ -1,0 +1,119 @@
+"""Step times from measured parts: worked by hand, and what limits a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.core.observe.forecast import Compute, LinkSpeed, forecast, memory_bytes
+
+MIB = 1 << 20
+
+
+def compute(ready_s=(0.1, 0.2), *, data_s=0.0, compute_s=0.2, optimizer_s=0.01):
+    return Compute(
+        data_s=data_s, compute_s=compute_s, ready_s=tuple(ready_s), optimizer_s=optimizer_s
+    )
+
+
+def ring(count, *, latency_s=0.0, bytes_per_s=1e9):
+    return [
+        LinkSpeed(
+            sender=f"w{rank}",
+            receiver=f"w{(rank + 1) % count}",
+            latency_s=latency_s,
+            bytes_per_s=bytes_per_s,
+        )
+        for rank in range(count)
+    ]
+
+
+def test_one_worker_has_no_wire():
+    made = forecast([compute(data_s=0.05)], [], bucket_bytes=[MIB, MIB], rows=26, overhead_s=9.0)
+    assert made.step_s == pytest.approx(0.26)
+    assert made.samples_per_s == pytest.approx(100)
+    assert (made.exposed_s, made.comm_s, made.limit) == (0.0, 0.0, "compute")
+
+
+def test_buckets_follow_one_another():
+    """wire = 2*1/2 * 1e8 / 1e9 = 0.1 s each: ends at 0.2, then at 0.3."""
+    made = forecast([compute()] * 2, ring(2), bucket_bytes=[10**8, 10**8], rows=10)
+    assert made.comm_s == pytest.approx(0.2)
+    assert made.exposed_s == pytest.approx(0.1)
+    assert made.step_s == pytest.approx(0.31)
+
+
+def test_a_bucket_waits_for_the_one_before_it():
+    """0.4 s each: ends at 0.5 and at 0.9, though the second was ready at 0.2."""
+    made = forecast([compute()] * 2, ring(2), bucket_bytes=[4 * 10**8, 4 * 10**8], rows=10)
+    assert made.step_s == pytest.approx(0.91)
+    assert made.limit == "bandwidth of the link w0 -> w1"
+
+
+def test_latency_counts_for_every_hop_and_for_the_word():
+    """Three workers: 4 hops of 10 ms and 5 ms a bucket, 2 hops for the word."""
+    made = forecast(
+        [compute()] * 3,
+        ring(3, latency_s=0.01, bytes_per_s=1e18),
+        bucket_bytes=[MIB, MIB],
+        rows=10,
+        overhead_s=0.005,
+    )
+    assert made.comm_s == pytest.approx(2 * 0.045 + 0.02)
+    assert made.step_s == pytest.approx(0.2 + 0.045 + 0.02 + 0.01)
+
+
+def test_a_small_bucket_goes_round_whole_in_half_the_hops():
+    """Three workers, 100,000 bytes at 1e7 a second: 2 hops of 10 ms and 10 ms each."""
+    links = ring(3, latency_s=0.01, bytes_per_s=1e7)
+    made = forecast([compute((0.2,))] * 3, links, bucket_bytes=[100_000], rows=10)
+    assert made.comm_s == pytest.approx(2 * (0.01 + 0.01) + 0.02)
+
+
+def test_everybody_waits_for_the_slowest_in_each_part():
+    workers = [compute((0.1, 0.2)), compute((0.3, 0.4), compute_s=0.4, data_s=0.1)]
+    made = forecast(workers, ring(2, bytes_per_s=1e18), bucket_bytes=[MIB, MIB], rows=10)
+    assert made.step_s == pytest.approx(0.1 + 0.4 + 0.01)
+
+
+def test_the_narrowest_link_is_named():
+    links = ring(3)
+    links[1] = LinkSpeed(sender="w1", receiver="w2", latency_s=0.0, bytes_per_s=1e6)
+    made = forecast([compute()] * 3, links, bucket_bytes=[MIB, MIB], rows=10)
+    assert made.limit == "bandwidth of the link w1 -> w2"
+
+
+@pytest.mark.parametrize(
+    ("changed", "latency_s", "limit"),
+    [
+        ({"data_s": 3.0}, 0.0, "data loading"),
+        ({}, 1.0, "latency"),
+        ({"compute_s": 5.0, "ready_s": (4.0, 5.0)}, 0.0, "compute"),
+    ],
+)
+def test_what_limits_a_step(changed, latency_s, limit):
+    links = ring(2, latency_s=latency_s)
+    made = forecast([compute(**changed)] * 2, links, bucket_bytes=[MIB, MIB], rows=10)
+    assert made.limit == limit
+
+
+def test_a_step_that_costs_nothing_has_no_rate():
+    free = compute((), compute_s=0.0, optimizer_s=0.0)
+    assert forecast([free], [], bucket_bytes=[], rows=10).samples_per_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "links", "sizes"),
+    [
+        ([], [], []),
+        ([compute()], ring(1), [1, 1]),
+        ([compute()] * 2, ring(1), [1, 1]),
+        ([compute()], [], [1]),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(workers, links, sizes):
+    with pytest.raises(ValueError, match=r"differ in length|do not make a ring"):
+        forecast(workers, links, bucket_bytes=sizes, rows=1)
+
+
+def test_memory_is_the_sum_of_its_parts():
+    assert memory_bytes({"parameters": 10, "activations": 5}) == 15

@@ -1,0 +1,281 @@
+"""A store that has gone back does not know which generation was the newest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.membership.records import Job
+from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.trust import doubt
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+ELASTIC = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+SECOND = CoordinatorIdentity(version="", store_id="s", epoch=2)
+
+
+def restored(make_desk: Any, **more: Any) -> Any:
+    """A coordinator whose store has the job as it was in epoch 1: generation 1 of a and b."""
+    desk = make_desk(identity=SECOND, last_generation=1)
+    values: dict[str, Any] = {
+        "generation": 1,
+        "roster": ("a", "b"),
+        "roster_id": 11,
+        "announced": True,
+        "fenced": False,
+        **more,
+    }
+    spec = {"job": {"name": "j"}, "elastic": ELASTIC}
+    desk.handle(Submitted(job=Job(id="j-1", spec=spec, **values)))
+    return desk
+
+
+def member(name: str) -> m.Member:
+    return m.Member(name=name, incarnation=1, host="h", port=1, holds=True)
+
+
+def comes(desk: Any, name: str, generation: int, *roster: str, phase: str = "running") -> None:
+    desk.register(
+        name,
+        job="j-1",
+        generation=generation,
+        roster_id=10 + generation,
+        phase=phase,
+        roster=tuple(map(member, roster)),
+        held_generation=1,
+        held_step=4,
+    )
+
+
+def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    assert desk.books.run.roster == []
+    desk.warm_up("a", "b")
+    desk.silence(90.0, "a", "b")
+    assert desk.told("a", m.Assign) == []
+    explained = desk.core.explain()
+    assert "waiting for a, b to say that generation 1, the newest known, still runs" in explained
+    assert "gone back (epoch 2)" in explained
+    assert "`dtdctl resume j-1` if nobody else trains it" in explained
+
+
+def test_the_highest_generation_that_is_reported_counts_and_trains_on(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    assert (desk.books.job.roster, desk.books.job.start_step) == (("a", "c"), 4)
+    assert desk.told("a", m.Freeze) == []
+    desk.silence(20.0, "a")
+    assert "waiting for c to say that generation 3" in desk.core.explain()
+    comes(desk, "b", 1, "a", "b")  # of an older one
+    assert desk.books.job.generation == 3
+    comes(desk, "c", 3, "a", "c", phase="forming")
+    assert all(desk.told(name, m.Freeze) for name in "abc")
+    for name in "ac":
+        desk.froze(name, generation=3, step=9, held_generation=3)
+    desk.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.held_generation, assign.held_step) == (3, 9)
+    assert assign.generation == doubt.NUMBERS_PER_EPOCH + 1
+    assert desk.books.job.store_epoch == 2
+
+
+def test_one_that_had_left_proves_nothing_and_the_operator_decides(make_desk: Any) -> None:
+    """A later generation may have been formed without it, and may run on out of our hearing."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    comes(desk, "c", 3, "a", "c", phase="frozen")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    desk.silence(90.0, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("c", m.Assign) == []
+    assert "waiting for c to say" in desk.core.explain()
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.froze("a", generation=3, step=9, held_generation=3)
+    assert desk.told("a", m.Assign)[0].held_step == 9
+
+
+def test_one_that_dies_while_it_trains_on_had_not_left_before(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    desk.lost("a")
+    comes(desk, "c", 3, "a", "c")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    assert desk.told("c", m.Assign)[0].held_step == 9
+
+
+def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    comes(desk, "b", 1, "a", "b")
+    comes(desk, "c", 3, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("c", m.Freeze) == []
+    assert desk.told("b", m.Freeze)
+    assert [desk.state(name) for name in "abc"] == ["running", "warming", "running"]
+    assert (desk.books.run.generation, desk.books.run.roster) == (3, ["a", "c"])
+    desk.commit(7)
+    assert desk.books.job.step == 7
+    assert "c train in it" in desk.told_of("generation_adopted")[0].message
+    desk.lost("c")
+    desk.froze("a", generation=3, step=8)
+    desk.froze("b", generation=1, step=4, held_generation=1)
+    (assign,) = desk.told("a", m.Assign)
+    assert (assign.generation, assign.held_step) == (doubt.NUMBERS_PER_EPOCH + 1, 8)
+
+
+def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    desk.books.run.generation = 4
+    comes(desk, "a", 3, "a")
+    assert desk.told("a", m.Freeze)
+
+
+def test_a_job_that_had_not_begun_waits_for_the_operator(make_desk: Any) -> None:
+    desk = restored(make_desk, generation=0, roster=(), roster_id=0, announced=False, fenced=True)
+    desk.warm_up("a")
+    desk.silence(90.0, "a")
+    assert desk.core.explain().startswith("waiting: the coordinator's store has gone back")
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.told("a", m.Assign)
+    with pytest.raises(RequestRefused, match="does not wait"):
+        desk.handle(ResumeRequested(job="j-1"))
+
+
+def test_who_trains_is_called_back_when_the_job_is_cancelled(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c")
+    desk.handle(CancelRequested(job="j-1"))
+    assert desk.told("a", m.Freeze)
+    comes(desk, "c", 3, "a", "c")
+    assert desk.told("c", m.Freeze)
+
+
+def test_a_store_that_went_back_without_a_word_is_found_out(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    desk.froze("a", generation=1, step=2)
+    desk.lost("a")
+    comes(desk, "a", 5, "a", "b")
+    (incident,) = desk.told_of("store_went_back")
+    assert "a knows generation 5" in incident.message
+    assert (desk.books.epoch, job.generation, job.roster) == (2, 5, ("a", "b"))
+    desk.silence(90.0, "a")
+    assert "epoch 2" in desk.core.explain()
+    comes(desk, "b", 5, "a", "b")
+    assert [desk.state(name) for name in "ab"] == ["running", "running"]
+    for name in "ab":
+        desk.froze(name, generation=5, step=9, held_generation=5)
+    assert desk.told("a", m.Assign)[-1].generation == doubt.NUMBERS_PER_EPOCH + 1
+
+
+def test_what_is_told_while_a_generation_runs_changes_only_the_next_number(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a")
+    comes(desk, "b", 7, "b")
+    assert (desk.books.epoch, job.generation, desk.books.run.highest_seen) == (1, 1, 7)
+    assert desk.told("b", m.Freeze)
+
+
+def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(desk: Any) -> None:
+    job = desk.submit()
+    desk.writes = False
+    desk.warm_up("a")
+    assert desk.books.run.decision is not None
+    comes(desk, "b", 5, "b", "c")
+    assert (desk.books.run.decision, job.roster) == (None, ("b", "c"))
+    assert "waiting for c to say" in desk.core.explain()
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, epoch: int) -> None:
+    desk = make_desk(identity=CoordinatorIdentity(store_id="s", epoch=epoch))
+    desk.submit()
+    beyond = epoch * doubt.NUMBERS_PER_EPOCH + 1
+    comes(desk, "a", beyond, "a")
+    assert "a" not in desk.books.workers
+    assert desk.books.run.highest_seen == 0
+    desk.register("b")
+    held = m.Held(job="j-1", generation=beyond, step=1, digest="", where="checkpoint")
+    desk.warmed("b", held=(held,))
+    assert desk.state("b") == "warming"
+    desk.warmed("b")
+    desk.all_run("b")
+    number = desk.books.run.generation
+    desk.froze("b", generation=number, step=1, prepared=(beyond, 2))
+    assert desk.state("b") == "running"
+    assert desk.books.run.generation == number
+    refused = [one.name for one in desk.disconnected]
+    assert refused == ["a", "b", "b"]
+    assert f"no generation the number {beyond}" in desk.disconnected[0].reason
+
+
+REGISTER = m.Register(
+    name="a",
+    incarnation=1,
+    pid=1,
+    host="h",
+    device="cpu",
+    data_host="h",
+    data_port=1,
+    version="0",
+    job="j-1",
+    generation=1,
+)
+
+
+def test_only_who_shows_that_it_was_there_is_believed_of_another_generation(desk: Any) -> None:
+    """What counts as known is said here; the daemon, which has the key, looks at the proof."""
+    assert not doubt.must_be_proved(desk.books, REGISTER)
+    desk.submit()
+    assert doubt.must_be_proved(desk.books, REGISTER)
+    desk.run_generation("a")
+    here = replace(REGISTER, roster_id=desk.books.run.roster_id)
+    assert not doubt.must_be_proved(desk.books, here)
+    assert doubt.must_be_proved(desk.books, replace(here, name="b"))
+    assert doubt.must_be_proved(desk.books, REGISTER)
+    assert doubt.must_be_proved(desk.books, replace(here, generation=2))
+    assert not doubt.must_be_proved(desk.books, replace(REGISTER, generation=0))
+    assert not doubt.must_be_proved(desk.books, replace(REGISTER, generation=9, job="j-0"))
+
+
+def test_a_number_that_a_worker_was_given_may_be_named_again_while_another_runs(desk: Any) -> None:
+    desk.submit()
+    desk.run_generation("a")
+    comes(desk, "b", 7, "b")
+    desk.froze("b", generation=7, step=3)
+    assert desk.disconnected == []
+
+
+def test_what_older_epochs_may_have_given_is_no_news(make_desk: Any) -> None:
+    """A restored store does not know which of their numbers were given, and gives none of them."""
+    desk = make_desk(identity=SECOND)
+    desk.submit()
+    desk.register("a")
+    last = doubt.NUMBERS_PER_EPOCH
+    for number, refused in ((last, 0), (last + 2, 1)):
+        held = m.Held(job="j-1", generation=number, step=1, digest="", where="checkpoint")
+        desk.warmed("a", held=(held,))
+        assert len(desk.disconnected) == refused
+    assert desk.books.run.generation == last + 1
+
+
+@pytest.mark.parametrize("last", [2**32 - 1, 2**62])
+def test_a_large_number_in_the_store_is_a_number_like_any_other(make_desk: Any, last: int) -> None:
+    desk = make_desk(last_generation=last)
+    desk.submit()
+    desk.warm_up("a")
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == last + 1
+    m.encode_header(assign)
+
+
+def test_without_a_number_left_the_job_waits_and_says_what_to_do(make_desk: Any) -> None:
+    desk = make_desk(last_generation=doubt.MOST_NUMBER)
+    desk.submit()
+    desk.warm_up("a")
+    assert desk.told("a", m.Assign) == []
+    explained = desk.core.explain()
+    assert f"generation {doubt.MOST_NUMBER} is the last that has a number" in explained
+    assert "dtd-coordinator restore" in explained

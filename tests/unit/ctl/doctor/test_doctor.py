@@ -1,0 +1,139 @@
+"""`dtdctl doctor` against a scripted coordinator: what it asks for, prints and exits with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dtd import __version__
+from dtd.wire import messages as m
+
+JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
+
+
+def host():
+    return {
+        "version": __version__,
+        "skew_s": 0.0,
+        "round_trip_s": 0.001,
+        "disk_free_bytes": 1 << 40,
+        "state_dir": "/state",
+        "time_s": 0.0,
+        "heartbeat_timeout_s": 1.5,
+        "heartbeat_interval_s": 0.25,
+    }
+
+
+def step():
+    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1], "optimizer_s": 0.0}
+    return {
+        "buckets": [10**6],
+        "rows": 8,
+        "memory": {"parameters": 1 << 20},
+        "available_bytes": 1 << 30,
+        "worlds": {"1": world, "2": world},
+    }
+
+
+@pytest.fixture
+def cluster(server, result, status, monkeypatch):
+    """A healthy one with two idle workers, and what it was asked to examine."""
+    monkeypatch.setattr("dtd.ctl.doctor.command.time.time", lambda: 0.0)
+    status["job"] = None
+    for worker in status["workers"]:
+        worker["state"] = "idle"
+    answers = {
+        "host": host(),
+        "latency": {"rtt_s": 0.001},
+        "bandwidth": {"rtt_s": 0.001, "bytes_per_s": 1e8},
+        "step": step(),
+    }
+
+    def script(message):
+        if isinstance(message, m.GetStatus):
+            return result(status)
+        answer = answers[message.what]
+        if isinstance(answer, m.Error):
+            return m.message_bytes(answer)
+        return result(answer)
+
+    server.script = script
+    return answers
+
+
+def asked(server, what):
+    return [
+        (message.peer, message.worker)
+        for message in server.received
+        if isinstance(message, m.Examine) and message.what == what
+    ]
+
+
+def test_a_healthy_cluster(dtdctl, server, cluster):
+    exit_code, out, err = dtdctl("doctor")
+    assert (exit_code, err) == (0, "")
+    assert {line[:4] for line in out.splitlines()[:7]} == {"ok  "}
+    assert "FROM      TO        ROUND TRIP  BANDWIDTH" in out
+    both = [("worker-0", "worker-1"), ("worker-1", "worker-0")]
+    assert asked(server, "bandwidth") == both
+    assert sorted(asked(server, "host")) == [("", ""), ("", "worker-0"), ("", "worker-1")]
+
+
+def test_a_job_is_forecast(dtdctl, server, cluster, tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    exit_code, out, _ = dtdctl("doctor", str(job), "-o", "json")
+    report = json.loads(out)
+    assert exit_code == 0
+    assert report["schema"] == 1
+    assert [one["world_size"] for one in report["forecast"]] == [1, 2]
+    assert {need["worker"] for need in report["memory"]} == {"worker-0", "worker-1"}
+    assert {finding["check"] for finding in report["checks"]} >= {"memory", "ports", "clocks"}
+    assert "LIMITED BY" in dtdctl("doctor", str(job))[1]
+
+
+def test_a_running_job_is_not_disturbed(dtdctl, server, cluster, status):
+    status["job"] = {"id": "digits-1", "state": "running"}
+    exit_code, out, _ = dtdctl("doctor")
+    assert exit_code == 0
+    assert "job digits-1 runs, so bandwidths were not measured" in out
+    assert asked(server, "bandwidth") == []
+    assert len(asked(server, "latency")) == 2
+    server.received.clear()
+    dtdctl("doctor", "--force")
+    assert len(asked(server, "bandwidth")) == 2
+
+
+def test_what_cannot_be_reached_fails(dtdctl, server, cluster):
+    cluster["bandwidth"] = m.Error(code=17, message="Connection refused", remedy="")
+    exit_code, out, _ = dtdctl("doctor")
+    assert exit_code == 4
+    assert "FAIL  worker-1 cannot fetch from worker-0: Connection refused" in out
+    assert "      try: open worker-0's data port" in out
+
+
+def test_a_step_that_cannot_be_measured_fails(dtdctl, server, cluster, tmp_path):
+    cluster["step"] = m.Error(code=17, message="worker-0: no module 'x'", remedy="install it")
+    (tmp_path / "job.toml").write_text(JOB)
+    exit_code, out, _ = dtdctl("doctor", str(tmp_path / "job.toml"))
+    assert exit_code == 4
+    assert "FAIL  worker-0: no module 'x'" in out
+
+
+def test_no_worker_and_no_idle_worker(dtdctl, server, cluster, status, tmp_path):
+    status["workers"] = []
+    (tmp_path / "job.toml").write_text(JOB)
+    exit_code, out, _ = dtdctl("doctor", str(tmp_path / "job.toml"))
+    assert exit_code == 0
+    assert "warn  no worker is connected" in out
+    assert "warn  no worker is idle" in out
+
+
+def test_nobody_answers(dtdctl, free_socket, monkeypatch):
+    monkeypatch.setenv("DTD_COORDINATOR", str(free_socket))
+    exit_code, out, _ = dtdctl("doctor", "-o", "json")
+    [finding] = json.loads(out)["checks"]
+    assert exit_code == 3
+    assert (finding["check"], finding["state"]) == ("coordinator", "fail")
+    assert finding["remedy"]

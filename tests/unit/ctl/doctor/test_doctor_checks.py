@@ -1,0 +1,142 @@
+"""Each check of the doctor: when it is content, when it warns or fails, and what it advises."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.ctl.doctor import checks
+from dtd.ctl.doctor.measurements import forecasts
+
+GIB = 1 << 30
+
+
+def host(**changed):
+    values = {
+        "version": "1.0",
+        "skew_s": 0.001,
+        "round_trip_s": 0.0002,
+        "disk_free_bytes": 50 * GIB,
+        "state_dir": "/var/lib/dtd",
+    }
+    return values | changed
+
+
+def coordinator(**changed):
+    return host(heartbeat_timeout_s=1.5, heartbeat_interval_s=0.25) | changed
+
+
+def link(sender, receiver, *, rtt_s=0.0002, bytes_per_s=1e8):
+    return {"from": sender, "to": receiver, "rtt_s": rtt_s, "bytes_per_s": bytes_per_s}
+
+
+def states(found):
+    return [finding.state for finding in found]
+
+
+def only(found):
+    [finding] = list(found)
+    return finding
+
+
+def test_the_coordinator_s_version():
+    same = only(checks.check_coordinator(coordinator(), address="h:1", own_version="1.0"))
+    assert (same.state, same.message) == ("ok", "the coordinator at h:1 answers, dtd 1.0")
+    other = only(checks.check_coordinator(coordinator(), address="h:1", own_version="2.0"))
+    assert other.state == "warn"
+    assert "this dtdctl is 2.0" in other.message
+    assert other.remedy
+
+
+def test_workers_versions():
+    hosts = {"a": host(), "b": host(version="0.9")}
+    odd = only(checks.check_versions(coordinator(), hosts))
+    assert (odd.state, odd.message) == ("fail", "b has dtd 0.9, the coordinator 1.0")
+    assert "install dtd 1.0 on b's host" in odd.remedy
+    assert states(checks.check_versions(coordinator(), {"a": host()})) == ["ok"]
+    assert states(checks.check_versions(coordinator(), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "state", "words"),
+    [(0.9, "ok", "within"), (1.5, "warn", "1.5 s ahead of"), (-2.0, "warn", "2.0 s behind")],
+)
+def test_clocks(skew_s, state, words):
+    found = only(checks.check_clocks({"a": host(skew_s=skew_s)}, own_skew_s=0.0))
+    assert found.state == state
+    assert words in found.message
+
+
+def test_this_host_s_clock():
+    assert "this host" in only(checks.check_clocks({}, own_skew_s=3.0)).message
+
+
+@pytest.mark.parametrize(("free", "state"), [(GIB, "warn"), (GIB // 10, "fail")])
+def test_disks(free, state):
+    found = only(checks.check_disks(coordinator(), {"a": host(disk_free_bytes=free)}))
+    assert found.state == state
+    assert found.message.startswith("a has")
+    assert states(checks.check_disks(coordinator(), {"a": host()})) == ["ok"]
+
+
+def test_timeouts_against_round_trips():
+    links = [link("a", "b", rtt_s=0.1)]
+    tight = only(checks.check_timeouts(coordinator(), {"a": host()}, links))
+    assert tight.state == "warn"
+    assert "2.5 or more" in tight.remedy
+    assert states(checks.check_timeouts(coordinator(), {}, [])) == ["ok"]
+
+
+def test_ports():
+    broken = {"from": "a", "to": "b", "reason": "Connection refused", "remedy": ""}
+    found = only(checks.check_ports([broken], 1))
+    assert (found.state, found.message) == ("fail", "b cannot fetch from a: Connection refused")
+    assert "--advertise" in found.remedy
+    assert only(checks.check_ports([{**broken, "remedy": "do it"}], 1)).remedy == "do it"
+    assert states(checks.check_ports([], 2)) == ["ok"]
+    assert states(checks.check_ports([], 0)) == []
+
+
+def test_a_slow_link_is_named():
+    links = [link("a", "b"), link("b", "a"), link("a", "c", bytes_per_s=1e7)]
+    found = only(checks.check_links(links))
+    assert found.state == "warn"
+    assert found.message.startswith("a -> c carries 80 Mbit/s, others 800 Mbit/s")
+    assert states(checks.check_links(links[:2])) == ["ok"]
+    assert states(checks.check_links([link("a", "b", bytes_per_s=None)] * 3)) == []
+
+
+def test_memory_of_workers_that_share_a_host():
+    need = {"place": "h", "parts": {"runtime": GIB, "snapshot": 2 * GIB}}
+    two = [{**need, "available_bytes": 5 * GIB}, {**need, "available_bytes": 4 * GIB}]
+    found = only(checks.check_memory(two))
+    assert found.state == "warn"
+    assert found.message == (
+        "2 workers on h will need 6.0 GiB of 4.0 GiB: 2.0 GiB are missing, most goes to snapshot"
+    )
+    assert states(checks.check_memory(two[:1])) == ["ok"]
+    assert states(checks.check_memory([two[0], {**two[1], "place": "g"}])) == ["ok", "ok"]
+
+
+# --- forecasts -------------------------------------------------------------------------------
+
+
+def step(worlds):
+    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1], "optimizer_s": 0.0}
+    return {
+        "buckets": [10**7],
+        "rows": 10,
+        "worlds": {str(size): world for size in range(1, worlds + 1)},
+    }
+
+
+def test_a_forecast_for_every_world_that_links_reach():
+    steps = {"a": step(3), "b": step(3), "c": step(3)}
+    ways = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
+    links = [link(*way, rtt_s=0.0) for way in ways]
+    made = forecasts(steps, links, most=3)
+    assert [one.world_size for one in made] == [1, 2, 3]
+    assert made[1].step_s == pytest.approx(0.2)
+    assert [one.world_size for one in forecasts(steps, links, most=2)] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, links[:2], most=3)] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, [], most=3)] == [1]
+    assert forecasts({}, [], most=0) == []

@@ -1,0 +1,353 @@
+"""`dtdctl install` and `uninstall` into a tree: what is written, what is kept, what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtd.ctl.install import command as install_module
+from dtd.ctl.install import service_host
+from dtd.ctl.main import run
+
+UNITS = "usr/local/lib/systemd/system"
+
+
+@pytest.fixture(autouse=True)
+def daemons(tmp_path, monkeypatch):
+    """An environment that services can see."""
+    place = tmp_path / "opt/bin"
+    place.mkdir(parents=True)
+    for name in service_host.DAEMONS:
+        (place / name).write_text("")
+    monkeypatch.setattr("sys.argv", [str(place / "dtdctl")])
+    monkeypatch.setattr(service_host, "hidden_place", lambda _daemons: "")
+    return place
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def dtdctl(capsys, root):
+    """Runs a command line for the tree; (exit code, lines of stdout, stderr)."""
+
+    def command(*arguments):
+        exit_code = run([*arguments, "--prefix", str(root)])
+        out, err = capsys.readouterr()
+        return exit_code, out.splitlines(), err
+
+    return command
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_what_is_written(dtdctl, root, daemons):
+    exit_code, lines, err = dtdctl("install")
+    assert exit_code == 0
+    assert lines == [f"wrote {root / name}" for name in sorted(files(root), key=lines_order(lines))]
+    assert {
+        f"{UNITS}/dtd-coordinator.service",
+        f"{UNITS}/dtd-worker@.service",
+        f"{UNITS}/dtd-workers.target",
+        "usr/local/lib/sysusers.d/dtd.conf",
+        "usr/local/lib/tmpfiles.d/dtd.conf",
+        "etc/dtd/coordinator.toml",
+        "etc/dtd/worker.toml",
+    } <= files(root)
+    unit = (root / UNITS / "dtd-worker@.service").read_text()
+    assert f"ExecStart={daemons}/dtd-worker --instance %i\n" in unit
+    assert "/opt/dtd" not in unit
+    assert "next: systemctl enable --now dtd-coordinator" in err
+    assert "digits.toml" in err
+    modes = {path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_file()}
+    assert modes == {0o644}
+
+
+def lines_order(lines):
+    return lambda name: next(i for i, line in enumerate(lines) if line.endswith(f"/{name}"))
+
+
+def test_the_second_time_changes_nothing(dtdctl, root):
+    dtdctl("install")
+    before = {path: path.stat().st_ino for path in root.rglob("*")}
+    _, lines, _ = dtdctl("install")
+    assert all(line.startswith("unchanged ") for line in lines)
+    assert {path: path.stat().st_ino for path in root.rglob("*")} == before
+
+
+def test_an_older_file_of_ours_is_replaced(dtdctl, root, daemons):
+    dtdctl("install")
+    moved = daemons.with_name("moved")
+    daemons.rename(moved)
+    service = root / UNITS / "dtd-coordinator.service"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [str(moved / "dtdctl")])
+        _, lines, _ = dtdctl("install")
+    assert f"wrote {service}" in lines
+    assert f"ExecStart={moved}/dtd-coordinator" in service.read_text()
+
+
+def test_what_somebody_has_changed_is_kept(dtdctl, root):
+    dtdctl("install")
+    settings, service = root / "etc/dtd/worker.toml", root / UNITS / "dtd-worker@.service"
+    settings.write_text("threads = 4\n")
+    service.write_text(service.read_text().replace("RestartSec=1", "RestartSec=7"))
+    _, lines, _ = dtdctl("install")
+    assert f"kept {settings}: somebody has changed it" in lines
+    assert f"kept {service}: somebody has changed it" in lines
+    assert settings.read_text() == "threads = 4\n"
+    _, lines, _ = dtdctl("uninstall")
+    assert f"kept {settings}: somebody has changed it; --purge removes it" in lines
+    assert files(root) == {"etc/dtd/worker.toml", f"{UNITS}/dtd-worker@.service"}
+    dtdctl("uninstall", "--purge")
+    assert files(root) == set()
+
+
+@pytest.mark.parametrize(
+    ("part", "has", "lacks"),
+    [
+        ("--coordinator", "dtd-coordinator.service", "dtd-worker@.service"),
+        ("--worker", "dtd-worker@.service", "dtd-coordinator.service"),
+    ],
+)
+def test_one_part(dtdctl, root, part, has, lacks):
+    dtdctl("install", part)
+    assert (root / UNITS / has).is_file()
+    assert not (root / UNITS / lacks).exists()
+    dtdctl("uninstall", part)
+    assert files(root) == set()
+
+
+def test_what_both_parts_need_stays_for_the_other(dtdctl, root):
+    dtdctl("install")
+    dtdctl("uninstall", "--coordinator")
+    assert "usr/local/lib/sysusers.d/dtd.conf" in files(root)
+    assert f"{UNITS}/dtd-coordinator.service" not in files(root)
+    dtdctl("uninstall", "--worker")
+    assert files(root) == set()
+    assert not (root / "etc/dtd").exists()
+
+
+def test_state_stays_unless_it_is_purged(dtdctl, root):
+    dtdctl("install")
+    state, credential = (
+        root / "var/lib/dtd/worker-cpu/checkpoints",
+        root / "etc/dtd/worker.credential",
+    )
+    state.mkdir(parents=True)
+    credential.write_text("secret")
+    (root / "var/lib/dtd/other").write_text("somebody else's")
+    renewed = root / "var/lib/dtd/workers/worker.credential"
+    renewed.parent.mkdir()
+    renewed.write_text("secret")
+    _, lines, _ = dtdctl("uninstall")
+    assert lines[-1] == "kept state and credentials: --purge removes them"
+    assert state.is_dir()
+    assert credential.is_file()
+    dtdctl("uninstall", "--purge")
+    assert files(root) == {"var/lib/dtd/other"}
+    assert not state.parent.exists()
+    assert not renewed.parent.exists()
+
+
+def test_a_dry_run_writes_nothing(dtdctl, root):
+    _, lines, _ = dtdctl("install", "--dry-run")
+    assert all(line.startswith("would write ") for line in lines)
+    assert not root.exists()
+    dtdctl("install")
+    before = files(root)
+    _, lines, _ = dtdctl("uninstall", "--dry-run", "--purge")
+    assert all(line.startswith("would remove ") for line in lines)
+    assert files(root) == before
+
+
+def test_for_one_user(dtdctl, root, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    home = root / (tmp_path / "config").relative_to("/")
+    _, _, err = dtdctl("install", "--user")
+    assert (home / "systemd/user/dtd-worker@.service").is_file()
+    assert (home / "dtd/worker.toml").is_file()
+    assert not (root / "usr").exists()
+    assert "systemctl --user enable" in err
+    assert "loginctl enable-linger" in err
+    dtdctl("uninstall", "--user", "--purge")
+    assert files(root) == set()
+
+
+def test_as_json(dtdctl):
+    _, (line,), _ = dtdctl("install", "-o", "json")
+    answer = json.loads(line)
+    assert answer["done"][0].startswith("wrote ")
+    assert answer["next"]
+
+
+def test_a_file_that_cannot_be_removed(dtdctl, root, monkeypatch):
+    dtdctl("install")
+
+    def refuse(_self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    exit_code, _, err = dtdctl("uninstall")
+    assert exit_code == 1
+    assert "dtd.conf cannot be removed: Permission denied" in err
+
+
+def test_files_that_are_no_files(dtdctl, root):
+    path = root / "etc/dtd/worker.toml"
+    path.mkdir(parents=True)
+    exit_code, _, err = dtdctl("install")
+    assert exit_code == 1
+    assert f"{path} cannot be read" in err
+    path.rmdir()
+    path.with_name(".worker.toml.new").mkdir()
+    exit_code, _, err = dtdctl("install")
+    assert exit_code == 1
+    assert f"{path} cannot be written" in err
+
+
+# --- this host -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(monkeypatch, root, tmp_path):
+    """This host's systemd, played: the commands that it was given."""
+    commands: list[str] = []
+    monkeypatch.setattr(service_host, "systemd_version", lambda: 254)
+    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "")
+    monkeypatch.setattr(service_host, "run", lambda command: commands.append(" ".join(command)))
+    monkeypatch.setattr(
+        install_module.Installation, "place", lambda _self, path: root / path.relative_to("/")
+    )
+    return commands
+
+
+def test_systemd_is_told(host, capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert run(["install"]) == 0
+    assert host == [
+        "systemd-sysusers /usr/local/lib/sysusers.d/dtd.conf",
+        "systemd-tmpfiles --create /usr/local/lib/tmpfiles.d/dtd.conf",
+        "systemctl daemon-reload",
+    ]
+    assert "ran systemctl daemon-reload" in capsys.readouterr().out
+    host.clear()
+    assert run(["uninstall"]) == 0
+    assert host == [
+        "systemctl stop dtd-workers.target dtd-worker@*.service",
+        "systemctl disable dtd-workers.target dtd-worker@.service",
+        "systemctl reset-failed dtd-worker@*.service",
+        "systemctl disable --now dtd-coordinator.service",
+        "systemctl daemon-reload",
+    ]
+
+
+def test_drop_ins_for_newer_systemd(host, root, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    drop_in = root / UNITS / "dtd-worker@.service.d/50-systemd-254.conf"
+    monkeypatch.setattr(service_host, "systemd_version", lambda: 253)
+    run(["install"])
+    assert not drop_in.exists()
+    monkeypatch.setattr(service_host, "systemd_version", lambda: 254)
+    run(["install"])
+    assert "RestartSteps=" in drop_in.read_text()
+    monkeypatch.setattr(service_host, "systemd_version", lambda: 0)
+    run(["uninstall"])
+    assert not drop_in.parent.exists()
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_only_root_may(host, root, capsys, monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert run([command]) == 2
+    err = capsys.readouterr().err
+    assert "only root may" in err
+    assert f"sudo dtdctl {command}" in err
+    assert "--user" in err
+    assert (host, root.exists()) == ([], False)
+
+
+def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(service_host, "hidden_place", lambda _daemons: "/home/me/venv/bin")
+    assert run(["install"]) == 2
+    assert "/home/me/venv/bin is hidden from system services" in capsys.readouterr().err
+    assert not root.exists()
+    assert run(["install", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("beware: /home/me/venv/bin")
+
+
+def test_without_systemd_the_files_are_still_written(host, root, capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "systemd does not run here")
+    assert run(["install"]) == 0
+    assert host == []
+    assert "skipped systemctl daemon-reload: systemd does not run here" in capsys.readouterr().out
+
+
+def test_both_names_of_coordinator_can_be_used(host, root, capsys, monkeypatch):
+    """--coordinator is an address everywhere else, and after these commands a part."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert run(["--coordinator", "127.0.0.1:1", "install", "--coordinator"]) == 0
+    assert (root / UNITS / "dtd-coordinator.service").is_file()
+    assert not (root / UNITS / "dtd-worker@.service").exists()
+
+
+# --- the host's own answers ------------------------------------------------------------------
+
+
+def test_a_command_that_fails_is_told_in_one_sentence(tmp_path):
+    program = tmp_path / "systemd-sysusers"
+    program.write_text("#!/bin/sh\necho 'no room\nleft' >&2; exit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(service_host.DtdError, match="failed: no room left"):
+        service_host.run([str(program)])
+
+
+def test_what_cannot_be_run_is_known_beforehand(monkeypatch, tmp_path):
+    assert service_host.cannot_run(["systemd-nothing"]) == "systemd-nothing is not installed"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'systemd 257 (257.1)'\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setattr(service_host, "_RUNNING", tmp_path / "none")
+    assert service_host.cannot_run(["systemctl", "stop"]) == "systemd does not run here"
+    monkeypatch.setattr(service_host, "_RUNNING", tmp_path)
+    assert service_host.cannot_run(["systemctl", "stop"]) == ""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert service_host.cannot_run(["systemctl", "--user"]) == "systemd does not run here"
+    (tmp_path / "systemd/private").mkdir(parents=True)
+    assert service_host.cannot_run(["systemctl", "--user"]) == ""
+    assert service_host.systemd_version() == 257
+    (tmp_path / "systemctl").unlink()
+    assert service_host.systemd_version() == 0
+
+
+def test_hidden_places(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.executable", "/usr/bin/env")
+    assert service_host.hidden_place(Path("/opt/dtd/bin")) == ""
+    assert service_host.hidden_place(Path("/home/me/dtd/bin")) == "/home/me/dtd/bin"
+
+
+def test_daemons_that_are_not_there(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "dtdctl")])
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    with pytest.raises(service_host.UsageError, match="dtd-worker are not in"):
+        service_host.daemons_directory()
+
+
+def test_a_command_that_does_not_end(monkeypatch):
+    def never(*_arguments, **_options):
+        raise subprocess.TimeoutExpired("systemctl", 120)
+
+    monkeypatch.setattr(subprocess, "run", never)
+    with pytest.raises(service_host.DtdError, match="did not end within 120 s"):
+        service_host.run(["systemctl", "stop"])

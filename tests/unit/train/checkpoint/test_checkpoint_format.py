@@ -1,0 +1,125 @@
+"""Checkpoints on disk: verified, or passed over with a reason."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtd.errors import CheckpointError
+from dtd.train.checkpoint.format import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    checkpoint_name,
+    encode_manifest,
+    newest_verified,
+    parse_name,
+    read_manifest,
+    verify,
+)
+from dtd.train.checkpoint.retention import Rules
+from dtd.train.checkpoint.writer import CheckpointWriter
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "job"
+
+
+def test_names() -> None:
+    assert checkpoint_name(3, 120) == "g000003-s000000120"
+    assert parse_name("g000003-s000000120") == (3, 120)
+    assert parse_name(checkpoint_name(10**7, 10**10)) == (10**7, 10**10)
+    for other in ("g3-s120", ".tmp-g000003-s000000120-7", "g000003-s000000120 ", "manifest.json"):
+        assert parse_name(other) is None
+
+
+def flip(file: Path, at: int = -1) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 0x10
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def edit_step(path: Path) -> None:
+    content = json.loads((path / MANIFEST_FILE).read_text())
+    content["step"] = 99
+    (path / MANIFEST_FILE).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda p: flip(p / MODEL_FILE), "does not match its hash: a bit flipped"),
+        (lambda p: flip(p / OPTIMIZER_FILE, 20), "does not match its hash: a bit flipped"),
+        (lambda p: truncate(p / OPTIMIZER_FILE), "bytes, not .*: torn"),
+        (lambda p: (p / MODEL_FILE).unlink(), "model.safetensors cannot be read"),
+        (lambda p: (p / MANIFEST_FILE).unlink(), "manifest.json cannot be read"),
+        (lambda p: truncate(p / MANIFEST_FILE), "is torn or is no manifest"),
+        (lambda p: flip(p / MANIFEST_FILE, 40), "manifest.json"),
+        (edit_step, "does not match its hash"),
+        (lambda p: (p / MANIFEST_FILE).write_text("[]"), "is torn or is no manifest"),
+        (lambda p: (p / MANIFEST_FILE).write_text('{"format": NaN}'), "NaN is no JSON number"),
+        (
+            lambda p: (p / MANIFEST_FILE).write_text('{"format": 3, "manifest_hash": ""}'),
+            "has format 3, not 2",
+        ),
+        (lambda p: p.rename(p.with_name(checkpoint_name(1, 30))), "it was renamed"),
+    ],
+)
+def test_the_newest_that_verifies_is_found_and_others_are_explained(
+    directory, damage, why, save_checkpoints
+) -> None:
+    save_checkpoints(directory, 10, 20)
+    damage(directory / checkpoint_name(1, 20))
+    found = newest_verified(directory.parent, "job")
+    assert found.path == directory / checkpoint_name(1, 10)
+    ((path, reason),) = found.passed_over
+    assert path.parent == directory
+    with pytest.raises(CheckpointError, match=why):
+        raise CheckpointError(reason)
+
+
+def test_generation_comes_before_step(directory, save_checkpoints, make_draft) -> None:
+    save_checkpoints(directory, 50)
+    writer = CheckpointWriter(directory, Rules(keep=9))
+    writer.write(make_draft(40, generation=2))
+    writer.publish({})
+    writer.close()
+    assert newest_verified(directory.parent, "job").manifest.step == 40
+    assert newest_verified(directory.parent, "job", step=50).manifest.step == 50
+    assert newest_verified(directory.parent, "job", step=51).path is None
+    assert newest_verified(directory.parent, "other").path is None
+
+
+def test_a_manifest_cannot_name_other_files(directory, save_checkpoints) -> None:
+    (published,) = save_checkpoints(directory, 1)
+    outside = replace(
+        published.manifest, files={"../../secret": published.manifest.files[MODEL_FILE]}
+    )
+    (published.path / MANIFEST_FILE).write_bytes(encode_manifest(outside))
+    with pytest.raises(CheckpointError, match=re.escape("lists ../../secret")):
+        verify(published.path)
+
+
+def test_what_a_worker_needs_before_it_trains_is_free_of_torch() -> None:
+    modules = "record", "optimizer.learning_rate", "checkpoint.writer", "checkpoint.retention"
+    imports = ", ".join(f"dtd.train.{name}" for name in modules)
+    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_reading_a_manifest_that_is_no_utf8(directory, save_checkpoints) -> None:
+    (published,) = save_checkpoints(directory, 1)
+    (published.path / MANIFEST_FILE).write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="torn"):
+        read_manifest(published.path)

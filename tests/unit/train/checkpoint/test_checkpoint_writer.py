@@ -1,0 +1,144 @@
+"""Checkpoints that are written in the background and become visible whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dtd.train.checkpoint.format import MODEL_FILE, checkpoint_name, list_checkpoints, verify
+from dtd.train.checkpoint.retention import Rules
+from dtd.train.checkpoint.writer import (
+    CheckpointWriter,
+    Failure,
+    Published,
+    RawTensor,
+    write_safetensors,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "job"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_published_checkpoint_verifies_and_is_plain_safetensors(
+    directory, save_checkpoints
+) -> None:
+    (published,) = save_checkpoints(directory, 5, metrics={5: {"loss": 0.25}})
+    assert isinstance(published, Published)
+    assert names(directory) == ["g000001-s000000005"]
+    found = verify(published.path)
+    assert found == published.manifest
+    assert found.metrics == {"loss": 0.25}
+    assert published.write_s > 0
+    assert published.size_bytes == sum(f.stat().st_size for f in published.path.iterdir())
+    loaded = safetensors.numpy.load_file(published.path / MODEL_FILE)
+    np.testing.assert_array_equal(loaded["w"], np.arange(6).reshape(2, 3))
+
+
+def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> None:
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    writer.write(make_draft(1))
+    writer.flush()
+    assert list_checkpoints(directory.parent, "job") == []
+    assert len(names(directory)) == 1
+    writer.discard()
+    writer.publish({})
+    writer.flush()
+    assert names(directory) == []
+    writer.write(make_draft(2))
+    writer.close()
+    assert names(directory) == []
+
+
+def test_a_new_draft_replaces_one_that_was_not_agreed_on(directory, make_draft) -> None:
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    writer.write(make_draft(1))
+    writer.write(make_draft(2))
+    writer.publish({})
+    writer.close()
+    assert names(directory) == [checkpoint_name(1, 2)]
+
+
+def test_leftovers_of_earlier_generations_are_removed(directory, make_draft) -> None:
+    for name in (".tmp-g000001-s000000003-77", ".tmp-g000002-s000000003-78", "notes"):
+        (directory / name).mkdir(parents=True)
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    writer.write(make_draft(9, generation=2))
+    writer.publish({})
+    writer.close()
+    assert names(directory) == [
+        ".tmp-g000002-s000000003-78",
+        "g000002-s000000009",
+        "notes",
+    ]
+
+
+def test_a_disk_error_is_a_failure_not_an_exception(tmp_path, save_checkpoints) -> None:
+    (tmp_path / "job").write_text("a file where the directory should be")
+    (failure,) = save_checkpoints(tmp_path / "job", 1)
+    assert isinstance(failure, Failure)
+    assert failure.name == checkpoint_name(1, 1)
+    assert "Error" in failure.reason
+
+
+def test_a_number_that_json_lacks_is_not_written(directory, save_checkpoints) -> None:
+    (failure,) = save_checkpoints(directory, 1, metrics={1: {"loss": float("nan")}})
+    assert isinstance(failure, Failure)
+    assert list_checkpoints(directory.parent, "job") == []
+
+
+def test_an_empty_tensor_and_a_scalar(tmp_path) -> None:
+    counted: list[int] = []
+    info = write_safetensors(
+        tmp_path / "t",
+        [
+            RawTensor(name="empty", dtype="F32", shape=(0, 3), content=memoryview(b"")),
+            RawTensor(name="scalar", dtype="I64", shape=(), content=memoryview(b"\1" + bytes(7))),
+        ],
+        counted.append,
+    )
+    assert sum(counted) == info.size_bytes
+    loaded = safetensors.numpy.load_file(tmp_path / "t")
+    assert loaded["empty"].shape == (0, 3)
+    assert int(loaded["scalar"]) == 1
+    assert info.size_bytes == (tmp_path / "t").stat().st_size
+
+
+def test_two_writers_of_one_state_both_count_it_as_saved(directory, make_draft) -> None:
+    writers = [CheckpointWriter(directory, Rules(keep=3)) for _ in range(3)]
+    for writer in writers:
+        writer.write(make_draft(5))
+    for writer in writers:
+        writer.publish({})
+    for writer in writers:
+        writer.close()
+        (result,) = writer.finished()
+        assert isinstance(result, Published)
+        assert result.kept == (checkpoint_name(1, 5),)
+        assert verify(result.path) == result.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
+
+
+def test_a_damaged_checkpoint_of_the_same_name_is_replaced(directory, save_checkpoints) -> None:
+    (first,) = save_checkpoints(directory, 5)
+    (first.path / MODEL_FILE).write_bytes(b"torn")
+    (second,) = save_checkpoints(directory, 5)
+    assert verify(second.path) == first.manifest
+    assert names(directory) == [checkpoint_name(1, 5)]
+
+
+def test_a_writer_that_failed_can_be_closed_before_it_is_asked(tmp_path, make_draft) -> None:
+    (tmp_path / "job").write_text("a file where the directory should be")
+    writer = CheckpointWriter(tmp_path / "job", Rules(keep=3))
+    writer.write(make_draft(1))
+    writer.publish({})
+    writer.close()
+    assert [type(result) for result in writer.finished()] == [Failure]

@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtd.core.data.sampler import Position, slice_bounds
+from dtd.errors import LoaderLost, TaskError
+from dtd.train.data.loader import Loader
+from dtd.train.data.rows import BatchRequest, LoadedBatch
+from dtd.train.data.sampling import batch_rows
+
+LENGTH, BATCH = 40, 8
+
+
+class Fetched:
+    """Says which thread made which rows; may be held up."""
+
+    def __init__(self) -> None:
+        self.fetched: list[list[int]] = []
+        self.threads: set[str] = set()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        raise AssertionError("fetch comes first")
+
+    def fetch(self, row_ids: list[int], *, epoch: int, seed: int) -> torch.Tensor:
+        assert self.may_go_on.wait(10)
+        self.fetched.append(row_ids)
+        self.threads.add(threading.current_thread().name)
+        if 13 in row_ids and epoch == 9:
+            raise ValueError("row 13 is cursed")
+        return torch.tensor([[row, epoch, seed] for row in row_ids])
+
+
+def plan_for(world_size: int, rank: int, epoch: int = 0) -> Callable[[int], BatchRequest | None]:
+    def plan(step: int) -> BatchRequest | None:
+        if step * BATCH >= LENGTH:
+            return None
+        rows = batch_rows(
+            seed=0,
+            position=Position(epoch, step * BATCH),
+            global_batch_size=BATCH,
+            length=LENGTH,
+        )
+        start, stop = slice_bounds(len(rows), world_size, rank)
+        return BatchRequest(step=step, epoch=epoch, rows=tuple(rows[start:stop]))
+
+    return plan
+
+
+def at(plan: Callable[[int], BatchRequest | None], step: int) -> BatchRequest:
+    request = plan(step)
+    assert request is not None
+    return request
+
+
+def expect(loader: Loader, request: BatchRequest) -> None:
+    assert loader.next(request).batch[:, 0].tolist() == list(request.rows)
+
+
+def loader_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("dtd-loader")]
+
+
+def test_batches_come_in_order_from_a_thread_of_their_own() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=3) as loader:
+        loader.start(plan)
+        for step in range(LENGTH // BATCH):
+            batch = loader.next(at(plan, step)).batch
+            assert batch.tolist() == [[row, 0, 3] for row in at(plan, step).rows]
+    assert len(data.fetched) == LENGTH // BATCH  # nothing was loaded twice
+    assert all(name.startswith("dtd-loader") for name in data.threads)
+    assert loader_threads() == []
+
+
+def test_loading_runs_ahead_but_not_far() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan)
+        expect(loader, at(plan, 0))
+    # Closing lets at most what was under way finish.
+    assert 1 <= len(data.fetched) <= 3
+
+
+def test_a_redone_step_and_a_new_world_size_get_their_own_rows() -> None:
+    data, alone, shared = Fetched(), plan_for(1, 0), plan_for(3, 1)
+    with Loader(data, seed=0) as loader:
+        loader.start(alone)
+        for step in (0, 1, 2, 1, 2):
+            expect(loader, at(alone, step))
+        loader.start(shared)
+        for step in (2, 3, 4):
+            expect(loader, at(shared, step))
+        expect(loader, at(alone, 0))
+
+
+def test_a_stale_batch_is_dropped_even_when_it_is_ready() -> None:
+    # The same step and the same number of rows, yet other rows: only equality will do.
+    data = Fetched()
+    with Loader(data, seed=0) as loader:
+        loader.start(plan_for(2, 0))
+        expect(loader, at(plan_for(2, 0), 0))
+        expect(loader, at(plan_for(2, 1), 1))
+
+
+def test_a_rank_without_rows_gets_none() -> None:
+    data = Fetched()
+    nothing = BatchRequest(step=0, epoch=0, rows=())
+    with Loader(data, seed=0) as loader:
+        loader.start(plan_for(1, 0))
+        assert loader.next(nothing).batch is None
+        expect(loader, at(plan_for(1, 0), 1))
+    assert [] not in data.fetched
+
+
+def test_after_the_last_request_another_pass_can_begin() -> None:
+    plan = plan_for(1, 0)
+    with Loader(Fetched(), seed=0) as loader:
+        loader.start(plan)
+        for step in (*range(5), *range(5)):
+            expect(loader, at(plan, step))
+
+
+def test_a_failing_row_surfaces_where_it_is_asked_for_and_again() -> None:
+    cursed, plan = plan_for(1, 0, epoch=9), plan_for(1, 0)
+    bad = next(step for step in range(5) if 13 in at(cursed, step).rows)
+    with Loader(Fetched(), seed=0) as loader:
+        loader.start(cursed)
+        for step in range(bad):
+            expect(loader, at(cursed, step))
+        for _ in range(2):
+            with pytest.raises(TaskError, match="row 13 of the dataset raised ValueError: row 13"):
+                loader.next(at(cursed, bad))
+        loader.start(plan)
+        expect(loader, at(plan, 0))
+
+
+def test_close_waits_for_the_thread_and_drops_the_rest() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    loader = Loader(data, seed=0)
+    loader.start(plan)
+    expect(loader, at(plan, 0))
+    data.may_go_on.clear()
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    data.may_go_on.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert loader_threads() == []
+
+
+class Drawing:
+    """A plain dataset that augments with torch's global generator."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.cat([torch.tensor([float(row)]), torch.rand(2)])
+
+
+def test_random_rows_are_keyed_and_leave_dropout_alone() -> None:
+    whole, half = plan_for(1, 0), plan_for(2, 1)
+    with Loader(Drawing(), seed=5) as loader:
+        loader.start(whole)
+        batch = loader.next(at(whole, 1)).batch
+        torch.manual_seed(0)
+        expected = torch.rand(3)
+        torch.manual_seed(0)
+        redone = loader.next(at(half, 1)).batch
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(redone, batch[BATCH // 2 :])
+    assert loader_threads() == []
+
+
+PICKLED_DATASET = """
+import os, random
+import numpy, torch
+
+class Rows:
+    def __len__(self):
+        return 40
+    def __getitem__(self, row):
+        if row == 39:
+            raise ValueError("row 39 is cursed")
+        if path := os.environ.get("ROWS_READ_BY"):
+            with open(path, "a") as file:
+                print(os.getpid(), file=file)
+        drawn = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+        return torch.tensor([float(row), *drawn], dtype=torch.float64)
+"""
+
+
+@pytest.fixture
+def pickled_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A dataset of a module that loader processes can import."""
+    (tmp_path / "rows_for_processes.py").write_text(PICKLED_DATASET)
+    monkeypatch.syspath_prepend(tmp_path)
+    import rows_for_processes  # type: ignore[import-not-found]
+
+    yield rows_for_processes.Rows()
+    del sys.modules["rows_for_processes"]
+
+
+def test_loader_processes_give_the_same_batches_and_end(pickled_dataset: Any) -> None:
+    whole, half = plan_for(1, 0), plan_for(2, 1)
+    good = [step for step in range(5) if 39 not in at(whole, step).rows]
+    (bad,) = set(range(5)) - set(good)
+    torch.manual_seed(0)
+    expected_draw = torch.rand(3)
+    torch.manual_seed(0)
+    with Loader(pickled_dataset, seed=2) as here:
+        expected = {step: here.next(at(whole, step)).batch for step in good}
+    threads = set(threading.enumerate())
+    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
+        loader.start(whole)
+        for step in (*good, *good):
+            assert torch.equal(loader.next(at(whole, step)).batch, expected[step])
+        loader.start(half)
+        assert torch.equal(loader.next(at(half, good[1])).batch, expected[good[1]][BATCH // 2 :])
+        with pytest.raises(TaskError, match="row 39 of the dataset raised ValueError") as caught:
+            loader.next(at(whole, bad))
+        assert "row 39 is cursed" in "".join(caught.value.__notes__)
+        assert loader.next(BatchRequest(step=0, epoch=0, rows=())).batch is None
+        assert torch.equal(loader.next(at(whole, good[0])).batch, expected[good[0]])
+        children = active_children()
+        assert len(children) == 2
+    assert torch.equal(torch.rand(3), expected_draw)  # the training thread's generator is its own
+    for child in children:
+        child.join(10)
+        assert not child.is_alive()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)  # queues' feeders end by themselves
+        assert not thread.is_alive()
+    assert active_children() == []
+
+
+def test_warm_up_has_every_loader_process_make_a_batch(
+    pickled_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWS_READ_BY", str(tmp_path / "pids"))
+    plan = plan_for(4, 0)
+    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
+        loader.warm_up(plan)
+        children = {child.pid for child in active_children()}
+        assert set(map(int, (tmp_path / "pids").read_text().split())) == children
+        assert len(children) == 2
+        loader.start(plan_for(1, 0), at=0)
+        assert loader.next(at(plan_for(1, 0), 0)).rows == at(plan_for(1, 0), 0).rows
+        assert {child.pid for child in active_children()} == children
+
+
+def test_warm_up_with_fewer_batches_than_processes_or_without_any(pickled_dataset: Any) -> None:
+    only = at(plan_for(4, 0), 0)
+    with Loader(pickled_dataset, seed=2, loader_workers=2) as loader:
+        loader.warm_up(lambda number: only if number == 0 else None)
+    data = Fetched()
+    with Loader(data, seed=0) as loader:
+        loader.warm_up(plan_for(1, 0))
+    assert data.fetched == []
+
+
+@pytest.fixture
+def no_sigchld_handler() -> Iterator[None]:
+    """As in a worker, where batches are taken outside the main thread and torch sets none."""
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, previous)
+
+
+@pytest.mark.usefixtures("no_sigchld_handler")
+def test_a_batch_whose_loader_process_was_killed_is_loaded_by_others(pickled_dataset: Any) -> None:
+    plan, told = plan_for(1, 0), []
+    with Loader(pickled_dataset, seed=0) as here:
+        expected = [here.next(at(plan, step)).batch for step in range(3)]
+
+    def consume() -> None:
+        loader = Loader(
+            pickled_dataset, seed=0, loader_workers=1, warn=lambda *one: told.append(one)
+        )
+        with loader:
+            loader.start(plan, at=0)
+            (child,) = active_children()
+            child.kill()
+            for step in range(3):
+                assert torch.equal(loader.next(at(plan, step)).batch, expected[step])
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(consume).result()
+    assert [event for event, _ in told] == ["loader_restarted"]
+    assert "its batch is loaded again" in told[0][1]
+    assert active_children() == []
+
+
+class Dying:
+    """A source whose processes end when a batch is taken, or when it starts over; so often."""
+
+    def __init__(self, takes: int, restarts: int) -> None:
+        self.takes, self.restarts = takes, restarts
+        self._requests: Iterator[BatchRequest] = iter(())
+
+    def restart(self, requests: Iterator[BatchRequest]) -> None:
+        if self.restarts:
+            self.restarts -= 1
+            raise LoaderLost("it was killed")
+        self._requests = requests
+
+    def take(self) -> LoadedBatch:
+        wanted = next(self._requests)
+        if self.takes:
+            self.takes -= 1
+            raise LoaderLost("it was killed")
+        return LoadedBatch(batch=wanted.step, epoch=wanted.epoch, rows=wanted.rows)
+
+    def close(self) -> None:
+        pass
+
+
+def loader_of(source: Dying, told: list[str]) -> Loader:
+    loader = Loader(Fetched(), seed=0, warn=lambda event, message: told.append(event))
+    loader._source.close()
+    loader._source = source
+    return loader
+
+
+@pytest.mark.parametrize(("takes", "restarts"), [(2, 0), (0, 2), (1, 1)])
+def test_lost_processes_are_replaced_a_few_times(takes: int, restarts: int) -> None:
+    source, plan, told = Dying(takes, restarts), plan_for(1, 0), []
+    loader = loader_of(source, told)
+    loader.start(plan, at=0)
+    assert [loader.next(at(plan, step)).batch for step in range(2)] == [0, 1]
+    assert told == ["loader_restarted"] * 2
+    source.takes = 2
+    assert loader.next(at(plan, 2)).batch == 2  # they are counted anew after every batch
+
+
+@pytest.mark.parametrize(("takes", "restarts"), [(3, 0), (0, 3), (1, 2)])
+def test_rows_that_kill_every_loader_process_fail(takes: int, restarts: int) -> None:
+    told: list[str] = []
+    loader = loader_of(Dying(takes, restarts), told)
+    with pytest.raises(TaskError, match="it was killed, 3 times in a row"):
+        loader.next(at(plan_for(1, 0), 0))
+    assert told == ["loader_restarted"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_a_dataset_that_cannot_be_sent_says_what_to_do() -> None:
+    plan = plan_for(1, 0)
+    with (
+        Loader(Fetched(), seed=0, loader_workers=1) as loader,
+        pytest.raises(TaskError, match=r"cannot be sent to loader processes.*loader_workers = 0"),
+    ):
+        loader.next(at(plan, 0))
+    assert active_children() == []
+
+
+def test_the_first_batch_is_prepared_before_it_is_asked_for() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=2)
+    assert data.fetched[0] == list(at(plan, 2).rows)
+
+
+def test_what_is_prepared_and_still_right_is_kept() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=0)
+        for step in (0, 1):
+            expect(loader, at(plan, step))
+        loader.start(plan_for(1, 0), at=1)  # step 1 is redone by as many workers
+        for step in (1, 2, 3):
+            expect(loader, at(plan, step))
+    twice = [rows for rows in data.fetched if data.fetched.count(rows) > 1]
+    assert twice == [list(at(plan, 1).rows)] * 2
+
+
+def test_starting_over_at_what_is_ready_loads_nothing_again() -> None:
+    data, plan = Fetched(), plan_for(1, 0)
+    with Loader(data, seed=0) as loader:
+        loader.start(plan, at=0)
+        expect(loader, at(plan, 0))
+        loader.start(plan_for(1, 0), at=1)
+        for step in (1, 2, 3, 4):
+            expect(loader, at(plan, step))
+    assert len(data.fetched) == LENGTH // BATCH
+
+
+def test_a_batch_that_failed_is_loaded_again_and_not_kept() -> None:
+    cursed, plan = plan_for(1, 0, epoch=9), plan_for(1, 0)
+    bad = next(step for step in range(5) if 13 in at(cursed, step).rows)
+    data = Fetched()
+    with Loader(data, seed=0) as loader:
+        loader.start(cursed, at=bad)
+        for _ in range(2):
+            with pytest.raises(TaskError, match="row 13"):
+                loader.next(at(cursed, bad))
+        loader.start(plan, at=0)
+        expect(loader, at(plan, 0))

@@ -1,0 +1,187 @@
+"""Running buffers: snapshot, combine, restore."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.strategy.scalars import StepScalars
+from dtd.train.state.buffers import RunningBuffers
+
+MANY = 2**53 + 1
+"""No float64 holds it."""
+
+
+class Buffered(nn.Module):
+    """One buffer of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([1.0, 2.0]))
+        self.register_buffer("constant", torch.tensor([float("-inf"), 1 / 3]))
+        self.register_buffer("count", torch.tensor(5))
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("derived", torch.tensor([9.0]), persistent=False)
+
+
+def holding(**values: torch.Tensor) -> nn.Module:
+    model = nn.Module()
+    for name, value in values.items():
+        model.register_buffer(name, value.clone())
+    return model
+
+
+def tail_of(buffers: RunningBuffers) -> StepScalars:
+    return StepScalars(parameters=3, buffer_elements=buffers.elements, buffer_words=buffers.words)
+
+
+def exchange(models, shares, change) -> None:
+    """A step: each rank with rows changes its own model, then all combine."""
+    buffers = [RunningBuffers(model) for model in models]
+    tails = [tail_of(own) for own in buffers]
+    for rank, (own, tail, share) in enumerate(zip(buffers, tails, shares, strict=True)):
+        own.take_snapshot()
+        if share:
+            change(rank, models[rank])
+        follows = rank == max(r for r, other in enumerate(shares) if other)
+        own.write(tail.buffer_elements, tail.buffer_words, share=share, follows=follows)
+    for tail in tails[1:]:
+        tails[0].memory.add(0, tails[0].memory.elements, tail.memory.view)
+    for own in buffers:
+        own.apply(tails[0].buffer_elements, tails[0].buffer_words)
+
+
+def bits(value: torch.Tensor) -> bytes:
+    return value.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_which_buffers_count() -> None:
+    buffers = RunningBuffers(Buffered())
+    assert buffers.names == ["mean", "constant", "count", "mask"]
+    assert (buffers.elements, buffers.words) == (4, 1 + 3)
+
+
+def test_floats_are_averaged_and_integers_follow_the_last_rank() -> None:
+    def change(rank, model) -> None:
+        model.mean.add_(float(rank + 1))
+        model.count.add_(rank + 1)
+        model.mask.copy_(torch.tensor([False, rank == 2]))
+
+    models = [Buffered() for _ in range(3)]
+    exchange(models, [0.25, 0.25, 0.5], change)
+    for model in models:
+        assert model.mean.tolist() == [3.25, 4.25]
+        assert int(model.count) == 8
+        assert model.count.dtype == torch.int64
+        assert model.mask.tolist() == [False, True]
+        assert torch.equal(model.constant, Buffered().constant)
+
+
+def test_a_rank_without_rows_takes_the_others_values() -> None:
+    def change(rank, model) -> None:
+        model.mean.add_(2.0)
+        model.count.add_(2)
+
+    models = [Buffered(), Buffered(), Buffered()]
+    exchange(models, [0.0, 1.0, 0.0], change)
+    for model in models:
+        assert model.mean.tolist() == [3.0, 4.0]
+        assert int(model.count) == 7
+
+
+HARD = {
+    "int64": torch.tensor([MANY, -MANY, 2**63 - 1, -(2**63), 0]),
+    "int32": torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32),
+    "uint8": torch.tensor([255, 0], dtype=torch.uint8),
+    "int8": torch.tensor([-128, 127], dtype=torch.int8),
+    "bool": torch.tensor([True, False]),
+    "float64": torch.tensor(
+        [1 / 3, -0.0, 5e-324, 1.7e308, math.inf, -math.inf, 1e300, 1.0], dtype=torch.float64
+    ),
+    "float32": torch.tensor([1 / 3, -0.0, 1e-45, 3.4e38, math.inf, -math.inf, 1.0]),
+    "float16": torch.tensor([1 / 3, -0.0, 6e-8, 65504.0, math.inf]).half(),
+    "bfloat16": torch.tensor([1 / 3, -0.0, 1e-40, 3e38, -math.inf]).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1 / 3, 2 / 3], [0.1, 0.2, 0.7], [0.0, 0.3, 0.7, 0.0]])
+@pytest.mark.parametrize("kind", HARD)
+def test_values_that_ranks_agree_on_are_taken_as_they_are(kind, shares) -> None:
+    """From a start that makes the change itself a number that cannot be written down."""
+    value = HARD[kind]
+    low = torch.finfo(value.dtype).min if value.is_floating_point() else 0
+    for begun in (torch.zeros_like(value), torch.full_like(value, low), value.flip(0)):
+        models = [holding(own=begun) for _ in shares]
+        exchange(models, shares, lambda _rank, model: model.own.copy_(value))
+        assert {bits(model.own) for model in models} == {bits(value)}
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_maximum_begins_at_minus_infinity(kind) -> None:
+    models = [holding(top=torch.full((3,), -math.inf, dtype=kind)) for _ in range(2)]
+    seen = torch.tensor([[1.0, -math.inf, math.inf], [3.0, 2.0, 5.0]], dtype=kind)
+    exchange(models, [0.5, 0.5], lambda rank, m: m.top.copy_(torch.maximum(m.top, seen[rank])))
+    for model in models:
+        assert model.top.tolist() == [2.0, -math.inf, math.inf]
+
+
+def test_elements_that_agree_are_exact_beside_others_that_do_not() -> None:
+    models = [holding(wide=torch.full((2,), 1e300, dtype=torch.float64)) for _ in range(3)]
+    third = 1 / 3
+
+    def change(rank, model) -> None:
+        model.wide.copy_(torch.tensor([third, 2.0**rank], dtype=torch.float64))
+
+    exchange(models, [0.3, 0.3, 0.4], change)
+    for model in models:
+        assert model.wide[0] == third
+        assert float(model.wide[1]) == pytest.approx(0.3 + 0.6 + 1.6)
+    assert len({bits(model.wide) for model in models}) == 1
+
+
+def test_one_rank_keeps_its_bits() -> None:
+    model, alone = nn.BatchNorm1d(64), nn.BatchNorm1d(64)
+    buffers = RunningBuffers(model)
+    tail = tail_of(buffers)
+    for step in range(20):
+        rows = torch.randn(9, 64, generator=torch.Generator().manual_seed(step)) * 10**step
+        buffers.take_snapshot()
+        model(rows)
+        buffers.write(tail.buffer_elements, tail.buffer_words, share=1.0, follows=True)
+        buffers.apply(tail.buffer_elements, tail.buffer_words)
+        alone(rows)
+    assert torch.equal(model.running_var, alone.running_var)
+    assert torch.equal(model.running_mean, alone.running_mean)
+    assert int(model.num_batches_tracked) == 20
+
+
+def test_restore() -> None:
+    model = nn.BatchNorm1d(3)
+    model.register_buffer("many", torch.tensor(MANY))
+    buffers = RunningBuffers(model)
+    buffers.take_snapshot()
+    model(torch.randn(4, 3))
+    model.many.add_(1)
+    buffers.restore()
+    assert torch.equal(model.running_mean, torch.zeros(3))
+    assert int(model.num_batches_tracked) == 0
+    assert int(model.many) == MANY
+
+
+def test_a_replaced_buffer_is_still_the_modules() -> None:
+    model = Buffered()
+    buffers = RunningBuffers(model)
+    buffers.take_snapshot()
+    model.mean = model.mean + 1.0
+    buffers.restore()
+    assert model.mean.tolist() == [1.0, 2.0]
+
+
+def test_no_buffers() -> None:
+    buffers = RunningBuffers(nn.Linear(2, 2))
+    buffers.take_snapshot()
+    buffers.restore()
+    assert (buffers.elements, buffers.words) == (0, 1)

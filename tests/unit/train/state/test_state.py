@@ -1,0 +1,147 @@
+"""A replica's state as tensors, metadata and a digest."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.core.data.ledger import Ledger
+from dtd.errors import CheckpointError, TaskError
+from dtd.job import OptimizerTable
+from dtd.train.model_setup import loss_scaler
+from dtd.train.optimizer.build import build_optimizer
+from dtd.train.state.replica import Replica, trained_parameters
+from dtd.train.state.tensors import load_state, metadata, named_tensors, state_digest
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_state_goes_over_whole(make_replica, name) -> None:
+    source, target = make_replica(name), make_replica(name, updates=0)
+    assert state_digest(source) != state_digest(target)
+    tensors = {key: tensor.clone() for key, tensor in named_tensors(source).items()}
+    load_state(target, tensors, json.loads(json.dumps(metadata(source))))
+    assert state_digest(target) == state_digest(source)
+    assert list(named_tensors(target)) == list(named_tensors(source))
+    assert target.model.out.weight is target.model.embed.weight
+    betas = source.optimizer.param_groups[0].get("betas")
+    assert target.optimizer.param_groups[0].get("betas") == betas
+
+
+def test_shared_parameters_are_stored_once_and_names_are_the_models(make_replica) -> None:
+    names = [name for name in named_tensors(make_replica()) if name.startswith("model.")]
+    assert "model.embed.weight" in names
+    assert "model.out.weight" not in names
+    assert "model.norm.running_mean" in names
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.model.embed.weight.data[0].add_(1e-6),
+        lambda r: r.model.norm.num_batches_tracked.add_(1),
+        lambda r: r.optimizer.state[r.trained[0][1]]["exp_avg"].mul_(1.0000002),
+        lambda r: setattr(r, "step", 3),
+        lambda r: setattr(r.scaler, "scale", 2.0),
+        lambda r: r.optimizer.param_groups[0].update(lr=0.2),
+        lambda r: r.ledger.commit(0, [1]),
+    ],
+)
+def test_everything_is_in_the_digest(make_replica, change) -> None:
+    own, same = make_replica(), make_replica()
+    assert state_digest(own) == state_digest(same)
+    change(own)
+    assert state_digest(own) != state_digest(same)
+
+
+def replica_of(model: nn.Module) -> Replica:
+    trained = trained_parameters(model)
+    return Replica(
+        model=model,
+        optimizer=build_optimizer(OptimizerTable(name="adamw"), [p for _, p in trained]),
+        base_lrs=[0.1],
+        scaler=loss_scaler("float32"),
+        trained=trained,
+        ledger=Ledger(1),
+    )
+
+
+def updated(replica: Replica) -> None:
+    for number, (_, parameter) in enumerate(replica.trained):
+        values = torch.arange(parameter.numel(), dtype=torch.float32) + number
+        parameter.grad = values.view(parameter.shape)
+    replica.optimizer.step()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_memory_layout_is_no_part_of_the_state(back: bool) -> None:
+    one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    own, same = replica_of(one), replica_of(other)
+    giving, taking = (same, own) if back else (own, same)
+    updated(giving)
+    load_state(taking, read_back(named_tensors(giving)), metadata(giving))
+    assert not other.weight.is_contiguous()
+    assert state_digest(own) == state_digest(same)
+    # One pass over memory as it lies would update the wrong elements.
+    assert own.optimizer.param_groups[0]["fused"]
+    assert not same.optimizer.param_groups[0]["fused"]
+    updated(own)
+    updated(same)
+    torch.testing.assert_close(one.weight.detach(), other.weight.detach())
+
+
+def read_back(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As a checkpoint or another worker gives them."""
+    return {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "expected"),
+    [("exp_avg", (3,), (4, 3)), ("exp_avg_sq", (), (4, 3)), ("step", (4, 3), ())],
+)
+def test_optimizer_state_of_another_shape_is_refused(
+    key: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    own, same = replica_of(nn.Linear(3, 4)), replica_of(nn.Linear(3, 4))
+    updated(own)
+    tensors = read_back(named_tensors(own))
+    tensors[f"optimizer.0.{key}"] = torch.zeros(shape)
+    problem = re.escape(f"{key} of weight as {shape}, not {expected}")
+    with pytest.raises(CheckpointError, match=problem):
+        load_state(same, tensors, metadata(own))
+
+
+def test_another_models_state_is_refused(make_replica) -> None:
+    other = make_replica(width=4)
+    with pytest.raises(CheckpointError, match=r"model: embed\.weight is \(4, 4\)"):
+        load_state(make_replica(), named_tensors(other), metadata(other))
+    fewer = dict(named_tensors(make_replica()))
+    fewer.pop("model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"norm\.weight is only in the model"):
+        load_state(make_replica(), fewer, metadata(make_replica()))
+    with pytest.raises(CheckpointError, match="optimizer"):
+        load_state(make_replica(), named_tensors(make_replica()), {"step": 1})
+
+
+def test_state_that_is_no_tensor_is_refused(make_replica) -> None:
+    class Extra(type(make_replica().model)):
+        def get_extra_state(self):
+            return {"python": "object"}
+
+        def set_extra_state(self, state):
+            """Part of torch's protocol."""
+
+    own = make_replica()
+    own.model.__class__ = Extra
+    with pytest.raises(TaskError, match="_extra_state, which is no tensor"):
+        named_tensors(own)
+    own = make_replica()
+    own.optimizer.param_groups[0]["callback"] = print
+    with pytest.raises(TaskError, match="keeps callback as a"):
+        metadata(own)

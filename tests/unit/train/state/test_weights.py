@@ -1,0 +1,170 @@
+"""Weights by name: compiled models, tied weights, and the lines that `dtdctl fetch` prints."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dtd.ctl.checkpoints import loading_lines
+from dtd.errors import CheckpointError, TaskError
+from dtd.train.state.tensors import load_weights as load_state_weights
+from dtd.train.state.weights import load_weights, model_tensors, plain_name
+
+MODULE = "dtd_weights_task"
+
+
+class Tied(nn.Module):
+    """An embedding that is also the head, and a buffer."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, width)
+        self.block = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class HalfCompiled(nn.Module):
+    """One of its layers is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.compile(nn.Linear(4, 4), backend="eager")
+        self.out = nn.Linear(4, 2)
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def compiled_tied() -> nn.Module:
+    return torch.compile(Tied(), backend="eager")
+
+
+@pytest.fixture
+def task():
+    """Makes a module whose `Task` builds a model."""
+
+    def make(build) -> None:
+        module = types.ModuleType(MODULE)
+        module.Task = type(
+            "Task",
+            (),
+            {
+                "build_model": lambda _self: build(),
+                "train_dataset": lambda _self: [],
+                "loss": lambda *_: None,
+            },
+        )
+        sys.modules[MODULE] = module
+
+    yield make
+    sys.modules.pop(MODULE, None)
+
+
+@pytest.mark.parametrize("build", [tied, compiled_tied, HalfCompiled])
+def test_the_printed_lines_load_what_was_saved(task, tmp_path, build) -> None:
+    task(build)
+    trained = build()
+    file = tmp_path / "model.safetensors"
+    save_file(model_tensors(trained), file)
+    found: dict[str, object] = {}
+    lines = loading_lines({"job": {"task": f"{MODULE}:Task"}, "task": {}}, file)
+    exec("\n".join(lines), found)
+    model = found["model"]
+    assert isinstance(model, nn.Module)
+    for name, value in trained.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_names_are_those_of_the_model_as_it_was_written() -> None:
+    names = list(model_tensors(Tied()))
+    assert "head.weight" not in names
+    assert list(model_tensors(compiled_tied())) == names
+    assert list(model_tensors(HalfCompiled())) == [
+        *("block.weight", "block.bias", "out.weight", "out.bias")
+    ]
+    assert plain_name("_orig_mod.a._orig_mod.b") == "a.b"
+
+
+def test_a_compiled_and_a_plain_model_are_told_apart_where_one_holds_both() -> None:
+    both = nn.ModuleDict({"net": nn.Linear(2, 2)})
+    both["_orig_mod"] = nn.ModuleDict({"net": nn.Linear(2, 2)})
+    assert len(model_tensors(both)) == 4
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+@pytest.mark.parametrize("build", [tied, compiled_tied])
+def test_weights_saved_with_the_prefix_are_taken(tmp_path, prefix, build) -> None:
+    source, target = Tied(), build()
+    file = tmp_path / "w.safetensors"
+    save_file({prefix + name: value for name, value in model_tensors(source).items()}, file)
+    load_weights(target, file)
+    assert torch.equal(target.head.weight, source.embed.weight)
+    assert target.head.weight is target.embed.weight
+
+
+def test_states_of_compiled_models_go_into_plain_ones_and_back(make_replica) -> None:
+    source, target = make_replica(), make_replica(updates=0)
+    plain = {f"model.{name}": value for name, value in model_tensors(source.model).items()}
+    for given in (plain, {f"model._orig_mod.{name[6:]}": v for name, v in plain.items()}):
+        with torch.no_grad():
+            target.model.embed.weight.zero_()
+        load_state_weights(target, given)
+        assert torch.equal(target.model.embed.weight, source.model.embed.weight)
+
+
+def test_a_later_file_counts(tmp_path) -> None:
+    source, target = Tied(), Tied()
+    save_file(model_tensors(source), tmp_path / "a")
+    save_file({"block.bias": torch.full((4,), 7.0)}, tmp_path / "b")
+    load_weights(target, tmp_path / "a", tmp_path / "b")
+    assert target.block.bias.tolist() == [7.0] * 4
+    assert torch.equal(target.block.weight, source.block.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda w: w.pop("embed.weight"), "another model: without embed.weight"),
+        (lambda w: w.update(more=torch.ones(1)), "another model: with more"),
+        (lambda w: w.clear(), "without embed.weight, block.weight, block.bias and 5 more"),
+        (
+            lambda w: w.update({"block.bias": torch.ones(3)}),
+            r"block.bias is \(3,\), the model's \(4,\)",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_refused(tmp_path, change, why) -> None:
+    weights = model_tensors(Tied())
+    change(weights)
+    file = tmp_path / "w.safetensors"
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=why):
+        load_weights(Tied(), file)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("no")
+    for name in ("w", "nothing"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_weights(Tied(), tmp_path / name)
+
+
+def test_state_that_is_no_tensor_is_refused() -> None:
+    class Odd(nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"a": 1}
+
+        def set_extra_state(self, state: object) -> None:
+            """Takes nothing."""
+
+    with pytest.raises(TaskError, match="_extra_state, which is no tensor"):
+        model_tensors(Odd(2, 2))

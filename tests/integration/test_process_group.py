@@ -18,7 +18,6 @@ DEATHS = {
     "exchange": 7,
     "vote": 9,
     "optimizer": 11,
-    "checkpoint": 15,
     "evaluation": 16,
 }
 JOB = """
@@ -54,7 +53,7 @@ def ended(start_daemons, tmp_path_factory):
     return daemons, job, answer
 
 
-def test_seven_deaths_cost_no_step(ended):
+def test_deaths_in_all_these_phases_cost_no_step(ended):
     daemons, job, answer = ended
     result = answer["result"]
     assert (answer["state"], result["steps"], result["steps_lost"]) == ("done", 24, 0)

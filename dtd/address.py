@@ -1,6 +1,6 @@
-"""HOST:PORT and unix:/PATH as people write them, checked before anything is opened.
+"""HOST:PORT and unix:/PATH as users write them, checked before anything is opened.
 
-Names are not resolved here; that happens where a connection is made.
+Names are resolved later, when a connection is made.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it; a name other than localhost counts as no."""
+        """Whether only this machine can reach it; names other than localhost do not count."""
         return self.host == "localhost" or is_loopback(self.host)
 
     @property

@@ -1,8 +1,8 @@
 """The daemons' settings: flag, then `DTD_*` environment, then TOML file, then default.
 
-Everything wrong is reported at once in one `ConfigError` that names the flag, the variable or the
-file's line.  Reading the file is the only thing done here that is not pure: directories are made
-and addresses opened by the daemons themselves.
+All errors are reported together in one `ConfigError` that names the flag, the variable or the
+file's line.  Reading the file is the only operation here that is not pure: the daemons themselves
+create directories and open addresses.
 
 A file holds top-level keys named like the fields below.  A variable is the field's name in capital
 letters after `DTD_`; an empty one counts as not set.
@@ -11,6 +11,7 @@ letters after `DTD_`; an empty one counts as not set.
 from __future__ import annotations
 
 import platform
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,28 +31,31 @@ DEFAULT_DATA_ADDRESS: Final = Address("127.0.0.1", 0)
 COORDINATOR_FILE: Final = Path("/etc/dtd/coordinator.toml")
 WORKER_FILE: Final = Path("/etc/dtd/worker.toml")
 WORKER_USER: Final = "dtd-worker"
-"""Whom the workers' units run as."""
+"""The user as which the workers' units run."""
 _LIMIT_BYTES: Final = 64 * 1024
+_TRACKING_ADDRESS: Final = re.compile(r"https?://[\w.\-\[\]:]{1,255}(/[\w.\-/~%]{0,500})?")
 
 Sandbox = Literal["normal", "strict"]
+Role = Literal["worker", "server"]
+WandbMode = Literal["off", "offline"]
 MetricsFor = Literal["anybody", "members"]
 
-_LOG_FORMAT: Final = rule("One JSON object a line, or console; auto: console on a terminal.")
-_LOG_LEVEL: Final = rule("Least level that is logged; each training step is a line at debug.")
+_LOG_FORMAT: Final = rule("One JSON object per line, or console; auto: console on a terminal.")
+_LOG_LEVEL: Final = rule("Lowest level that is logged; debug logs a line for each training step.")
 _LISTEN: Final = rule(
-    "Data address to listen on; beyond loopback it wants a credential of the cluster."
+    "Data address to listen on; beyond loopback it requires a credential of the cluster."
 )
-_METRICS: Final = rule("Address where Prometheus can read figures; default: nowhere.")
+_METRICS: Final = rule("Address at which Prometheus can read metrics; default: none.")
 _METRICS_FOR: Final = rule(
-    "Who may read them: whoever can connect, or over TLS who shows a credential of the cluster."
+    "Readers: anyone who can connect, or, over TLS, only holders of a credential of the cluster."
 )
 _USERS: Final = {
     "pattern": r"@?[^\s@,:][^\s,:]{0,255}",
     "wording": "users and @groups of this host, by name or number",
 }
 _STATE_DIR: Final = rule(
-    "Directory for everything that must survive a restart; default: STATE_DIRECTORY of systemd,"
-    " else below ~/.local/state/dtd, for root below /var/lib/dtd."
+    "Directory for everything that must survive a restart; default: systemd's STATE_DIRECTORY, "
+    "otherwise under ~/.local/state/dtd (for root: /var/lib/dtd)."
 )
 
 
@@ -62,20 +66,20 @@ class CoordinatorConfig:
     listen: Address | None = field(
         default=None,
         metadata=rule(
-            "TCP address to listen on besides, for who has a credential of the cluster; default:"
-            " none, users and workers of this host call at the socket."
+            "Additional TCP address to listen on, for holders of a credential of the cluster;"
+            " default: none, so that only users and workers of this host connect, at the socket."
         ),
     )
     state_dir: Path = field(metadata=_STATE_DIR)
     socket: Path = field(
         metadata=rule(
-            "File of the socket for this host; default: control.sock in RUNTIME_DIRECTORY of"
-            " systemd, else in the state directory."
+            "Path of the Unix socket for this host; default: control.sock in systemd's "
+            "RUNTIME_DIRECTORY, otherwise in the state directory."
         )
     )
     local_operators: tuple[str, ...] = field(
         default=(),
-        metadata=rule("Users and @groups of this host who may do everything there.", **_USERS),
+        metadata=rule("Users and @groups of this host that may do everything.", **_USERS),
     )
     local_workers: tuple[str, ...] = field(
         default=(WORKER_USER,),
@@ -83,11 +87,11 @@ class CoordinatorConfig:
     )
     local_viewers: tuple[str, ...] = field(
         default=(),
-        metadata=rule("Users and @groups of this host who may look, and change nothing.", **_USERS),
+        metadata=rule("Users and @groups of this host that have read-only access.", **_USERS),
     )
     heartbeat_interval_s: float = field(
         default=0.25,
-        metadata=rule("How often workers report that they live.", above=0, maximum=60),
+        metadata=rule("Interval at which workers send heartbeats.", above=0, maximum=60),
     )
     heartbeat_timeout_s: float = field(
         default=1.5,
@@ -96,15 +100,16 @@ class CoordinatorConfig:
     advertise: str = field(
         default="",
         metadata=rule(
-            "HOST or HOST:PORT under which others reach it, several with commas between; empty: as"
-            " it listens, or this host's own address."
+            "HOST or HOST:PORT at which other hosts reach it, separated by commas; empty: the "
+            "listening"
+            " address, or this host's own address."
         ),
     )
     credential_days: int = field(
         default=30,
         metadata=rule(
-            "How long credentials live that are issued from now on; they renew themselves once two"
-            " thirds of that are over.",
+            "Lifetime of newly issued credentials; they are renewed automatically after two "
+            "thirds of it.",
             minimum=1,
             maximum=825,
         ),
@@ -112,14 +117,70 @@ class CoordinatorConfig:
     output_lines_per_s: int = field(
         default=1000,
         metadata=rule(
-            "Lines of a job's output that are kept of each worker, a second; what exceeds it is"
-            " dropped and counted.",
+            "Lines of a job's output that are kept per worker and second; the excess is dropped and"
+            " counted.",
             minimum=1,
             maximum=100_000,
         ),
     )
+    replace_copies_after_s: float = field(
+        default=900.0,
+        metadata=rule(
+            "How long a worker that keeps copies of registered models may be away before they are"
+            " made elsewhere.",
+            above=0,
+            maximum=30 * 86400,
+        ),
+    )
+    metrics_store_mib: int = field(
+        default=1024,
+        metadata=rule(
+            "Largest size, in MiB, of the file in which figures of jobs and workers are kept for"
+            " `dtdctl metrics`; when it is reached, the oldest become coarser.",
+            minimum=64,
+            maximum=1024 * 1024,
+        ),
+    )
+    mlflow: str = field(
+        default="",
+        metadata=rule(
+            "Address of an MLflow tracking server that receives the figures of jobs, as"
+            " http://HOST:PORT; a password belongs into MLFLOW_TRACKING_PASSWORD. Needs the package"
+            " mlflow-skinny; empty: none."
+        ),
+    )
+    mlflow_experiment: str = field(
+        default="dtd",
+        metadata=rule(
+            "Name of the MLflow experiment in which each job is a run.",
+            pattern=r"[^\x00-\x1f\x7f]{1,250}",
+            wording="1 to 250 characters of one line",
+        ),
+    )
+    wandb: WandbMode = field(
+        default="off",
+        metadata=rule(
+            "`offline`: write the figures of jobs to files for Weights & Biases, for `wandb sync`;"
+            " needs the package wandb."
+        ),
+    )
+    wandb_project: str = field(
+        default="dtd",
+        metadata=rule(
+            "Name of the W&B project in which each job is a run.",
+            pattern=r"[\w.\-]{1,128}",
+            wording="1 to 128 letters, digits, dots, hyphens and underscores",
+        ),
+    )
     metrics: Address | None = field(default=None, metadata=_METRICS)
     metrics_for: MetricsFor = field(default="anybody", metadata=_METRICS_FOR)
+    web: Address | None = field(
+        default=None,
+        metadata=rule(
+            "Address at which browsers find the web page, for those who log in; beyond loopback it"
+            " requires `listen` and is served over TLS; default: none."
+        ),
+    )
     log_format: LogFormat = field(default="auto", metadata=_LOG_FORMAT)
     log_level: LogLevel = field(default="info", metadata=_LOG_LEVEL)
 
@@ -131,17 +192,17 @@ class WorkerConfig:
     coordinator: tuple[Endpoint, ...] = field(
         default=(),
         metadata=rule(
-            "Where the coordinator listens, several with commas between; default: as the credential"
-            " says, without one a coordinator of this host."
+            "Addresses of the coordinator, separated by commas; default: those in the credential;"
+            " without a credential, a coordinator on this host."
         ),
     )
     credential: Path | None = field(
         default=None,
-        metadata=rule("Credential of this host; default: where `dtd-worker join` puts it."),
+        metadata=rule("Credential of this host; default: where `dtd-worker join` stores it."),
     )
     name: str = field(
         metadata=rule(
-            "Stable name of this worker, unique among all; default: host name and device.",
+            "Stable name of this worker, unique in the cluster; default: host name and device.",
             pattern=NAME,
             wording=NAME_WORDS,
         )
@@ -149,27 +210,35 @@ class WorkerConfig:
     device: str = field(
         default="cpu",
         metadata=rule(
-            "What it trains on.",
+            "Device on which the worker trains.",
             pattern=r"cpu|cuda:(0|[1-9][0-9]{0,2})",
             wording='"cpu" or "cuda:N"',
         ),
     )
+    role: Role = field(
+        default="worker",
+        metadata=rule(
+            "`worker`: trains. `server`: a parameter server, which trains no rows; it takes part in"
+            ' jobs with `[strategy] owners = "servers"`.'
+        ),
+    )
     threads: int = field(
-        default=0, metadata=rule("CPU threads; 0: what the job says.", minimum=0, maximum=1024)
+        default=0,
+        metadata=rule("CPU threads; 0: the number that the job sets.", minimum=0, maximum=1024),
     )
     listen: Address = field(default=DEFAULT_DATA_ADDRESS, metadata=_LISTEN)
     advertise: str = field(
         default="",
         metadata=rule(
-            "HOST or HOST:PORT under which other workers reach this one; empty: as it listens."
+            "HOST or HOST:PORT at which other workers reach this one; empty: the listening address."
         ),
     )
     state_dir: Path = field(metadata=_STATE_DIR)
     sandbox: Sandbox = field(
         default="normal",
         metadata=rule(
-            "`strict`: start only where jobs can write to this worker's own directories alone and"
-            " call no strangers; takes jobs that ask for it."
+            "`strict`: start only inside a sandbox in which jobs write only to this worker's own"
+            " directories and reach no address outside the cluster; accepts jobs that require one."
         ),
     )
     metrics: Address | None = field(default=None, metadata=_METRICS)
@@ -187,7 +256,7 @@ class WorkerConfig:
 
 
 class _Origin(NamedTuple):
-    """A value, where it was found in words, and whether it is text that stands for a value."""
+    """A value, a description of where it was found, and whether it is text to be converted."""
 
     value: object
     place: str
@@ -215,6 +284,12 @@ def load_coordinator_config(
     values.setdefault("socket", socket_place(values["state_dir"], environ))
     config = CoordinatorConfig(**values)
     problems |= _bad_hosts(config.advertise, many=True)
+    if config.mlflow and not _TRACKING_ADDRESS.fullmatch(config.mlflow):
+        # Not repeated: it may have a password in it.
+        problems["mlflow"] = (
+            "mlflow: must be http:// or https:// with a host, and no user name, password or"
+            " question mark: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
     if (
         config.heartbeat_timeout_s < 2 * config.heartbeat_interval_s
         and "heartbeat_interval_s" not in problems
@@ -247,14 +322,17 @@ def load_worker_config(
         ConfigError: with everything that is wrong.
     """
     values, problems = _gather(WorkerConfig, flags, environ, default_file)
-    device = values.get("device", "cpu")
-    values.setdefault("name", _worker_name(hostname or platform.node(), device))
+    device, role = values.get("device", "cpu"), values.get("role", "worker")
+    suffix = device if role == "worker" else role
+    values.setdefault("name", _worker_name(hostname or platform.node(), suffix))
     values.setdefault("state_dir", state_directory(f"worker-{values['name']}", environ))
     config = WorkerConfig(**values)
     for address in config.coordinator:
         if isinstance(address, Address) and address.port == 0:
             problems["coordinator"] = f"coordinator: must name a port, not {address}"
     problems |= _bad_hosts(config.advertise, many=False)
+    if config.role == "server" and config.device != "cpu":
+        problems["device"] = f'device: must be "cpu" for a parameter server, not "{config.device}"'
     _raise_if_any(problems)
     return config
 
@@ -323,7 +401,7 @@ def _bad_hosts(advertise: str, *, many: bool) -> dict[str, str]:
             try:
                 Address.parse(word)
             except UsageError as error:
-                return {"advertise": f"advertise: {error.message}, nor is it a host alone"}
+                return {"advertise": f"advertise: {error.message}, and is not a host name alone"}
     return {}
 
 

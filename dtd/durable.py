@@ -1,7 +1,7 @@
-"""Directories that are still there after a loss of power.
+"""Directories that survive a loss of power.
 
-A file survives when it was synced, and can be found when every directory on the way to it was
-synced after it got its entry there.  Blocking; whoever writes what must last uses this.
+A file survives if it was synced, and can be found if every directory on its path was synced after
+its entry was added.  Blocking; used by all code that writes durable data.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 def make_directory(path: Path, *, mode: int = 0o777) -> None:
-    """Make a directory and what is missing on the way to it, each synced in its parent.
+    """Create a directory and its missing parents, each synced in its parent.
 
-    One that is there, and its parent, are synced as well: another process may have made them a
-    moment ago.
+    An existing directory and its parent are synced as well: another process may have just created
+    them.
 
     Args:
         path: nothing happens to what is in it.
@@ -38,12 +38,12 @@ def make_directory(path: Path, *, mode: int = 0o777) -> None:
         one.mkdir(mode=mode if one == path else 0o777, exist_ok=True)
         sync_directory(one.parent)
     for one in {path, path.parent} - set(missing):
-        with contextlib.suppress(OSError):  # it is somebody else's, and was there before
+        with contextlib.suppress(OSError):  # it existed before and belongs to another user
             sync_directory(one.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Have the entries of a directory survive; returns when they do.
+    """Sync a directory, so that its entries are durable when this returns.
 
     Raises:
         OSError: it cannot be opened or synced.

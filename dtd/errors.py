@@ -5,18 +5,22 @@
     │   └── JobSpecError           the job file is invalid; carries every problem  exit 2
     ├── ConfigError                a daemon's flag, variable or file is invalid    exit 78
     ├── ProtocolError              the remote side broke protocol.md               connection ends
+    │   └── UnreadableWord         a rank's word in an exchange makes no sense     step is redone
     ├── LocalProtocolError         this side was about to break it: a bug in dtd
-    ├── RequestRefused             the coordinator understood and said no          exit 1
-    ├── CoordinatorUnreachable     nobody answers at the address                   exit 3
+    ├── RequestRefused             the coordinator understood and refused          exit 1
+    ├── CoordinatorUnreachable     nothing answers at the address                  exit 3
     ├── JobFailed                  the job ended without success                   exit 4
     ├── TaskError                  the task, its data or its packages are at fault fails the job
     ├── LoaderLost                 a loader process has ended                      others load again
-    ├── CheckpointError            a checkpoint is missing or does not verify      it is passed over
-    │   └── HolderUnreachable      nobody answers where it is said to lie          asked again
+    ├── CheckpointError            a checkpoint is missing or does not verify      it is skipped
+    │   └── HolderUnreachable      nothing answers at its reported address         retried
+    ├── ProfileError               a worker's part of a profile cannot be used     others are merged
     ├── DivergenceError            replicas that must be equal are not             fails the job
     ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
     ├── RingBroken                 a generation ended under a running step         step is redone
-    └── ProcessGroupFailed         a rank could not join torch's process group     generation ends
+    ├── ProcessGroupFailed         a rank could not join torch's process group     generation ends
+    ├── HistoryDamaged             the coordinator's store of figures is damaged   it is set aside
+    └── ShardsMissing              no member holds some part of a sharded state    generation ends
 
 Each class says whose fault it is (`blame`), what `dtdctl` and the daemons exit with (`exit_code`),
 and each instance what to do next (`remedy`, may be empty).  Codes on the wire are `ErrorCode`;
@@ -122,7 +126,7 @@ class RequestRefused(DtdError):
 
 
 class CoordinatorUnreachable(DtdError):
-    """Nobody answers at the coordinator's address."""
+    """Nothing answers at the coordinator's address."""
 
     blame = "network"
     exit_code = 3
@@ -159,12 +163,18 @@ class HolderUnreachable(CheckpointError):
     blame = "network or peer"
 
 
+class ProfileError(DtdError):
+    """A worker's part of a profile is not what a worker records."""
+
+    blame = "peer"
+
+
 class DivergenceError(DtdError):
     """Replicas that are equal by construction are not equal.
 
     `dissenters` are the ranks that differ from the most common state; `majority` says whether more
     than half of those who vote share that one.  States differ after `step` committed steps, and
-    first in `entry`, if that could be found out.
+    first in `entry`, if that is known.
     """
 
     blame = "hardware or task"
@@ -189,6 +199,14 @@ class ImpossibleTransition(DtdError):
     """An event that cannot happen in the state that something is in: a bug in dtd."""
 
 
+class UnreadableWord(ProtocolError):
+    """What a rank has said in an exchange of words cannot be read; `rank`: whose word it is."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(ErrorCode.BAD_PAYLOAD, f"rank {rank}: {message}")
+        self.rank = rank
+
+
 class RingBroken(DtdError):
     """The generation ended while a step was under way; nothing of that step was applied.
 
@@ -208,3 +226,15 @@ class ProcessGroupFailed(DtdError):
     """A rank could not make its part of a generation's process group; the text says why."""
 
     blame = "network or peer"
+
+
+class HistoryDamaged(DtdError):
+    """The coordinator's store of figures cannot be used; it is set aside, training goes on."""
+
+    blame = "disk"
+
+
+class ShardsMissing(DtdError):
+    """No member of a generation holds a part of the sharded state that one of them needs."""
+
+    blame = "peer"

@@ -1,23 +1,23 @@
-"""Memory that other processes of this host may be let read, and the reading of it.
+"""Memory that other processes on this host can be permitted to read, and how they read it.
 
-A ring whose neighbour runs on the same host need not push gradients through two sockets: it names
-the memory where they lie, and the neighbour reads them there (protocol.md, "Loans").  The owner
-makes the memory as a file without a name (memfd), sealed against changing its size, so that no
-reader can be cut off below a length that it has checked, and against being written to by anybody
-but through the one mapping that the owner has made before.  The reader is handed the open file
-(`dtd.net.descriptors`), and believes that it is the right one when it finds the nonce.
+A ring neighbour on the same host need not receive gradients through sockets: the sender names the
+memory that holds them, and the neighbour reads them there (protocol.md, "Loans").  The owner
+creates the memory as an anonymous file (memfd).  Seals prevent changes of its size, so that a
+length that a reader has checked stays valid, and prevent writes except through the mapping that the
+owner created before sealing.  The reader receives the open file (`dtd.net.descriptors`) and
+identifies it by its nonce.
 
     | loan, u64 little-endian | nonce, 16 bytes | zeros up to HEAD_BYTES | what is lent |
 
-The loan is a number.  Its owner raises it (`recall`) before changing anything a reader might not
-expect, and a reader that finds another number after reading has read nothing.  That the new
-number is seen before anything that is changed after it is not a matter of course:
-`dtd.memory_barrier` sees to it.  Where there are no such barriers nothing is lent or borrowed.
+The loan is a number.  Its owner increments it (`revoke`) before changing the contents, and a reader
+that finds a different number after reading discards what it has read.  `dtd.memory_barrier` ensures
+that readers see the new number before any change that follows it.  Without such barriers no memory
+is shared.
 
 The number is compared, never computed with, and raising it changes its lowest byte: to a reader
 that catches it half written it is another number than before.  In the other direction messages
 order what they are about: an owner writes before it sends the chunk's frame, and a reader has read
-before it sends TAKEN.
+before it sends SHM_RELEASED.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F
 
 
 class LentMemory:
-    """Zeroed memory of this process, which it may lend.
+    """Zeroed memory of this process that other processes can be permitted to read.
 
     Args:
         size_bytes: how much, the head not counted.
@@ -81,22 +81,22 @@ class LentMemory:
         """Writable bytes at an offset from the file's beginning; keeps the memory alive."""
         return memoryview(self._map)[offset_bytes : offset_bytes + size_bytes]
 
-    def recall(self) -> None:
-        """From now on what is read under the loan so far does not count."""
+    def revoke(self) -> None:
+        """Invalidate everything that is read under the current loan."""
         self.loan += 1
         _LOAN.pack_into(self._map, 0, self.loan)
         if self.lendable:
             memory_barrier.barrier()
 
     def close(self) -> None:
-        """Let nobody else find it; the memory itself stays as long as somebody has a view."""
+        """Close the file; the memory itself remains while a view of it exists."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class BorrowedMemory:
-    """What another process of this host lends, to be read only: to write to it ends this process.
+    """Memory shared by another process on this host, read-only: writing to it kills this process.
 
     torch takes only buffers that call themselves writable, and so do the views of this one.
     """
@@ -118,7 +118,7 @@ class BorrowedMemory:
         """Unmap it; takes 0.04 ms for each MiB that was read, and lets other threads run meanwhile.
 
         Raises:
-            BufferError: somebody has a view.
+            BufferError: a view of it exists.
         """
         self._map.close()
 

@@ -159,7 +159,7 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 def redact(_logger: object, _method: str, line: _Line) -> _Line:
-    """Blank what must not be read by whoever reads the log."""
+    """Replace secrets, which must not be readable in the log."""
     for name, value in line.items():
         line[name] = REDACTED if is_secret(name) else _without_secrets(value)
     return line
@@ -192,7 +192,7 @@ def _blanked(found: re.Match[str]) -> str:
 
 
 def _for_a_console(_logger: object, _method: str, line: _Line) -> _Line:
-    """What others wrote must neither steer a terminal nor look like a line or a field of ours."""
+    """Foreign text must not control a terminal or look like a line or a field of dtd's own."""
     return {name: _console_value(name, value) for name, value in line.items()}
 
 

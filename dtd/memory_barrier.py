@@ -1,12 +1,12 @@
-"""One order of memory accesses between processes that share memory without a lock.
+"""Memory ordering between processes that share memory without a lock.
 
 A processor may perform loads and stores in another order than the program has them: those with
 weakly ordered memory (Arm, POWER, RISC-V) all of them, x86 at least the streaming stores of large
 copies.  Python has no fence, a system call need not be one, and neither CPython's lock nor numpy
-promises any.  Linux has one for all at once: membarrier(2).  Whoever changes shared memory calls it
-between two changes; when it returns, every thread of every *registered* process has passed a full
-barrier in between.  So a reader that has seen the second change sees the first one, too, in any
-load that its program does later, and pays nothing itself.
+promises any.  Linux has one for all at once: membarrier(2).  A process that changes shared memory
+calls it between two changes; when it returns, every thread of every *registered* process has passed
+a full barrier in between.  So a reader that has seen the second change sees the first one, too, in
+any load that its program does later, and pays nothing itself.
 
 What is ordered by messages needs none of this: what was written before a frame was sent is seen by
 whoever has received it, since the kernel passes it on under locks.
@@ -47,7 +47,7 @@ def available() -> bool:
 
 
 def barrier() -> None:
-    """Accesses before this come before accesses after it, for all registered processes.
+    """Order accesses before this call before accesses after it, for all registered processes.
 
     Takes a few microseconds.
 

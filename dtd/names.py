@@ -1,7 +1,7 @@
-"""What a name may look like: one grammar for both sides of every connection, and for every file.
+"""The grammar of names, the same on both sides of every connection and in every file.
 
-Whoever makes a name is told at once (`--name`, the job file, a task's metrics()); whoever receives
-one refuses what does not fit, so that a name never breaks a line, a path or a list of others.
+Invalid names are reported where they are chosen (`--name`, the job file, a task's metrics()) and
+refused by every receiver, so that a name never breaks a line, a path or a list.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def is_name(text: str) -> bool:
-    """Whether a worker, a person or a job may be called so."""
+    """Whether the text is a valid name of a worker, a user or a job."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_metric(text: str) -> bool:
-    """Whether a metric may be called so: as its task likes, in one visible line."""
+    """Whether the text is a valid name of a metric: any single visible line."""
     return 0 < len(text) <= METRIC_CHARACTERS and text.isprintable()
 
 
 def name_of(text: str, most: int = MOST_CHARACTERS) -> str:
-    """A name made of a host's or a user's, which may be anything; empty if nothing is left."""
+    """A valid name derived from a host or user name; empty if no valid character is left."""
     return _NOT_IN_NAMES.sub("-", text).lstrip("._-")[:most]

@@ -1,9 +1,9 @@
-"""What the service manager is told: sd_notify(3) of systemd, without its library.
+"""Notifications to the service manager: systemd's sd_notify(3), without its library.
 
 A daemon under systemd finds the path of a datagram socket in NOTIFY_SOCKET and says there that it
-is ready, what it does, that its event loop turns, and that it ends.  Without the variable nothing
-is said.  Nor is anything waited for: a word that the manager has no room for is dropped, because
-no training stops for the sake of a display.
+is ready, what it is doing, that its event loop is running, and that it is stopping.  Without the
+variable nothing is sent.  Sending never blocks: a message for which the manager has no room is
+dropped, because training must not wait for a display.
 
 A worker that replaces its process keeps pid and environment, so the next READY=1 comes from the
 same main process: systemd takes it for what it is, no news.
@@ -25,11 +25,11 @@ MAX_STATUS_CHARACTERS: Final = 500
 
 
 class Notifier:
-    """Speaks to the service manager, if there is one.
+    """Sends notifications to the service manager, if there is one.
 
     Args:
         address: path of its socket; "@" begins an abstract one; empty: there is none.
-        watchdog_s: it kills a process of which it hears nothing for so long; 0: it does not.
+        watchdog_s: silence in seconds after which the manager kills the process; 0: never.
     """
 
     def __init__(self, address: str = "", *, watchdog_s: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class Notifier:
         return cls(address, watchdog_s=int(microseconds) / 1e6 if known else 0.0)
 
     def ready(self) -> None:
-        """The daemon can be called; said again after a restart in place, which does no harm."""
+        """The daemon accepts connections; sent again after a restart in place."""
         self._tell("READY=1")
 
     def status(self, text: str) -> None:
@@ -59,11 +59,11 @@ class Notifier:
             self._status = line
 
     def watchdog(self) -> bool:
-        """The event loop turns; whether the manager has taken that."""
+        """Report that the event loop is running; returns whether the manager accepted it."""
         return self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The daemon ends, and will not be back in this process."""
+        """The daemon is stopping, and will not continue in this process."""
         self._tell("STOPPING=1")
 
     async def keep(self, describe: Callable[[], str]) -> None:

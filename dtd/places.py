@@ -1,4 +1,4 @@
-"""Where dtd runs: Linux only, said in one sentence instead of a traceback from a missing call."""
+"""Platform check and default paths; dtd runs on Linux only, and says so in one sentence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ def require_linux(system: str = sys.platform) -> None:
 
 
 # --- where daemons keep their state, and where the coordinator's socket is found on this host ---
-#
-# Nobody has to be told of a coordinator on the same host: its socket lies in the runtime directory
-# that systemd gives it, or in its state directory.
+# A coordinator on the same host needs no configuration: its socket is in the runtime directory that
+# systemd gives it, or in its state directory.
 
 
 SOCKET_NAME: Final = "control.sock"
@@ -32,14 +31,14 @@ _UNDER_RUNTIME: Final = Path("dtd") / COORDINATOR / SOCKET_NAME
 
 
 def state_directory(leaf: str, environ: Mapping[str, str]) -> Path:
-    """Where a daemon keeps what must survive a restart, unless it is told otherwise."""
+    """The default directory for everything that must survive a restart of a daemon."""
     if environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
         return Path(environ["STATE_DIRECTORY"].split(":")[0])
     return _by_hand(leaf, environ)
 
 
 def socket_place(state_dir: Path, environ: Mapping[str, str]) -> Path:
-    """Where the coordinator's socket goes, unless it is told otherwise."""
+    """The default path of the coordinator's socket."""
     runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]  # set by systemd, as above
     return (Path(runtime) if runtime else state_dir) / SOCKET_NAME
 
@@ -62,7 +61,7 @@ def find_sockets(environ: Mapping[str, str]) -> tuple[SocketPath, ...]:
 
 
 def operator_file(environ: Mapping[str, str]) -> Path:
-    """The credential that a coordinator of this user's has made for calls from its own host."""
+    """The credential that this user's coordinator has created for connections from its own host."""
     return _by_hand(COORDINATOR, environ) / "pki" / "operator.credential"
 
 
@@ -73,7 +72,7 @@ def _by_hand(leaf: str, environ: Mapping[str, str]) -> Path:
 
 
 def _may_be_there(place: Path) -> bool:
-    """Who may not look into the directory is told so when he calls."""
+    """A user without access to the directory gets an error when connecting."""
     try:
         place.lstat()
     except PermissionError:

@@ -1,4 +1,4 @@
-"""What a field of a settings dataclass allows, and the check of one value against it.
+"""The values that a field of a settings dataclass allows, and the check of one value.
 
 A field declares its `Rule` as dataclass metadata: what it means, its range, its pattern.  The job
 file, the daemons' settings and the generated reference all read the same rule, so they cannot
@@ -44,7 +44,8 @@ class Rule:
         below: numbers must be smaller than this.
         pattern: regular expression that a whole string must match.
         wording: the pattern in words, to follow "must be".
-        only_for: values of the table's `name` with which the field has an effect; empty: all.
+        only_for: values of the table's `name` (of a strategy also of its `codec`) with which the
+            field has an effect; empty: all.
     """
 
     meaning: str

@@ -1,4 +1,4 @@
-"""A setting's value in its field's own type, or what is wrong with it.  Pure."""
+"""Converts a setting's value to the type of its field, or says what is wrong with it.  Pure."""
 
 from __future__ import annotations
 

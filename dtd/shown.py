@@ -1,8 +1,8 @@
-r"""Values as people typed them, and others' texts made safe to show.
+r"""Makes values that users typed and texts of other processes safe to show.
 
-What a job printed, what a peer calls itself and why it says no is somebody else's text.  Raw, it
-could steer a terminal, hide or turn round what stands beside it, and begin lines that look like
-ours.  So whoever shows a text has it escaped here, and nowhere else, by what is promised there:
+What a job prints, a peer's name and its reason for a refusal are foreign text.  Shown raw, it could
+control a terminal, hide or reverse adjacent text, and begin lines that look like dtd's own.  So all
+such text is escaped here, and nowhere else, according to where it is shown:
 
     escaped      a text of several lines, on a terminal
     indented     the same below a line of ours, which it must not pass for
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 INTEGER_LIMIT: Final = 2**63 - 1
 SHOWN_CHARACTERS: Final = 60
+_KIB: Final = 1024
 _COLOUR: Final = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*m")  # SGR (ECMA-48, 8.3.117)
 _HIDDEN: Final = (
     r"\x7f-\x9f"  # DEL and C1, among which U+009B begins a control sequence
@@ -55,6 +56,16 @@ def shown(value: object) -> str:
         case _:
             text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def shown_bytes(count: int) -> str:
+    """A size: 512 B, 1.5 KiB, 20.0 MiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < _KIB:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= _KIB
+    return f"{value:.1f} TiB"
 
 
 def escaped(text: str) -> str:

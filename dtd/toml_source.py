@@ -1,4 +1,4 @@
-"""TOML text as a person sees it: what is wrong with it, and on which line a key stands.
+"""Positions in TOML text: what is wrong with it, and on which line a key is.
 
 `tomllib` gives values without their places.  `key_lines` finds the places afterwards, by cutting a
 valid document into statements (each line is joined with the next until it parses alone) and
@@ -90,7 +90,7 @@ def _statements(text: str) -> Iterator[tuple[int, bool, dict[str, Any]]]:
         except tomllib.TOMLDecodeError:
             continue
         except RecursionError:
-            return  # it fitted the stack by a hair before; what follows has no line
+            return  # it barely fitted the stack before; keys that follow have no line
         yield first, pending.lstrip().startswith("["), fragment
         pending = ""
 

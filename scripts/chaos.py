@@ -2,6 +2,7 @@
 
     python -m scripts.chaos --scenario soak --seed 7
     python -m scripts.chaos --workers 4 --minutes 5 --faults 40 --kinds kill,stop,coordinator
+    python -m scripts.chaos --workers 4 --faults 10 --kinds kill --codec powersgd
 
 Exit codes: 0 all checks hold, 1 some do not or the daemons could not run, 2 usage.  The table and
 the checks go to stdout, what happens meanwhile to stderr.
@@ -167,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 directory=directory,
                 task=options.task,
                 seed=options.seed,
-                overrides=options.set,
+                overrides=[*_chosen(options), *options.set],
                 say=say,
             )
     except DtdError as error:
@@ -191,11 +192,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--load", type=float, metavar="X", help="busy processes, as a multiple of the processors")
     add("--steps", type=int, metavar="N", help="of each job")
     add("--task", default="synthetic", help="task to train (default: synthetic)")
+    add("--strategy", metavar="NAME", help="strategy.name of the job")
+    add("--codec", metavar="NAME", help="strategy.codec of the job")
     add("--set", action="append", default=[], metavar="A.B=V", help="override a key of the job")
     add("--seed", type=int, default=0)
     add("--state-dir", type=Path, metavar="DIR", help="kept; default: temporary and removed")
     add("--json", action="store_true", help="one JSON object on stdout")
     return parser
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """The job's strategy and codec, as settings."""
+    chosen = {"strategy.name": options.strategy, "strategy.codec": options.codec}
+    return [f"{key}={value}" for key, value in chosen.items() if value is not None]
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:

@@ -37,8 +37,8 @@ from dtd.train.checkpoint.format import (
     parse_name,
     verify,
 )
-from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
-from dtd.train.run import TrainingRun
+from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
+from dtd.train.run import JobSessionRunner
 from dtd.train.state.tensors import state_digest
 from dtd.transport.in_process import InProcessRing
 
@@ -201,6 +201,9 @@ class Recorder:
         """Note what was saved under which key."""
         self.digests[record.generation, record.step] = record.digest
 
+    def memory_measured(self, record: MemoryRecord) -> None:
+        """Not of interest."""
+
     def warning(self, event: str, message: str) -> None:
         """Note that somebody was told."""
         self.warnings.append(f"{event}: {message}")
@@ -227,7 +230,7 @@ class Trials:
         shutil.copytree(self._live, self._original)
         self._run = self._open(self._recorder)
 
-    def _open(self, recorder: Recorder) -> TrainingRun:
+    def _open(self, recorder: Recorder) -> JobSessionRunner:
         spec = from_mapping(
             {
                 "job": {"name": "faults", "task": "synthetic", "steps": 6, "global_batch_size": 8},
@@ -237,7 +240,7 @@ class Trials:
             },
             source="checkpoint_faults",
         )
-        run = TrainingRun(
+        run = JobSessionRunner(
             spec=spec,
             job_id=JOB,
             init_from=None,

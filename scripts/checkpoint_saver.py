@@ -69,7 +69,7 @@ def draft_of(source: Path, generation: int) -> Draft:
                 name=name,
                 dtype=_TYPES[str(array.dtype)],
                 shape=array.shape,
-                content=memoryview(array.tobytes()),
+                content=(memoryview(array.tobytes()),),
             )
             for name, array in arrays.items()
         ]

@@ -97,8 +97,10 @@ def values(kind: str, hints: dict[str, Any]) -> st.SearchStrategy[Any]:
         "text<=16384": TEXTS,
         "words<=4096": TEXTS,
         "host": st.sampled_from(["", "h", "::1", "h" * 253]),
+        "octets<=16384": st.sampled_from([b"", b"\xff" * 128, bytes(256)]),
         "octets<=64": st.sampled_from([b"", b"x" * 32, b"y" * 64]),
         "names<=2048": st.lists(LINES, max_size=3).map(tuple),
+        "shards<=256": st.sampled_from([(), (0, 1, 1, 1), (0, 1, 1, 2), (1, 0), (3, 2, 1, 1)]),
         "map": st.sampled_from(MAPS),
         "map of figure": st.dictionaries(
             st.sampled_from(["loss", "a b", "x" * 100]), st.sampled_from([1.0, float("nan")])
@@ -142,36 +144,36 @@ class Authenticated(RuleBasedStateMachine):
             liar = self.cluster.call(Honest, self.cluster, LIAR)
             self.cluster.honest.append(liar)
             self.cluster.pass_time(2.0)
-            assert LIAR in self.books.run.roster
+            assert LIAR in self.cluster_state.run.roster
             self.cluster.honest.remove(liar)
             self.callers["worker"] = liar.caller
             self.liar = liar
-        self.generation = self.books.run.generation
+        self.generation = self.cluster_state.run.generation
         self.step_before = self.step
 
     @property
-    def books(self) -> Any:
+    def cluster_state(self) -> Any:
         """What the coordinator believes."""
-        return self.cluster.coordinator.membership.books
+        return self.cluster.coordinator.membership.cluster
 
     @property
     def step(self) -> int:
         """How far the job is."""
-        job = self.books.job
+        job = self.cluster_state.job
         return job.step if job is not None else 0
 
     @property
     def hints(self) -> dict[str, Any]:
         """Values that mean something at this moment."""
-        job, books = self.books.job, self.books
+        job, cluster = self.cluster_state.job, self.cluster_state
         return {
             "job": self.cluster.job,
             "identity": job.identity if job is not None else "",
-            "generation": books.run.generation,
-            "roster_id": books.run.roster_id,
+            "generation": cluster.run.generation,
+            "roster_id": cluster.run.roster_id,
             "step": min(self.step, 2**63 - 2),
-            "held_generation": books.run.generation,
-            "prepared_generation": books.run.generation,
+            "held_generation": cluster.run.generation,
+            "prepared_generation": cluster.run.generation,
             "prepared_step": self.step,
             "suspect": "honest-0",
             "spec": self.cluster.spec,
@@ -285,6 +287,7 @@ class Authenticated(RuleBasedStateMachine):
         job = self.cluster.job
         questions = (
             m.GetFigures(),
+            m.GetMetrics(job="digits-1"),
             m.ListJobs(),
             m.ShowJob(job=job),
             m.ListCheckpoints(job=job, tickets=True),
@@ -298,10 +301,10 @@ class Authenticated(RuleBasedStateMachine):
     @precondition(lambda self: not self.lies_as_member)
     def the_honest_are_not_disturbed(self) -> None:
         """Their generation is the same, their connections stand, and they get on."""
-        assert self.books.run.generation == self.generation
+        assert self.cluster_state.run.generation == self.generation
         assert [one.lost_connections for one in self.cluster.honest] == [0, 0]
-        assert self.books.job is not None
-        assert self.books.job.state is JobState.RUNNING
+        assert self.cluster_state.job is not None
+        assert self.cluster_state.job.state is JobState.RUNNING
         before = self.step
         self.cluster.pass_time(0.25)
         assert self.step == before + 1
@@ -332,7 +335,7 @@ class Authenticated(RuleBasedStateMachine):
         """Within bounded time the job commits steps, or it has ended with a reason."""
         waited_s = 0.0
         while waited_s < PATIENCE_S:
-            job = self.books.job
+            job = self.cluster_state.job
             if job is None or job.id != self.cluster.job:
                 ended = self.cluster.ask(m.ShowJob(job=self.cluster.job))
                 assert self.lies_as_member, ended

@@ -161,6 +161,10 @@ _PLAIN: Final[dict[str, Callable[[Reader], Any]]] = {
     "words<=4096": _text,
     "host": lambda reader: reader.choice(("", "h", "127.0.0.1", "::1", "h" * 253)),
     "names<=2048": lambda reader: [_text(reader) for _ in range(reader.number(4))],
+    "shards<=256": lambda reader: [
+        reader.choice((0, 1, 2, 65536)) for _ in range(reader.number(9))
+    ],
+    "octets<=16384": lambda reader: reader.take(reader.choice((0, 64, 128, 256))),
     "octets<=64": lambda reader: reader.take(reader.choice((0, 16, 32, 64))),
     "map of figure": lambda reader: reader.choice(({}, {"a": 1}, {"loss": float("nan")})),
     "map": lambda reader: reader.choice(({}, {"a": 1}, {"loss": 0.5}, {"a": {"b": [1]}})),

@@ -93,7 +93,7 @@ class OneFieldOff(RuleBasedStateMachine):
         self.liar = self.cluster.call(Liar, self.cluster, LIAR)
         self.cluster.honest.append(self.liar)
         self.cluster.pass_time(2.0)
-        assert LIAR in self.books.run.roster
+        assert LIAR in self.cluster_state.run.roster
         self.begun = [one.begun for one in self.two]
         self.lost = self.connections_lost()
         self.newest = 0
@@ -103,9 +103,9 @@ class OneFieldOff(RuleBasedStateMachine):
         return [one.lost_connections for one in self.two]
 
     @property
-    def books(self) -> Any:
+    def cluster_state(self) -> Any:
         """What the coordinator believes."""
-        return self.cluster.coordinator.membership.books
+        return self.cluster.coordinator.membership.cluster
 
     @rule(
         kind=st.sampled_from(SAID),
@@ -184,7 +184,7 @@ class OneFieldOff(RuleBasedStateMachine):
         self.cluster.ask(m.GetStatus())
         self.cluster.coordinator.membership.check_invariants()
         assert self.cluster.coordinator.containment.errors == 0
-        job, newest = self.books.job, max(one.held.step for one in self.two)
+        job, newest = self.cluster_state.job, max(one.held.step for one in self.two)
         assert job is not None
         assert job.step <= newest
         assert job.steps_lost == 0
@@ -192,7 +192,7 @@ class OneFieldOff(RuleBasedStateMachine):
         assert job.total_steps == 1_000_000
         assert self.newest <= newest <= (self.cluster.loop.now - self.cluster.begun_s) / TICK_S
         self.newest = newest
-        for worker in self.books.workers.values():
+        for worker in self.cluster_state.workers.values():
             beat, held = worker.liveness.heartbeat, worker.holdings.held
             assert beat is None or beat.job != job.id or beat.step <= job.total_steps
             assert held is None or held.where != "memory" or held.step <= job.total_steps

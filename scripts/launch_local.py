@@ -18,9 +18,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.address import Address
 from dtd.ctl import figures, output
 from dtd.ctl.settings import read_address
 from dtd.errors import DtdError, JobFailed, UsageError
@@ -65,7 +67,7 @@ def _made(given: Path) -> Path:
     try:
         given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--state-dir: {given} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--state-dir: {given} cannot be created: {error.strerror}") from None
     if not os.access(given, os.W_OK | os.X_OK):
         raise UsageError(f"--state-dir: {given} is not writable")
     return given.resolve()
@@ -86,7 +88,7 @@ def _new(runs: Path, name: str) -> Path:
             continue
         except OSError as error:
             raise UsageError(
-                f"{made} cannot be made: {error.strerror}",
+                f"{made} cannot be created: {error.strerror}",
                 remedy="name a directory with --state-dir DIR, or keep nothing with --discard",
             ) from None
         return made.resolve()
@@ -127,7 +129,10 @@ def step_of(weights: Path) -> int:
 LAUNCHER_SETTINGS: Final = ("elastic.settle_s=0",)
 # Workers that take no part although they are there: the person should know why.
 KEPT_OUT: Final = frozenset({"refused", "barred"})
+WEB_PAGE: Final = "127.0.0.1:0"
+NO_WEB_PAGE: Final = "none"
 _DEFAULTS: Final = {"task": "digits", "epochs": 5, "batch_size": 128, "lr": 0.1}
+SERVERS_HELP: Final = 'parameter servers besides, for [strategy] owners = "servers"'
 DEFAULT_MOMENTUM: Final = 0.9
 _KEYS: Final = {
     "task": "job.task",
@@ -165,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--task", help="built-in task or package.module:attribute (default: digits)")
     add("--num_workers", "--num-workers", type=int, default=2, metavar="N")
+    add("--num_servers", "--num-servers", type=int, default=0, metavar="N", help=SERVERS_HELP)
     add("--epochs", type=int, help="passes over the training data (default: 5)")
     add("--batch_size", "--batch-size", type=int, help="global batch (default: 128)")
     add("--lr", type=float, help="learning rate (default: 0.1)")
@@ -173,6 +179,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--job", type=Path, metavar="JOB.toml", help="a job file; the options above override it")
     add("--set", action="append", default=[], metavar="A.B=V", help="override a key of the job")
     add("--listen", metavar="HOST:PORT", help="serve other hosts as well; default: this one alone")
+    add(
+        "--web",
+        default=WEB_PAGE,
+        metavar="HOST:PORT|none",
+        help="where browsers find the web page; default: a free port of this host",
+    )
     add(
         "--state-dir",
         type=Path,
@@ -192,6 +204,8 @@ def job_spec(options: argparse.Namespace) -> dict[str, Any]:
     """
     if options.num_workers < 1:
         raise UsageError(f"--num_workers: {options.num_workers} is less than 1")
+    if options.num_servers < 0:
+        raise UsageError(f"--num_servers: {options.num_servers} is less than 0")
     typed = {name: value for name in _KEYS if (value := getattr(options, name)) is not None}
     if options.job is None:
         typed = {**_DEFAULTS, **typed}
@@ -210,6 +224,7 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
         DtdError: the daemons could not run.
     """
     listen = read_address(options.listen, source="--listen") if options.listen else None
+    web = None if options.web == NO_WEB_PAGE else read_address(options.web, source="--web")
     name = spec["job"]["name"]
     with (
         run_directory(options.state_dir, discard=options.discard, name=name) as directory,
@@ -219,8 +234,10 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             directory=directory,
             listen=listen,
             workers=options.num_workers,
+            servers=options.num_servers,
             device=options.device,
             say=display.say,
+            web=_served(web, display),
         )
         kept = None if options.discard else directory
         follow = Followed(spec=spec, kept=kept)
@@ -228,6 +245,9 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             cluster.start_all()
             workers = figures.counted(options.num_workers, "worker")
             display.say(f"coordinator at {cluster.address}, {workers}")
+            follow.web, link = cluster.web_page()
+            if link:
+                display.say(f"web page, good once: {link}")
             if kept is not None:
                 display.say(f"logs and checkpoints are kept in {kept}")
             return _run_job(cluster, follow, display)
@@ -241,6 +261,17 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
             cluster.stop()
 
 
+def _served(web: Address | None, display: Display) -> Address | None:
+    """Where the page is served, if its packages are installed."""
+    missing = [name for name in ("aiohttp", "plotly") if find_spec(name) is None]
+    if web is None or not missing:
+        return web
+    display.say(
+        f"no web page: {' and '.join(missing)} not installed ; try: pip install aiohttp plotly"
+    )
+    return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Followed:
     """The job of this run.
@@ -251,6 +282,7 @@ class Followed:
         job: its id; empty before it has one.
         identity: its identity, which names the directory of its checkpoints.
         last: the job part of the last status seen.
+        web: address of the web page; empty when there is none.
     """
 
     spec: dict[str, Any]
@@ -258,6 +290,7 @@ class Followed:
     job: str = ""
     identity: str = ""
     last: dict[str, Any] = field(default_factory=dict)
+    web: str = ""
 
     def weights(self) -> Path | None:
         """Of the newest checkpoint that stays."""
@@ -320,6 +353,7 @@ def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> Loc
         took_s=took_s,
         directory=followed.kept,
         weights=followed.weights(),
+        web=followed.web,
     )
 
 

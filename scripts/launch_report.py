@@ -136,6 +136,7 @@ class LocalRun:
         took_s: from submission to the end.
         directory: where logs and checkpoints are kept; None when nothing is.
         weights: those of the newest checkpoint; None when there is none.
+        web: where the web page was while the run lasted; empty when there was none.
     """
 
     job: str
@@ -147,6 +148,7 @@ class LocalRun:
     took_s: float
     directory: Path | None = None
     weights: Path | None = None
+    web: str = ""
 
 
 def summary_object(run: LocalRun) -> dict[str, Any]:
@@ -172,6 +174,7 @@ def summary_object(run: LocalRun) -> dict[str, Any]:
         "directory": None if run.directory is None else str(run.directory),
         "weights": None if run.weights is None else str(run.weights),
         "ended_early": result.get("ended_early", ""),
+        "web": run.web or None,
     }
 
 

@@ -101,13 +101,17 @@ def patch_worker(mode: _Mode) -> None:
 
     state.state_digest = state_digest  # before anybody imports it by name
 
-    from dtd.net.pulse import Pulse
+    from dtd.net.pulse import LinkHeartbeats
     from dtd.transport.bridge import RingCollective
     from dtd.worker.control import ControlConnection
     from dtd.worker.daemon import Worker
     from dtd.worker.reporter import JobReporter
 
-    for owner, name in ((Pulse, "look"), (ControlConnection, "look"), (JobReporter, "progress")):
+    for owner, name in (
+        (LinkHeartbeats, "look"),
+        (ControlConnection, "look"),
+        (JobReporter, "progress"),
+    ):
         _replace(owner, name, lambda real: lambda *a: None if mode.bare else real(*a))
     _replace(Worker, "_heartbeat", lambda real: lambda w: _BEAT if mode.bare else real(w))
     _replace(

@@ -19,6 +19,8 @@ from referencing import Registry, Resource
 settings.register_profile("dtd", deadline=None)
 settings.load_profile("dtd")
 
+_GROUPS = ("token", "tag", "models")
+"""Commands of which the second word is part of the name."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -45,7 +47,7 @@ def check_output() -> Callable[[Sequence[str], str], None]:
 
     def check(arguments: Sequence[str], printed: str) -> None:
         words = [word for word in arguments if word not in ("-o", "json")]
-        command = " ".join(words[:2]) if words[0] == "token" else words[0]
+        command = " ".join(words[:2]) if words[0] in _GROUPS else words[0]
         schema = {"$ref": f"output.schema.json#/$defs/{command.replace(' ', '%20')}"}
         for line in printed.splitlines():
             Draft202012Validator(schema, registry=registry).validate(json.loads(line))

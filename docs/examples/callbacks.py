@@ -1,4 +1,4 @@
-"""Callbacks, a state of its own and early stopping: a line through noisy points.
+"""Callbacks, the task's own state and early stopping: a line through noisy points.
 
 dtdctl submit docs/examples/callbacks.toml
 """
@@ -17,7 +17,7 @@ from dtd.train.callbacks import Moment
 class NoisyLine:
     def __init__(self, points: int = 400) -> None:
         self.points = points
-        self.smooth_loss: float | None = None  # our own state: equal on all workers, saved
+        self.smooth_loss: float | None = None  # the task's state: equal on all workers, saved
 
     def build_model(self) -> nn.Module:
         return nn.Linear(1, 1)
@@ -37,10 +37,10 @@ class NoisyLine:
         x, y = batch
         return nn.functional.mse_loss(model(x), y)
 
-    # --- callbacks: figures are equal on all workers; what is printed is in `dtdctl logs` ---------
+    # --- callbacks: figures are equal on all workers; printed lines are in `dtdctl logs` ----------
 
     def on_start(self, at: Moment) -> None:
-        print(f"rank {at.rank} of {at.world_size} goes on from step {at.step}")
+        print(f"rank {at.rank} of {at.world_size} starts at step {at.step}")
 
     def on_step(self, at: Moment) -> None:
         before, loss = self.smooth_loss, at.metrics["loss"]

@@ -1,4 +1,4 @@
-"""Words of different lengths, batched with words like them: which of two letters is more common?
+"""Words of different lengths, in batches of similar length: which of two letters is more common?
 
 dtdctl submit docs/examples/collate.toml
 """
@@ -20,7 +20,7 @@ class Words:
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         draw = torch.Generator().manual_seed(self.first + row)
-        length = int(torch.randint(3, 20, (1,), generator=draw)) | 1  # odd, so there is an answer
+        length = int(torch.randint(3, 20, (1,), generator=draw)) | 1  # odd, so that there is no tie
         word = torch.randint(1, 3, (length,), generator=draw)
         return word, int(word.float().mean() > 1.5)
 

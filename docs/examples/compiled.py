@@ -1,9 +1,9 @@
-"""A compiled model: build_model() returns what torch.compile makes.  It learns a wave in 8 inputs.
+"""A compiled model: build_model() returns what torch.compile returns.  It learns an 8-input wave.
 
 dtdctl submit docs/examples/compiled.toml
 
-Weights are saved under the names of the model as it was written, so a plain model loads them.
-"aot_eager" needs no compiler; "inductor" is what makes a model fast: it needs a C++ compiler on
+Weights are saved under the names of the uncompiled model, so a plain model loads them.
+"aot_eager" needs no compiler; "inductor" makes a model fast, but needs a C++ compiler on
 every worker, and half a minute at the first step and whenever a batch has a new size.
 """
 

@@ -1,8 +1,8 @@
-"""Averaged weights: `train.ema_decay` in the job file is all there is to it.
+"""Averaged weights: the job file only needs `train.ema_decay`.
 
 dtdctl submit docs/examples/ema.toml
 
-The averages are evaluated; `dtdctl fetch` brings them beside the last weights.
+The averages are evaluated; `dtdctl fetch` fetches them along with the last weights.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A GAN with two optimizers, whose updates follow one another: points on a circle.
+"""A GAN with two optimizers that update one after the other: points on a circle.
 
 dtdctl submit docs/examples/gan.toml
 """
@@ -26,7 +26,7 @@ class Gan(nn.Module):
 
 
 class Circle:
-    """Rows are points of the circle, each with the noise of which one is to be made."""
+    """Rows are points of the circle, each with the noise from which to generate one."""
 
     def __init__(self, points: int = 2000) -> None:
         self.points = points

@@ -1,4 +1,4 @@
-"""A schedule of the task's own: OneCycleLR, which turns the momentum as well as the rate.
+"""The task's own schedule: OneCycleLR, which changes the momentum as well as the rate.
 
 dtdctl submit docs/examples/onecycle.toml
 """

@@ -1,4 +1,4 @@
-"""Weights of rows: one point in fifty is of the rare class, and half of every batch should be.
+"""Row weights: one point in fifty is of the rare class, which should fill half of every batch.
 
 dtdctl submit docs/examples/order.toml
 """

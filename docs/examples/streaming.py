@@ -1,4 +1,4 @@
-"""Rows that come one after another, from files that are read in turn: temperatures of tomorrow.
+"""A stream of rows, read from one file after another: tomorrow's temperatures.
 
 dtdctl submit docs/examples/streaming.toml
 """
@@ -16,7 +16,7 @@ WINDOW = 8
 
 
 class Readings:
-    """Lines of several files; here they are made up, as the files would say.
+    """Lines of several files; in this example they are computed instead of read.
 
     `rows` is read by every worker, so it is cheap; `decode` is called for this worker's own rows.
     """
@@ -36,7 +36,7 @@ class Readings:
 
     def decode(self, item: str) -> tuple[Tensor, Tensor]:
         values = torch.tensor([float(value) for value in item.split(",")])
-        return values[:-1] + 0.01 * torch.randn(WINDOW), values[-1:]  # drawn by row: redone alike
+        return values[:-1] + 0.01 * torch.randn(WINDOW), values[-1:]  # drawn per row: redone alike
 
 
 class Tomorrow:

@@ -68,7 +68,7 @@ class DigitsViT:
     def build_optimizer(
         self, named_parameters: Sequence[tuple[str, nn.Parameter]]
     ) -> torch.optim.Optimizer:
-        """Weights of layers decay; biases, norms, the token and the places do not."""
+        """Weights of layers decay; biases, norms, the token and the position embeddings do not."""
         decay = [p for _, p in named_parameters if p.ndim >= 2 and p.shape[0] != 1]
         rest = [p for _, p in named_parameters if p.ndim < 2 or p.shape[0] == 1]
         groups = [{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]

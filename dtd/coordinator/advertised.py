@@ -1,4 +1,4 @@
-"""Under which addresses others reach the coordinator: what tokens and credentials say."""
+"""The addresses at which others reach the coordinator, for tokens and credentials."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _primary_host() -> str:
             return host
     raise ConfigError(
         "this host has no address at which others could reach it",
-        remedy="name one with --advertise HOST",
+        remedy="give one with --advertise HOST",
     )
 
 

@@ -1,10 +1,10 @@
-"""Who did what: each call that changes something is entered, and told to the journal as well.
+"""The audit log: each request that changes something is recorded in the store and in the journal.
 
-What runs code or destroys is entered before it is done, what gives access before it is answered,
-both durably, and both are refused when that cannot be; what takes something away is done whatever
-the disk says, and the journal then says that the entry is missing.  Refusals are entered within a
-budget.  Which calls these are is declared in `dtd.core.trust.audited`; how entries are chained in
-`dtd.core.trust.audit`.
+Requests that run code or destroy data are recorded before they are carried out, and requests that
+give access before they are answered, both durably; if that is impossible they are refused.
+Requests that take access away are carried out even if the disk fails, and the journal then notes
+the missing entry.  Refusals are entered within a budget.  Which calls these are is declared in
+`dtd.core.trust.audited`; how entries are chained in `dtd.core.trust.audit`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ MOST_OF_A_REASON: Final = 500
 class Caller(Protocol):
     """Whoever asks: a `dtd.net.link.Link`."""
 
-    identity: Identity | None
+    @property
+    def identity(self) -> Identity | None:
+        """As whom; None: not known yet."""
+        ...
 
     def peer_host(self) -> str:
         """Address of the other side, without the port."""
@@ -76,7 +79,7 @@ class AuditLog:
 
         Args:
             caller: who asks.
-            message: what he asks.
+            message: its request.
             work: does it.
             payload_bytes: what came with the message.
             told: what the answer says, as a map.
@@ -96,7 +99,9 @@ class AuditLog:
             await self._enter_refusal(entry, error.message)
             raise
         except asyncio.CancelledError:
-            self._later(dataclasses.replace(entry, outcome=CUT, reason="the caller was gone"))
+            self._later(
+                dataclasses.replace(entry, outcome=CUT, reason="the caller had disconnected")
+            )
             raise
         except Exception as error:
             why = one_line(str(error) or type(error).__name__, MOST_OF_A_REASON)
@@ -110,7 +115,7 @@ class AuditLog:
         return answer
 
     def refused(self, caller: Caller, message: m.Message, why: str) -> None:
-        """Somebody may not ask this at all; entered if it would have changed something."""
+        """A request without permission; recorded if it would have changed something."""
         declared = audited(message, 1)
         if declared is not None:
             refusal = self._refusal(_entry(caller, message, declared), why)
@@ -138,13 +143,12 @@ class AuditLog:
             )
         except sqlite3.Error as error:
             raise RequestRefused(
-                f"this must stand in the audit log, which cannot be written: {error}",
-                remedy="make room on the coordinator's disk; to cancel, drain and revoke is"
-                " possible all the same",
+                f"this request must be recorded in the audit log, which cannot be written: {error}",
+                remedy="free space on the coordinator's disk; cancel, drain and revoke still work",
             ) from None
 
     async def _enter(self, entry: Entry) -> None:
-        """What was done is done, whether it can be written down or not."""
+        """Record a completed request, without failing if that is impossible."""
         with contextlib.suppress(sqlite3.Error):  # the journal has it: `_add` has said so
             await self._thread.run(functools.partial(self._add, entry), turn=Turn.URGENT)
 

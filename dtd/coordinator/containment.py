@@ -1,4 +1,4 @@
-"""Where the coordinator's own errors end: at the connection whose message brought one about."""
+"""Limits internal errors of the coordinator to the connection whose message caused them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import structlog
 from dtd.coordinator.store.records import job_body, job_from_body
 from dtd.coordinator.throttles import Refusals
 from dtd.core.membership.events import Effect, Event, Submitted, Ticked
-from dtd.core.membership.machine import Membership
+from dtd.core.membership.pools import Pools
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.shown import one_line
 
-# --- where the coordinator's own errors end: at the connection whose message brought one about ---
-#
-# Nothing that a peer says may end this process, whatever has been overlooked.  So an exception that
+# --- internal errors are limited to the connection whose message caused them --------------------
+# No message from a peer may end this process, even if a check is missing.  So an exception that
 # nobody expected is caught here and nowhere else: it costs that peer its connection, is told as the
 # incident `internal_error` and logged with its traceback, and the daemon goes on.  What a peer did
 # wrong by the protocol (ProtocolError) is not meant: that ends its connection anyway.
@@ -37,7 +36,7 @@ REMEDY: Final = "its log has the traceback, at `internal_error_traceback`: repor
 
 
 class Teller(Protocol):
-    """Whoever tells operators what has happened."""
+    """Reports incidents to operators."""
 
     def incident(self, kind: str, message: str, *, worker: str = "") -> None:
         """Something for an operator to read."""
@@ -123,8 +122,8 @@ def _place(error: BaseException) -> str:
 # --- the membership core, which this process survives whatever is wrong in it ------------------
 #
 # The core refuses what it does not want before it changes anything, so an exception within it is a
-# defect, and leaves its books half changed.  What it had decided by then is done, so that others
-# know what the books say.  If these do not balance any more, or its clock fails again and again,
+# defect, and leaves its cluster half changed.  What it had decided by then is done, so that others
+# know the cluster's state.  If this is inconsistent, or its clock fails again and again,
 # the core begins again from its jobs, as a process that was started anew would: workers are
 # disconnected, come back, and say what they hold (ADR 0006).  A job with which that happens too
 # often has failed.
@@ -148,7 +147,7 @@ class GuardedCore:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: Pools,
         containment: Containment,
         *,
         perform: Callable[[Effect], None],
@@ -188,9 +187,7 @@ class GuardedCore:
         return self._membership.next_deadline(now)
 
     def _do_what_was_decided(self) -> None:
-        books = self._membership.books
-        decided, books.effects = books.effects, []
-        for effect in decided:
+        for effect in self._membership.take_decided():
             self._perform(effect)
 
     def _is_sound(self, now: float) -> bool:
@@ -208,7 +205,7 @@ class GuardedCore:
         self._ticks_failed.clear()
         jobs = self._membership.begin_again(given_up=given_up)
         self._do_what_was_decided()
-        self._disconnect_all("the coordinator begins again after an error of its own")
+        self._disconnect_all("the coordinator reloaded its jobs after an internal error")
         for job in jobs:
             with self._containment.around(f"taking up job {job.id}"):
                 again = job_from_body(job_body(job))

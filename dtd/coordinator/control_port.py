@@ -1,7 +1,7 @@
-"""The control port: who may call, who he is, and what he may say.
+"""The control port: authenticates connections, and checks which messages each may send.
 
-Users of this host call at a Unix-domain socket, and the kernel says who they are.  Whoever calls
-over TCP shows a certificate of the cluster's own authority (protocol.md, "Security").
+Users of this host connect to a Unix-domain socket, and the kernel identifies them.  Callers over
+TCP show a certificate of the cluster's own authority (protocol.md, "Security").
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import structlog
 from dtd.address import Address, SocketPath
 from dtd.config import WORKER_USER, CoordinatorConfig
 from dtd.coordinator.advertised import advertised
+from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.throttles import Refusals
 from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.core.limits.shares import Shares
-from dtd.core.rights import NO_CREDENTIAL_REMEDY, refusal
+from dtd.core.permissions import NO_CREDENTIAL_REMEDY, refusal
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
 from dtd.net.server import Place, Server
@@ -41,7 +42,7 @@ class ControlPort:
         config: where to listen, and under which addresses others reach it.
         new_link: makes the protocol object of a connection.
         now: the clock of the daemon, in seconds.
-        turned_away: told of each who was: host, why, and what to do.
+        turned_away: told of each rejected connection: host, reason and remedy.
         shares: bounds everybody's connections.
 
     Attributes:
@@ -115,17 +116,17 @@ class ControlPort:
         self._socket.serve(users=users)
 
     def close(self, farewell: m.Goodbye) -> None:
-        """Say goodbye to everyone."""
+        """Send GOODBYE on all connections."""
         self._server.close(farewell)
         self._socket.close(farewell)
 
-    def check(self, link: Link, message: m.Message) -> None:
-        """Whether whoever is at the other end may say this.
+    def check(self, caller: Caller, message: m.Message) -> None:
+        """Check that a caller may send this message.
 
         Raises:
-            ProtocolError: REFUSED, he may not.
+            ProtocolError: REFUSED, it may not.
         """
-        who = link.identity
+        who = caller.identity
         assert who is not None
         why = remedy = ""
         if self.authority is not None:
@@ -135,11 +136,11 @@ class ControlPort:
             why, remedy = self._not_his_name(message.name)
         if why:
             remedy = remedy or self._remedy(who)
-            self.note_refusal(link.peer_host(), why, remedy)
+            self.note_refusal(caller.peer_host(), why, remedy)
             raise ProtocolError(ErrorCode.REFUSED, why, remedy=remedy)
 
     def links(self) -> tuple[Link, ...]:
-        """All connections that stand."""
+        """All open connections."""
         return (*self._server.links(), *self._socket.links())
 
     async def use_new_certificate(self) -> None:
@@ -162,9 +163,7 @@ class ControlPort:
         if holder is None:
             return "", ""
         why = f"the name {worker} belongs to the credential {holder.role}/{holder.name}"
-        remedy = (
-            "choose another with --name, or call with that credential; if nobody has it any more:"
-        )
+        remedy = "choose another with --name, or connect with that credential; if it has been lost:"
         return why, f"{remedy} `dtdctl revoke {holder.name}`"
 
     def end(self, serials: Iterable[str], why: str) -> None:
@@ -182,7 +181,7 @@ class ControlPort:
         return self.coordinators[0].host if self.coordinators else LOOPBACK_HOST
 
     def note_refusal(self, host: str, why: str, remedy: str = "") -> None:
-        """Remember that somebody was turned away; logged now and then, however often."""
+        """Record that a connection was rejected; logged at a bounded rate."""
         self._turned_away(host, why, remedy)
         if self._refusals.note(host, why, self._now()):
             log.warning("connection_refused", host=host, reason=why)
@@ -190,8 +189,8 @@ class ControlPort:
     def _remedy(self, who: identity.Identity) -> str:
         if who.role == identity.OUTSIDER:
             return (
-                f"the coordinator belongs to uid {os.geteuid()}, and listens to that user, to root"
-                " and to whom its settings name: have its operator add you to local_operators,"
+                f"the coordinator belongs to uid {os.geteuid()}, and accepts only that user, root "
+                "and the users in its settings: ask its operator to add you to local_operators,"
                 " local_viewers or local_workers"
             )
         if who.role != identity.STRANGER:

@@ -1,7 +1,7 @@
 """The coordinator as a process: membership core, store and server wired together.
 
-Connections come in, messages become events of the core, and what the core answers is done by
-`dtd.coordinator.effects`.  No gradient and no parameter passes here.
+Messages from connections become events of the core, and `dtd.coordinator.effects` performs the
+effects that the core returns.  No gradient and no parameter passes here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 from dtd import __version__
 from dtd.address import SocketPath
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.audit_log import AuditLog
+from dtd.coordinator.audit_log import AuditLog, Caller
 from dtd.coordinator.containment import Containment, GuardedCore
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.data_secrets import DataSecrets
@@ -33,15 +33,21 @@ from dtd.coordinator.handlers.deletions import Deletions
 from dtd.coordinator.handlers.join import JoinHandler
 from dtd.coordinator.handlers.measurements import MeasurementBroker
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
+from dtd.coordinator.handlers.parts import PartDirectory
 from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.reports import ReportHandler
 from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
 from dtd.coordinator.handlers.revocation import Evictions, RevocationHandler
+from dtd.coordinator.history.recorder import MetricsRecorder
+from dtd.coordinator.models.copies import Copies
+from dtd.coordinator.models.registry import ModelRegistry
 from dtd.coordinator.process_limits import allowed_files
 from dtd.coordinator.store.store import Store
 from dtd.coordinator.store.thread import StoreThread, Turn
-from dtd.coordinator.tensorboard import Curves, point_of
+from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.coordinator.throttles import Pace
+from dtd.coordinator.tracking.trackers import Trackers
+from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.limits.quotas import Quotas
 from dtd.core.limits.shares import Shares, connections_for
@@ -51,25 +57,27 @@ from dtd.core.membership.events import (
     Event,
     FromWorker,
     Incident,
+    JobEnded,
     Submitted,
     Ticked,
     WorkerLost,
 )
-from dtd.core.membership.machine import Membership
+from dtd.core.membership.pools import Pools
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.core.membership.transitions import WorkerState
-from dtd.core.observe.status import status_of
+from dtd.core.observe.status import Beside, status_of
 from dtd.core.trust.doubt import must_be_proved
+from dtd.diagnostics import Diagnostic, name_taken
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only
+from dtd.metrics.worker import next_in_ring
 from dtd.net.driver import Driver
 from dtd.net.link import Link
 from dtd.packages.archives import WEIGHTS as WEIGHTS_KIND
 from dtd.packages.archives import Archives
 from dtd.security.authority import DIRECTORY, open_data_key
-from dtd.troubles import Trouble, name_taken
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import welcome
@@ -83,7 +91,7 @@ class Coordinator:
     """One coordinator on the running event loop.
 
     Args:
-        config: where to listen and how patient to be.
+        config: addresses and time-outs.
         store: the open state directory.
     """
 
@@ -92,7 +100,7 @@ class Coordinator:
         self.store = store
         self.address = ""
         self.started_s = time.monotonic()
-        self.membership = Membership(
+        self.membership = Pools(
             heartbeat_interval_s=config.heartbeat_interval_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             last_generation=store.last_generation(),
@@ -109,23 +117,27 @@ class Coordinator:
             open_data_key(config.state_dir / DIRECTORY), self._links.incarnation, time.time
         )
         self._desk = RequestHandler(self, last_job=store.last_ended())
+        self.sweeps = Sweeps(self, self._desk.submit)
         self.figures = Figures()
         self.measurement_broker = MeasurementBroker(
             self.membership, self._links, self._secrets, config.state_dir
         )
         # Hashing gigabytes must not hold up what generations wait for in the store's thread.
         self._weights_thread = StoreThread(self._store_failed)
+        self._parts = PartDirectory(self)
         self.packages = PackageCounter(
             Archives(config.state_dir / PACKAGES),
             in_use=store.packages_in_use,
             store_thread=self._store_thread,
             thread=self._store_thread,
+            contain=self.containment.around,
         )
         self.weights = PackageCounter(
             Archives(config.state_dir / WEIGHTS, WEIGHTS_KIND),
             in_use=store.weights_in_use,
             store_thread=self._store_thread,
             thread=self._weights_thread,
+            contain=self.containment.around,
         )
         self._effects = Effects(
             links=self._links,
@@ -142,12 +154,19 @@ class Coordinator:
         self.metrics = CoordinatorMetrics(
             config.metrics, self._metrics_context if only_members else None
         )
-        self.deletions = Deletions(
-            self, self._links, self._store_thread, config.state_dir / "tensorboard"
+        self.deletions = Deletions(self, self._links, self._store_thread, config.state_dir)
+        self.copies = Copies(
+            self, self._links, self._store_thread, replace_after_s=config.replace_copies_after_s
         )
-        self._curves = Curves(
-            config.state_dir / "tensorboard",
-            functools.partial(self._store_thread.later, turn=Turn.PATIENT),
+        self.models = ModelRegistry(self, self.copies)
+        self._trackers = Trackers(
+            config, functools.partial(self._store_thread.later, turn=Turn.PATIENT), self
+        )
+        self.history = MetricsRecorder(
+            config.state_dir,
+            config.metrics_store_mib * 1024 * 1024,
+            self,
+            StoreThread(self._store_failed),
         )
         self._pace = Pace()
         self._reports = ReportHandler(
@@ -160,14 +179,16 @@ class Coordinator:
             disconnect_all=self._links.fail_all,
         )
         self._driver: Driver[Event, Effect] = Driver(self._core, self._put, Ticked)
-        self.troubles = DiagnosticsCollector(
-            self.membership.books, time.monotonic, self._store_thread.complaint
+        self.diagnostics = DiagnosticsCollector(
+            self.membership.clusters,
+            time.monotonic,
+            lambda: self._store_thread.complaint() or self.history.complaint(),
         )
         self.port = ControlPort(
             config,
             self._new_link,
             time.monotonic,
-            self.troubles.turned_away,
+            self.diagnostics.turned_away,
             Shares(in_all=connections_for(allowed_files())),
         )
         first = functools.partial(self._store_thread.run, turn=Turn.URGENT)
@@ -179,14 +200,17 @@ class Coordinator:
             links=self._links.all,
             in_store=first,
         )
+        contain = self.containment.around
         self.renewals = RenewalHandler(
-            self.port, self.in_store, self._own_ends, self._links.all, evictions
+            self.port, self.in_store, self._own_ends, self._links.all, evictions, contain
         )
-        self._revocations = RevocationHandler(self.port, self.in_store, evictions)
-        self._join_desk = JoinHandler(self.port, last, evictions, self.audit)
+        self._revocations = RevocationHandler(self.port, self.in_store, evictions, contain)
+        self._join_desk = JoinHandler(self.port, last, evictions, self.audit, contain)
         self.access = AccessHandler(
             self.port, in_store=first, evictions=evictions, renewals=self.renewals
         )
+
+        self.web = WebDesk(config.web, self, self.port, self._desk)
 
     # --- life --------------------------------------------------------------------------------
 
@@ -197,10 +221,13 @@ class Coordinator:
             self.job_numbers[job.id] = number
             with self.containment.around(f"taking up job {job.id}"):
                 self._driver.handle(Submitted(job=job))
+        self.copies.start()
+        await self.sweeps.take_up()
         bound = await self.port.listen()
         await self.metrics.start()
         if self.port.authority is not None:
             self.metrics.figures.certificate_expires_s = self.port.authority.own.server_expires_s()
+        await self.web.start()
         self.address = str(bound or SocketPath(str(self.config.socket)))
         address_file = self.config.state_dir / "address"
         temporary = address_file.with_suffix(".new")
@@ -225,14 +252,19 @@ class Coordinator:
             tasks.create_task(forever("performing effects", self._effects.run))
             tasks.create_task(forever("showing figures", lambda: self.metrics.keep(self._look)))
             tasks.create_task(forever("renewing credentials", self.renewals.keep))
+            tasks.create_task(forever("passing figures on", self._trackers.run))
 
     async def stop(self) -> None:
-        """Say goodbye to everyone and close the store."""
+        """Send GOODBYE on all connections and close the store."""
         self._driver.stop()
         self._reports.close()
-        self.port.close(m.Goodbye(reason="the coordinator stops"))
+        await self.web.close()
+        self.copies.close()
+        self.sweeps.close()
+        self.port.close(m.Goodbye(reason="the coordinator is stopping"))
         await self.metrics.close()
         await self._weights_thread.close(lambda: None)
+        await self.history.close()
         await self._store_thread.close(self._close_files)
         log.info("coordinator_stopped")
 
@@ -241,13 +273,16 @@ class Coordinator:
         self.metrics.figures.certificate_expires_s = unix_s
 
     def _close_files(self) -> None:
-        self._curves.close()
+        self._trackers.close()
         self.store.close()
 
     def _put(self, effect: Effect) -> None:
         with self.containment.around(f"deciding on {type(effect).__name__}"):
             self.metrics.figures.decided(effect)
-            self.troubles.decided(effect)
+            self.diagnostics.decided(effect)
+            if isinstance(effect, JobEnded):
+                self._trackers.ended(effect.job)
+                self.sweeps.job_ended(effect.job)
             self._effects.put(effect)
 
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
@@ -259,21 +294,22 @@ class Coordinator:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.containment.failed, error, "a call to the store")
 
-    def _look(self) -> tuple[ClusterState, dict[str, Any]]:
+    def _look(self) -> tuple[list[ClusterState], dict[str, Any]]:
         """What the metrics show."""
         self.metrics.figures.store_errors = self._store_thread.failures
         self.metrics.figures.reports_dropped = self._reports.dropped()
-        books = self.membership.books
+        clusters = self.membership.clusters()
         uptime_s = time.monotonic() - self.started_s
         status = status_of(
-            books,
+            clusters[0],
             explain="",
             address=self.address,
             uptime_s=uptime_s,
             version=__version__,
             now=self.now,
+            beside=Beside(clusters=clusters[1:]),
         )
-        return books, status
+        return clusters, status
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -289,7 +325,7 @@ class Coordinator:
         """Hand an operator's event to the core.
 
         Raises:
-            RequestRefused: the core says no.
+            RequestRefused: the core refuses.
         """
         self._driver.handle(event)
 
@@ -323,7 +359,7 @@ class Coordinator:
         return self.weights if message.kind == WEIGHTS else self.packages
 
     def connected(self) -> frozenset[str]:
-        """Names of the workers whose control connection stands."""
+        """Names of the workers that are connected."""
         return self._links.names()
 
     # --- connections -------------------------------------------------------------------------
@@ -333,7 +369,7 @@ class Coordinator:
         return Link(self, accepts=accepts)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """Everyone who may open such a connection is welcome."""
+        """Every authenticated connection is accepted."""
         with self.containment.around("HELLO", link):
             self.port.check(link, message)
             link.welcome(welcome("coordinator", max_payload_bytes=DEFAULT_MAX_PAYLOAD_BYTES))
@@ -345,7 +381,7 @@ class Coordinator:
         return self._pace.place(link, message, payload_bytes)
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A worker reports, an operator asks, or somebody wants to join."""
+        """A message from a worker, from an operator, or from a caller that wants to join."""
         with self.containment.around(
             m.message_name(type(message)), link, worker=self._links.name_of(link)
         ):
@@ -353,7 +389,7 @@ class Coordinator:
 
     def _on_message(self, link: Link, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, CTL_REQUESTS):
-            self._check_request(link, message)
+            self.check_request(link, message)
             self._desk.ask(link, message, payload)
         elif isinstance(message, m.Register):
             self.port.check(link, message)
@@ -366,16 +402,20 @@ class Coordinator:
         else:
             self._on_report(link, self._links.speaker(link), message, payload)
 
-    def _check_request(self, link: Link, message: m.Message) -> None:
-        """Whether the caller may ask this; that he may not is entered in the audit log."""
+    def check_request(self, caller: Caller, message: m.Message) -> None:
+        """Check that the caller may send this request; refusals are in the audit log.
+
+        Raises:
+            ProtocolError: REFUSED, it may not.
+        """
         try:
-            self.port.check(link, message)
+            self.port.check(caller, message)
         except ProtocolError as error:
-            self.audit.refused(link, message, error.message)
+            self.audit.refused(caller, message, error.message)
             raise
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """A worker or an operator is gone."""
+        """A worker or an operator has disconnected."""
         with self.containment.around("the end of a connection"):
             self._on_closed(link, error)
 
@@ -386,11 +426,13 @@ class Coordinator:
         self._revocations.forget(link)
         known = self._links.forget(link)
         if known is None:
-            self.troubles.closed(link.peer_host(), error)
+            self.diagnostics.closed(link.peer_host(), error)
             return
         name, incarnation = known
         self.measurement_broker.forget(name)
-        reason = str(error) if error is not None else "it said goodbye"
+        if name not in self._links.names():
+            self.copies.lost(name)
+        reason = str(error) if error is not None else "the connection was closed normally"
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
 
     def _on_register(self, link: Link, message: m.Register) -> None:
@@ -398,45 +440,55 @@ class Coordinator:
         self._check_proof(message)
         clash = self._links.clash(message) or self._name_taken(message)
         if clash is not None:
-            self.troubles.name_taken(clash)
+            self.diagnostics.name_taken(clash)
             raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
         self._links.register(link, message)
-        self.troubles.registered(link.peer_host(), message.name)
+        self.diagnostics.registered(link.peer_host(), message.name)
         self.deletions.registered(message.name)
-        known = self.membership.books.workers.get(message.name)
+        self.copies.registered(message.name)
+        known = self.membership.cluster_of(message.name).workers.get(message.name)
         released = known is not None and known.state is WorkerState.RELEASED
         self.metrics.figures.registered(message, released=released)
         registered = dataclasses.replace(message, data_host=host)
         self._driver.handle(FromWorker(name=message.name, message=registered))
 
     def _check_proof(self, message: m.Register) -> None:
-        """A generation is believed only to those who were in it.
+        """A generation is accepted only from workers that were members of it.
 
         Raises:
             ProtocolError: REFUSED, it does not show that it was.
         """
-        if must_be_proved(self.membership.books, message) and not self._secrets.proves(message):
+        cluster = self.membership.cluster_with(message.job)
+        if must_be_proved(cluster, message) and not self._secrets.proves(message):
             raise ProtocolError(
                 ErrorCode.REFUSED,
-                f"{message.name} speaks of generation {message.generation} of job {message.job},"
-                " which is not the newest that this coordinator knows, and does not show that it"
-                " was in it",
-                remedy="start the worker again, if this coordinator has lost its pki directory",
+                f"{message.name} refers to generation {message.generation} of job {message.job},"
+                " which is not the newest that this coordinator knows, and does not prove that it "
+                "was a member",
+                remedy="restart the worker if this coordinator has lost its pki directory",
             )
 
-    def _name_taken(self, message: m.Register) -> Trouble | None:
+    def _name_taken(self, message: m.Register) -> Diagnostic | None:
         """Whether a worker with another state directory lives under this name."""
-        holder = registration.name_holder(self.membership.books, message, self.now)
+        holder = registration.name_holder(
+            self.membership.cluster_of(message.name), message, self.now
+        )
         if holder is None:
             return None
         process = holder.registration
-        place = f"{process.host} (pid {process.pid})" if process.pid else "a host that is away"
+        place = f"{process.host} (pid {process.pid})" if process.pid else "a disconnected host"
         later = f"{message.host} (pid {message.pid})"
         return name_taken(message.name, place, later)
 
     def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, m.GetPackage):
             self.counter(message).ask(link, message)
+            return
+        if isinstance(message, m.GetParts):
+            self._parts.ask(link, message)
+            return
+        if isinstance(message, m.ModelsHeld | m.ModelPinned):
+            self.copies.heard(name, message)
             return
         if isinstance(message, m.Revocations):
             self._revocations.heard(link, bytes(payload))
@@ -461,10 +513,26 @@ class Coordinator:
             self.figures.progress(message)
         if isinstance(message, m.CheckpointSaved):
             self._store_thread.later(self.store.save_checkpoint, name, message)
-            self.troubles.saved(name)
+            self.diagnostics.saved(name)
         self.metrics.figures.reported(message, unix_s=time.time())
+        self._remember(name, message)
         if isinstance(message, m.Progress | m.Evaluated) and message.job in self.job_numbers:
-            self._curves.add(point_of(message, time.time()))
+            self._trackers.reported(self.membership.cluster_of(name).job, message)
+
+    def _remember(self, name: str, message: m.Message) -> None:
+        """Keep the figures of the sender's job; reports of any other are not trusted here."""
+        cluster = self.membership.cluster_of(name)
+        job = cluster.job
+        if job is None or getattr(message, "job", "") != job.id:
+            return
+        if isinstance(message, m.Progress):
+            self.history.progress(name, job.identity, message)
+        elif isinstance(message, m.Evaluated):
+            self.history.evaluated(name, job.identity, message)
+            self.sweeps.evaluated(message)
+        elif isinstance(message, m.Heartbeat):
+            to = next_in_ring(cluster.run.roster, name)
+            self.history.heartbeat(name, job.identity, message, to)
 
 
 def _identity(store: Store) -> CoordinatorIdentity:

@@ -1,8 +1,8 @@
-"""Puts the secrets of the data plane into the messages that carry them, on their way out.
+"""Inserts the secrets of the data plane into outgoing messages that carry them.
 
-What decides (`dtd.core`) knows nothing of secrets: it names generations and workers, and from these
-and the coordinator's data key every secret follows (`dtd.wire.data_keys`), before and after a
-restart alike.  Nothing here is stored or logged.
+The core (`dtd.core`) has no access to secrets: every secret is derived from the generation, the
+worker and the coordinator's data key (`dtd.wire.data_keys`), so it stays the same after a restart.
+Nothing here is stored or logged.
 """
 
 from __future__ import annotations

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.core.membership.events import Effect, Incident
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GONE
-from dtd.core.observe.diagnostics import Troubles, standing
+from dtd.core.observe.diagnostics import Diagnostics, standing
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 
 # --- what the coordinator does, in the one line that `systemctl status` shows.  Pure -----------
 
 
-def status_line(books: ClusterState) -> str:
-    """The job, how many workers there are, and how many jobs wait."""
-    workers = sum(worker.state not in GONE for worker in books.workers.values())
-    words = [_job(books), _count(workers, "worker")]
-    if books.queue:
-        words.append(f"{_count(len(books.queue), 'job')} queued")
+def status_line(*clusters: ClusterState) -> str:
+    """The jobs, how many workers there are, and how many jobs wait."""
+    living = (worker.state not in GONE for one in clusters for worker in one.workers.values())
+    active = [one for one in clusters if one.job is not None]
+    words = [*map(_job, active or clusters[:1]), _count(sum(living), "worker")]
+    queued = sum(len(one.queue) for one in clusters)
+    if queued:
+        words.append(f"{_count(queued, 'job')} queued")
     return ", ".join(words)
 
 
-def _job(books: ClusterState) -> str:
-    job = books.job
+def _job(cluster: ClusterState) -> str:
+    job = cluster.job
     if job is None:
         return "no job"
     return f"job {job.id} {job.state.value} at step {job.step} of {job.total_steps}"
@@ -37,10 +39,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-# --- the coordinator's troubles: gathers them from all over the daemon for `dtdctl status` -----
+# --- the coordinator's diagnostics: gathers them from all over the daemon for `dtdctl status` -----
 #
-# What was turned away, what failed and what the books tell goes to `dtd.core.observe.diagnostics`,
-# which knows how long each of them lasts.  Decides nothing and sends nothing.
+# What was turned away, what failed and what the cluster's state tells goes to
+# `dtd.core.observe.diagnostics`, which knows how long each of them lasts.  Decides nothing and
+# sends nothing.
 
 
 log = structlog.get_logger()
@@ -50,54 +53,57 @@ _OWN_DISK = "the coordinator"
 
 
 class DiagnosticsCollector:
-    """Keeps the troubles of this cluster.
+    """Keeps the diagnostics of this cluster.
 
     Args:
-        books: the membership's.
+        clusters: gives those of the membership.
         now: the clock of the daemon, in seconds.
         disk_failure: why the last call of the store failed; empty when it did not.
     """
 
     def __init__(
-        self, books: ClusterState, now: Callable[[], float], disk_failure: Callable[[], str]
+        self,
+        clusters: Callable[[], Iterable[ClusterState]],
+        now: Callable[[], float],
+        disk_failure: Callable[[], str],
     ) -> None:
-        self._books = books
+        self._clusters = clusters
         self._now = now
         self._disk_failure = disk_failure
-        self._troubles = Troubles()
+        self._diagnostics = Diagnostics()
 
     def turned_away(self, host: str, why: str, remedy: str = "") -> None:
         """The control port did not listen to somebody; it has logged that."""
-        self._troubles.note(troubles.turned_away(host, why, remedy), self._now())
+        self._diagnostics.note(diagnostics.turned_away(host, why, remedy), self._now())
 
     def closed(self, host: str, error: DtdError | None) -> None:
         """A connection has ended on which nobody had registered."""
         if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_VERSION:
-            self._troubles.note(troubles.protocol_differs(host, error.message), self._now())
+            self._diagnostics.note(diagnostics.protocol_differs(host, error.message), self._now())
 
-    def name_taken(self, trouble: troubles.Trouble) -> None:
+    def name_taken(self, diagnostic: diagnostics.Diagnostic) -> None:
         """Two processes go by one name."""
-        if self._troubles.note(trouble, self._now()):
-            log.warning("name_taken", message=trouble.message, remedy=trouble.remedy)
+        if self._diagnostics.note(diagnostic, self._now()):
+            log.warning("name_taken", message=diagnostic.message, remedy=diagnostic.remedy)
 
     def registered(self, host: str, name: str) -> None:
         """A worker has come through."""
-        self._troubles.over(host, name)
+        self._diagnostics.over(host, name)
 
     def saved(self, name: str) -> None:
         """A worker's disk takes checkpoints."""
-        self._troubles.over(name, kind="disk")
+        self._diagnostics.over(name, kind="disk")
 
     def decided(self, effect: Effect) -> None:
-        """The membership core has an effect; incidents change what stands in the books."""
+        """The membership core has an effect; incidents change the cluster's state."""
         if isinstance(effect, Incident) and effect.kind in _DISK_INCIDENTS:
-            self._troubles.note(troubles.disk(effect.worker, effect.message), self._now())
+            self._diagnostics.note(diagnostics.disk(effect.worker, effect.message), self._now())
 
     def listing(self) -> list[dict[str, Any]]:
-        """The troubles of this moment, as `dtdctl status` shows them."""
-        found = standing(self._books)
+        """The diagnostics of this moment, as `dtdctl status` shows them."""
+        found = [one for cluster in self._clusters() for one in standing(cluster)]
         failure = self._disk_failure()
         if failure:
-            found.append(troubles.disk(_OWN_DISK, failure))
-        self._troubles.stand(found, self._now())
-        return self._troubles.listing(self._now())
+            found.append(diagnostics.disk(_OWN_DISK, failure))
+        self._diagnostics.stand(found, self._now())
+        return self._diagnostics.listing(self._now())

@@ -1,8 +1,7 @@
-"""What the membership core has decided is done here, in the order in which it was decided.
+"""Performs the membership core's effects, in the order in which they were decided.
 
-What must be durable is written before what follows it is sent; what need not be does not wait for
-the disk (`dtd.core.membership.outbox`).  Incidents go to the log, and to the store without being
-waited for.
+Durable effects are written before any later message is sent; other effects do not wait for the disk
+(`dtd.core.membership.outbox`).  Incidents go to the log, and to the store asynchronously.
 """
 
 from __future__ import annotations

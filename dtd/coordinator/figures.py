@@ -1,4 +1,4 @@
-"""Recent history of the job at hand, for people who watch: losses, rates, where time goes, links.
+"""Recent history of each job for displays: losses, rates, times of a step, links.
 
 Made of what workers report anyway, and bounded: when a curve is full, every second point of it is
 dropped and from then on only every second step counts.  It is lost with this process; what must be
@@ -13,6 +13,8 @@ from typing import Any, Final
 from dtd.wire import messages as m
 
 MAX_POINTS: Final = 600
+MAX_JOBS: Final = 64
+"""Jobs whose curves are kept; the one that has been silent for the longest time is forgotten."""
 
 
 class Curve:
@@ -41,39 +43,49 @@ class Curve:
         return [[step, value] for step, value in (*self.points, *newest)]
 
 
-class Figures:
-    """What the newest job has reported."""
+class _OfJob:
+    """What one job has reported."""
 
     def __init__(self) -> None:
-        self._job = ""
-        self._loss, self._rate = Curve(), Curve()
-        self._progress: m.Progress | None = None
+        self.loss, self.rate = Curve(), Curve()
+        self.progress: m.Progress | None = None
+
+
+class Figures:
+    """What the newest jobs have reported."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _OfJob] = {}
 
     def progress(self, message: m.Progress) -> None:
         """Rank 0 tells of a committed step."""
-        if message.job != self._job:
-            self._job = message.job
-            self._loss, self._rate = Curve(), Curve()
-        self._progress = message
-        self._loss.add(message.step, message.loss)
+        known = self._jobs.pop(message.job, None) or _OfJob()
+        self._jobs[message.job] = known  # the newest one last
+        while len(self._jobs) > MAX_JOBS:
+            del self._jobs[next(iter(self._jobs))]
+        known.progress = message
+        known.loss.add(message.step, message.loss)
         if message.step_s > 0:
-            self._rate.add(message.step, message.rows / message.step_s)
+            known.rate.add(message.step, message.rows / message.step_s)
 
     def answer(
-        self, beats: Mapping[str, m.Heartbeat | None], roster: Sequence[str]
+        self, beats: Mapping[str, m.Heartbeat | None], roster: Sequence[str], *, job: str = ""
     ) -> dict[str, Any]:
         """The answer to GET_FIGURES.
 
         Args:
             beats: last heartbeat of each worker by name.
             roster: the running generation's names by rank; its links are told of.
+            job: id of the job; empty: the one that reported last.
         """
-        progress = self._progress
+        job = job or next(reversed(self._jobs), "")
+        known = self._jobs.get(job) or _OfJob()
+        progress = known.progress
         heard = {name: beat for name, beat in beats.items() if beat is not None}
         return {
-            "job": self._job,
-            "loss": self._loss.values(),
-            "rates": self._rate.values(),
+            "job": job,
+            "loss": known.loss.values(),
+            "rates": known.rate.values(),
             "learning_rate": progress.learning_rate if progress is not None else None,
             "grad_norm": progress.grad_norm if progress is not None else None,
             "workers": [

@@ -14,7 +14,7 @@ import structlog
 import uvloop
 
 from dtd import __version__
-from dtd.config import CoordinatorConfig, MetricsFor, load_coordinator_config
+from dtd.config import CoordinatorConfig, MetricsFor, WandbMode, load_coordinator_config
 from dtd.coordinator.daemon import Coordinator
 from dtd.coordinator.diagnostics import status_line
 from dtd.coordinator.maintenance import COMMANDS, INIT, run_command
@@ -32,31 +32,48 @@ log = structlog.get_logger()
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="dtd-coordinator",
-        description="Keeps the roster and the job of a dtd cluster; never sees a gradient.",
+        description="Keeps the roster and the job queue of a dtd cluster; never handles gradients.",
         epilog="Precedence: flag, DTD_* environment, configuration file, default. "
-        "About its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
+        "To manage its state: dtd-coordinator init, dtd-coordinator backup FILE, dtd-coordinator"
         " restore FILE.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
     parser.add_argument(
-        "--advertise", metavar="HOST[:PORT][,...]", help="address under which others reach it"
+        "--advertise", metavar="HOST[:PORT][,...]", help="address at which others reach it"
     )
-    parser.add_argument("--state-dir", metavar="DIR", help="where jobs and incidents are kept")
-    parser.add_argument("--socket", metavar="FILE", help="where users of this host call")
-    parser.add_argument("--local-operators", metavar="USER,@GROUP", help="who operates it")
-    parser.add_argument("--local-workers", metavar="USER,@GROUP", help="whose workers it has")
-    parser.add_argument("--local-viewers", metavar="USER,@GROUP", help="who may look at it")
-    parser.add_argument("--heartbeat-interval-s", metavar="S", help="how often workers report")
-    parser.add_argument("--heartbeat-timeout-s", metavar="S", help="silence that makes suspect")
-    parser.add_argument("--credential-days", metavar="N", help="how long credentials live")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory for jobs and incidents")
+    parser.add_argument("--socket", metavar="FILE", help="socket for users of this host")
+    parser.add_argument(
+        "--local-operators", metavar="USER,@GROUP", help="users that may do everything"
+    )
+    parser.add_argument("--local-workers", metavar="USER,@GROUP", help="users that may run workers")
+    parser.add_argument("--local-viewers", metavar="USER,@GROUP", help="users that may only read")
+    parser.add_argument("--heartbeat-interval-s", metavar="S", help="interval between heartbeats")
+    parser.add_argument("--heartbeat-timeout-s", metavar="S", help="silence before suspicion")
+    parser.add_argument("--credential-days", metavar="N", help="lifetime of credentials")
     parser.add_argument(
         "--output-lines-per-s", metavar="N", help="lines kept of each worker's output"
     )
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
-    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read them")
-    parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
-    parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
+    parser.add_argument(
+        "--replace-copies-after-s",
+        metavar="S",
+        help="absence after which copies of models are made elsewhere",
+    )
+    parser.add_argument(
+        "--metrics-store-mib", metavar="N", help="largest size of the store of figures"
+    )
+    parser.add_argument("--mlflow", metavar="URL", help="MLflow server that receives figures")
+    parser.add_argument(
+        "--mlflow-experiment", metavar="NAME", help="its experiment; each job is a run"
+    )
+    parser.add_argument("--wandb", choices=get_args(WandbMode), help="write files for W&B")
+    parser.add_argument("--wandb-project", metavar="NAME", help="its project; each job is a run")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="address for metrics")
+    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read metrics")
+    parser.add_argument("--web", metavar="HOST:PORT", help="address for the web page")
+    parser.add_argument("--log-format", choices=get_args(LogFormat), help="log format")
+    parser.add_argument("--log-level", choices=get_args(LogLevel), help="lowest level logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 
@@ -73,7 +90,9 @@ async def _serve(config: CoordinatorConfig) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(coordinator.run()),
-            tasks.create_task(notifier.keep(lambda: status_line(coordinator.membership.books))),
+            tasks.create_task(
+                notifier.keep(lambda: status_line(*coordinator.membership.clusters()))
+            ),
         ]
         await stopping.wait()
         for task in running:

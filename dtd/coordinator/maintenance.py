@@ -33,16 +33,16 @@ def _restore(state_dir: Path, file: Path) -> str:
     epoch = restore(file, state_dir)
     return (
         f"{state_dir}: restored, epoch {epoch}; start it with `dtd-coordinator --state-dir"
-        f" {state_dir}`.  Workers follow it from then on, and no coordinator of an earlier epoch."
-        "  Tokens of the backup are void; hosts that joined after it have to join again; what was"
-        " revoked after it is known again once a worker that was there has called: see `dtdctl"
+        f" {state_dir}`.  Workers then accept it, and no coordinator of an earlier epoch.  Tokens "
+        "in the backup are void; hosts that joined after the backup must join again; later "
+        "revocations become known again when a worker that has received them connects: see `dtdctl"
         " credentials`"
     )
 
 
 COMMANDS: Final[dict[str, tuple[str, Callable[[Path, Path], str]]]] = {
-    "backup": ("Write the coordinator's state to FILE, also while it runs.", _backup),
-    "restore": ("Make an empty state directory of a backup, in a new epoch.", _restore),
+    "backup": ("Write the coordinator's state to FILE; the coordinator may be running.", _backup),
+    "restore": ("Restore a backup into an empty state directory, in a new epoch.", _restore),
 }
 
 
@@ -57,7 +57,7 @@ def run_init(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="dtd-coordinator init",
-        description="Make the cluster's authority, and print what hosts join with.",
+        description="Create the cluster's authority, and print the command with which hosts join.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
     parser.add_argument("--listen", metavar="HOST:PORT", help="control address")
@@ -66,8 +66,8 @@ def run_init(arguments: Sequence[str]) -> int:
     config = load_coordinator_config(vars(parser.parse_args(arguments)), os.environ)
     if config.listen is None or config.listen.port == 0:
         raise ConfigError(
-            "listen: no address with a port is named, so nobody could be told one",
-            remedy="name it here or in the settings: --listen 0.0.0.0:7117",
+            "listen: no address with a port is given, so a token could not contain one",
+            remedy="give one here or in the settings: --listen 0.0.0.0:7117",
         )
     directory = config.state_dir / DIRECTORY
     make_private_directory(config.state_dir)
@@ -76,12 +76,12 @@ def run_init(arguments: Sequence[str]) -> int:
     open_data_key(directory)
     if config.listen.is_loopback:
         sys.stderr.write(
-            f"{config.listen} is reached from this host only; for others, name"
-            f" --listen 0.0.0.0:{config.listen.port}\n"
+            f"{config.listen} can be reached from this host only; to serve other hosts, use "
+            f"--listen 0.0.0.0:{config.listen.port}\n"
         )
     token = authority.own.first_token()
     if token is None:
-        sys.stderr.write("the first token is revoked; make another with `dtdctl token create`\n")
+        sys.stderr.write("the first token was revoked; create another with `dtdctl token create`\n")
     else:
         sys.stdout.write(f"dtd-worker join {token.word()}\n")
     return 0

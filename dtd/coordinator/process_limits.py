@@ -1,4 +1,4 @@
-"""What this process may use: open files, and memory that goes back to the system."""
+"""Limits of this process: open files, and returning freed memory to the system."""
 
 from __future__ import annotations
 

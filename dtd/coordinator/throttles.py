@@ -1,4 +1,4 @@
-"""How fast workers may talk, when operators are answered, and which refusals are logged."""
+"""Message rates of workers, the order of answers to operators, and which refusals are logged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -17,11 +17,10 @@ from dtd.security.identity import LOCAL, VIEWER
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, Hold
 
-# --- how fast workers may talk: whoever is faster is read later, and so waits at its own end ---
-#
-# A message costs this process a fraction of a millisecond, whoever sends it; without a rate, one
-# member that floods its connection would keep all others and operators waiting.  One that comes and
-# goes without end would fill the store with that: each coming and each going is an event.
+# --- message rates of workers: connections that exceed them are read later ---------------------
+# A message costs this process a fraction of a millisecond; without a rate limit, one member that
+# floods its connection would delay all others and operators.  One that connects and disconnects
+# repeatedly would fill the store, since each of these is an event.
 
 
 MESSAGES_PER_S: Final = 500.0
@@ -79,11 +78,11 @@ REQUESTS_PER_S: Final = 20.0
 REQUESTS_AT_ONCE: Final = 40.0
 ANSWERS_UNDER_WAY: Final = 4
 UNREAD_S: Final = 30.0
-"""After so long without a byte taken, whoever asked is not going to read the answer."""
+"""Time without any byte being read, after which the client is considered gone."""
 
 
 class Turns:
-    """The turns of all who ask; belongs to the event loop."""
+    """The turns of all requests; belongs to the event loop."""
 
     def __init__(self) -> None:
         self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
@@ -93,7 +92,7 @@ class Turns:
     async def turn(self, link: Link, request: m.Message) -> AsyncIterator[None]:
         """Wait until it is a request's turn; the turn lasts until its answer is read.
 
-        A request that waits for something to happen takes no turn from others.
+        A request that waits for an event does not take a turn from others.
         """
         who = link.identity
         if who is None or who.role != VIEWER:
@@ -110,18 +109,25 @@ class Turns:
             yield
 
 
+Contain = Callable[[str, Link], AbstractContextManager[None]]
+"""What fails within, told what is done and for whom, costs that connection (`containment`)."""
+
+
 class SingleAnswers:
     """One question of each connection is answered at a time; belongs to the event loop.
 
-    The next is heard once the answer has been read.  Whoever asks again as soon as it has read the
-    answer may be faster than the task that sent it, so what counts is what the kernel has taken.
+    The next question is accepted once the answer has been read.  A client that has read the answer
+    may ask again before the sending task has finished, so the criterion is what the kernel has
+    sent.
 
     Args:
         question: what is asked, in words.
+        contain: contains errors that prevent an answer.
     """
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, contain: Contain) -> None:
         self._question = question
+        self._contain = contain
         self._tasks: dict[Link, asyncio.Task[None]] = {}
         self._answered: set[Link] = set()
 
@@ -134,8 +140,14 @@ class SingleAnswers:
         if link in self._tasks and (link not in self._answered or link.drained() is not None):
             raise ProtocolError(ErrorCode.REFUSED, f"{self._question} is unanswered")
         self._answered.discard(link)
-        task = self._tasks[link] = asyncio.create_task(answering())
+        task = self._tasks[link] = asyncio.create_task(self._contained(link, answering))
         task.add_done_callback(lambda ended: self._ended(link, ended))
+
+    async def _contained(
+        self, link: Link, answering: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        with self._contain(f"answering {self._question}", link):
+            await answering()
 
     async def answered(self, link: Link) -> None:
         """The answer was sent: return when it has been read."""
@@ -153,7 +165,7 @@ class SingleAnswers:
 
 
 async def go_on(pacing: Pacing, who: Hashable) -> None:
-    """Return when somebody may go on; of several who wait none keeps the others from asking."""
+    """Return when a waiting client may continue; clients do not block each other."""
     clock = asyncio.get_running_loop().time
     wait_s = pacing.wait_s(who, clock())
     while wait_s:
@@ -162,7 +174,7 @@ async def go_on(pacing: Pacing, who: Hashable) -> None:
 
 
 async def read_out(link: Link) -> None:
-    """Return when the other side has taken what was sent; one that takes nothing is cut off."""
+    """Return when the peer has read the answer; a peer that reads nothing is disconnected."""
     while (drained := link.drained()) is not None:
         before = link.queued_bytes()
         with contextlib.suppress(TimeoutError):
@@ -172,7 +184,7 @@ async def read_out(link: Link) -> None:
             return
 
 
-# --- who was turned away lately, and why: so that a flood does not fill the log ----------------
+# --- recent refusals and their reasons, so that a flood does not fill the log ------------------
 #
 # What an operator is told of it is `dtd.core.observe.diagnostics`.  Pure.
 
@@ -184,19 +196,19 @@ LOG_BURST: Final = 16.0
 
 
 class Refusals:
-    """When the last refusals were logged, by host and reason, those of the past first."""
+    """When the last refusals, or failures, were logged, by place and reason; the oldest first."""
 
     def __init__(self) -> None:
         self._logged_s: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._may_log = Allowance(MAX_LOGGED_PER_S, LOG_BURST)
 
-    def note(self, host: str, reason: str, now: float) -> bool:
+    def note(self, place: str, reason: str, now: float) -> bool:
         """Take one down; returns whether it should be logged."""
-        logged_s = self._logged_s.pop((host, reason), None)
+        logged_s = self._logged_s.pop((place, reason), None)
         due = logged_s is None or now - logged_s >= LOG_EVERY_S
-        # However many hosts knock, the log grows by so much only.
+        # The log grows by this much only, however many hosts connect.
         logs = due and self._may_log.takes(1, now)
-        self._logged_s[host, reason] = now if logs or logged_s is None else logged_s
+        self._logged_s[place, reason] = now if logs or logged_s is None else logged_s
         while len(self._logged_s) > MAX_REFUSALS:
             self._logged_s.popitem(last=False)
         return logs

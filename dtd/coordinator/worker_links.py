@@ -1,14 +1,14 @@
-"""Which worker speaks on which control connection; a name has one connection at most."""
+"""Maps workers to control connections; a name has at most one connection."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.core.membership.admission import MAX_KNOWN_WORKERS
+from dtd.diagnostics import Diagnostic
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.troubles import Trouble
 from dtd.wire import messages as m
 
 
@@ -23,7 +23,7 @@ class WorkerLinks:
         self._displaced: OrderedDict[str, int] = OrderedDict()
 
     def names(self) -> frozenset[str]:
-        """The workers whose control connection stands."""
+        """The workers that are connected."""
         return frozenset(self._links)
 
     def all(self) -> tuple[Link, ...]:
@@ -53,8 +53,8 @@ class WorkerLinks:
         """The name of the worker at the other end; empty when none has registered there."""
         return self._speakers.get(link, ("", 0))[0]
 
-    def clash(self, message: m.Register) -> Trouble | None:
-        """Whether another process that lives goes by this name.
+    def clash(self, message: m.Register) -> Diagnostic | None:
+        """Whether another living process uses this name.
 
         A connection whose host died may linger while the worker is started again elsewhere, so the
         newest process takes the name.  If the one before it comes back, both live.
@@ -62,7 +62,7 @@ class WorkerLinks:
         name = message.name
         if name not in self._links or self._displaced.get(name) != message.incarnation:
             return None
-        return troubles.name_taken(name, self._places[name], _place(message))
+        return diagnostics.name_taken(name, self._places[name], _place(message))
 
     def register(self, link: Link, message: m.Register) -> None:
         """The connection is this worker's; one that it had before is closed."""
@@ -75,7 +75,7 @@ class WorkerLinks:
                 ProtocolError(
                     ErrorCode.REFUSED,
                     f"another worker registered as {name}",
-                    remedy="give every worker a name of its own with --name",
+                    remedy="give every worker its own name with --name",
                 )
             )
         self._links[name] = link

@@ -1,1 +1,1 @@
-"""Everything that decides: events and a clock value in, effects out.  No I/O, no torch, no time."""
+"""All decisions: events and a clock value in, effects out.  No I/O, no torch, no clock access."""

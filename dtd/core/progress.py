@@ -1,16 +1,16 @@
-"""Does a training thread get on?  Its own marks say so; every heartbeat carries the answer.
+"""Decides whether a training thread makes progress, from its own marks; every heartbeat reports it.
 
-A thread that neither waits for the ring nor makes a mark is in somebody's code.  Long steps are
-normal life, so it is stuck only when nothing moves there either (`dtd.core.observe.motion`): for as
-long as the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so
-far, if that is longer.  What is done for the first time may open or build things: it has the limit
-of a warm-up (`elastic.warmup_timeout_s`).  A batch of another shape, as after a change of members,
-is such a first time only where something makes code for shapes.  Where something moves the limit is
-a long one (`elastic.busy_timeout_s`), for a loop that never ends computes, too.
+A thread that neither waits for the ring nor makes a mark is running user code. Long steps are
+normal, so it counts as stuck only when nothing moves there either (`dtd.core.observe.motion`): for
+as long as the job allows (`elastic.stall_timeout_s`), or for ten times the longest such silence so
+far, if that is longer. Work that is done for the first time may open or build things: it has the
+limit of a warm-up (`elastic.warmup_timeout_s`). A batch of another shape, as after a change of
+members, counts as a first time only where code is generated for shapes. Where something moves the
+limit is long (`elastic.busy_timeout_s`), since an infinite loop computes, too.
 
-While the whole process stands still, because somebody stopped it or the machine slept, its event
-loop does too: that time is no pause of the thread's.  Pure; times are seconds of any monotonic
-clock.
+While the whole process stands still, because it was stopped or the machine slept, its event loop
+does too: that time does not count as a pause of the thread. Pure; times are seconds of any
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dtd.core.observe.motion import Evidence, computes, motion
 
 PATIENCE_SILENCES: Final = 10.0
 LOOK_AFTER_S: Final = 0.5
-"""A pause this long is worth a look at what moves."""
+"""Pause after which activity is examined."""
 
 TELL_AFTER_S: Final = 1.0
-"""A pause this long is worth a word."""
+"""Pause after which it is reported."""
 
 MOST_KINDS: Final = 64
-"""Of work; where more shapes than these occur, a new one is nothing special."""
+"""Most shapes of one kind of work; beyond these, a new shape is not treated specially."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a training thread stands; the fields of a heartbeat.
+    """The progress of a training thread; the fields of a heartbeat.
 
     Attributes:
-        stalled_s: since it last made progress; 0 while it waits for the ring.
-        still_s: since anything has moved there, `stalled_s` at most.
-        patience_s: beyond this `stalled_s` means that it is stuck.
-        evidence: what moves, and which setting is its limit; empty during short pauses.
+        stalled_s: time since it last made progress; 0 while it waits for the ring.
+        still_s: time since the last activity, at most `stalled_s`.
+        patience_s: when `stalled_s` exceeds this, the thread is stuck.
+        evidence: the activity, and the setting that is the limit; empty during short pauses.
     """
 
     stalled_s: float = 0.0
@@ -52,20 +52,20 @@ class Verdict:
 
 @dataclass(slots=True)
 class ProgressWatch:
-    """Marks of one training thread, and what was seen between them.
+    """The marks of one training thread, and the observations between them.
 
     In a worker `look`, `is_enough`, `saw` and `verdict` are called on the event loop, the rest by
     the training thread itself; each field is written by one of them, and at once.
 
     Attributes:
-        first_patience_s: what may pass in silence in whatever is done for the first time.
-        least_patience_s: what may pass in silence at any time.
-        busy_patience_s: what may pass without a mark while something moves.
+        first_stall_limit_s: longest silence in work that is done for the first time.
+        least_stall_limit_s: silence that is always allowed.
+        busy_limit_s: longest time without a mark while something moves.
     """
 
-    first_patience_s: float
-    least_patience_s: float
-    busy_patience_s: float
+    first_stall_limit_s: float
+    least_stall_limit_s: float
+    busy_limit_s: float
     training: bool = False
     stepped: bool = False
     is_new: bool = False
@@ -83,16 +83,16 @@ class ProgressWatch:
     # --- the training thread -------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """The thread takes part in a generation from now on."""
+        """Record that the thread takes part in a generation from now on."""
         self.marked_at = now
         self.training = True
 
     def end(self) -> None:
-        """The thread waits for its next generation."""
+        """Record that the thread waits for its next generation."""
         self.training = False
 
     def mark(self, now: float) -> None:
-        """The thread got on; outside a generation that says nothing."""
+        """Record progress of the thread; ignored outside a generation."""
         if not self.training:
             return
         seen = self._seen_in_this_pause()
@@ -102,15 +102,15 @@ class ProgressWatch:
         self.marked_at = now
 
     def begins(self, kind: str, shape: Hashable = None, *, specialises: bool) -> None:
-        """Work of a kind begins.
+        """Record that work of a kind begins.
 
         Args:
-            kind: of work.
-            shape: of the batch that it is done with, if it is.
-            specialises: something here makes code for the shapes that it meets.  It may wait for
-                another process that makes the same, and nothing moves meanwhile.  Then work on
-                another shape is new, and so is what follows upon it: code that was made for the
-                batch before may not fit the usual one.
+            kind: the kind of work.
+            shape: the shape of its batch, if it has one.
+            specialises: code is generated for each new shape, possibly while waiting without
+                activity for another process that generates the same.  Then work on another shape is
+                new, and so is the work after it: code generated for that batch may not fit the
+                usual one.
         """
         before, self._work = self._work, (kind, shape)
         work = (before, self._work) if specialises else kind
@@ -119,18 +119,18 @@ class ProgressWatch:
             self._known.add(work)
 
     def committed(self) -> None:
-        """The thread has committed a step."""
+        """Record that the thread has committed a step."""
         self.stepped = True
 
     # --- the event loop ------------------------------------------------------------------------
 
     def look(self, now: float, *, tick_s: float, waits: bool) -> float:
-        """The process runs, and looks again within `tick_s`.
+        """Record that the process runs, and will check again within `tick_s`.
 
         Args:
             now: a reading of the clock of the marks.
-            tick_s: when the next look follows.
-            waits: the thread waits for the ring, and so has others to blame, if any.
+            tick_s: time until the next check.
+            waits: the thread waits for the ring, so it is not the cause of a delay.
 
         Returns:
             Seconds without a mark; 0 outside a generation.
@@ -138,18 +138,18 @@ class ProgressWatch:
         stood_still_s = self._clock.look(now, tick_s=tick_s)
         if waits:
             self.marked_at = now
-        elif stood_still_s:  # else the mark is left alone: the thread may just be making one
+        elif stood_still_s:  # else the mark is unchanged: the thread may just be writing one
             self.marked_at = min(now, self.marked_at + stood_still_s)
             self._moved_at = min(now, self._moved_at + stood_still_s)
         return max(0.0, now - self.marked_at) if self.training else 0.0
 
     def is_enough(self, glance: Evidence) -> bool:
-        """Whether a glance will do: it is the first of a pause, or shows that something moves."""
+        """Whether a glance suffices: it is the first of a pause, or shows activity."""
         seen = self._seen_in_this_pause()
         return seen is None or computes(seen, glance)
 
     def saw(self, evidence: Evidence) -> None:
-        """What moves in a pause of `LOOK_AFTER_S` or more."""
+        """Record the observations in a pause of `LOOK_AFTER_S` or more."""
         before = self._seen_in_this_pause()
         if before is None:
             self._seen_since = evidence.at_s
@@ -162,10 +162,10 @@ class ProgressWatch:
         self._seen = evidence
 
     def verdict(self, now: float, stalled_s: float) -> Verdict:
-        """How the thread stands, `stalled_s` after its last mark."""
+        """The verdict on the thread, `stalled_s` after its last mark."""
         still_s = min(stalled_s, max(0.0, now - max(self.marked_at, self._moved_at)))
         allowed_s, setting = self._limit()
-        busy_s = max(self.busy_patience_s, allowed_s)
+        busy_s = max(self.busy_limit_s, allowed_s)
         return Verdict(
             stalled_s=stalled_s,
             still_s=still_s,
@@ -177,13 +177,13 @@ class ProgressWatch:
         return self._seen if self._seen is not None and self._seen.at_s > self.marked_at else None
 
     def _limit(self) -> tuple[float, str]:
-        """How long nothing may move, and the setting behind that."""
+        """The limit of silence, and the setting that determines it."""
         if self.is_new or not self.stepped:
-            first_s = max(self.first_patience_s, self.least_patience_s)
+            first_s = max(self.first_stall_limit_s, self.least_stall_limit_s)
             return first_s, "elastic.warmup_timeout_s"
         longest_s = max(self.longest_silence_s, self._longest_between_s)
-        learned_s = min(PATIENCE_SILENCES * longest_s, max(self.first_patience_s, 2 * longest_s))
-        return max(self.least_patience_s, learned_s), "elastic.stall_timeout_s"
+        learned_s = min(PATIENCE_SILENCES * longest_s, max(self.first_stall_limit_s, 2 * longest_s))
+        return max(self.least_stall_limit_s, learned_s), "elastic.stall_timeout_s"
 
     def _words(self, stalled_s: float, still_s: float, allowed: str, busy_s: float) -> str:
         if stalled_s < TELL_AFTER_S:

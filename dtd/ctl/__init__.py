@@ -1,1 +1,1 @@
-"""`dtdctl`: what an operator types.  Never imports torch."""
+"""`dtdctl`, the operator's command.  Never imports torch."""

@@ -1,4 +1,4 @@
-"""Requests to the coordinator and their answers: page by page, printed as JSON or told in words."""
+"""Requests to the coordinator and their answers: page by page, printed as JSON or as text."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def ask(settings: Settings, request: m.Message) -> Answer:
     """The answer to one request, over a connection of its own.
 
     Raises:
-        CoordinatorUnreachable: nobody answers.
-        RequestRefused: the coordinator said no.
+        CoordinatorUnreachable: nothing answers.
+        RequestRefused: the coordinator refuses.
         UsageError: the coordinator is on another host, and there is no credential.
     """
     with settings.connect() as client:
@@ -62,10 +62,9 @@ def ask_and_show(
     return answer
 
 
-# --- how long somebody who waits puts up with a coordinator that is away -----------------------
-#
-# Training does not notice when the coordinator restarts, so neither does whoever waits for a job or
-# follows events; only a coordinator that never answered is reported at once.
+# --- how long a waiting command tolerates an unreachable coordinator ----------------------------
+# Training does not notice a restart of the coordinator, so commands that wait for a job or follow
+# events do not, either; only a coordinator that never answered is reported at once.
 
 
 RECONNECT_FOR_S: Final = 60.0
@@ -73,7 +72,7 @@ RECONNECT_EVERY_S: Final = 0.5
 
 
 class Patience:
-    """Tells after each failure whether to try again; pauses before it says yes."""
+    """Decides after each failure whether to retry; pauses before it does."""
 
     def __init__(self) -> None:
         self._give_up_at_s: float | None = time.monotonic()
@@ -86,7 +85,7 @@ class Patience:
         """Wait a moment before the next try.
 
         Raises:
-            CoordinatorUnreachable: the same error, when it has been away for too long.
+            CoordinatorUnreachable: the same error, when it has been unreachable for too long.
         """
         now_s = time.monotonic()
         if self._give_up_at_s is None:

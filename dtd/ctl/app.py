@@ -21,21 +21,26 @@ from dtd.ctl import jobs as worker_commands
 from dtd.ctl import origins as origin_commands
 from dtd.ctl import output
 from dtd.ctl import status as status_commands
+from dtd.ctl import web as web_commands
 from dtd.ctl.access.app import add_access_commands
 from dtd.ctl.install import command as install_commands
 from dtd.ctl.install.service_files import Parts
 from dtd.ctl.install.service_host import config_home
+from dtd.ctl.models.app import add_model_commands
 from dtd.ctl.origins import read_origin
+from dtd.ctl.runs.app import add_run_commands
 from dtd.ctl.settings import (
     ADDRESS_VARIABLE,
     CREDENTIAL_VARIABLE,
     FORMS,
     Settings,
 )
+from dtd.ctl.sweeps.app import sweep_app
+from dtd.errors import UsageError
 
 app = typer.Typer(
     name="dtdctl",
-    help="Ask a dtd coordinator, and tell it what to do.",
+    help="Query and control a dtd coordinator.",
     epilog="Exit codes: 0 healthy or done, 1 the command failed, 2 usage or invalid job,"
     " 3 no coordinator, 4 degraded (status) or job failed (wait).",
     no_args_is_help=True,
@@ -43,6 +48,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_access_commands(app)
+add_run_commands(app)
+add_model_commands(app)
+app.add_typer(sweep_app, name="sweep")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `jobs` lists it.")]
@@ -55,11 +63,14 @@ CoordinatorPart = Annotated[
     bool, typer.Option("--coordinator", help="The coordinator; default: both.")
 ]
 WorkerPart = Annotated[bool, typer.Option("--worker", help="The workers; default: both.")]
-ForUser = Annotated[bool, typer.Option("--user", help="As services of your own, without root.")]
-Prefix = Annotated[
-    Path | None, typer.Option("--prefix", metavar="DIR", help="Another tree, not this host.")
+ForUser = Annotated[
+    bool, typer.Option("--user", help="Install as services of this user, without root.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Prefix = Annotated[
+    Path | None,
+    typer.Option("--prefix", metavar="DIR", help="Install into another root directory."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
 class SignalName(enum.StrEnum):
@@ -68,6 +79,13 @@ class SignalName(enum.StrEnum):
     KILL = "KILL"
     TERM = "TERM"
     STOP = "STOP"
+
+
+class ReportForm(enum.StrEnum):
+    """What a report is written as."""
+
+    HTML = "html"
+    MD = "md"
 
 
 class BetterMode(enum.StrEnum):
@@ -99,7 +117,7 @@ def declare_common_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
     ] = False,
 ) -> None:
-    """Ask a dtd coordinator, and tell it what to do.
+    """Query and control a dtd coordinator.
 
     --coordinator, --credential and -o may stand anywhere on the line.
     """
@@ -119,14 +137,24 @@ def validate(context: typer.Context, job_file: JobFile, set_: Overrides = None) 
 @app.command()
 def submit(
     context: typer.Context,
-    job_file: JobFile,
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.toml]", help="The job file.")
+    ] = None,
     set_: Overrides = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            "--like",
+            metavar="JOB",
+            help="Repeat this job instead: its settings, code and origin.",
+        ),
+    ] = "",
     resume_from: Annotated[
         str,
         typer.Option(
             "--resume-from",
             metavar="JOB[@STEP]",
-            help="Go on from another job's checkpoint: model, optimizer, place in the data.",
+            help="Continue from another job's checkpoint: model, optimizer, data position.",
         ),
     ] = "",
     weights_from: Annotated[
@@ -134,7 +162,7 @@ def submit(
         typer.Option(
             "--weights-from",
             metavar="JOB[@STEP]|FILE.safetensors",
-            help="Begin at step 0 with another job's weights, or with those of a file.",
+            help="Start at step 0 with the weights of another job or of a file.",
         ),
     ] = "",
     strict: Annotated[
@@ -146,43 +174,48 @@ def submit(
         typer.Option(
             "--from",
             metavar="JOB[@STEP]",
-            help="--weights-from if JOB is done, else --resume-from; for one more release.",
+            help="Deprecated: --weights-from if JOB is done, otherwise --resume-from.",
         ),
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until the job ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     no_ship: Annotated[
-        bool, typer.Option("--no-ship", help="Use the task's code as the workers have it.")
+        bool, typer.Option("--no-ship", help="Use the task's code installed on the workers.")
     ] = False,
 ) -> None:
     """Queue a job and print its id; the task's own package is shipped to the workers."""
-    _finish(
-        job_commands.submit(
-            context.obj,
-            job_file,
-            overrides=set_ or (),
-            origin=read_origin(
-                resume_from=resume_from,
-                weights_from=weights_from,
-                either_from=either_from,
-                strict=strict,
-            ),
-            wait_for_end=wait,
-            ships=not no_ship,
+    if (job_file is None) != bool(like):
+        raise UsageError(
+            "a job is submitted either from a file or like an earlier job",
+            remedy="dtdctl submit JOB.toml, or dtdctl submit --like JOB",
         )
+    origin = read_origin(
+        resume_from=resume_from, weights_from=weights_from, either_from=either_from, strict=strict
     )
+    made = job_commands.Submission(
+        overrides=set_ or (), origin=origin, wait_for_end=wait, ships=not no_ship
+    )
+    if job_file is None:
+        from dtd.ctl.runs.repeat import submit_like
+
+        _finish(submit_like(context.obj, like, made))
+    else:
+        _finish(job_commands.submit(context.obj, job_file, made))
 
 
 @app.command()
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep it on the screen.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep the display up to date.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also each worker's memory by part.")
+    ] = False,
 ) -> None:
-    """Show the job, its loss and rate, the workers, who is slow, and why it waits."""
+    """Show the job, its loss and rate, the workers, the slowest one, and why the job waits."""
     if watch:
         from dtd.ctl.watch.command import watch_status
 
         _finish(watch_status(context.obj))
-    _finish(status_commands.show_status(context.obj))
+    _finish(status_commands.show_status(context.obj, memory=memory))
 
 
 @app.command()
@@ -193,7 +226,7 @@ def wait(
         float, typer.Option("--timeout", metavar="S", min=0.0, help="Give up after S seconds.")
     ] = math.inf,
 ) -> None:
-    """Stay until a job ended; exit 4 if it failed or was cancelled."""
+    """Wait until a job has ended; exit 4 if it failed or was cancelled."""
     _finish(job_commands.wait(context.obj, job, timeout_s=timeout))
 
 
@@ -205,10 +238,10 @@ def cancel(context: typer.Context, job: JobId) -> None:
 
 @app.command()
 def resume(context: typer.Context, job: JobId, set_: Overrides = None) -> None:
-    """Go on with a job that failed, was cancelled or waits.
+    """Continue a job that failed, was cancelled or is waiting.
 
-    An ended job goes on as a new one, from its newest checkpoint. A waiting one goes on without
-    those who are away and may hold a newer state, which may lose steps.
+    An ended job continues as a new one, from its newest checkpoint. A waiting one continues
+    without waiting for absent workers that may hold newer state, which may lose steps.
     """
     _finish(origin_commands.resume(context.obj, job, overrides=set_ or ()))
 
@@ -219,15 +252,15 @@ def extend(
     job: JobId,
     epochs: Annotated[
         int | None,
-        typer.Option("--epochs", metavar="N", min=1, help="So many in all, from the start."),
+        typer.Option("--epochs", metavar="N", min=1, help="Total number, counted from the start."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", min=1, help="So many in all, from the start."),
+        typer.Option("--steps", metavar="N", min=1, help="Total number, counted from the start."),
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Go on with an ended job to a later end, as a new job; the schedule follows its new length."""
+    """Extend an ended job, as a new job; the schedule follows its new length."""
     length = {"epochs": epochs or 0, "steps": steps or 0}
     _finish(origin_commands.extend(context.obj, job, **length, overrides=set_ or ()))
 
@@ -239,7 +272,7 @@ def doctor(
         Path | None, typer.Argument(metavar="[JOB.toml]", help="Also forecast this job's step.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure bandwidths though a job runs.")
+        bool, typer.Option("--force", help="Measure bandwidths even while a job runs.")
     ] = False,
 ) -> None:
     """Examine coordinator, workers and links; with a job, forecast step time and memory."""
@@ -256,7 +289,7 @@ def kill_worker(
         SignalName, typer.Option("--signal", case_sensitive=False, help="The signal to send.")
     ] = SignalName.KILL,
 ) -> None:
-    """Send a signal to a worker's process: the fault drill."""
+    """Send a signal to a worker's process, to test recovery."""
     _finish(worker_commands.kill(context.obj, name, signal.value))
 
 
@@ -267,9 +300,12 @@ def drain(context: typer.Context, name: WorkerName) -> None:
 
 
 @app.command()
-def jobs(context: typer.Context) -> None:
+def jobs(
+    context: typer.Context,
+    tag: Annotated[str, typer.Option("--tag", metavar="TAG", help="Only jobs that have it.")] = "",
+) -> None:
     """List all jobs with their results, newest first."""
-    _finish(job_commands.list_jobs(context.obj))
+    _finish(job_commands.list_jobs(context.obj, tag=tag))
 
 
 @app.command()
@@ -278,7 +314,7 @@ def delete(
     job: Annotated[
         str, typer.Argument(metavar="JOB[@STEP]", help="An ended job, or a checkpoint of it.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete an ended job with its checkpoints on all workers, or its checkpoints of one step."""
     from dtd.ctl.jobs import delete
@@ -295,6 +331,63 @@ def show_job(context: typer.Context, job: JobId) -> None:
 
 
 @app.command()
+def metrics(
+    context: typer.Context,
+    job: JobId,
+    names: Annotated[
+        str,
+        typer.Option("--names", metavar="A,B", help="Only these figures; default: all."),
+    ] = "",
+    workers: Annotated[
+        bool, typer.Option("--workers", help="Also those of each worker and link.")
+    ] = False,
+    from_step: Annotated[
+        int, typer.Option("--from-step", metavar="N", min=0, help="The first step.")
+    ] = 0,
+    to_step: Annotated[
+        int, typer.Option("--to-step", metavar="N", min=0, help="The last step; 0: the newest.")
+    ] = 0,
+    points: Annotated[
+        int,
+        typer.Option(
+            "--points", metavar="N", min=1, max=20_000, help="At most so many of each figure."
+        ),
+    ] = 1000,
+) -> None:
+    """Show figures of a job over its steps; -o csv and -o parquet print them for other programs."""
+    from dtd.ctl.metrics import show_metrics
+
+    wanted = tuple(name for name in names.split(",") if name)
+    steps = (from_step, to_step)
+    _finish(
+        show_metrics(context.obj, job, names=wanted, workers=workers, steps=steps, points=points)
+    )
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    job: JobId,
+    against: Annotated[
+        str, typer.Option("--against", metavar="JOB", help="Compare it with another job.")
+    ] = "",
+    form: Annotated[
+        ReportForm, typer.Option("--format", help="A page to look at, or Markdown.")
+    ] = ReportForm.HTML,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Default: JOB.html or JOB.md; -: stdout"
+        ),
+    ] = None,
+) -> None:
+    """Write a job's report: curves, rates, scaling, where time went, incidents, in words too."""
+    from dtd.ctl.report.command import write_report
+
+    _finish(write_report(context.obj, job, against=against, form=form.value, file=file))
+
+
+@app.command()
 def logs(context: typer.Context, job: JobId) -> None:
     """Print what a job's own code printed, per rank."""
     _finish(job_commands.logs(context.obj, job))
@@ -305,14 +398,17 @@ def fetch(
     context: typer.Context,
     job: Annotated[str, typer.Argument(metavar="JOB[@STEP]", help="Whose weights.")],
     directory: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Where to; default: ./JOB")
+        Path | None, typer.Argument(metavar="[DIR]", help="Destination directory; default: ./JOB")
     ] = None,
     best: Annotated[
-        str, typer.Option("--best", metavar="METRIC", help="The best by this metric, not the last.")
+        str,
+        typer.Option(
+            "--best", metavar="METRIC", help="The best checkpoint by this metric, not the last."
+        ),
     ] = "",
     mode: Annotated[
         BetterMode | None,
-        typer.Option("--mode", help="Which is better; default: as the job says."),
+        typer.Option("--mode", help="Which is better; default: the job's setting."),
     ] = None,
 ) -> None:
     """Fetch a job's weights as safetensors, and show how to load them."""
@@ -324,11 +420,38 @@ def fetch(
 
 
 @app.command()
+def web(context: typer.Context) -> None:
+    """Print the address of the coordinator's web page, with a code to log in once."""
+    _finish(web_commands.open_web(context.obj))
+
+
+@app.command()
+def profile(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job that trains.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="The trace; default: ./JOB.trace.json.gz"),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps to record.")] = 5,
+    limit: Annotated[
+        float, typer.Option("--limit", metavar="SECONDS", help="Record no longer than this.")
+    ] = 60.0,
+) -> None:
+    """Record steps on all workers as one trace for Perfetto, and say what limits them."""
+    from dtd.ctl.profile import profile_job
+
+    _finish(profile_job(context.obj, job, file, steps=steps, limit_s=limit))
+
+
+@app.command()
 def events(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", help="Print each as it happens.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print each event when it happens.")
+    ] = False,
 ) -> None:
-    """List incidents: cause, to whom, detected and recovered after, steps redone and lost."""
+    """List incidents: cause, worker, time to detection and recovery, steps redone and lost."""
     if follow:
         event_commands.follow_events(context.obj)
     _finish(event_commands.list_events(context.obj))
@@ -337,7 +460,7 @@ def events(
 @app.command()
 def checkpoints(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only this job's.")] = "",
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Only events of this job.")] = "",
 ) -> None:
     """List checkpoints: step, size, where, verified."""
     _finish(checkpoint_commands.list_checkpoints(context.obj, job))
@@ -352,7 +475,7 @@ def install(
     prefix: Prefix = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Make systemd services of the daemons; can be repeated, and keeps what you changed."""
+    """Install the daemons as systemd services; repeatable, and keeps files that you changed."""
     made = _installation(coordinator, worker, user, prefix, dry_run)
     _finish(install_commands.install(context.obj, made))
 
@@ -366,7 +489,8 @@ def uninstall(
     prefix: Prefix = None,
     dry_run: DryRun = False,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Also settings, credentials, jobs and checkpoints.")
+        bool,
+        typer.Option("--purge", help="Also remove settings, credentials, jobs and checkpoints."),
     ] = False,
 ) -> None:
     """Stop the services and remove what `install` wrote."""

@@ -1,8 +1,8 @@
 """`dtdctl events`: incidents, and with `--follow` each one as it happens.
 
-What happened, to whom, how long until it was noticed and until the next committed step, steps begun
-again and committed steps lost, as far as an incident says so.  In JSON every event is one object on
-a line of its own, whether followed or not.
+Each incident: its cause, the worker, the time until detection and until the next committed step,
+steps redone and committed steps lost, where known.  In JSON every event is one object on a line of
+its own, whether followed or not.
 """
 
 from __future__ import annotations

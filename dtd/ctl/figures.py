@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, sizes, rates, times of day.  Pure text."""
+"""Formats numbers for people: durations, sizes, rates, times of day.  Pure text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 from datetime import datetime
 from typing import Any, Final
 
+from dtd.shown import shown_bytes
+
 NOTHING: Final = "-"
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
 _SHORT_S: Final = 10
 _SHORT_MS: Final = 2
-_KIB: Final = 1024
 _THOUSAND: Final = 1000
 
 
@@ -46,12 +47,7 @@ def span(seconds: float | None) -> str:
 
 def size(count_bytes: int) -> str:
     """512 B, 1.5 KiB, 20.0 MiB."""
-    value = float(count_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < _KIB:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= _KIB
-    return f"{value:.1f} TiB"
+    return shown_bytes(count_bytes)
 
 
 def number(value: float | None) -> str:

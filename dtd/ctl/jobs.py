@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,25 +40,32 @@ def validate(path: Path, overrides: Sequence[str], *, as_json: bool) -> int:
     return EXIT_DONE
 
 
-def submit(
-    settings: Settings,
-    path: Path,
-    *,
-    overrides: Sequence[str],
-    origin: Origin,
-    wait_for_end: bool,
-    ships: bool,
-) -> int:
-    """Queue a job and print its id; with `wait_for_end` stay until it ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """How a job is submitted.
 
-    The task's own package goes along when `ships`, unless it is built in or installed.
+    Attributes:
+        overrides: settings that are to be others, as `A.B=V`.
+        origin: where it starts.
+        wait_for_end: wait until it has ended.
+        ships: the task's own package goes along, unless it is built in or installed.
     """
+
+    overrides: Sequence[str]
+    origin: Origin
+    wait_for_end: bool
+    ships: bool
+
+
+def submit(settings: Settings, path: Path, options: Submission) -> int:
+    """Queue a job and print its id."""
     from dtd.ctl.packages import packed_task, ship, ship_weights
     from dtd.job import load_job, to_mapping
     from dtd.packages.weights import read_weights_file
 
-    spec = to_mapping(load_job(path, overrides))
-    archive = packed_task(spec["job"]["task"], path) if ships else None
+    origin = options.origin
+    spec = load_job(path, options.overrides)
+    archive = packed_task(spec.job.task, path) if options.ships else None
     weights = read_weights_file(origin.file) if origin.file is not None else None
     with settings.connect() as client:
         if archive is not None:
@@ -66,7 +74,7 @@ def submit(
             ship_weights(client, weights)
         package = archive.digest if archive is not None else ""
         request = m.SubmitJob(
-            spec=spec,
+            spec=to_mapping(spec),
             from_job=origin.job,
             from_step=origin.step,
             from_mode=origin.mode,
@@ -76,6 +84,11 @@ def submit(
         )
         answer = client.request(request)
     say_origin(origin, answer)
+    return say_submitted(settings, answer, wait_for_end=options.wait_for_end)
+
+
+def say_submitted(settings: Settings, answer: Answer, *, wait_for_end: bool) -> int:
+    """Print the id of a job that was queued; with `wait_for_end` wait until it has ended."""
     if wait_for_end:
         output.say(f"job {answer['job']} is submitted")
         return wait(settings, answer["job"], timeout_s=math.inf)
@@ -84,7 +97,7 @@ def submit(
 
 
 def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
-    """Stay until the job ended; a coordinator that restarts meanwhile is waited for.
+    """Wait until the job has ended, also across a restart of the coordinator.
 
     Ctrl-C ends the wait, not the job, and says so.
 
@@ -103,7 +116,8 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
     if answer is None:
         raise DtdError(
             f"job {job} has not ended within {timeout_s:g} s{_held_up(settings, job)}",
-            remedy=f"it goes on; look at it with: dtdctl status, or wait again: dtdctl wait {job}",
+            remedy="it is still running; check it with: dtdctl status, or wait again: dtdctl "
+            f"wait {job}",
         )
     show(settings, answer, lambda answer: _say_done(answer, job))
     if answer["state"] != "done":
@@ -116,14 +130,14 @@ def wait(settings: Settings, job: str, *, timeout_s: float) -> int:
 
 
 def _say_it_goes_on(job: str) -> None:
-    """What becomes of a job that is no longer waited for."""
-    output.say(f"job {job} goes on without this command")
+    """Say that a job continues although this command no longer waits for it."""
+    output.say(f"job {job} continues without this command")
     output.say(f"  follow it:  dtdctl wait {job}   or   dtdctl status --watch")
     output.say(f"  stop it:    dtdctl cancel {job}")
 
 
 def _held_up(settings: Settings, job: str) -> str:
-    """What keeps the job, as far as the coordinator can be asked; begins with a colon."""
+    """What delays the job, if the coordinator can be asked; begins with a colon."""
     try:
         status = ask(settings, m.GetStatus())
     except DtdError:
@@ -183,14 +197,14 @@ def _say_state(answer: Answer) -> None:
     output.say(f"job {answer['job']} is {answer['state']}")
 
 
-def list_jobs(settings: Settings) -> int:
-    """Print all jobs, newest first, with their results."""
-    ask_and_show(settings, m.ListJobs(), _print_jobs)
+def list_jobs(settings: Settings, *, tag: str = "") -> int:
+    """Print all jobs, or those with a tag, newest first, with their results."""
+    ask_and_show(settings, m.ListJobs(tag=tag), _print_jobs)
     return EXIT_DONE
 
 
 def _print_jobs(answer: Answer) -> None:
-    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "SETTINGS", "RESULT")
+    headings = ("JOB", "TASK", "STATE", "STEP", "SUBMITTED", "TOOK", "TAGS", "SETTINGS", "RESULT")
     rows = [
         (
             job["id"],
@@ -199,6 +213,7 @@ def _print_jobs(answer: Answer) -> None:
             figures.steps(job["step"], job["total_steps"]),
             figures.moment(job["submitted_s"]),
             _took(job),
+            " ".join(job.get("tags", ())) or figures.NOTHING,
             settings_words(job.get("settings", {})),
             job["reason"] or result_words(job["result"]) or figures.NOTHING,
         )
@@ -249,16 +264,15 @@ def logs(settings: Settings, job: str) -> int:
 # ---
 # `dtdctl delete JOB|JOB@STEP`: an ended job with its checkpoints, or the checkpoints of one
 # step.
-#
-# What is gone is gone, so it is said what goes, and a person on a terminal is asked.
+# Deletion is final, so the command lists what it deletes, and asks for confirmation on a terminal.
 
 
 def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
-    """Delete it on all workers; those that are away do so when they are back.
+    """Delete it on all workers; disconnected workers do so when they reconnect.
 
     Raises:
-        UsageError: nobody can be asked, and nothing says that it is meant.
-        RequestRefused: the coordinator says no, or the person does.
+        UsageError: there is no terminal for a confirmation, and no --yes.
+        RequestRefused: the coordinator or the user refuses.
     """
     job, step = parse_job_at_step(text, source="JOB")
     known = ask(settings, m.ShowJob(job=job))
@@ -273,10 +287,13 @@ def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
     workers = ", ".join(sorted({one["worker"] for one in going})) or "no worker"
     size = figures.size(sum(one["size_bytes"] for one in going))
     count = figures.counted(len(going), "checkpoint")
-    what = f"of step {step} of {job}" if step else f"and all else of job {job}"
+    what = f"of step {step} of {job}" if step else f"and everything else of job {job}"
     output.say(f"this deletes {count} {what}: {size} on {workers}")
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to confirm it", remedy="say --yes if it is meant")
+        raise UsageError(
+            "this must be confirmed, and standard input is not a terminal",
+            remedy="use --yes to delete without confirmation",
+        )
     output.ask("delete? [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RequestRefused("nothing was deleted")
@@ -299,13 +316,13 @@ def _say_deleted(answer: Answer) -> None:
 
 
 def kill(settings: Settings, name: str, signal: str) -> int:
-    """The fault drill: send a signal to a worker's process."""
+    """Send a signal to a worker's process, to test recovery."""
     ask_and_show(settings, m.KillWorker(name=name, signal=signal), _say_killed)
     return 0
 
 
 def _say_killed(answer: Answer) -> None:
-    output.say(f"SIG{answer['signal']} is sent to {answer['name']} (pid {answer['pid']})")
+    output.say(f"SIG{answer['signal']} was sent to {answer['name']} (pid {answer['pid']})")
 
 
 def drain(settings: Settings, name: str) -> int:

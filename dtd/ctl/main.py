@@ -1,4 +1,4 @@
-"""`dtdctl`: the way in.
+"""`dtdctl`: the entry point.
 
 Takes the options that every command has, answers a plain `status` without loading typer (which
 alone takes longer than the answer), hands everything else to `app`, and turns every failure into
@@ -32,7 +32,7 @@ def main() -> NoReturn:
         exit_code = run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing may be flushed to it at exit either.
+        # The reader of the output is gone; nothing may be flushed to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         exit_code = EXIT_BROKEN_PIPE
     sys.exit(exit_code)
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         values, rest = take_settings(arguments)
         as_json = values.get("output") == "json"
-        settings = make_settings(values)
+        settings = make_settings(values, rest[0] if rest else "")
         if rest == ["status"]:
             from dtd.ctl.status import show_status
 

@@ -1,7 +1,7 @@
-"""Jobs that begin with what another one has learned: which state, taken over how, and what is said.
+"""Jobs that start from another job's state: which state, what is taken from it, what is printed.
 
 `submit` starts a job of a file; `extend` and `resume` submit the other job's own settings again, so
-its file need not be at hand.  Whether the two jobs go together the coordinator decides.
+its file need not be at hand.  The coordinator decides whether the two jobs are compatible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_DIFFERENCES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a job begins; without `job` from scratch.
+    """The state from which a job starts; without `job` from scratch.
 
     Attributes:
         job: whose checkpoint.
@@ -61,8 +61,8 @@ def read_origin(
         return Origin()
     if len(named) > 1:
         raise UsageError(
-            f"{' and '.join(option for option, *_ in named)} stand side by side",
-            remedy="give one: --resume-from takes everything over, --weights-from only weights",
+            f"{' and '.join(option for option, *_ in named)} cannot be used together",
+            remedy="use one: --resume-from takes the whole state, --weights-from only the weights",
         )
     ((option, text, mode),) = named
     if mode == WEIGHTS and text.endswith(ENDING):
@@ -89,15 +89,15 @@ def parse_job_at_step(text: str, *, source: str) -> tuple[str, int]:
 def say_origin(origin: Origin, answer: Answer) -> None:
     """Tell what is taken over, and in which settings the two jobs differ."""
     if origin.file is not None:
-        output.say(f"takes the weights alone from {origin.file}")
+        output.say(f"takes only the weights from {origin.file}")
     mode = answer.get("from_mode", "")
     if not mode:
         return
-    what = "everything" if mode == RESUME else "the weights alone"
+    what = "everything" if mode == RESUME else "only the weights"
     output.say(f"takes {what} from {origin.job} at step {answer['from_step']}")
     if not origin.mode:
         output.say(
-            f"--from does not say that: write --{mode}{'-from'} {origin.job}"
+            f"--from is not enough here: use --{mode}{'-from'} {origin.job}"
             "; a later release has no --from"
         )
     differs = [f"{key} {_value(was)} -> {_value(now)}" for key, was, now in answer["differs"]]
@@ -116,7 +116,7 @@ def _value(value: Any) -> str:
 def extend(
     settings: Settings, job: str, *, epochs: int, steps: int, overrides: Sequence[str]
 ) -> int:
-    """Submit a job that goes on from a job's last state to a longer plan.
+    """Submit a job that continues from a job's last state with a longer plan.
 
     Raises:
         UsageError: not one of both lengths is given.
@@ -132,7 +132,7 @@ def extend(
     if known["state"] not in _ENDED:
         raise RequestRefused(
             f"job {job} has not ended: it is {known['state']}",
-            remedy=f"wait for its end (dtdctl wait {job}), or cancel it first",
+            remedy=f"wait until it ends (dtdctl wait {job}), or cancel it first",
         )
     length = f"job.epochs={epochs}" if epochs else f"job.steps={steps}"
     answer = _continue(settings, known, [length, *overrides])
@@ -146,7 +146,7 @@ def extend(
 
 
 def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
-    """Let a waiting job go on; submit the continuation of one that failed or was cancelled.
+    """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
 
     Raises:
         RequestRefused: the job is done, or neither waits nor has ended.
@@ -160,8 +160,8 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
         return 0
     if known["state"] == "done":
         raise RequestRefused(
-            f"job {job} is done: there is nothing left to do in it",
-            remedy=f"make it longer with: dtdctl extend {job} --epochs N",
+            f"job {job} is done: no steps are left",
+            remedy=f"extend it with: dtdctl extend {job} --epochs N",
         )
     answer = _continue(settings, known, overrides)
     show(settings, answer, lambda answer: output.print_lines([answer["job"]]))
@@ -170,11 +170,11 @@ def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
 
 def _say_resumed(answer: Answer) -> None:
     job, state = answer["job"], answer["state"]
-    output.say(f"job {job} goes on from the newest state that is here ({state})")
+    output.say(f"job {job} continues from the newest available state ({state})")
 
 
 def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:
-    """Submit a job's own settings, changed, to go on from its newest state."""
+    """Submit a job's own settings, changed, to continue from its newest state."""
     from dtd.job import overridden, to_mapping
 
     spec = overridden(known["spec"], overrides, source=f"job {known['id']}")
@@ -186,6 +186,6 @@ def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> An
         package=known["package"],
     )
     answer = ask(settings, request)
-    output.say(f"job {answer['job']} goes on where {known['id']} has ended")
+    output.say(f"job {answer['job']} continues where {known['id']} ended")
     say_origin(origin, answer)
     return answer

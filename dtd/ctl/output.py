@@ -1,6 +1,6 @@
-"""How dtdctl speaks: data on stdout, everything else on stderr.
+"""The output of dtdctl: data on stdout, everything else on stderr.
 
-Every word goes out here, and everything that others may have written is escaped on the way
+All output passes through this file, and all foreign text is escaped before
 (`dtd.shown`): answers as they are read (`dtd.ctl.settings`), errors and JSON in this file.
 Tables are plain columns, so that a shell can cut them; colour appears only on a terminal and never
 with NO_COLOR.  No heavy import: `dtdctl status` must answer at once.
@@ -41,7 +41,7 @@ EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether a person with a colour terminal reads the stream."""
+    """Whether the stream is a terminal with colours."""
     return (
         stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
     )
@@ -107,7 +107,7 @@ def _json_bytes(value: object) -> str:
 
 
 def say(text: str) -> None:
-    """Tell the person something that is not data."""
+    """Print a message that is not data."""
     _to_stderr(escaped(text))
 
 
@@ -116,7 +116,7 @@ def _to_stderr(text: str) -> None:
 
 
 def ask(question: str) -> None:
-    """Ask the person at the terminal; the answer is read by the caller."""
+    """Print a question on the terminal; the caller reads the answer."""
     print(question, end="", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """What `dtdctl submit` ships with a job: the package of a task that is not built in.
 
-The package is looked for where a person means it to be: beside the job file, in the current
-directory, then wherever Python looks.  It is never imported.
+The package is searched for beside the job file, in the current directory, then on Python's path. It
+is never imported.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
     source = find_source(name, [job_file.absolute().parent, Path.cwd(), *sys.path])
     if source is None:
         raise TaskError(
-            f"task {reference}: there is no package or module {name} beside {job_file}, in"
+            f"task {reference}: no package or module {name} was found beside {job_file}, in"
             f" {Path.cwd()} or installed here",
-            remedy="submit it from where it lies, or with --no-ship if the workers have it",
+            remedy="submit the job from the directory that contains it, or with --no-ship if the "
+            "workers have it",
         )
     if source.installed:
         output.say(f"package {name} is installed here and not shipped: workers use their own")
         return None
     if name in sys.stdlib_module_names:
         raise TaskError(
-            f"task {reference}: {source.path} has the name of a module that comes with Python",
-            remedy="give it another name; the workers would import Python's own",
+            f"task {reference}: {source.path} has the name of a module of Python's standard "
+            "library",
+            remedy="rename it; the workers would import the standard library's module",
         )
     assert source.path is not None
     archive = pack(source)
@@ -63,7 +65,7 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
 
 
 def ship(client: ControlClient, archive: Archive) -> None:
-    """Bring the archive to the coordinator, from where an earlier attempt has ended.
+    """Upload the archive to the coordinator, continuing an earlier attempt.
 
     Raises:
         RequestRefused: the coordinator does not take it.
@@ -78,7 +80,7 @@ def ship(client: ControlClient, archive: Archive) -> None:
 
 
 def ship_weights(client: ControlClient, weights: WeightsFile) -> None:
-    """Bring a file of weights to the coordinator, as `ship`.
+    """Upload a file of weights to the coordinator, as `ship`.
 
     Raises:
         RequestRefused: the coordinator does not take it.
@@ -109,8 +111,8 @@ def _bring(
     while answer < first.size:
         if answer <= have:
             raise RequestRefused(
-                f"the coordinator stays at {answer} of {first.size} bytes of {what}",
-                remedy="somebody else may be sending the same: submit again",
+                f"the coordinator still has {answer} of {first.size} bytes of {what}",
+                remedy="another client may be uploading the same content: submit again",
             )
         have = answer
         message = replace(first, offset=have)

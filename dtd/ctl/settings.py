@@ -1,8 +1,8 @@
-"""What holds for every dtdctl command: whom to ask, and in which form to answer.
+"""Options of every dtdctl command: the coordinator's address and the output format.
 
 `--coordinator`, `--credential` and `-o` may stand before or after the command's name;
 `take_settings` collects them from wherever they are, but for the `--coordinator` of `install`,
-which names a part.
+which names a part, and the `-o` of `report`, which names a file.
 Precedence: flag, DTD_COORDINATOR and DTD_CREDENTIAL, default.
 """
 
@@ -19,8 +19,7 @@ from dtd.address import Address, Endpoint, parse_endpoint
 from dtd.errors import ConfigError, CoordinatorUnreachable, UsageError
 from dtd.net.control_client import ControlClient
 from dtd.places import operator_file
-from dtd.security.credential_places import credential_places, find_credential
-from dtd.security.targets import Target, targets, targets_here
+from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import escaped_value
 
 if TYPE_CHECKING:  # loaded when there is one
@@ -31,6 +30,8 @@ if TYPE_CHECKING:  # loaded when there is one
 ADDRESS_VARIABLE: Final = "DTD_COORDINATOR"
 EXAMPLE_ADDRESS: Final = "10.0.0.1:7117"
 FORMS: Final = ("table", "json")
+FORMS_OF: Final = {"metrics": (*FORMS, "csv", "parquet")}
+"""Of commands that have more."""
 CREDENTIAL_VARIABLE: Final = "DTD_CREDENTIAL"
 CREDENTIAL_FILE: Final = "ctl.credential"
 SYSTEM_FILE: Final = Path("/etc/dtd") / CREDENTIAL_FILE
@@ -44,18 +45,20 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Whom to ask, and how to print.
+    """The coordinator's address, the credential and the output format.
 
     Attributes:
         addresses: as typed; empty: the credential's, without one the sockets of this host.
         credential: as typed.
-        as_json: the form of the output.
+        as_json: whether the form of the output is JSON.
+        form: the form of the output.
         clients: the connections that the command has opened.
     """
 
     addresses: tuple[Endpoint, ...]
     credential: Path | None
     as_json: bool
+    form: str = FORMS[0]
     clients: list[ControlClient] = field(default_factory=list, compare=False)
 
     @property
@@ -68,7 +71,7 @@ class Settings:
 
         Raises:
             CoordinatorUnreachable: none does.
-            RequestRefused: the coordinator does not listen to this user.
+            RequestRefused: the coordinator rejects this user.
             UsageError: it is on another host, and there is no credential.
         """
         # What others wrote must not steer a terminal, now or when a file is looked at; JSON is
@@ -91,7 +94,7 @@ class Settings:
         """Where and how the coordinator is called.
 
         Raises:
-            UsageError: it is called over TCP, and there is no credential; or that is no good.
+            UsageError: it is called over TCP, and there is no credential; or it is invalid.
         """
         path = self.credential_file()
         if not self.addresses and path in (None, operator_file(os.environ)):
@@ -105,7 +108,7 @@ class Settings:
         """TLS for calling other members of the cluster; None without a credential.
 
         Raises:
-            UsageError: the credential is no good.
+            UsageError: the credential is invalid.
         """
         path = self.credential_file()
         try:
@@ -114,7 +117,7 @@ class Settings:
             raise UsageError(error.message, remedy=error.remedy) from None
 
     def credential_file(self) -> Path | None:
-        """The file of the credential of whoever asks, if there is one."""
+        """The file of the user's credential, if there is one."""
         own = operator_file(os.environ)
         places = credential_places(CREDENTIAL_FILE, os.environ, system=(SYSTEM_FILE, own))
         return self.credential or find_credential(places)
@@ -149,7 +152,8 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if word.startswith("-o") and word not in _OPTIONS:
             option, joined, value = "-o", "=", word[2:].removeprefix("=")
         is_part = word == "--coordinator" and rest[:1] in (["install"], ["uninstall"])
-        if option not in _OPTIONS or is_part:
+        is_file = _OPTIONS.get(option) == "output" and rest[:1] == ["report"]
+        if option not in _OPTIONS or is_part or is_file:
             rest.append(word)
             continue
         if not joined:
@@ -160,15 +164,20 @@ def take_settings(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return values, rest
 
 
-def make_settings(values: dict[str, str]) -> Settings:
+def make_settings(values: dict[str, str], command: str = "") -> Settings:
     """Check the collected values and fill in the environment's and the defaults.
+
+    Args:
+        values: as `take_settings` returns them.
+        command: its name; some have more forms of output.
 
     Raises:
         UsageError: a value is not one of those allowed.
     """
     form = values.get("output", FORMS[0])
-    if form not in FORMS:
-        raise UsageError(f"-o: {form!r} is not a form of output", remedy=_example("-o"))
+    if form not in FORMS_OF.get(command, FORMS):
+        where = f" of {command}" if any(form in forms for forms in FORMS_OF.values()) else ""
+        raise UsageError(f"-o: {form!r} is not an output format{where}", remedy=_example("-o"))
     typed = values.get("coordinator")
     source = "--coordinator" if typed else ADDRESS_VARIABLE
     text = typed or os.environ.get(ADDRESS_VARIABLE) or ""
@@ -178,6 +187,7 @@ def make_settings(values: dict[str, str]) -> Settings:
         addresses=tuple(read_endpoint(word.strip(), source=source) for word in words),
         credential=Path(credential).expanduser() if credential else None,
         as_json=form == "json",
+        form=form,
     )
 
 

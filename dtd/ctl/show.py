@@ -1,4 +1,4 @@
-"""`dtdctl show JOB`: what was trained, with which code and data, and what came of it.
+"""`dtdctl show JOB`: what was trained, with which code and data, and the results.
 
 Settings that have their default are left out of the table; JSON has everything, as it came.
 """
@@ -18,7 +18,8 @@ from dtd.wire import messages as m
 _LABEL: Final = 13
 _MOST_CHECKPOINTS: Final = 20
 _OF_THE_TRACEBACK: Final = 40
-_MODES: Final = {"resume": "everything", "weights": "the weights alone"}
+_OF_THE_ENVIRONMENT: Final = ("dtd", "python", "torch", "device", "processor")
+_MODES: Final = {"resume": "everything", "weights": "only the weights"}
 
 
 def show_job(settings: Settings, job: str) -> int:
@@ -52,6 +53,12 @@ def _head(job: Answer) -> Iterator[str]:
         ended = f"ended {figures.moment(job['ended_s'])}" if job["ended_s"] else ""
         took = figures.duration(job["ended_s"] - job["started_s"]) if job["ended_s"] else ""
         yield _line("started", figures.moment(job["started_s"]), ended, took and f"took {took}")
+    if job.get("tags"):
+        yield _line("tags", *job["tags"])
+    if job.get("note"):
+        first, *rest = str(job["note"]).splitlines() or [""]
+        yield _line("note", first)
+        yield from (_line("", line) for line in rest)
     if job["from_job"]:
         step = f"at step {job['from_step']}" if job["from_step"] else "at its newest checkpoint"
         what = _MODES.get(job["from_mode"], job["from_mode"])
@@ -62,6 +69,10 @@ def _head(job: Answer) -> Iterator[str]:
     rows = f"{job['dataset_rows']:,} rows" if job["dataset_rows"] else "no worker has reported it"
     prints = job["dataset_fingerprint"]
     yield _line("data", rows, prints and f"fingerprint {short(prints)}")
+    if job.get("environment"):
+        told = job["environment"]
+        shown = [f"{key} {told[key]}" for key in _OF_THE_ENVIRONMENT if told.get(key)]
+        yield _line("environment", *shown)
     workers = ", ".join(job["workers"]) or "none yet"
     yield _line("workers", workers, f"generation {job['generation']}")
 
@@ -88,7 +99,7 @@ def _results(job: Answer) -> Iterator[str]:
 
 
 def changed_settings(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(table.key, value) of what is not as in a job that says nothing about it."""
+    """(table.key, value) of the settings that differ from their defaults."""
     from dtd.job.differences import settings, shown_value
     from dtd.job.parse import default_settings
 

@@ -1,4 +1,4 @@
-"""`dtdctl status`: the job, its loss and rate, the workers, who is slow, and why it waits.
+"""`dtdctl status`: the job, its loss and rate, the workers, the slowest one, and why the job waits.
 
 Prints what the coordinator says and judges it once, for the exit code.  The JSON form is described
 by `docs/status.schema.json`.  No heavy import; `--watch` is `dtd.ctl.watch.command`.
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from dtd.ctl import figures, output
 from dtd.ctl.answers import ask_and_show
+from dtd.ctl.memory import memory_lines
 from dtd.ctl.settings import Settings
 from dtd.wire import messages as m
 
@@ -30,22 +31,31 @@ _INDENT: Final = " " * 13
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
-def show_status(settings: Settings) -> int:
-    """Print the status once; the exit code says whether it is healthy."""
-    status = ask_and_show(settings, m.GetStatus(), _print_status)
+def show_status(settings: Settings, *, memory: bool = False) -> int:
+    """Print the status once; the exit code says whether it is healthy.
+
+    Args:
+        settings: of dtdctl.
+        memory: also print each worker's memory by part; JSON always has it.
+    """
+
+    def print_status(status: Status) -> None:
+        colour = output.wants_colour(sys.stdout)
+        lines = status_lines(status, colour=colour)
+        output.print_lines(lines + (memory_lines(status, colour=colour) if memory else []))
+
+    status = ask_and_show(settings, m.GetStatus(), print_status)
     return EXIT_DEGRADED if degraded_because(status) else EXIT_HEALTHY
-
-
-def _print_status(status: Status) -> None:
-    output.print_lines(status_lines(status, colour=output.wants_colour(sys.stdout)))
 
 
 def degraded_because(status: Status) -> str:
     """Why the system is not healthy, in words; empty when it is."""
     job = status["job"]
-    if job is not None and job["state"] in _HELD_UP:
-        verb = _HELD_UP[job["state"]]
-        return f"job {job['id']} {verb}: {status.get('explain', '') or job['reason']}"
+    active = [{**job, "explain": status.get("explain", "")}] if job is not None else []
+    for one in (*active, *status.get("jobs", ())[1:]):
+        if one["state"] in _HELD_UP:
+            verb = _HELD_UP[one["state"]]
+            return f"job {one['id']} {verb}: {one.get('explain', '') or one['reason']}"
     troubled = [worker for worker in status["workers"] if worker["state"] in _TROUBLED]
     if troubled:
         return "; ".join(f"{w['name']} is {w['state']}: {w['reason']}" for w in troubled)
@@ -59,18 +69,22 @@ def status_lines(status: Status, *, colour: bool) -> list[str]:
     version = coordinator["version"]
     lines = [f"coordinator  {coordinator['address']}  up {uptime}  dtd {version}"]
     lines += _job_lines(status, colour=colour)
+    for job in status.get("jobs", ())[1:]:
+        lines += _job_lines({"job": job, "explain": job.get("explain")}, colour=colour)
     if status.get("queue"):
         lines.append(f"queue        {', '.join(status['queue'])}")
+        why = status.get("queue_explain")
+        lines += [f"{_INDENT}{why}"] if why else []
     lines.append("")
     workers = status["workers"]
     lines += _worker_lines(workers, colour=colour) if workers else ["no worker is registered"]
-    return [*lines, *_trouble_lines(status.get("troubles", ()))]
+    return [*lines, *_diagnostic_lines(status.get("troubles", ()))]
 
 
-def _trouble_lines(troubles: Sequence[Status]) -> list[str]:
+def _diagnostic_lines(diagnostics: Sequence[Status]) -> list[str]:
     """What is wrong, for how long, and what to do."""
-    lines = ["", "troubles"] if troubles else []
-    for one in troubles:
+    lines = ["", "troubles"] if diagnostics else []
+    for one in diagnostics:
         lines.append(f"  {figures.duration(one['since_s'])}  {one['message']}")
         lines.append(f"       try: {one['remedy']}")
     return lines
@@ -98,6 +112,9 @@ def _progress(job: Status) -> list[str]:
     ]
     if job.get("skipped_steps"):
         words.append(f"skipped {job['skipped_steps']}")
+    spare = job.get("redundancy")
+    if spare is not None:
+        words.append(f"{max(spare, 0)} may be lost")
     if job.get("eval"):
         words.append(f"eval {figures.metrics(job['eval'])}")
     return words
@@ -111,7 +128,7 @@ def _straggler_lines(job: Status) -> list[str]:
 
 
 def _last_job_lines(job: Status | None, *, colour: bool) -> list[str]:
-    """How the last job ended, why, and where more of that is."""
+    """How the last job ended, why, and which commands show more."""
     if job is None:
         return []
     state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
@@ -140,16 +157,22 @@ def _failed_at(traceback: str) -> str:
 
 
 def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
-    headings = ("WORKER", "STATE", "RANK", "STEP", "RATE", "HEARD", "DEVICE", "HOST", "PID", "NOTE")
+    """A table; it names each worker's job if there are several."""
+    several = len({worker.get("job", "") for worker in workers} - {""}) > 1
+    headings = (
+        *(("WORKER", "JOB") if several else ("WORKER",)),
+        *("STATE", "RANK", "STEP", "RATE", "HEARD", "DEVICE", "HOST", "PID", "NOTE"),
+    )
     rows = [
         (
             worker["name"],
+            *((worker.get("job", ""),) if several else ()),
             worker["state"],
             figures.NOTHING if worker["rank"] is None else str(worker["rank"]),
             str(worker["step"]),
             figures.rate(worker.get("samples_per_s")),
             figures.duration(worker["last_heartbeat_s"]),
-            worker["device"],
+            "server" if worker.get("role") == "server" else worker["device"],
             worker["host"],
             str(worker["pid"]),
             "; ".join(note for note in (worker["reason"], _stalled(worker)) if note),
@@ -160,7 +183,7 @@ def _worker_lines(workers: Sequence[Status], *, colour: bool) -> list[str]:
 
 
 def _stalled(worker: Status) -> str:
-    """Where a worker's training stands still, and for how long it may."""
+    """Where a worker's training has stalled, and the limit for that."""
     stalled_s = worker.get("stalled_s", 0.0)
     if stalled_s < STALLED_S:
         return ""

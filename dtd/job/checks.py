@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from dtd.job.tables import LOCAL, SHARDED, SPARSE
 from dtd.rules import fields_of
 from dtd.shown import shown
 
 if TYPE_CHECKING:
     from dtd.job.learning import OptimizerTable, ScheduleTable
-    from dtd.job.tables import JobSpec
+    from dtd.job.tables import JobSpec, StrategyTable
     from dtd.toml_source import KeyPath
+
+_ROUNDING: Final = ("none", "bfloat16", "float16")
+"""Codecs that round sums and keep nothing back for later steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +37,13 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     yield from _numbers(spec)
     yield from _encryption(spec)
     yield from _codec(spec)
+    yield from _sparse(spec)
     yield from _best(spec)
     yield from _without_effect("optimizer", spec.optimizer)
     yield from _without_effect("schedule", spec.schedule)
+    yield from _codec_fields(spec)
+    yield from _local_steps(spec)
+    yield from _sharded(spec)
 
 
 def _codec(spec: JobSpec) -> Iterator[Conflict]:
@@ -43,16 +51,62 @@ def _codec(spec: JobSpec) -> Iterator[Conflict]:
     if earlier and codec not in ("none", earlier):
         yield Conflict(
             fields=(("sync", "wire_dtype"), ("strategy", "codec")),
-            text=f'is the earlier name of [strategy] codec, which is "{codec}"; leave it out',
+            text=f'is the earlier name of [strategy] codec, which is "{codec}"; remove it',
+        )
+
+
+def _codec_fields(spec: JobSpec) -> Iterator[Conflict]:
+    """Fields of [strategy] that belong to a codec, or to a strategy, that the job does not use."""
+    table = spec.strategy
+    kind: type = type(table)
+    for info in fields_of(kind).values():
+        only_for, value = info.rule.only_for, getattr(table, info.name)
+        if only_for and value != info.default and not {table.name, spec.codec} & set(only_for):
+            yield Conflict(
+                fields=(("strategy", info.name), ("strategy", "name"), ("strategy", "codec")),
+                text=f"has no effect with {_used(spec, only_for)},"
+                f" only with {' or '.join(map(shown, only_for))}",
+            )
+
+
+def _used(spec: JobSpec, only_for: tuple[str, ...]) -> str:
+    """What the job has where others would have an effect: a strategy or a codec."""
+    if set(only_for) & {*LOCAL, *SHARDED}:
+        return f"name = {shown(spec.strategy.name)}"
+    return f"codec = {shown(spec.codec)}"
+
+
+def _sparse(spec: JobSpec) -> Iterator[Conflict]:
+    """What does not go together with sending few gradients of many."""
+    codec, optimizer, local_from = ("strategy", "codec"), spec.optimizer, spec.strategy.local_from
+    if spec.codec in SPARSE and spec.train.clip_norm > 0 and local_from != 0:
+        yield Conflict(
+            fields=(("train", "clip_norm"), codec),
+            text=f"would cut what has added up over many steps with codec = {shown(spec.codec)}; "
+            "remove it, or use another codec",
+        )
+    if spec.codec in SPARSE and spec.strategy.momentum > 0 and local_from is not None:
+        yield Conflict(
+            fields=(("strategy", "momentum"), ("strategy", "name"), codec),
+            text=f"applies to gradients, and name = {shown(spec.strategy.name)} exchanges changes "
+            "of weights; remove it",
+        )
+    own = "momentum" if optimizer.name == "sgd" else "beta1"
+    if spec.codec in SPARSE and spec.strategy.momentum > 0 and getattr(optimizer, own) > 0:
+        yield Conflict(
+            fields=(("strategy", "momentum"), codec, ("optimizer", own), ("optimizer", "name")),
+            text=f"replaces the optimizer's momentum: set [optimizer] {own} = 0, or remove it",
         )
 
 
 def _length(spec: JobSpec) -> Iterator[Conflict]:
     epochs, steps = ("job", "epochs"), ("job", "steps")
     if spec.job.epochs is None and spec.job.steps is None:
-        yield Conflict(fields=(epochs, steps), text="is required, or steps instead")
+        yield Conflict(fields=(epochs, steps), text="is required unless steps is given")
     if spec.job.epochs is not None and spec.job.steps is not None:
-        yield Conflict(fields=(steps, epochs), text="stands beside epochs; give one of the two")
+        yield Conflict(
+            fields=(steps, epochs), text="cannot be used together with epochs; give one of the two"
+        )
     if spec.job.steps is not None and 0 < spec.job.steps <= spec.schedule.warmup_steps:
         yield Conflict(
             fields=(("schedule", "warmup_steps"), steps),
@@ -91,6 +145,14 @@ def _numbers(spec: JobSpec) -> Iterator[Conflict]:
             text=f"must be at most max_workers = {spec.elastic.max_workers},"
             f" not {spec.elastic.min_workers}",
         )
+    elif spec.elastic.workers and not (
+        spec.elastic.min_workers <= spec.elastic.workers <= spec.elastic.max_workers
+    ):
+        yield Conflict(
+            fields=(("elastic", "workers"), ("elastic", "min_workers"), ("elastic", "max_workers")),
+            text=f"must be 0, or from min_workers = {spec.elastic.min_workers} to"
+            f" max_workers = {spec.elastic.max_workers}, not {spec.elastic.workers}",
+        )
 
 
 def _encryption(spec: JobSpec) -> Iterator[Conflict]:
@@ -98,8 +160,98 @@ def _encryption(spec: JobSpec) -> Iterator[Conflict]:
     if sync.transport != "ring" and sync.encryption == "tls" and not sync.plain_gradients:
         yield Conflict(
             fields=(("sync", "transport"), ("sync", "encryption"), ("sync", "plain_gradients")),
-            text=f'encrypts nothing: with encryption = "tls" use "ring" instead of'
+            text=f'does not encrypt: with encryption = "tls" use "ring" instead of'
             f' "{sync.transport}", or say plain_gradients = true',
+        )
+
+
+def _local_steps(spec: JobSpec) -> Iterator[Conflict]:
+    """What strategies with local steps need."""
+    strategy, name = spec.strategy, ("strategy", "name")
+    if strategy.local_from is None:
+        return
+    inner, most = ("strategy", "inner_steps"), ("strategy", "inner_steps_max")
+    doubles = ("strategy", "inner_steps_double_every")
+    if spec.job.steps is not None and 0 < spec.job.steps < strategy.inner_steps:
+        yield Conflict(
+            fields=(inner, ("job", "steps"), name),
+            text=f"must be at most the job's {spec.job.steps} steps, not {strategy.inner_steps}",
+        )
+    if strategy.name == "streaming_diloco":
+        yield from _fragments(strategy)
+    if strategy.inner_steps_double_every and strategy.inner_steps_max <= strategy.inner_steps:
+        yield Conflict(
+            fields=(most, inner, doubles),
+            text=f"must be above inner_steps = {strategy.inner_steps} where rounds grow",
+        )
+    if strategy.inner_steps_max and not strategy.inner_steps_double_every:
+        yield Conflict(
+            fields=(most, doubles), text="has no effect without inner_steps_double_every"
+        )
+    if spec.train.precision == "float16":
+        yield Conflict(
+            fields=(("train", "precision"), name),
+            text=f"cannot be float16 with [strategy] name = {shown(strategy.name)}: a loss scale"
+            ' that is too large would undo a whole round; use "bfloat16"',
+        )
+
+
+def _fragments(strategy: StrategyTable) -> Iterator[Conflict]:
+    """Each fragment's turn comes once in `inner_steps` steps."""
+    name, inner = ("strategy", "name"), ("strategy", "inner_steps")
+    if strategy.inner_steps % strategy.fragments:
+        yield Conflict(
+            fields=(inner, ("strategy", "fragments"), name),
+            text=f"must be a multiple of fragments = {strategy.fragments},"
+            f" not {strategy.inner_steps}",
+        )
+    if strategy.inner_steps_double_every:
+        yield Conflict(
+            fields=(("strategy", "inner_steps_double_every"), name),
+            text='has no effect with name = "streaming_diloco", whose rounds keep their length',
+        )
+
+
+def _sharded(spec: JobSpec) -> Iterator[Conflict]:
+    """What a state that is divided among the workers needs."""
+    strategy, name = spec.strategy, ("strategy", "name")
+    if strategy.name not in SHARDED:
+        return
+    said = f"with [strategy] name = {shown(strategy.name)}"
+    if spec.codec not in _ROUNDING:
+        yield Conflict(
+            fields=(("strategy", "codec"), name, ("sync", "wire_dtype")),
+            text=f"cannot be {shown(spec.codec)} {said}; use"
+            f" {', '.join(map(shown, _ROUNDING[:-1]))} or {shown(_ROUNDING[-1])}",
+        )
+    if spec.sync.transport != "ring":
+        yield Conflict(
+            fields=(("sync", "transport"), name),
+            text=f'must be "ring" {said}, not {shown(spec.sync.transport)}',
+        )
+    if spec.train.ema_decay > 0:
+        yield Conflict(
+            fields=(("train", "ema_decay"), name),
+            text=f'cannot be used {said}; remove it, or use name = "replicated"',
+        )
+    if spec.checkpoint.directory:
+        yield Conflict(
+            fields=(("checkpoint", "directory"), name),
+            text=f"cannot be used {said}: each worker writes its own part, and workers that share"
+            " a directory would replace each other's; remove it, and the parts go to the workers'"
+            " state directories",
+        )
+    if spec.checkpoint.copies > 1:
+        yield Conflict(
+            fields=(("checkpoint", "copies"), name, ("strategy", "mirrors")),
+            text=f"has no effect {said}: each part is written by its owner and its mirrors,"
+            f" {strategy.mirrors + 1} in all; raise [strategy] mirrors for more",
+        )
+    if strategy.owners == "workers" and strategy.mirrors >= spec.elastic.max_workers:
+        yield Conflict(
+            fields=(("strategy", "mirrors"), ("elastic", "max_workers"), name),
+            text=f"must be below [elastic] max_workers = {spec.elastic.max_workers},"
+            f" not {strategy.mirrors}: each copy is on a worker of its own",
         )
 
 

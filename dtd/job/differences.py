@@ -19,6 +19,10 @@ _TASK: Final = "job.task"
 _IDENTITY: Final = frozenset({"job.name", _TASK})
 _PLAN: Final = frozenset({"job.global_batch_size", "job.seed"})
 """They decide which rows a step has, so the rows that are left would be others."""
+_STRATEGY: Final = "strategy.name"
+"""It decides what a state holds beside the model."""
+_SAME_STATE: Final = frozenset({"replicated", "sharded"})
+"""Strategies whose states have the same content, wherever its parts are."""
 _OF_EACH_STEP: Final = frozenset({"optimizer.lr"})
 """Of the optimizer's settings those that the job's schedule sets anew before each step."""
 
@@ -63,13 +67,14 @@ def differences(before: Spec, after: Spec) -> list[Difference]:
 def obstacles(found: Sequence[Difference]) -> list[Difference]:
     """Those of the differences with which no whole state can be taken over.
 
-    Rows would be missed or repeated, or the optimizer would go on with the settings of its state
-    whatever the job says.
+    Rows would be missed or repeated, the optimizer would go on with the settings of its state
+    whatever the job says, or the state is of another kind.
     """
     return [
         one
         for one in found
         if one.setting in _PLAN
+        or (one.setting == _STRATEGY and not {one.was, one.now} <= _SAME_STATE)
         or (one.setting.startswith("optimizer.") and one.setting not in _OF_EACH_STEP)
     ]
 

@@ -66,7 +66,9 @@ class OptimizerTable:
     )
     eps: float = field(
         default=1e-8,
-        metadata=rule("Keeps the division finite.", above=0, only_for=("adam", "adamw")),
+        metadata=rule(
+            "Added to the divisor to avoid division by zero.", above=0, only_for=("adam", "adamw")
+        ),
     )
 
 
@@ -128,8 +130,8 @@ class TrainTable:
     ema_decay: float = field(
         default=0.0,
         metadata=rule(
-            "What stays of each weight's moving average in an update, such as 0.999; the averages"
-            " are evaluated, and saved beside the weights. 0 = no averages.",
+            "Decay of each weight's moving average per step, such as 0.999; the averages are "
+            "evaluated, and saved beside the weights. 0 = no averages.",
             minimum=0,
             below=1,
         ),
@@ -166,8 +168,8 @@ class TrainTable:
     sanity_batches: int = field(
         default=2,
         metadata=rule(
-            "Evaluation batches that are tried on every worker before training, so that a mistake"
-            " in `metrics` or in a metric's name does not come up at the end; 0 = none.",
+            "Evaluation batches that are tried on every worker before training, so that a mistake "
+            "in `metrics` or in a metric's name is found early; 0 = none.",
             minimum=0,
             maximum=65536,
         ),
@@ -183,14 +185,15 @@ class TrainTable:
     max_skipped_steps: int = field(
         default=50,
         metadata=rule(
-            "So many steps in a row whose gradients are not finite fail the job; 0 = no limit.",
+            "The job fails after this many consecutive steps whose gradients are not finite; 0 = "
+            "no limit.",
             minimum=0,
         ),
     )
     threads: int = field(
         default=1,
         metadata=rule(
-            "CPU threads of each worker; the same everywhere, because it decides rounding.",
+            "CPU threads of each worker; the same on all workers, because it affects rounding.",
             minimum=1,
             maximum=1024,
         ),

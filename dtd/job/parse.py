@@ -243,7 +243,7 @@ def _read_table(name: str, table: type, given: Mapping[Any, Any], problems: list
 def _unknown_at_top(name: object, value: object) -> str:
     if isinstance(value, Mapping):
         return "unknown table" + did_you_mean(str(name), (*_TABLES, _TASK))
-    return "every key stands in a table" + _elsewhere(name)
+    return "every key must be in a table" + _elsewhere(name)
 
 
 def _unknown_key(key: object, known: Iterable[str]) -> str:
@@ -281,7 +281,7 @@ def _task_fault(value: object, depth: int) -> str:
         case bool():
             return ""
         case str():
-            return "" if _is_text(value) else f"is no valid text: {shown(value)}"
+            return "" if _is_text(value) else f"is not valid text: {shown(value)}"
         case int():
             return "" if abs(value) <= INTEGER_LIMIT else "must fit 64 bits"
         case float():

@@ -59,7 +59,7 @@ METRICS: Final = (
     _metric("dtd_job_loss", "job", COORDINATOR, "Mean loss over the last global batch."),
     _metric("dtd_job_learning_rate", "job", COORDINATOR, "Learning rate of that step."),
     _metric("dtd_job_gradient_norm", "job", COORDINATOR, "Gradient norm before clipping."),
-    _metric("dtd_job_samples_per_second", "job", COORDINATOR, "Rows trained on a second."),
+    _metric("dtd_job_samples_per_second", "job", COORDINATOR, "Rows trained per second."),
     _metric("dtd_job_generation", "job", COORDINATOR, "Number of the newest generation."),
     _metric("dtd_job_world_size", "job", COORDINATOR, "Workers in the generation."),
     _metric(
@@ -68,7 +68,7 @@ METRICS: Final = (
         COORDINATOR,
         "Steps committed without an update, because gradients were not finite.",
     ),
-    _metric("dtd_job_lost_steps_total", "job", COORDINATOR, "Committed steps that are gone."),
+    _metric("dtd_job_lost_steps_total", "job", COORDINATOR, "Committed steps that were lost."),
     _metric(
         "dtd_job_evaluation",
         "job kind",
@@ -88,18 +88,20 @@ METRICS: Final = (
         "dtd_checkpoint_timestamp_seconds",
         "job",
         COORDINATOR,
-        "Unix time at which the coordinator heard of it; `time()` less this is its age.",
+        "Unix time at which the coordinator learned of it; its age is `time()` minus this.",
     ),
     _metric("dtd_checkpoints_total", "job", COORDINATOR, "Checkpoints that workers have reported."),
     # one worker
     _metric("dtd_worker_step", "worker", BOTH, "Steps that the worker has committed."),
-    _metric("dtd_worker_generation", "worker", BOTH, "Generation that it takes part in."),
+    _metric("dtd_worker_generation", "worker", BOTH, "Generation in which it is a member."),
     _metric("dtd_worker_loss", "worker", BOTH, "Loss of its last step; equal on all workers."),
     _metric("dtd_worker_learning_rate", "worker", BOTH, "Learning rate of its last step."),
     _metric("dtd_worker_gradient_norm", "worker", BOTH, "Gradient norm of its last step."),
-    _metric("dtd_worker_samples_per_second", "worker", BOTH, "Rows of the whole job a second."),
-    _metric("dtd_worker_step_seconds", "worker", BOTH, "A step, from opening to closing it."),
-    _metric("dtd_worker_compute_seconds", "worker", BOTH, "Forward and backward of a step."),
+    _metric("dtd_worker_samples_per_second", "worker", BOTH, "Rows of the whole job per second."),
+    _metric("dtd_worker_step_seconds", "worker", BOTH, "Duration of a step, from start to end."),
+    _metric(
+        "dtd_worker_compute_seconds", "worker", BOTH, "Duration of forward and backward in a step."
+    ),
     _metric(
         "dtd_worker_communication_seconds",
         "worker",
@@ -110,10 +112,17 @@ METRICS: Final = (
         "dtd_worker_exposed_communication_seconds",
         "worker",
         BOTH,
-        "The part of it during which training stood still.",
+        "The part of that time during which training waited.",
     ),
-    _metric("dtd_worker_own_seconds", "worker", BOTH, "Time of a step that it waits for nobody."),
-    _metric("dtd_worker_stalled_seconds", "worker", BOTH, "Since training made progress last."),
+    _metric(
+        "dtd_worker_own_seconds",
+        "worker",
+        BOTH,
+        "Time of a step in which it does not wait for other workers.",
+    ),
+    _metric(
+        "dtd_worker_stalled_seconds", "worker", BOTH, "Time since training last made progress."
+    ),
     _metric(
         "dtd_worker_sent_bytes_total",
         "worker",
@@ -140,14 +149,29 @@ METRICS: Final = (
     ),
     _metric("dtd_worker_cpu_seconds_total", "worker", BOTH, "CPU time of the worker's process."),
     _metric("dtd_worker_resident_memory_bytes", "worker", BOTH, "Memory of its process."),
-    _metric("dtd_worker_gpu_use_ratio", "worker", BOTH, "Share of time in which its GPU works."),
+    _metric("dtd_worker_gpu_use_ratio", "worker", BOTH, "Share of time in which its GPU is busy."),
     _metric("dtd_worker_gpu_memory_bytes", "worker", BOTH, "GPU memory that its torch holds."),
-    _metric("dtd_worker_heartbeat_age_seconds", "worker", COORDINATOR, "Since it was heard last."),
+    _metric(
+        "dtd_worker_part_memory_bytes",
+        "worker kind",
+        BOTH,
+        "Memory of a part of the training, measured in an early step of the generation; `kind` is "
+        "parameters, gradients, optimizer, activations, buckets, snapshots or process.",
+    ),
+    _metric(
+        "dtd_worker_predicted_memory_bytes",
+        "worker kind",
+        BOTH,
+        "What the job's strategy needs of it by calculation.",
+    ),
+    _metric(
+        "dtd_worker_heartbeat_age_seconds", "worker", COORDINATOR, "Time since its last message."
+    ),
     _metric(
         "dtd_worker_restarts_total",
         "worker",
         COORDINATOR,
-        "Times that it came back as a new process without having been let go.",
+        "Times that it returned as a new process without having been released.",
     ),
     _metric(
         "dtd_worker_evictions_total", "worker", COORDINATOR, "Times that it was evicted as dead."
@@ -156,13 +180,16 @@ METRICS: Final = (
         "dtd_reports_dropped_total",
         "worker kind",
         COORDINATOR,
-        "Lines, notices, figures and checkpoints that were left out, beyond the worker's share.",
+        "Lines, notices, figures and checkpoints that were left out, because they exceeded the "
+        "worker's quota.",
     ),
     # the cluster
     _metric("dtd_workers", "kind", COORDINATOR, "Known workers by state."),
     _metric("dtd_incidents_total", "kind", COORDINATOR, "Incidents; see docs/events.md."),
-    _metric("dtd_queued_jobs", "", COORDINATOR, "Jobs that wait for their turn."),
-    _metric("dtd_coordinator_uptime_seconds", "", COORDINATOR, "Since the coordinator started."),
+    _metric("dtd_queued_jobs", "", COORDINATOR, "Jobs that wait in the queue."),
+    _metric(
+        "dtd_coordinator_uptime_seconds", "", COORDINATOR, "Time since the coordinator started."
+    ),
     _metric(
         "dtd_store_errors_total", "", COORDINATOR, "Writes and reads of its store that failed."
     ),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.address import Address
 from dtd.core.membership.events import Disconnect, Effect, Incident
 from dtd.core.membership.state import ClusterState
+from dtd.core.observe.status import places_of
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
 from dtd.metrics.worker import next_in_ring, worker_samples
@@ -45,9 +46,8 @@ class ClusterFigures:
     _evictions: Counter[str] = field(default_factory=Counter)
     _incidents: Counter[str] = field(default_factory=Counter)
     _checkpoints: Counter[str] = field(default_factory=Counter)
-    _progress: m.Progress | None = None
-    _checkpoint: m.CheckpointSaved | None = None
-    _checkpoint_at_s: float = 0.0
+    _progress: dict[str, m.Progress] = field(default_factory=dict)
+    _newest: dict[str, tuple[m.CheckpointSaved, float]] = field(default_factory=dict)
 
     # --- what is counted ---------------------------------------------------------------------
 
@@ -69,38 +69,44 @@ class ClusterFigures:
     def reported(self, message: m.Message, *, unix_s: float) -> None:
         """A worker has said something about its job."""
         if isinstance(message, m.Progress):
-            self._progress = message
+            self._progress.pop(message.job, None)
+            self._progress[message.job] = message
+            _forget_oldest(self._progress)
         elif isinstance(message, m.CheckpointSaved):
             self._checkpoints[message.job] += 1
             _forget_oldest(self._checkpoints)
-            newest = self._checkpoint
-            if (
-                newest is None
-                or newest.job != message.job
-                or (newest.generation, newest.step) < (message.generation, message.step)
-            ):
-                self._checkpoint, self._checkpoint_at_s = message, unix_s
+            newest = self._newest.pop(message.job, (message, unix_s))
+            key = newest[0].generation, newest[0].step
+            is_newer = key < (message.generation, message.step)
+            self._newest[message.job] = (message, unix_s) if is_newer else newest
+            _forget_oldest(self._newest)
 
     # --- samples -----------------------------------------------------------------------------
 
-    def samples(self, books: ClusterState, status: Mapping[str, Any]) -> Iterator[Sample]:
+    def samples(
+        self, clusters: Sequence[ClusterState], status: Mapping[str, Any]
+    ) -> Iterator[Sample]:
         """All figures of now.
 
         Args:
-            books: what the core knows.
+            clusters: what the core knows.
             status: `dtd.core.observe.status.status_of` them.
         """
         yield from self._of_the_cluster(status)
-        if status["job"] is not None:
-            yield from _of_the_job(status["job"])
-            yield from self._of_progress(status["job"])
-        if self._checkpoint is not None:
-            yield from self._of_the_checkpoint(self._checkpoint)
+        for job in status["jobs"]:
+            yield from _of_the_job(job)
+            yield from self._of_progress(job)
+        last = next(reversed(self._newest), "")  # that of a job that has ended stays
+        for known in dict.fromkeys([*(job["id"] for job in status["jobs"]), last]):
+            if known in self._newest:
+                yield from _of_the_checkpoint(*self._newest[known])
+        places = places_of(clusters)
         for worker in status["workers"]:
             name = worker["name"]
-            beat = books.workers[name].liveness.heartbeat
+            cluster = places[name]
+            beat = cluster.workers[name].liveness.heartbeat
             if beat is not None:
-                yield from worker_samples(name, next_in_ring(books.run.roster, name), beat)
+                yield from worker_samples(name, next_in_ring(cluster.run.roster, name), beat)
             if worker["last_heartbeat_s"] is not None:
                 age_s = worker["last_heartbeat_s"]
                 yield Sample("dtd_worker_heartbeat_age_seconds", (name,), age_s)
@@ -125,18 +131,10 @@ class ClusterFigures:
             yield Sample("dtd_checkpoints_total", (job,), count)
 
     def _of_progress(self, job: Mapping[str, Any]) -> Iterator[Sample]:
-        progress = self._progress
-        if progress is not None and progress.job == job["id"]:
+        progress = self._progress.get(job["id"])
+        if progress is not None:
             yield Sample("dtd_job_learning_rate", (progress.job,), progress.learning_rate)
             yield Sample("dtd_job_gradient_norm", (progress.job,), progress.grad_norm)
-
-    def _of_the_checkpoint(self, newest: m.CheckpointSaved) -> Iterator[Sample]:
-        job = (newest.job,)
-        yield Sample("dtd_checkpoint_step", job, newest.step)
-        yield Sample("dtd_checkpoint_size_bytes", job, newest.size_bytes)
-        yield Sample("dtd_checkpoint_timestamp_seconds", job, self._checkpoint_at_s)
-        if newest.write_s > 0:
-            yield Sample("dtd_checkpoint_write_seconds", job, newest.write_s)
 
 
 class CoordinatorMetrics:
@@ -160,7 +158,9 @@ class CoordinatorMetrics:
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.start)
 
-    async def keep(self, look: Callable[[], tuple[ClusterState, Mapping[str, Any]]]) -> None:
+    async def keep(
+        self, look: Callable[[], tuple[Sequence[ClusterState], Mapping[str, Any]]]
+    ) -> None:
         """Show the figures of now, again and again, until cancelled.
 
         Args:
@@ -174,6 +174,15 @@ class CoordinatorMetrics:
         """Give up the port."""
         if self._exposition is not None:
             await asyncio.to_thread(self._exposition.close)
+
+
+def _of_the_checkpoint(newest: m.CheckpointSaved, at_s: float) -> Iterator[Sample]:
+    job = (newest.job,)
+    yield Sample("dtd_checkpoint_step", job, newest.step)
+    yield Sample("dtd_checkpoint_size_bytes", job, newest.size_bytes)
+    yield Sample("dtd_checkpoint_timestamp_seconds", job, at_s)
+    if newest.write_s > 0:
+        yield Sample("dtd_checkpoint_write_seconds", job, newest.write_s)
 
 
 def _of_the_job(job: Mapping[str, Any]) -> Iterator[Sample]:
@@ -198,7 +207,7 @@ def _has_room(counts: Mapping[str, int], name: str) -> bool:
     return name in counts or len(counts) < MAX_KINDS
 
 
-def _forget_oldest(known: dict[str, int], *others: dict[str, int]) -> None:
+def _forget_oldest(known: dict[str, Any], *others: dict[str, int]) -> None:
     while len(known) > MAX_NAMES:
         name = next(iter(known))
         for counts in (known, *others):

@@ -54,8 +54,8 @@ def members_only(context: ssl.SSLContext | None) -> ssl.SSLContext:
     if context is None:
         raise ConfigError(
             'metrics_for = "members" needs a credential of a cluster, and this daemon has none',
-            remedy="join a cluster (a coordinator: --listen HOST:PORT), or leave it out and"
-            " serve figures on loopback",
+            remedy="join a cluster (a coordinator: --listen HOST:PORT), or remove the setting and "
+            "serve metrics on loopback",
         )
     context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -107,7 +107,7 @@ class Exposition(Collector):
         self._thread.start()
         log.info("metrics_listening", host=self.address.host, port=self.address.port)
         if not self.address.is_loopback and self._context is None:
-            log.warning("metrics_open", message="whoever can connect can read all figures")
+            log.warning("metrics_open", message="anyone who can connect can read all metrics")
 
     def publish(self, samples: Iterable[Sample]) -> None:
         """Replace what is exposed; cheap, and any thread may call it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.address import Address
+from dtd.core.observe.memory import memory_of
 from dtd.metrics.catalogue import Sample
 from dtd.metrics.exposition import Context, Exposition
 from dtd.wire import messages as m
@@ -159,6 +160,11 @@ def worker_samples(worker: str, peer: str, beat: m.Heartbeat) -> Iterator[Sample
         yield Sample("dtd_link_round_trip_seconds", (worker, peer), beat.rtt_s)
     if peer and beat.link_bytes_per_s > 0:
         yield Sample("dtd_link_bytes_per_second", (worker, peer), beat.link_bytes_per_s)
+    for part, found in (memory_of(beat.memory) or {}).items():
+        yield Sample("dtd_worker_part_memory_bytes", (worker, part), found["measured_bytes"] or 0)
+        if found["predicted_bytes"] is not None:
+            predicted = found["predicted_bytes"]
+            yield Sample("dtd_worker_predicted_memory_bytes", (worker, part), predicted)
     if beat.generation:
         yield Sample("dtd_worker_generation", who, beat.generation)
         yield Sample("dtd_worker_stalled_seconds", who, beat.stalled_s)

@@ -1,1 +1,1 @@
-"""The only sockets: links, servers, the driver that runs the cores, the ring's data plane."""
+"""All sockets: links, servers, the driver that runs the cores, and the ring's data plane."""

@@ -1,9 +1,9 @@
-"""One blocking connection that speaks the protocol: for tools that ask and wait.
+"""A blocking connection that speaks the protocol, for tools that send requests and wait.
 
-It needs neither an event loop nor torch, so that a tool starts at once; the daemons use the event
-loop's links instead.  It raises OSError (TimeoutError when time ran out, ConnectionError when the
-other side left), ProtocolError, and RequestRefused when the other side said no;
-`control_client` and `fetch_client` turn the first two into sentences.
+It needs neither an event loop nor torch, so a tool starts at once; the daemons use the event loop's
+links instead. It raises OSError (TimeoutError when a time limit passed, ConnectionError when the
+other side left), ProtocolError, and RequestRefused when the other side refused; `control_client`
+and `fetch_client` turn the first two into sentences.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from dtd.wire.session import STAGING_BYTES, Received, Session, answer_of
 
 _STAGING_BYTES: Final = 64 * 1024
 
-# Names the memory of an announced payload, or None for memory of the link's own.  It may raise
+# Provides the memory of an announced payload, or None for memory of the link's own.  It may raise
 # ProtocolError.
 Place = Callable[[m.Message, int], "memoryview | None"]
 
 
-# Makes a TCP connection within so many seconds, or raises OSError.
+# Opens a TCP connection within the given number of seconds, or raises OSError.
 Connect = Callable[[Address, float], socket.socket]
 
 
 def connect_tcp(address: Address, timeout_s: float) -> socket.socket:
-    """A connection without anything special about it."""
+    """Open a plain TCP connection."""
     made = socket.create_connection((address.host, address.port), timeout_s)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
 
 
 class BlockingLink:
-    """An open connection of the given role; HELLO and WELCOME are behind it.
+    """An open connection of the given role, after HELLO and WELCOME.
 
     Args:
-        address: whom to call: over TCP, or on this host.
-        role: what for.
-        name: who calls, for the other side's log.
+        address: the address to connect to, over TCP or on this host.
+        role: the role of the connection.
+        name: the caller's name, for the other side's log.
         timeout_s: bound on connecting and on the handshake together, and on each send.
-        entry: what opens a data connection.
-        place: where payloads lie; without it each gets memory of its own.
-        connect: makes the TCP connection.
+        entry: the credential of a data connection.
+        place: provides payload memory; without it each payload gets its own.
+        connect: opens the TCP connection.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class BlockingLink:
             silence_s: bound on the time without a single byte.
 
         Raises:
-            TimeoutError: it did not arrive whole in time, or not a byte did.
+            TimeoutError: the message was not complete in time, or no byte arrived.
             ConnectionError: the other side closed the connection.
-            RequestRefused: the other side said no, and will close the connection.
-            ProtocolError: the other side broke the protocol, or says that this side did.
+            RequestRefused: the other side refused, and will close the connection.
+            ProtocolError: the other side violated the protocol, or reports that this side did.
         """
         deadline_s = time.monotonic() + timeout_s
         while not self._received:
@@ -139,7 +139,7 @@ class BlockingLink:
                 raise ConnectionResetError("the other side closed the connection")
             try:
                 self._received.extend(self._session.received(count))
-            except ProtocolError as error:  # told once what came before has been taken
+            except ProtocolError as error:  # raised after the preceding messages have been read
                 self._failure = error
         received = self._received.popleft()
         if isinstance(received.message, m.Error):
@@ -149,30 +149,30 @@ class BlockingLink:
         return received
 
     def abort(self) -> None:
-        """From another thread: whoever sends or receives here gets a ConnectionError at once."""
+        """From another thread: end pending sends and receives with a ConnectionError at once."""
         with contextlib.suppress(OSError):
-            # Not that of a TLS socket, which would turn the reader's socket into a plain one.
+            # Not the method of a TLS socket, which would turn the reader's socket into a plain one.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection; harmless when it is closed already."""
+        """Close the connection; has no effect when it is closed already."""
         self._session.close()
         self._socket.close()
 
     def _set_timeout(self, timeout_s: float | None) -> None:
-        """Each change is a system call, and most often it is none."""
+        """Change the socket's timeout only when it differs: each change is a system call."""
         if timeout_s != self._socket.gettimeout():
             self._socket.settimeout(timeout_s)
 
 
 def _is_private(connected: socket.socket) -> bool:
-    """Nobody else sees what is said here, or can say something in between."""
+    """Whether no third party can read or inject data on this connection."""
     from ssl import SSLSocket  # a control connection on this host loads no TLS
 
     return isinstance(connected, SSLSocket) or is_loopback(connected.getpeername()[0])
 
 
 def _remaining_s(deadline_s: float, silence_s: float) -> float | None:
-    """A socket timeout: None is for ever; never 0, which would mean non-blocking."""
+    """A socket timeout: None means no limit; never 0, which would mean non-blocking."""
     remaining_s = min(deadline_s - time.monotonic(), silence_s)
     return None if math.isinf(remaining_s) else max(remaining_s, 1e-6)

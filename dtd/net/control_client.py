@@ -1,7 +1,7 @@
 """A blocking client of the coordinator: one request, one answer.
 
 For `dtdctl`, the local launcher and scripts.  It needs neither torch nor an event loop, decides
-nothing and retries nothing; every failure is one sentence that says what to do.  Requests and the
+nothing and retries nothing; every failure is one sentence with a remedy.  Requests and the
 keys of their answers are in protocol.md, "dtdctl and coordinator".
 """
 
@@ -21,7 +21,7 @@ from dtd.errors import CoordinatorUnreachable, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink, Connect, connect_tcp
 from dtd.wire import messages as m
 
-if TYPE_CHECKING:  # a plain connection loads no TLS
+if TYPE_CHECKING:  # a plain connection does not load TLS
     import ssl
 
 DEFAULT_TIMEOUT_S: Final = 5.0
@@ -36,14 +36,14 @@ class ControlClient:
         timeout_s: bound on connecting, and on each answer of `request`.
         context: TLS with this side's credential; None for a socket of this host, and for nothing
             else.
-        clean: what every answer goes through before anybody sees it.
+        clean: filter that is applied to every answer.
 
     Attributes:
-        renew: it is time to renew the credential, the coordinator says.
+        renew: the coordinator says that the credential is due for renewal.
 
     Raises:
-        CoordinatorUnreachable: nobody answers there, or not in dtd's protocol.
-        RequestRefused: the coordinator does not listen to this user.
+        CoordinatorUnreachable: nothing answers there, or not in dtd's protocol.
+        RequestRefused: the coordinator does not accept this user.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ControlClient:
         self._timeout_s = timeout_s
         self._has_tls = context is not None
         self.renew = False
-        assert self._has_tls or isinstance(address, SocketPath), "over TCP it is TLS, or nothing"
+        assert self._has_tls or isinstance(address, SocketPath), "TCP requires TLS"
         try:
             self._link = BlockingLink(
                 address,
@@ -83,10 +83,10 @@ class ControlClient:
         self.close()
 
     def request(self, message: m.Message, payload: bytes = b"") -> dict[str, Any]:
-        """Ask, and return the answer.
+        """Send a request and return the answer.
 
         Raises:
-            RequestRefused: the coordinator said no.
+            RequestRefused: the coordinator refused.
             CoordinatorUnreachable: it did not answer in time, or left.
         """
         self.ask(message, payload)
@@ -96,18 +96,18 @@ class ControlClient:
         return answer
 
     def ask(self, message: m.Message, payload: bytes = b"") -> None:
-        """Send a request whose answer `answer` will fetch."""
+        """Send a request whose answer is read with `answer`."""
         try:
             self._link.send_payload(message, payload)
         except OSError as error:
             raise self._unreachable(error) from None
 
     def answer(self, *, timeout_s: float = math.inf) -> dict[str, Any] | None:
-        """The next answer, or None when it has not come in time; then it may be asked for again.
+        """The next answer, or None when it has not arrived in time; then call this again.
 
         Raises:
-            RequestRefused: the coordinator said no.
-            CoordinatorUnreachable: it left, or what came is no answer.
+            RequestRefused: the coordinator refused.
+            CoordinatorUnreachable: it left, or sent something other than an answer.
         """
         try:
             result, payload = self._link.receive(timeout_s=timeout_s)
@@ -141,12 +141,12 @@ class ControlClient:
                 return here
         if isinstance(error, ProtocolError):
             return CoordinatorUnreachable(
-                f"what answers at {at} does not speak as a coordinator does: {error.message}",
+                f"what answers at {at} is not a dtd coordinator: {error.message}",
                 remedy=error.remedy
                 or "check the address: --coordinator, DTD_COORDINATOR or the credential names it",
             )
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            return CoordinatorUnreachable(f"nobody listens at {at}", remedy=start)
+            return CoordinatorUnreachable(f"nothing listens at {at}", remedy=start)
         if isinstance(error, socket.gaierror):
             return CoordinatorUnreachable(
                 f"{at} cannot be resolved: {error.strerror}", remedy="check the host's name"
@@ -169,16 +169,16 @@ class ControlClient:
 def _unreachable_here(
     error: OSError | ProtocolError, at: SocketPath
 ) -> CoordinatorUnreachable | None:
-    """What keeps from calling on this host alone; None: what befalls any call."""
-    from dtd import troubles
+    """The cause of a failed local connection, if it is specific to local sockets, else None."""
+    from dtd import diagnostics
 
     if isinstance(error, PermissionError):
-        trouble = troubles.may_not_open(str(at), os.geteuid())
+        diagnostic = diagnostics.may_not_open(str(at), os.geteuid())
     elif isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED:
-        trouble = troubles.not_followed(str(at), error.message, error.remedy)
+        diagnostic = diagnostics.not_followed(str(at), error.message, error.remedy)
     else:
         return None
-    return CoordinatorUnreachable(trouble.message, remedy=trouble.remedy)
+    return CoordinatorUnreachable(diagnostic.message, remedy=diagnostic.remedy)
 
 
 def _over_tls(context: ssl.SSLContext) -> Connect:
@@ -189,7 +189,7 @@ def _over_tls(context: ssl.SSLContext) -> Connect:
 
 
 def _tls_fault(error: OSError | ProtocolError) -> str:
-    """What went wrong with TLS; empty when it was something else."""
+    """The TLS failure in words; empty when the error is not a TLS error."""
     from ssl import SSLError
 
     from dtd.security.tls_faults import tls_fault

@@ -1,13 +1,13 @@
-"""A worker's data port: neighbours connect their rings here, and whoever needs bytes fetches them.
+"""A worker's data port: ring neighbours and clients that fetch bytes connect here.
 
-Three roles are served on one port, and all callers prove that they hold a key.  *ring*: who names
-the generation, roster and rank that we expect is handed to that generation's endpoint.  *lifeline*:
-an idle link for the same endpoint.  *fetch*: read-only ranges of the state that the generation
-starts from, for its members, or of what a ticket names.  A caller from a generation that we have
-not heard of yet waits without a WELCOME, one from an older generation is refused.  Nobody is
-attached to anything before PROVE, so a HELLO that somebody recorded gets nothing, and who fails to
-prove himself again and again is not let in for a while (`dtd.core.limits.connection_limiter`).
-Runs on the event loop.
+One port serves four roles, and every caller proves that it holds a key. *ring*: a caller that
+states the expected generation, roster and rank is handed to that generation's endpoint. *star*:
+likewise, for a link with a parameter server. *lifeline*: an idle link for the same endpoint.
+*fetch*: read-only ranges of the state from which the generation starts, for its members, or of the
+resource that a ticket names. A caller from a generation that this worker does not know yet waits
+without a WELCOME; one from an older generation is refused. No caller is attached to anything before
+PROVE, so a replayed HELLO gains nothing, and an address whose callers repeatedly fail to prove
+themselves is blocked for a while (`dtd.core.limits.connection_limiter`). Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -33,28 +33,32 @@ from dtd.wire.session import DATA_ROLES
 
 MAX_EARLY: Final = 64
 MAX_UNPROVEN: Final = 512
-"""Callers at a time who have not proven themselves, from one address as from many.
+"""Unauthenticated callers at a time, from one address or from many.
 
-A generation of many workers on one host may begin all at once; half of all connections are left to
-those who have proven themselves.
+A generation of many workers on one host may begin all at once; half of all connections are reserved
+for authenticated callers.
 """
 
 UNPROVEN_S: Final = 2 * HANDSHAKE_TIMEOUT_S
-"""Every link ends its own handshake before that, and says so."""
+"""Every link's own handshake time-out is shorter, and reports the reason."""
 
 PROBE_SCOPE: Final = f"{MEASURE_PREFIX}{MAX_MEASURED_BYTES}"
-"""What a worker may fetch that only wants to know whether, and how well, it reaches another."""
+"""The resource that a worker may fetch to test and measure its link to another worker."""
 
 RING_STAGING_BYTES: Final = 4608
-"""A frame with up to 4 KiB of payload comes in by one read, with header and tag; of a larger one
-this is all that is copied, and the rest goes where the ring wants it."""
+"""A frame with up to 4 KiB of payload is read at once with header and tag; of a larger one only
+this much is copied, and the rest is received in place."""
 
 
 class RingAcceptor(Protocol):
-    """A generation that waits for its previous neighbour."""
+    """A generation that waits for its previous rank to connect, and for those of its star."""
 
     def accept_ring(self, link: Link, rank: int) -> None:
         """The link of a neighbour of this rank; the acceptor becomes its handler."""
+        ...
+
+    def accept_star(self, link: Link, rank: int) -> None:
+        """The link of a rank in the star; the acceptor's part of the star becomes its handler."""
         ...
 
     def accept_lifeline(self, link: Link, rank: int) -> None:
@@ -66,18 +70,18 @@ class DataServer:
     """The data port.
 
     Args:
-        name: this worker's name, said in WELCOME.
-        open_checkpoint: gives the resource of "checkpoint/DIRECTORY/NAME", run in a thread; raises
-            CheckpointError when there is none.
+        name: this worker's name, stated in WELCOME.
+        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME" or "profile/NAME", run in
+            a thread; raises CheckpointError when there is none.
 
     Attributes:
-        worker_secret: from which tickets are checked; empty until the coordinator has told it.
+        worker_secret: the secret for verifying tickets; empty until the coordinator has sent it.
     """
 
-    def __init__(self, name: str, open_checkpoint: Callable[[str], Resource]) -> None:
+    def __init__(self, name: str, open_on_disk: Callable[[str], Resource]) -> None:
         self.worker_secret = b""
         self._name = name
-        self._desk = FetchHandler(open_checkpoint)
+        self._desk = FetchHandler(open_on_disk)
         self._server = Server(
             self._new_link,
             connection_limiter=ConnectionLimiter(
@@ -98,14 +102,14 @@ class DataServer:
 
         Args:
             address: where to listen.
-            context: for callers who speak TLS; others are served all the same.
+            context: TLS for callers that use it; others are served as well.
         """
         bound = await self._server.bind(address)
         self._server.serve(context=context, plain_too=True)
         return bound
 
     def use(self, context: ssl.SSLContext) -> None:
-        """TLS for whoever calls from now on."""
+        """Use this TLS context for later connections."""
         self._server.use(context)
 
     def close(self) -> None:
@@ -113,7 +117,7 @@ class DataServer:
         self._desk.close()
         self._server.close(m.Goodbye(reason="the worker stops"))
 
-    # --- for the generation at hand ----------------------------------------------------------
+    # --- for the current generation -----------------------------------------------------------
 
     def expect_ring(self, assign: m.Assign, by: RingAcceptor, *, encrypted: bool = False) -> None:
         """Hand the ring link of the previous rank to `by`; older generations are fenced.
@@ -121,7 +125,7 @@ class DataServer:
         Args:
             assign: the generation.
             by: takes its links.
-            encrypted: the job wants TLS on all of them.
+            encrypted: the job requires TLS on all of them.
         """
         self._assign, self._acceptor, self._encrypted = assign, by, encrypted
         early, self._early = self._early, deque()
@@ -129,20 +133,20 @@ class DataServer:
             self._answer(link, self._claims[link])
 
     def offer(self, resource: str, content: Resource) -> None:
-        """Let others fetch this until `withdraw`."""
+        """Let clients fetch this until `withdraw`."""
         self._desk.offer(resource, content)
 
     def withdraw(self) -> None:
-        """End all offers, also those that are waited for; checkpoints stay open."""
+        """End all offers, including those that clients wait for; checkpoints stay open."""
         self._desk.withdraw()
 
-    # --- who calls ---------------------------------------------------------------------------
+    # --- callers -----------------------------------------------------------------------------
 
     def _new_link(self) -> Link:
         return Link(self, accepts=DATA_ROLES, staging_bytes=RING_STAGING_BYTES)
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """Somebody says what he wants."""
+        """A caller has sent HELLO."""
         assert isinstance(message, m.Hello)
         self._claims[link] = message
         if message.scope:
@@ -152,7 +156,7 @@ class DataServer:
 
     def _ticket_key(self, hello: m.Hello) -> bytes:
         if hello.role != m.Role.FETCH or not self.worker_secret:
-            raise ProtocolError(ErrorCode.REFUSED, "no ticket is good here now")
+            raise ProtocolError(ErrorCode.REFUSED, "no ticket is valid here now")
         if hello.expires_unix_s < time.time():
             raise ProtocolError(
                 ErrorCode.REFUSED,
@@ -162,14 +166,14 @@ class DataServer:
         return ticket_key(self.worker_secret, hello.scope, hello.expires_unix_s)
 
     def _answer(self, link: Link, hello: m.Hello) -> None:
-        """Whoever states our generation is welcome if he has its key; a later one has to wait."""
+        """Admit a caller of the current generation if it has the key; a later generation waits."""
         assign = self._assign
         if assign is not None and _generation(hello) == (assign.generation, assign.roster_id):
             if self._encrypted and not link.is_encrypted:
-                raise ProtocolError(
-                    ErrorCode.WRONG_STATE, f"{assign.job} is encrypted, and this connection is not"
-                )
-            link.welcome(welcome(self._name), secret=assign.secret)
+                why = f"{assign.job} is encrypted, and this connection is not"
+                link.fail(ProtocolError(ErrorCode.WRONG_STATE, why))
+            else:
+                link.welcome(welcome(self._name), secret=assign.secret)
         elif assign is not None and hello.generation <= assign.generation:
             self._refuse_stale(link, hello)
         else:
@@ -178,7 +182,9 @@ class DataServer:
     def _wait(self, link: Link) -> None:
         if len(self._early) >= MAX_EARLY:
             self._early.popleft().fail(
-                ProtocolError(ErrorCode.REFUSED, "too many callers wait for their generation")
+                ProtocolError(
+                    ErrorCode.REFUSED, "too many callers are waiting for their generation"
+                )
             )
         self._early.append(link)
 
@@ -192,7 +198,7 @@ class DataServer:
         )
 
     def _on_proved(self, link: Link) -> None:
-        """The caller has the key of what its HELLO states."""
+        """The caller has proved that it has the key that its HELLO names."""
         self._server.proven(link)
         hello = self._claims[link]
         if hello.scope:
@@ -215,6 +221,8 @@ class DataServer:
     def _attach(link: Link, hello: m.Hello, acceptor: RingAcceptor) -> None:
         if hello.role == m.Role.RING:
             acceptor.accept_ring(link, hello.rank)
+        elif hello.role == m.Role.STAR:
+            acceptor.accept_star(link, hello.rank)
         else:
             acceptor.accept_lifeline(link, hello.rank)
 
@@ -223,20 +231,20 @@ class DataServer:
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Those who fetch send no payloads."""
+        """Reject payloads: fetching clients send none."""
         if payload_bytes:
             raise ProtocolError(ErrorCode.BAD_PAYLOAD, "a request to fetch has no payload")
         return None
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """The caller has proved who it is, or asks for something."""
+        """The caller has authenticated, or sends a request."""
         if isinstance(message, m.Prove):
             self._on_proved(link)
         else:
             self._desk.request(link, message)
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """Whoever fetched is gone, or somebody who came early."""
+        """A fetching client, or a caller that waited, is gone."""
         self._desk.forget(link)
         self._claims.pop(link, None)
         if link in self._early:

@@ -1,12 +1,12 @@
-"""Handing an open file from one process of a host to another of the same user.
+"""Passes an open file from one process to another of the same user on the same host.
 
-The side that wants the file opens a `FdMailbox`, a socket in a directory that no other user can
-enter, and says its path; the other side connects and puts the descriptor in (`post`).  Both ask the
-kernel who is at the other end before anything is sent or received.
+The receiving side opens an `FdMailbox`, a socket in a directory that no other user can enter, and
+states its path; the other side connects and sends the descriptor (`post`).  Both ask the kernel for
+the other end's user before anything is sent or received.
 
-A descriptor that somebody sent can take its time to close: that of a TCP socket that lingers waits
-for its bytes to be sent, that of a file on a network for a server.  So the event loop only accepts;
-receiving, looking at what came and closing it are left to threads.  See unix(7), SCM_RIGHTS and
+Closing a received descriptor can block: a lingering TCP socket waits for its bytes to be sent, a
+file on a network file system for its server.  So the event loop only accepts; receiving, checking
+and closing run in threads.  See unix(7), SCM_RIGHTS and
 SO_PEERCRED.
 """
 
@@ -24,13 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from dtd.net.socket_names import short_name
+from dtd.net.local_socket import short_name
 from dtd.security.local_users import peer_uid
 
 Found = TypeVar("Found")
 
 PATIENCE_S: Final = 5.0
-"""A letter is put in at once by whoever has connected; this is for one who stands still."""
+"""A sender posts immediately after connecting; this bounds one that does not."""
 
 _DESCRIPTOR: Final = struct.Struct("i")
 _NAME: Final = re.compile(r"box-[0-9a-f]{32}")
@@ -39,19 +39,19 @@ _MAX_PATH_BYTES: Final = 4000
 
 
 class FdMailbox(Generic[Found]):
-    """Where one descriptor is awaited.  Event loop only.
+    """A socket at which one descriptor is expected.  Event loop only.
 
     Args:
-        directory: where the socket lies; only this user can enter it.
-        look: run in a thread with each descriptor that comes, which is closed afterwards; returns
-            what it has found, or None when the file is not the right one.
-        received: called on the event loop with what was found, once; the letterbox is closed then.
+        directory: the socket's directory, which only this user can enter.
+        look: run in a thread with each received descriptor, which is closed afterwards; returns
+            its result, or None when the file is not the expected one.
+        received: called once on the event loop with that result; the mailbox is then closed.
 
     Attributes:
-        path: what the other side needs to know.
+        path: the path that the other side connects to.
 
     Raises:
-        OSError: there can be no such socket here.
+        OSError: the socket cannot be created.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class FdMailbox(Generic[Found]):
             with short_name(_sayable(self.path)) as name:
                 self._socket.bind(name)
             self._socket.listen(_MAX_LETTERS)
-            # The number: given the object, uvloop would be the one to close it, on the event loop.
+            # Pass the number: given the object, uvloop would close it on the event loop.
             self._loop.add_reader(self._socket.fileno(), self._on_caller)
         except BaseException:
             self._socket.close()
             raise
 
     def close(self) -> None:
-        """Await nothing any more; idempotent."""
+        """Stop listening; idempotent."""
         self._closed = True
         self._listen_no_more()
 
@@ -91,7 +91,7 @@ class FdMailbox(Generic[Found]):
             aside(self._take_down)
 
     def _take_down(self) -> None:
-        """Closing drops what callers have sent who were not accepted, and closes that."""
+        """Close the socket; this drops and closes descriptors of callers not yet accepted."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)  # noqa: PTH108 - no path object is needed
         self._socket.close()
@@ -99,7 +99,7 @@ class FdMailbox(Generic[Found]):
     def _on_caller(self) -> None:
         try:
             caller, _ = self._socket.accept()
-        except OSError:  # it is gone again, or there are too many open files
+        except OSError:  # the caller is gone, or there are too many open files
             return
         aside(self._open_letter, caller)
         self._letters += 1
@@ -107,18 +107,18 @@ class FdMailbox(Generic[Found]):
             self._listen_no_more()
 
     def _open_letter(self, caller: socket.socket) -> None:
-        """In a thread: take what a caller has for us, unless it is another user."""
+        """In a thread: receive a caller's descriptor, unless it belongs to another user."""
         found = None
         with contextlib.suppress(OSError), caller:
             if peer_uid(caller) == os.geteuid():
                 found = self._taken(caller)
         if found is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(self._deliver, found)
 
     def _taken(self, caller: socket.socket) -> Found | None:
         caller.settimeout(PATIENCE_S)
-        # Not `recv_fds`: it drops the flag, and a program started meanwhile would inherit.
+        # Not `recv_fds`: it loses the flag, and a program started meanwhile would inherit the file.
         _, ancillary, _, _ = caller.recvmsg(
             1, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
         )
@@ -138,38 +138,38 @@ class FdMailbox(Generic[Found]):
 
 
 def post(path: str, descriptor: int) -> None:
-    """Put a descriptor into the letterbox at this path.  Blocking.
+    """Send a descriptor to the mailbox at this path.  Blocking.
 
     Args:
-        path: as the other side has said it: nobody else's sockets get anything, wherever it leads.
+        path: as stated by the other side; a socket of another user receives nothing.
         descriptor: stays the caller's.
 
     Raises:
-        OSError: this process cannot reach it, it is full, or it belongs to another user.
+        OSError: the mailbox is unreachable, full, or owned by another user.
     """
     if not (path.startswith("/") and _NAME.fullmatch(path.rpartition("/")[2])):
-        raise OSError(f"{path[:100]!r} is no letterbox")
+        raise OSError(f"{path[:100]!r} is not a mailbox")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
         sender.settimeout(PATIENCE_S)
         with short_name(_sayable(path)) as name:
             sender.connect(name)
         uid = peer_uid(sender)
         if uid != os.geteuid():
-            raise PermissionError(f"the letterbox belongs to user {uid}, not to {os.geteuid()}")
+            raise PermissionError(f"the mailbox belongs to user {uid}, not to {os.geteuid()}")
         socket.send_fds(sender, [b"\0"], [descriptor])
 
 
 def aside(function: Callable[..., None], *arguments: object) -> None:
-    """Run in a thread what may take longer than the event loop should wait."""
+    """Run a function that may block in a thread."""
     threading.Thread(target=function, args=arguments, name="loans", daemon=True).start()
 
 
 def _sayable(path: str) -> str:
-    """The path, if a message can hold it.
+    """The path, if it fits a message field.
 
     Raises:
-        OSError: it cannot.
+        OSError: it does not fit.
     """
     if len(os.fsencode(path)) > _MAX_PATH_BYTES or not path.isprintable():
-        raise OSError("the path is too long, or cannot be said")
+        raise OSError("the path is too long, or is not valid text")
     return path

@@ -1,7 +1,7 @@
-"""The one driver of all cores: events in from the shells, effects out to them, deadlines kept.
+"""The driver of all cores: passes events in, performs effects, and keeps deadlines.
 
-A core decides in `handle(event, now)`; the driver gives it the clock, performs what it answers in
-order, and wakes it at its next deadline.  It knows nothing of what events and effects mean.
+A core decides in `handle(event, now)`; the driver gives it the clock, performs its effects in
+order, and wakes it at its next deadline.  It does not know what events and effects mean.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ AnyEffect = TypeVar("AnyEffect")
 
 
 class Core(Protocol[EventT_contra, EffectT_co]):
-    """What every core can do."""
+    """The interface of every core."""
 
     def handle(self, event: EventT_contra, now: float) -> Sequence[EffectT_co]:
         """Advance by one event."""
         ...
 
     def next_deadline(self, now: float) -> float | None:
-        """When the core must be woken if nothing else happens before."""
+        """The time at which the core must be woken if no event comes first."""
         ...
 
 
@@ -33,8 +33,8 @@ class Driver(Generic[AnyEvent, AnyEffect]):
 
     Args:
         core: the core.
-        perform: does one effect; must not block.
-        wake: makes the event that is handed in when a deadline has come.
+        perform: performs one effect; must not block.
+        wake: creates the event that is passed in when a deadline is reached.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Driver(Generic[AnyEvent, AnyEffect]):
         return self._loop.time()
 
     def handle(self, event: AnyEvent) -> None:
-        """Hand an event in and perform what the core answers; whatever it raises, it is woken."""
+        """Pass an event in and perform the effects; keep the deadline even if the core raises."""
         try:
             self._do(self._core.handle(event, self.now))
         finally:
             self._schedule()
 
     def stop(self) -> None:
-        """Wake the core no more."""
+        """Stop waking the core."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

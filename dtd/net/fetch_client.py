@@ -1,9 +1,9 @@
 """A blocking client of a worker's data port: open a resource, fetch the files of a checkpoint.
 
-Every fetch begins with `open_resource` (protocol.md, "FETCH_OPEN"); what is fetched then, and in
-which order, is the caller's business.  `FetchClient` is that of `dtdctl fetch`.  Bytes go to a
-`.part` file beside the target, which a later fetch continues; only a file whose hash is the
-manifest's gets its name.  What the files mean is not known here.
+Every fetch begins with `open_resource` (protocol.md, "FETCH_OPEN"); the caller decides what is
+fetched then, and in which order.  `FetchClient` is used by `dtdctl fetch`.  Bytes go to a `.part`
+file beside the target, which a later fetch continues; a file gets its final name only if its hash
+matches the manifest.  The meaning of the files is not known here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_TIMEOUT_S: Final = 10.0
 RANGE_BYTES: Final = 1024 * 1024
 CLIENT_NAME: Final = "dtdctl"
 
-# Called with the bytes of the file that are here, and its size.
+# Called with the number of bytes received of the file, and its size.
 OnBytes = Callable[[int, int], None]
 
 
@@ -38,17 +38,17 @@ def open_resource(
 ) -> tuple[list[m.BlobInfo], bytes]:
     """Names and sizes of all blobs, and the manifest.
 
-    A holder that prepares its state says so meanwhile with empty lists.
+    A holder that is still preparing its state sends empty lists meanwhile.
 
     Args:
-        link: to the holder.
+        link: the link to the holder.
         resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME".
         timeout_s: bound on each of the holder's messages.
         silence_s: bound on the time without a single byte.
 
     Raises:
         TimeoutError, ConnectionError, RequestRefused, ProtocolError: as `BlockingLink.receive`;
-            also when something else than FETCH_INFO answers.
+            also when the answer is not FETCH_INFO.
     """
     link.send(m.FetchOpen(resource=resource))
     blobs: list[m.BlobInfo] = []
@@ -63,9 +63,9 @@ def open_resource(
 
 
 def unexpected(message: m.Message) -> ProtocolError:
-    """The holder answered something that was not asked for."""
+    """The error for an answer that was not requested."""
     name = m.message_name(type(message))
-    return ProtocolError(ErrorCode.WRONG_STATE, f"{name} does not answer what was asked")
+    return ProtocolError(ErrorCode.WRONG_STATE, f"{name} sent an unexpected answer")
 
 
 class FetchClient:
@@ -74,9 +74,9 @@ class FetchClient:
     Args:
         address: the worker's data port.
         resource: "checkpoint/DIRECTORY/NAME".
-        ticket: lets us have it.
+        ticket: the credential for the resource.
         timeout_s: bound on connecting and on each answer.
-        connect: makes the connection.
+        connect: opens the connection.
 
     Attributes:
         manifest: the checkpoint's manifest, decoded.
@@ -131,15 +131,15 @@ class FetchClient:
         self._link.close()
 
     def fetch(self, name: str, target: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Fetch one file, going on where an earlier try stopped.
+        """Fetch one file, continuing where an earlier attempt stopped.
 
         Args:
             name: the file's name in the manifest.
-            target: where it goes; replaced only by a file that verifies.
-            on_bytes: told after every range.
+            target: the destination; replaced only by a file that verifies.
+            on_bytes: called after every range.
 
         Raises:
-            CheckpointError: the checkpoint lacks the file, or what came does not verify.
+            CheckpointError: the checkpoint lacks the file, or the received file does not verify.
         """
         digest = self.digest_of(name)
         if name not in self._blobs:
@@ -161,7 +161,7 @@ class FetchClient:
         """The hash that the manifest gives for a file, in hex.
 
         Raises:
-            CheckpointError: it gives none.
+            CheckpointError: it has none.
         """
         entry = self.manifest.get("files", {}).get(name, {})
         digest = entry.get("hash") if isinstance(entry, dict) else None
@@ -208,12 +208,12 @@ class FetchClient:
         kind = HolderUnreachable if isinstance(error, OSError) else CheckpointError
         return kind(
             f"{self._where} cannot be fetched: {reason}",
-            remedy=remedy or "see who else holds it with: dtdctl checkpoints",
+            remedy=remedy or "see which other workers hold it with: dtdctl checkpoints",
         )
 
 
 def file_digest(path: Path) -> str:
-    """The hash of a file as manifests have it, in hex."""
+    """The hash of a file as in manifests, in hex."""
     hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(RANGE_BYTES):

@@ -1,7 +1,7 @@
-"""Serves what a worker lets others fetch: read-only ranges of a live state, or of checkpoints.
+"""Serves the fetchable resources of a worker: read-only ranges of its state or checkpoints.
 
 A state is offered at a step boundary, by every worker that holds it, and withdrawn before it
-changes; who asks too early waits and is told now and then that we are still here.  Runs on the
+changes; a client that asks too early waits and regularly receives a sign of life.  Runs on the
 event loop, behind `dtd.net.data_server`; only files are read in other threads.
 """
 
@@ -22,28 +22,30 @@ from dtd.wire.header import MAX_HEADER_BYTES
 
 MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTS_AHEAD: Final = 16
+STORED: Final = ("checkpoint/", "model/", "profile/")
+"""Resources that are files, and stay open when a state is withdrawn."""
 STILL_WAITING_S: Final = 0.25
 INFO_BLOBS: Final = MAX_HEADER_BYTES // 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Opened:
-    """A resource that one link fetches; ranges are answered one after the other."""
+    """A resource that one link fetches; ranges are served one after the other."""
 
     resource: Resource
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class FetchHandler:
-    """What can be fetched here, and who is fetching it.
+    """The resources offered here, and the clients that fetch them.
 
     Args:
-        open_checkpoint: gives the resource of "checkpoint/DIRECTORY/NAME", run in a thread; raises
-            CheckpointError when there is none.
+        open_on_disk: returns the resource of "checkpoint/DIRECTORY/NAME", "model/VERSION" or
+            "profile/NAME", run in a thread; raises CheckpointError when there is none.
     """
 
-    def __init__(self, open_checkpoint: Callable[[str], Resource]) -> None:
-        self._open_checkpoint = open_checkpoint
+    def __init__(self, open_on_disk: Callable[[str], Resource]) -> None:
+        self._open_on_disk = open_on_disk
         self._offers: dict[str, asyncio.Future[Resource]] = {}
         self._scopes: dict[Link, str] = {}
         self._open: dict[Link, _Opened] = {}
@@ -51,18 +53,18 @@ class FetchHandler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         for task in self._tasks:
             task.cancel()
 
     def offer(self, resource: str, content: Resource) -> None:
-        """Let others fetch this until `withdraw`."""
+        """Let clients fetch this until `withdraw`."""
         future = self._offer(resource)
         if not future.done():
             future.set_result(content)
 
     def withdraw(self) -> None:
-        """End all offers, also those that are waited for; checkpoints stay open."""
+        """End all offers, including those that clients wait for; checkpoints stay open."""
         offers, self._offers = self._offers, {}
         ended = [future.result() for future in offers.values() if future.done()]
         for future in offers.values():
@@ -71,9 +73,9 @@ class FetchHandler:
             if any(opened.resource is resource for resource in ended):
                 del self._open[link]
                 if link.queued_bytes():
-                    link.abort()  # what is queued lies in memory that will change
+                    link.abort()  # queued payloads are in memory that will change
                 else:
-                    link.fail(ProtocolError(ErrorCode.REFUSED, "the state is not offered any more"))
+                    link.fail(ProtocolError(ErrorCode.REFUSED, "the state is no longer offered"))
 
     def _offer(self, resource: str) -> asyncio.Future[Resource]:
         if resource not in self._offers:
@@ -83,14 +85,14 @@ class FetchHandler:
     # --- links -------------------------------------------------------------------------------
 
     def admit(self, link: Link, resource: str) -> None:
-        """Whoever called may fetch this one resource."""
+        """Allow this link to fetch this one resource."""
         self._scopes[link] = resource
 
     def request(self, link: Link, message: m.Message) -> None:
-        """Somebody asks for a resource, or for a part of the one that is open.
+        """A client requests a resource, or a range of the open one.
 
         Raises:
-            ProtocolError: it is no such request, or one too many.
+            ProtocolError: it is not such a request, or exceeds the number of open requests.
         """
         if self._unanswered[link] >= MAX_REQUESTS_AHEAD:
             raise ProtocolError(
@@ -117,7 +119,7 @@ class FetchHandler:
             )
 
     def forget(self, link: Link) -> None:
-        """Whoever fetched is gone."""
+        """A client's link has ended."""
         self._scopes.pop(link, None)
         self._open.pop(link, None)
         self._unanswered.pop(link, None)
@@ -130,8 +132,11 @@ class FetchHandler:
         except DtdError as error:
             link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
             return
+        except OSError as error:  # retention has just deleted it, or the disk fails
+            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} cannot be read: {error}"))
+            return
         except asyncio.CancelledError:
-            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} is not offered any more"))
+            link.fail(ProtocolError(ErrorCode.REFUSED, f"{name} is no longer offered"))
             raise
         if link.closing:
             return
@@ -144,9 +149,9 @@ class FetchHandler:
         self._answered(link)
 
     async def _find(self, link: Link, name: str) -> Resource:
-        if name.startswith("checkpoint/"):
+        if name.startswith(STORED):
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, self._open_checkpoint, name)
+            return await loop.run_in_executor(None, self._open_on_disk, name)
         if name.startswith(MEASURE_PREFIX):
             return zeros(name)
         offer = self._offer(name)
@@ -154,8 +159,10 @@ class FetchHandler:
             await asyncio.wait([offer], timeout=STILL_WAITING_S)
             if link.closing:
                 raise asyncio.CancelledError
-            if not offer.done():  # empty, to say that this side lives and prepares it
+            if not offer.done():  # empty: this side is alive and preparing it
                 link.send(m.FetchInfo(blobs=(), more=True))
+        if self._offers.get(name) is not offer:  # withdrawn before this task ran
+            raise asyncio.CancelledError
         return offer.result()
 
     def _answered(self, link: Link) -> None:
@@ -163,7 +170,7 @@ class FetchHandler:
             self._unanswered[link] -= 1
 
     def _answer_at_once(self, link: Link, request: m.FetchRange) -> bool:
-        """Whether it lay in memory and nothing is before it, as for most of a state."""
+        """Answer at once if the blob is in memory and nothing is queued; return whether it was."""
         opened = self._open.get(link)
         if self._unanswered[link] or link.queued_bytes() or opened is None:
             return False
@@ -199,7 +206,7 @@ class FetchHandler:
 
 
 def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
-    """The blob in which the range lies.
+    """The blob that contains the range.
 
     Raises:
         ProtocolError: there is none.
@@ -212,6 +219,6 @@ def _blob_of(opened: _Opened | None, request: m.FetchRange) -> Blob:
         raise ProtocolError(
             ErrorCode.BAD_FIELD,
             f"FETCH_RANGE: {request.length} bytes at {request.offset}"
-            f" of {blob.size_bytes} cannot be had",
+            f" of {blob.size_bytes} is out of range",
         )
     return blob

@@ -1,18 +1,23 @@
-"""Joining a cluster: a token becomes a credential (protocol.md, "Joining").
+"""Joining a cluster: exchanges a token for a credential, and renews it (protocol.md, "Joining").
 
-First the authority is asked for over TLS that trusts nobody, and is believed only if its hash is
-the token's; then the same coordinator is called again, over TLS that trusts this authority alone,
-and only now the token's secret leaves this host.  Blocking.
+First the authority's certificate is requested over unverified TLS and accepted only if its hash is
+the token's; then the same coordinator is called again over TLS that trusts only this authority, and
+only then is the token's secret sent. Blocking.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import hashlib
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dtd.address import Address
 from dtd.errors import ConfigError, CoordinatorUnreachable, DtdError, ProtocolError, UsageError
@@ -26,11 +31,10 @@ from dtd.security.credential import (
     parse_addresses,
     write_credential,
 )
-from dtd.security.identity import COORDINATOR, WORKER
-from dtd.security.pending_key import forget_pending_key, pending_key
+from dtd.security.identity import COORDINATOR, WORKER, worker_names
+from dtd.security.private_files import make_private_directory, read_private, write_private
 from dtd.security.tls_faults import tls_fault
 from dtd.security.token import Token
-from dtd.security.worker_names import worker_names
 from dtd.shown import shown
 from dtd.wire import messages as m
 
@@ -41,22 +45,22 @@ _KIND = TypeVar("_KIND")
 def join(
     token: Token, *, name: str, path: Path, workers: tuple[str, ...] | None = None
 ) -> Credential:
-    """Get a credential and write it.
+    """Obtain a credential and write it.
 
     Args:
-        token: what the operator has given.
-        name: who to be.
-        path: where the credential goes; one that is there is replaced.
-        workers: the names that a worker's is to be good for; None: the usual ones of a host.
+        token: the token from the operator.
+        name: the wanted name.
+        path: the credential's file; an existing one is replaced.
+        workers: worker names for which it is to be valid; None: a host's default names.
 
     Raises:
-        UsageError: nobody can be called so.
-        CoordinatorUnreachable: nobody answers at any address of the token.
-        RequestRefused: the coordinator said no.
-        ConfigError: somebody else answers, or the file cannot be written.
+        UsageError: the name is not valid.
+        CoordinatorUnreachable: nothing answers at any address of the token.
+        RequestRefused: the coordinator refused.
+        ConfigError: another server answers, or the file cannot be written.
     """
     if not is_name(name):
-        raise UsageError(f"--name: {shown(name)} is no name", remedy=f"choose {NAME_WORDS}")
+        raise UsageError(f"--name: {shown(name)} is not a name", remedy=f"choose {NAME_WORDS}")
     address, authority_pem = _authority(token)
     if workers is None:
         workers = worker_names(name) if token.role == WORKER else ()
@@ -100,11 +104,11 @@ def _authority(token: Token) -> tuple[Address, str]:
             continue
         if _sha256(pem) != token.authority_sha256:
             raise ConfigError(
-                f"what answers at {address} is not the coordinator that the token is from",
-                remedy="check the address and the token; somebody may be posing as it",
+                f"what answers at {address} is not the coordinator that issued the token",
+                remedy="check the address and the token; another server may be impersonating it",
             )
         return address, pem
-    assert unreachable is not None, "a token names one address at least"
+    assert unreachable is not None, "a token names at least one address"
     raise unreachable
 
 
@@ -132,30 +136,30 @@ def _ask(
         answer, _payload = link.receive(timeout_s=TIMEOUT_S)
     finally:
         link.close()
-    assert isinstance(answer, kind), "the connection's state machine lets nothing else pass"
+    assert isinstance(answer, kind), "the connection's state machine accepts nothing else"
     return answer
 
 
 def _called(address: Address, call: Callable[[], _KIND]) -> _KIND:
-    """What the call returns; every failure below the protocol becomes a sentence."""
+    """Run the call and return its result; failures become sentences."""
     try:
         return call()
     except DtdError as error:
         if isinstance(error, ProtocolError):
             raise CoordinatorUnreachable(
-                f"what answers at {address} does not let anybody join: {error.message}",
+                f"what answers at {address} does not serve joining: {error.message}",
                 remedy=error.remedy,
             ) from None
         raise
     except ssl.SSLError as error:
         raise CoordinatorUnreachable(
             f"no TLS connection to {address}: {tls_fault(error)}",
-            remedy="check that it is the coordinator who listens there",
+            remedy="check that the coordinator listens there",
         ) from None
     except OSError as error:
         raise CoordinatorUnreachable(
             f"the coordinator's address {address} cannot be reached: {error.strerror or error}",
-            remedy="check that it runs, and that its port is open to this host",
+            remedy="check that it is running and that its port is open to this host",
         ) from None
 
 
@@ -164,3 +168,94 @@ def _sha256(pem: str) -> str:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     except ValueError:
         return ""
+
+
+# --- the key of a host that is joining, kept until its certificate is here -----------------------
+#
+# A token can be used once.  If the answer is lost (power, network), the host asks again with the
+# same key, by which the coordinator recognises it.  The key is stored beside the credential.
+
+
+def pending_key(credential: Path, token_id: str) -> ec.EllipticCurvePrivateKey:
+    """The key with which this token was used before, or a new one.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = _place(credential)
+    first_line = f"# joining with the token {token_id}\n".encode()
+    if path.exists():
+        try:
+            content = read_private(path)
+            key = load_pem_private_key(content, None)
+        except (ConfigError, ValueError, TypeError):
+            content, key = b"", None
+        if content.startswith(first_line) and isinstance(key, ec.EllipticCurvePrivateKey):
+            return key
+    made = certificates.new_key()
+    make_private_directory(path.parent)
+    write_private(path, first_line + certificates.key_pem(made))
+    return made
+
+
+def forget_pending_key(credential: Path) -> None:
+    """Delete the key: the certificate has arrived, or never will."""
+    _place(credential).unlink(missing_ok=True)
+
+
+def _place(credential: Path) -> Path:
+    return credential.with_name(f".{credential.name}.joining")
+
+
+# --- the answer to RENEW becomes a credential: verified, then written atomically -----------------
+
+
+SKEW: Final = dt.timedelta(minutes=5)
+
+
+def write_renewed(
+    credential: Credential,
+    key: ec.EllipticCurvePrivateKey,
+    answer: m.Renewed,
+    path: Path,
+    *,
+    now: dt.datetime,
+) -> Credential:
+    """Write a renewed credential.
+
+    Args:
+        credential: the credential to renew.
+        key: the key of the new certificate.
+        answer: the coordinator's answer.
+        path: the file, which is replaced.
+        now: the time.
+
+    Raises:
+        ConfigError: the certificate does not match the key or the time, or cannot be written.
+    """
+    pem = answer.certificate_pem.encode()
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+        facts = certificates.facts_of(pem)
+    except ValueError:
+        raise ConfigError("the answer is not a certificate") from None
+    if certificate.public_key() != key.public_key():
+        raise ConfigError("the answer is not a certificate for the key of this host")
+    if facts.expires <= now or facts.issued > now + SKEW:
+        raise ConfigError(
+            f"the new certificate is valid from {facts.issued:%Y-%m-%d %H:%M} to"
+            f" {facts.expires:%Y-%m-%d %H:%M} UTC, and this host's time is {now:%Y-%m-%d %H:%M}",
+            remedy="compare `date -u` on both hosts",
+        )
+    write_credential(
+        path,
+        role=credential.role,
+        name=credential.name,
+        workers=credential.workers,
+        coordinators=parse_addresses(answer.coordinators),
+        key_pem=certificates.key_pem(key),
+        certificate_pem=pem,
+        facts=facts,
+        authority_pem=answer.authority_pem.encode(),
+    )
+    return Credential.load(path)

@@ -1,13 +1,13 @@
-"""Lets neighbours know at once that this process has died.
+"""Signals the death of this process to its neighbours at once.
 
-When a process is killed the kernel first frees its memory and only then closes its sockets.  With
-torch in memory that takes 50 ms, on a busy machine three times as long, with a GPU longer still; so
-long nobody knows.  A thread that has file descriptors of its own ends before that: its sockets are
-closed as soon as it is, a few milliseconds after the kill.  So one thread does nothing but hold an
-idle connection to each neighbour in the ring.
+When a process is killed the kernel first frees its memory and only then closes its sockets. With
+torch in memory that takes 50 ms, on a busy machine three times as long, with a GPU longer still;
+during that time no peer notices. A thread with its own table of file descriptors ends earlier: its
+sockets are closed as soon as it ends, a few milliseconds after the kill. So one thread does nothing
+but hold an idle connection to each ring neighbour.
 
-It is a hint and no more: a ring whose lifelines could not be made works just as well, and notices a
-death when its links are reset.
+The lifeline is only a hint: a ring without lifelines works as well, and notices a death when its
+links are reset.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
-_SYS_CLOSE_RANGE: Final = 436  # the same on all architectures; Linux 5.9
+_SYS_CLOSE_RANGE: Final = 436  # same number on all architectures; Linux 5.9
 _CLOSE_RANGE_UNSHARE: Final = 2
 _FIRST_PRIVATE: Final = 3
 _ALL: Final = 0xFFFFFFFF
 _FIRST_NUMBER: Final = 600
-"""Numbers of our descriptors: far from those of the process, which mean something else here."""
+"""Numbers of this thread's descriptors: far from those of the process, to avoid confusion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """Hold connections to these, and no others."""
+    """The connections to hold."""
 
     targets: Sequence[Address]
     name: str
@@ -51,7 +51,7 @@ class _Order:
 
 
 class Lifeline(threading.Thread):
-    """Holds connections that end when the process does.  One for the life of the process."""
+    """Holds connections that end with the process.  One instance per process."""
 
     def __init__(self) -> None:
         super().__init__(name="lifeline", daemon=True)
@@ -67,7 +67,7 @@ class Lifeline(threading.Thread):
         timeout_s: float,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect to `targets` as `name`; what was held before is let go."""
+        """Connect to `targets` as `name`; earlier connections are closed."""
         self._orders.put(
             _Order(
                 targets=tuple(targets),
@@ -79,13 +79,13 @@ class Lifeline(threading.Thread):
         )
 
     def run(self) -> None:
-        """Do as ordered, until the process ends."""
+        """Follow orders until the process ends."""
         if not _own_descriptors():
             return
         while True:
             order = self._orders.get()
             collects = gc.isenabled()
-            # A collection in this thread could close other threads' descriptors, by number.
+            # A garbage collection in this thread could close other threads' descriptors, by number.
             gc.disable()
             try:
                 self._obey(order)
@@ -126,7 +126,7 @@ def _connect_far(target: Address, timeout_s: float) -> socket.socket:
 
 
 def _own_descriptors() -> bool:
-    """Give this thread a table of descriptors of its own, empty but for the standard streams."""
+    """Give this thread its own descriptor table, empty except for the standard streams."""
     libc = ctypes.CDLL(None, use_errno=True)
     result = libc.syscall(
         ctypes.c_long(_SYS_CLOSE_RANGE),

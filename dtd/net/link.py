@@ -1,9 +1,9 @@
-"""One TCP connection that speaks protocol.md: frames in, frames out, handshake, orderly end.
+"""One TCP connection that speaks protocol.md: frames, handshake, orderly end.
 
-A `Link` joins a transport and a `Session`, which decides everything about the protocol, and hands
-messages to its handler.  It is a `BufferedProtocol`: the kernel writes payloads straight into the
-memory that the handler names, and `send` passes payloads to the transport as they lie.  Runs on the
-event loop only; knows nothing of rings, jobs or workers.
+A `Link` connects a transport to a `Session`, which decides everything about the protocol, and
+passes messages to its handler.  It is a `BufferedProtocol`: the kernel writes payloads directly
+into memory provided by the handler, and `send` passes payloads to the transport without copying.
+Runs on the event loop only; knows nothing of rings, jobs or workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.remote import Remote
@@ -28,6 +28,8 @@ from dtd.wire.session import (
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
+UNREAD_S = 30.0
+"""After this time without progress the other side is assumed not to read the rest."""
 MAX_QUEUED_CONTROL_BYTES = 8 * 1024 * 1024
 
 
@@ -35,24 +37,24 @@ class LinkHandler(Protocol):
     """The owner of a link.  A ProtocolError raised in any method closes the link with it."""
 
     def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
-        """HELLO arrived (answer with `link.welcome(...)`, now or later), or WELCOME did.
+        """HELLO arrived (answer with `link.welcome(...)`, now or later), or WELCOME arrived.
 
-        On a data connection the acceptor knows the other side when `link_received` brings PROVE.
+        On a data connection the other side is authenticated when `link_received` delivers PROVE.
         """
         ...
 
     def link_place(
         self, link: Link, message: m.Message, payload_bytes: int
     ) -> memoryview | Hold | None:
-        """Name the memory of a payload that is about to arrive."""
+        """Provide the memory of a payload that is about to arrive."""
         ...
 
     def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
-        """A message arrived whole."""
+        """A complete message arrived."""
         ...
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """The link is gone; `error` says why unless it ended in good order."""
+        """The link has ended; `error` gives the reason unless it ended normally."""
         ...
 
 
@@ -60,18 +62,18 @@ class Link(Remote, asyncio.BufferedProtocol):
     """One connection.
 
     Args:
-        handler: receives what happens.
+        handler: receives the link's events.
         hello: sent at once; this side opens the connection.
         accepts: without `hello`, the roles that are served.
-        secret: on a data connection, what the opening side shares with the other.
+        secret: on a data connection, the secret shared by both sides.
         staging_bytes: read-ahead of the decoder; small where payloads are large.
         peer_role: with TLS, the role that the other side's certificate must have; empty: any.
 
     Attributes:
-        session: where the connection stands.
+        session: the connection's protocol state.
         on_lost: called when the TCP connection is gone, before the handler.
-        received_bytes: everything that has come in, also of frames that are not whole yet.
-        received_frames: how many of them are whole.
+        received_bytes: all received bytes, including those of incomplete frames.
+        received_frames: number of complete frames.
     """
 
     def __init__(
@@ -115,13 +117,13 @@ class Link(Remote, asyncio.BufferedProtocol):
         self.sent_bytes += len(payload)
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"") -> None:
-        """Accept the other side's HELLO; with a secret it has yet to prove that it has that too."""
+        """Accept the other side's HELLO; with a secret, it must still prove that it has it."""
         self._write(self.session.welcome(message, secret=secret, private=self.is_private))
         if self.session.state is State.OPEN:
             self._opened()
 
     def drained(self) -> asyncio.Future[None] | None:
-        """None when the kernel has taken everything sent so far, else a future of that."""
+        """None when the kernel has accepted everything sent so far, else a future for that."""
         if self._transport is None or not self._transport.get_write_buffer_size():
             return None
         future = asyncio.get_running_loop().create_future()
@@ -134,7 +136,7 @@ class Link(Remote, asyncio.BufferedProtocol):
         return self.session.held
 
     def queued_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def _write(self, data: bytes) -> None:
@@ -144,32 +146,48 @@ class Link(Remote, asyncio.BufferedProtocol):
     # --- ending ----------------------------------------------------------------------------
 
     def fail(self, error: ProtocolError) -> None:
-        """Tell the other side why, and close."""
+        """Send the reason to the other side, and close."""
         self.send(m.Error(code=error.code, message=error.message, remedy=error.remedy))
         self.close(error)
 
     def close(self, error: DtdError | None = None) -> None:
-        """Close after what is queued has been sent."""
+        """Close once queued data has been sent, or has not been read for too long."""
         if self.closing:
             return
         self.closing = True
         self._error = error
         self._in_order = error is None
         if self._transport is not None:
+            self._opened()  # the handshake is no longer awaited
             self._transport.close()
+            self._watch_rest()
 
     def abort(self) -> None:
-        """Close at once, dropping what is queued."""
+        """Close at once and drop queued data."""
         if not self.closing:
-            self._error = DtdError(f"connection to {self.peer} was cut from this side")
+            self._error = DtdError(f"connection to {self.peer} was closed by this side")
         self.closing = True
         if self._transport is not None:
             self._transport.abort()
 
+    def _watch_rest(self) -> None:
+        """Abort if the peer stops reading: the kernel would keep the connection open for ever."""
+        left_bytes = self.queued_bytes()
+        if left_bytes:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(UNREAD_S, self._look_at_rest, left_bytes)
+
+    def _look_at_rest(self, before_bytes: int) -> None:
+        assert self._transport is not None
+        if self.queued_bytes() >= before_bytes:
+            self._transport.abort()
+        else:
+            self._watch_rest()
+
     # --- asyncio.BufferedProtocol ----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TCP connection stands: say HELLO, or wait for it."""
+        """The TCP connection is open: send HELLO, or wait for it."""
         made = self._attach(transport)
         made.set_write_buffer_limits(high=0)
         if self.closing:
@@ -196,7 +214,7 @@ class Link(Remote, asyncio.BufferedProtocol):
         self._deliver(self.session.received(nbytes))
 
     def resume(self) -> None:
-        """A frame that the handler held may be placed now."""
+        """Place a frame that the handler held."""
         if not self.session.held or self.closing:
             return
         assert self._transport is not None
@@ -212,14 +230,14 @@ class Link(Remote, asyncio.BufferedProtocol):
         return False
 
     def resume_writing(self) -> None:
-        """The kernel has taken everything."""
+        """The kernel has accepted everything."""
         draining, self._draining = self._draining, []
         for future in draining:
             if not future.done():
                 future.set_result(None)
 
     def pause_writing(self) -> None:
-        """Something is queued; `drained` asks the transport itself."""
+        """Data is queued; `drained` asks the transport itself."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The TCP connection is gone."""
@@ -257,7 +275,7 @@ class Link(Remote, asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _heed(self, message: m.Message, payload: memoryview) -> None:
-        """Do what a message of the handshake or of the end asks for."""
+        """Act on a message of the handshake or of the end of the connection."""
         if isinstance(message, m.Hello):
             self.handler.link_opened(self, message)
         elif isinstance(message, m.Welcome):
@@ -288,7 +306,7 @@ class Link(Remote, asyncio.BufferedProtocol):
 async def attach(
     connected: socket.socket, new_protocol: Callable[[], asyncio.BaseProtocol]
 ) -> None:
-    """Hand a connected socket to the event loop, which owns it from here on."""
+    """Pass a connected socket to the event loop, which then owns it."""
     connected.settimeout(0)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_unix_connection(new_protocol, sock=connected)
@@ -296,3 +314,33 @@ async def attach(
         # A connection that ends while it is being attached has closed its descriptor already, and
         # uvloop gives it the socket only then: that one would close whatever has the number now.
         connected.detach()
+
+
+# --- traffic of a worker's links to other ranks --------------------------------------------------
+
+
+class Traffic(NamedTuple):
+    """The traffic of a worker's two ring links, and of its star links if there are any.
+
+    Attributes:
+        sent_bytes: payload bytes to the next rank and over the star, without those read from shared
+            memory.
+        received_bytes: all bytes from the previous rank and over the star.
+        rtt_s: round-trip time to the next rank; 0 when there is no link.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    rtt_s: float
+
+
+NO_TRAFFIC: Final = Traffic(sent_bytes=0, received_bytes=0, rtt_s=0.0)
+
+
+def traffic_of(to_next: Link | None, from_previous: Link | None) -> Traffic:
+    """The traffic of two links; a link that is not open yet is None."""
+    return Traffic(
+        sent_bytes=0 if to_next is None else to_next.sent_bytes,
+        received_bytes=0 if from_previous is None else from_previous.received_bytes,
+        rtt_s=0.0 if to_next is None else to_next.round_trip_s(),
+    )

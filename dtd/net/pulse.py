@@ -1,16 +1,16 @@
-"""The pulse of a ring: beats on both links, and which neighbour has fallen silent.
+"""Heartbeats of a generation on all links, and detection of a silent neighbour.
 
-A rank may compute for as long as it likes, so chunks and words do not prove that it lives; beats
-do, sent from its event loop in both directions of both links.  A neighbour is heard when a frame
-of his is whole, or when enough of a long one has arrived; a trickle that completes nothing is no
-sign of life.  Whoever is not connected yet is watched in the same way.  What follows from silence
-is not decided here: the ring endpoint ends the ring.
+A rank may compute for any length of time, so chunks and words do not prove that it is alive;
+heartbeats do, sent from its event loop in both directions of each link. A complete frame from a
+neighbour is a sign of life, and so is enough of a long frame; a trickle that completes nothing is
+not. A neighbour that has not connected yet is watched in the same way. What follows from silence is
+not decided here: the ring endpoint ends the ring.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,14 +20,14 @@ from dtd.net.link import Link
 from dtd.wire import messages as m
 
 PIECE_BYTES: Final = 4096
-"""So much of a frame under way counts as a sign of life; a beat is far shorter."""
+"""This many bytes of an incomplete frame count as a sign of life; a heartbeat is far shorter."""
 
 LOOKS_PER_SILENCE: Final = 12
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What of a link has been counted as a sign of life, and when its last byte came."""
+    """The traffic counted as a sign of life, and the time of the last byte."""
 
     link: Link
     frames: int = 0
@@ -36,7 +36,7 @@ class _Heard:
     seen_s: float = 0.0
 
     def is_heard(self, now: float) -> bool:
-        """Whether something new counts; while we do not read, nobody is silent."""
+        """Whether there is a new sign of life; a link that is not read is never silent."""
         frames, received = self.link.received_frames, self.link.received_bytes
         if received != self.seen_bytes:
             self.seen_bytes, self.seen_s = received, now
@@ -46,14 +46,16 @@ class _Heard:
         return True
 
 
-class Pulse:
-    """Beats and silence of one generation's ring, on the event loop.
+class LinkHeartbeats:
+    """Heartbeats and silence of one generation's links, on the event loop.
 
     Args:
-        generation: carried by every beat.
-        beat_interval_s: how often a beat goes out on each link.
+        generation: carried by every heartbeat.
+        beat_interval_s: interval of heartbeats on each link.
         silence_s: how long a neighbour may be silent, or take to connect.
-        silent: called with "next" or "previous" and the time, when that has been silent for longer.
+        silent: called with a neighbour and the time, when that limit is exceeded.
+        neighbours: who is watched; those of a ring, unless there are others
+            (`dtd.core.ring.neighbours.Neighbours.all`).
     """
 
     def __init__(
@@ -63,26 +65,28 @@ class Pulse:
         beat_interval_s: float,
         silence_s: float,
         silent: Callable[[str, float], None],
+        neighbours: Sequence[str] = (NEXT, PREVIOUS),
     ) -> None:
-        self._beat = m.Beat(generation=generation)
+        self._beat = m.LinkHeartbeat(generation=generation)
         self._beat_interval_s = beat_interval_s
         self._tick_s = min(beat_interval_s, silence_s / LOOKS_PER_SILENCE)
         self._detector = Detector(timeout_s=silence_s, tick_s=self._tick_s)
         self._silent = silent
+        self._neighbours = neighbours
         self._links: dict[str, _Heard] = {}
         self._next_beat_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Watch both neighbours from now on."""
+        """Watch all neighbours from now on."""
         now = asyncio.get_running_loop().time()
         self.watch(now)
         self._again()
 
     def watch(self, now: float) -> None:
-        """Neither has been heard yet."""
-        self._detector.watch(NEXT, now)
-        self._detector.watch(PREVIOUS, now)
+        """Start counting silence of all neighbours now."""
+        for neighbour in self._neighbours:
+            self._detector.watch(neighbour, now)
 
     def attach(self, neighbour: str, link: Link) -> None:
         """This neighbour's link is open."""
@@ -93,7 +97,7 @@ class Pulse:
         return neighbour in self._links
 
     def trickles(self, neighbour: str, now: float) -> bool:
-        """Whether bytes still come from this neighbour, though they complete nothing."""
+        """Whether bytes still arrive from this neighbour without completing a frame."""
         heard = self._links.get(neighbour)
         return heard is not None and now - heard.seen_s < self._detector.timeout_s / 2
 
@@ -102,15 +106,15 @@ class Pulse:
         return self._detector.silence_s(neighbour, now)
 
     def end(self) -> None:
-        """Send and watch no more."""
-        self._detector.forget(NEXT)
-        self._detector.forget(PREVIOUS)
+        """Stop sending and watching."""
+        for neighbour in self._neighbours:
+            self._detector.forget(neighbour)
         self._links.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self, now: float) -> None:
-        """Send what is due, and report the first who is silent for too long."""
+        """Send due heartbeats, and report the first neighbour that is silent for too long."""
         for neighbour, heard in self._links.items():
             if heard.is_heard(now):
                 self._detector.heard(neighbour, now)
@@ -121,7 +125,7 @@ class Pulse:
             self._silent(neighbour, now)
 
     def _send_beats(self) -> None:
-        """Where bytes wait to be taken by the kernel, a beat would only wait behind them."""
+        """Send heartbeats, except where queued bytes would delay them anyway."""
         for heard in self._links.values():
             if not heard.link.queued_bytes():
                 heard.link.send(self._beat)

@@ -1,4 +1,4 @@
-"""The other end of a connection: where it is, who it is, how far away, and whether it lives.
+"""The other end of a connection: address, identity, round-trip time and liveness.
 
 Addresses come from the transport, names from certificates, the rest from the kernel (tcp(7)).
 """
@@ -20,14 +20,14 @@ _MICROSECONDS: Final = struct.Struct("=I")
 
 
 class Remote:
-    """What a connection on the event loop knows of its other end.
+    """What a connection on the event loop knows about its other end.
 
     Attributes:
-        identity: who is there; None when nothing was found out.
+        identity: the peer's identity; None when it is not known.
         peer: its address and port, or its user on this host, for people; empty until the
             connection stands.
         closing: this side has closed the connection, or it is gone.
-        is_same_host: both ends have one address, so both are here, as far as addresses tell.
+        is_same_host: both ends have the same address, so both are probably on this host.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,12 @@ class Remote:
         self._transport: asyncio.Transport | None = None
 
     def _attach(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        """The connection stands."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        """The connection is open."""
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's class does not inherit from it
         name = transport.get_extra_info("peername")
-        if not isinstance(name, tuple):  # a Unix socket, or it is gone already
+        if not isinstance(name, tuple):  # a Unix socket, or already closed
             who = self.identity
             self.peer = who.name if who is not None else f"{SCHEME}{name}" if name else "?"
             return self._transport
@@ -51,10 +53,10 @@ class Remote:
         return self._transport
 
     def _identify(self, role: str) -> None:
-        """With TLS, the certificate says who is at the other end.
+        """With TLS, take the peer's identity from its certificate.
 
         Raises:
-            ProtocolError: somebody of another role than this one; an empty role allows any.
+            ProtocolError: the peer has another role; an empty role allows any.
         """
         assert self._transport is not None
         tls = self._transport.get_extra_info("ssl_object")
@@ -63,19 +65,19 @@ class Remote:
             check_role(self.identity, role)
 
     def round_trip_s(self) -> float:
-        """Smoothed round-trip time as the kernel measures it; 0 when it is not known."""
+        """Smoothed round-trip time measured by the kernel; 0 when it is not known."""
         if self._transport is None or self.closing:
             return 0.0
         return round_trip_s(self._transport.get_extra_info("socket"))
 
     def keep_alive(self) -> None:
-        """Have the kernel find out when the other side is dead: see `keep_alive`."""
+        """Let the kernel detect a dead peer: see `keep_alive`."""
         assert self._transport is not None
         keep_alive(self._transport.get_extra_info("socket"))
 
     @property
     def is_private(self) -> bool:
-        """Nobody else sees what is said here, or can say something in between."""
+        """Whether no third party can read or inject data on this connection."""
         return self.is_encrypted or is_loopback(self.peer_host())
 
     @property
@@ -90,9 +92,9 @@ class Remote:
 
 
 def keep_alive(connection: Any) -> None:
-    """Ask when the other side is quiet, and give it up when it is dead.
+    """Enable TCP keep-alive: probe a quiet peer, and drop the connection when it is dead.
 
-    Not where the other side may stop reading: that counts as dead too.
+    Not for a peer that may stop reading: that counts as dead too.
 
     Args:
         connection: has the `setsockopt` of a socket.
@@ -116,7 +118,7 @@ def round_trip_s(connection: Any) -> float:
     size = _RTT_OFFSET_BYTES + _MICROSECONDS.size
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-    except OSError:  # it has just been closed
+    except OSError:  # just closed
         return 0.0
     if len(info) < size:
         return 0.0

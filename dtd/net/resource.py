@@ -1,6 +1,6 @@
-"""Bytes that a worker lets others fetch, in memory or in files, and a text that describes them.
+"""Fetchable bytes of a worker, in memory or in files, with a text that describes them.
 
-Served by `dtd.net.fetch_desk`; what the bytes mean is not known here.
+Served by `dtd.net.fetch_desk`; the meaning of the bytes is not known here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Reader = Callable[[int, int], "bytes | memoryview"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """Bytes that may be fetched: `read(offset, length)` gives a range.
+    """Bytes that may be fetched: `read(offset, length)` returns a range.
 
-    `in_memory`: reading cannot block.
+    `in_memory`: reading never blocks.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What one FETCH_OPEN opens."""
+    """The resource that one FETCH_OPEN opens."""
 
     manifest: bytes
     blobs: Sequence[Blob]
 
 
 def memory_blob(name: str, view: memoryview) -> Blob:
-    """A blob that lies in memory; ranges of it are not copied."""
+    """A blob in memory; its ranges are not copied."""
     return Blob(
         name=name,
         size_bytes=len(view),
@@ -52,7 +52,7 @@ def memory_blob(name: str, view: memoryview) -> Blob:
 
 
 def file_blob(path: Path) -> Blob:
-    """A blob that lies in a file."""
+    """A blob in a file."""
 
     def read(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
@@ -63,16 +63,16 @@ def file_blob(path: Path) -> Blob:
 
 
 def zeros(name: str) -> Resource:
-    """The resource "measure/BYTES": so many zeros, to measure a link without touching any state.
+    """The resource "measure/BYTES": BYTES zeros, to measure a link without touching any state.
 
-    All of it is one small buffer, shared by whoever fetches.
+    All ranges come from one small buffer that all clients share.
 
     Raises:
-        RequestRefused: BYTES is no number of bytes, or too large a one.
+        RequestRefused: BYTES is not a number, or is too large.
     """
     digits = name.removeprefix(MEASURE_PREFIX)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_MEASURED_BYTES))):
-        raise RequestRefused(f"{name!r} does not say how many bytes")
+        raise RequestRefused(f"{name!r} does not state a number of bytes")
     size_bytes = int(digits)
     if not 0 < size_bytes <= MAX_MEASURED_BYTES:
         raise RequestRefused(f"{name!r} is not in 1..{MAX_MEASURED_BYTES} bytes")

@@ -1,8 +1,8 @@
-"""Listening: accepts connections within limits, finds out who calls, keeps count of them.
+"""A listener: accepts connections within limits, identifies callers, and tracks their connections.
 
-One connection is accepted at a time and the event loop gets its turn after each, so that a flood
-delays nobody who is connected.  Who calls is known from a certificate (TLS), or from the kernel
-(a socket of this host), before the first byte of the protocol is read.
+One connection is accepted at a time and the event loop runs in between, so that a flood of
+connections does not delay established ones. The caller is identified by a certificate (TLS) or by
+the kernel (a socket of this host) before the first byte of the protocol is read.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import errno
 import itertools
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.address import Address, SocketPath
 from dtd.core.limits.connection_limiter import PATIENCE_S, ConnectionLimiter
 from dtd.core.limits.shares import Shares
 from dtd.errors import ConfigError, ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.net.listening_sockets import begins_tls, listening_sockets
 from dtd.net.local_socket import bound_socket, remove_socket
 from dtd.security import identity
 from dtd.security.local_users import LocalUsers, peer_groups, peer_uid
@@ -37,10 +36,10 @@ OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 SHARE_REMEDY: Final = "close connections that are not needed; `dtdctl status` needs one only"
 TLS_SHUTDOWN_S: Final = 5.0
 
-# A listener and a key that it has given to a connection: what shares are reckoned by.
+# A listener and its key for a connection: the key under which shares are counted.
 Place = tuple["Server", int]
 
-# Told (address, why) of each connection that ended before anybody had spoken on it.
+# Called with (address, reason) for each connection that ended before its first message.
 Refused = Callable[[str, str], None]
 
 
@@ -57,10 +56,10 @@ class Server:
     """One listening address.
 
     Args:
-        new_link: makes the protocol object of an accepted connection. connection_limiter: bounds
-        those who have not shown who they are; None: there is nothing to show. shares: bounds
-        everybody, on all listeners of this process that have it. refused: told of callers who never
-        got to speak.
+        new_link: creates the protocol object of an accepted connection.
+        connection_limiter: bounds unauthenticated callers; None: callers need not authenticate.
+        shares: bounds all callers, on all listeners of this process that use it.
+        refused: called for connections that ended before their first message.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
 
     def bind_path(self, at: SocketPath) -> None:
-        """Bind a socket of this host without answering yet.
+        """Bind a socket of this host without accepting yet.
 
         Raises:
             ConfigError: it cannot be bound, or another process listens there.
@@ -95,13 +94,13 @@ class Server:
         self._path = at
 
     async def listen(self, address: Address) -> Address:
-        """Bind and serve plain TCP to everybody; as `bind`."""
+        """Bind and serve plain TCP to all callers; as `bind`."""
         bound = await self.bind(address)
         self.serve()
         return bound
 
     async def bind(self, address: Address) -> Address:
-        """Bind without answering yet; returns the bound address (port 0 becomes a real one).
+        """Bind without accepting yet; returns the bound address (port 0 becomes a real port).
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -111,8 +110,8 @@ class Server:
         except OSError as error:
             in_use = error.errno == errno.EADDRINUSE
             why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
-            trouble = troubles.cannot_listen(str(address), why)
-            raise ConfigError(trouble.message, remedy=trouble.remedy) from error
+            diagnostic = diagnostics.cannot_listen(str(address), why)
+            raise ConfigError(diagnostic.message, remedy=diagnostic.remedy) from error
         host, port = self._listeners[0].getsockname()[:2]
         return Address(host, port)
 
@@ -123,12 +122,12 @@ class Server:
         plain_too: bool = False,
         users: LocalUsers | None = None,
     ) -> None:
-        """Answer from now on.
+        """Start accepting connections.
 
         Args:
             context: TLS, with the certificates that callers may show.
-            plain_too: serve those as well who do not speak TLS.
-            users: what users of this machine may do; for a socket of this host.
+            plain_too: also serve callers without TLS.
+            users: permissions of this machine's users; for a socket of this host.
         """
         self._context, self._plain_too, self._users = context, plain_too, users
         for listener in self._listeners:
@@ -136,13 +135,13 @@ class Server:
             self._accepting.append(asyncio.create_task(self._accept(listener)))
 
     def use(self, context: ssl.SSLContext) -> None:
-        """TLS for whoever calls from now on."""
+        """Use this TLS context for later connections."""
         self._context = context
 
     def close(self, farewell: m.Goodbye) -> None:
-        """Listen no more and say goodbye on every connection."""
+        """Stop listening and send GOODBYE on every connection."""
         for listener in self._listeners:
-            with contextlib.suppress(OSError):  # wakes whoever accepts; close alone would not
+            with contextlib.suppress(OSError):  # wakes a pending accept; close alone would not
                 listener.shutdown(socket.SHUT_RDWR)
         for task in self._accepting:
             task.cancel()
@@ -160,11 +159,11 @@ class Server:
                 caller.link.close()
 
     def links(self) -> tuple[Link, ...]:
-        """All connections that stand."""
+        """All open connections."""
         return tuple(one.link for one in self._callers.values() if not one.link.closing)
 
     def proven(self, link: Link) -> None:
-        """The other side of a link has shown who it is, and is bounded no more."""
+        """The peer of a link has authenticated; the limiter's bounds no longer apply."""
         for key, caller in self._callers.items():
             if caller.link is link and self._connection_limiter is not None:
                 self._connection_limiter.proven(key)
@@ -178,24 +177,24 @@ class Server:
                 try:
                     accepted, _peer = await loop.sock_accept(listener)
                 except OSError as error:
-                    if error.errno == errno.EINVAL:  # it was shut down
+                    if error.errno == errno.EINVAL:  # the listener was shut down
                         return
                     self._refused("?", f"a connection could not be accepted: {error.strerror}")
                     if error.errno in OUT_OF_FILES:
                         self._make_room()
-                    await asyncio.sleep(ACCEPT_PAUSE_S)  # closing some takes time
+                    await asyncio.sleep(ACCEPT_PAUSE_S)  # closing connections takes time
                     continue
-                with contextlib.suppress(OSError):  # gone before it was looked at
+                with contextlib.suppress(OSError):  # closed before it was inspected
                     self._admit(accepted)
                 await asyncio.sleep(0)
         finally:
             listener.close()
 
     def _admit(self, accepted: socket.socket) -> None:
-        """Give a new connection a link, or close it.
+        """Create a link for a new connection, or close it.
 
         Raises:
-            OSError: it is gone already.
+            OSError: it is already closed.
         """
         key = next(self._keys)
         try:
@@ -219,10 +218,10 @@ class Server:
         caller.opening = asyncio.create_task(self._open(caller))
 
     def _look_at(self, accepted: socket.socket) -> tuple[str, identity.Identity | None]:
-        """Where the caller is, and who, as far as the kernel says so.
+        """The caller's address, and its identity as far as the kernel reports one.
 
         Raises:
-            OSError: he is gone already.
+            OSError: the caller is gone.
         """
         if self._users is not None:
             who = self._users.identity(peer_uid(accepted), peer_groups(accepted))
@@ -231,14 +230,14 @@ class Server:
         return str(accepted.getpeername()[0]), None
 
     def _ask_connection_limiter(self, key: int, host: str, who: identity.Identity | None) -> str:
-        """Why the caller cannot come in; empty when he can."""
+        """Why the caller is not admitted; empty when it is."""
         if self._connection_limiter is None:
             return ""
         ours = who is not None and who.role == identity.LOCAL
         now = asyncio.get_running_loop().time()
         verdict = self._connection_limiter.arrived(key, host, now, no_rate=ours)
         for other in verdict.dropped:
-            self.turn_out(other, "too many callers had not shown who they are")
+            self.turn_out(other, "too many callers had not authenticated")
         self._watch_time()
         return verdict.refusal
 
@@ -280,14 +279,14 @@ class Server:
         return self._callers.pop(key, None) is not None
 
     def _make_room(self) -> None:
-        """This process can open no more files: those make way who need theirs least."""
+        """No descriptors are left: close the connections that are needed least."""
         newest = self._shares.newest_idler()
         if newest is not None:
             server, key = newest
             server.turn_out(key, "there is no room for more connections")
 
     def turn_out(self, key: int, why: str) -> None:
-        """Close a connection, and say why in this host's log."""
+        """Close a connection, and log the reason on this host."""
         caller = self._callers.get(key)
         if caller is not None:
             self._refused(caller.host, why)
@@ -297,7 +296,7 @@ class Server:
         caller = self._callers.pop(key)
         self._shares.gone((self, key))
         caller.link.abort()
-        with contextlib.suppress(OSError):  # a handshake under way ends with this
+        with contextlib.suppress(OSError):  # this ends a handshake in progress
             caller.socket.shutdown(socket.SHUT_RDWR)
 
     def _watch_time(self) -> None:
@@ -311,10 +310,86 @@ class Server:
         self._timer = None
         for key in self._connection_limiter.overdue(asyncio.get_running_loop().time()):
             self.turn_out(
-                key, f"did not show within {self._connection_limiter.patience_s:g} s who it is"
+                key, f"did not authenticate within {self._connection_limiter.patience_s:g} s"
             )
         self._watch_time()
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.close()
+
+
+# --- the sockets of one listening address, and whether a new connection on them speaks TLS -------
+#
+# A name may stand for several addresses, and `[::]` serves IPv4 as well.  On a data port plain and
+# encrypted connections share one port: a TLS connection begins with another byte than a frame.
+
+
+_TLS_HANDSHAKE: Final = b"\x16"
+
+
+async def listening_sockets(address: Address) -> list[socket.socket]:
+    """A bound socket for each address of the host; they share a port and do not accept yet.
+
+    Raises:
+        OSError: an address cannot be bound.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    bound: list[socket.socket] = []
+    try:
+        for family, where in _each_once(found):
+            port = bound[0].getsockname()[1] if bound else address.port
+            bound.append(_bound(family, (where[0], port, *where[2:])))
+    except OSError as error:
+        lacking = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # IPv6 may be disabled on a host
+        if not bound or error.errno not in lacking:
+            for one in bound:
+                one.close()
+            raise
+    return bound
+
+
+def _each_once(found: list[Any]) -> Iterator[tuple[int, Any]]:
+    """Distinct (family, socket address), IPv4 first since most callers use it."""
+    pairs = {(family, where) for family, _type, _protocol, _name, where in found}
+    yield from sorted(pairs, key=lambda pair: (pair[0] != socket.AF_INET, pair[1]))
+
+
+def _bound(family: int, where: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.settimeout(0)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if (
+            family == socket.AF_INET6
+        ):  # the wildcard serves IPv4 too, unless IPv4 has its own socket
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+        made.bind(where)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def begins_tls(accepted: socket.socket, *, patience_s: float) -> bool:
+    """Whether the caller speaks TLS; the bytes are only peeked at.
+
+    Raises:
+        OSError: it sends nothing (TimeoutError), or is gone.
+    """
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(accepted, _done, readable)
+    try:
+        async with asyncio.timeout(patience_s):
+            await readable
+    finally:
+        loop.remove_reader(accepted)
+    return accepted.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,4 +1,4 @@
-"""A blocking TLS connection to a member of the cluster that must have a certain role."""
+"""A blocking TLS connection to a cluster member whose certificate must have a given role."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dtd.security.identity import check_role, of_certificate
 def tls_connect(
     context: ssl.SSLContext, peer_role: str, *, under: Connect = connect_tcp
 ) -> Connect:
-    """Makes TLS connections for a `BlockingLink`.
+    """Returns a function that opens TLS connections for a `BlockingLink`.
 
     Args:
-        context: of a credential; or one that verifies nobody, with an empty role.
-        peer_role: what the other side's certificate must say; empty: anything.
-        under: makes the TCP connection.
+        context: the context of a credential; or one that verifies nothing, with an empty role.
+        peer_role: the role that the peer's certificate must have; empty: any.
+        under: opens the TCP connection.
 
     Raises, when it is called:
-        OSError: the TCP or the TLS connection does not come about.
-        ProtocolError: the other side is somebody else.
+        OSError: the TCP or the TLS connection cannot be opened.
+        ProtocolError: the peer has another identity.
     """
 
     def connect(address: Address, timeout_s: float) -> socket.socket:

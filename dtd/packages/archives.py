@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dtd.durable import make_directory
 from dtd.errors import RequestRefused
 from dtd.packages import weights
 from dtd.packages.limits import (
     CHUNK_BYTES,
     MAX_ARCHIVE_BYTES,
-    MAX_KEPT,
+    MAX_ARCHIVES_KEPT,
+    MAX_ARCHIVES_KEPT_BYTES,
     MAX_WEIGHTS_BYTES,
     MAX_WEIGHTS_KEPT,
+    MAX_WEIGHTS_KEPT_BYTES,
     checked_digest,
     short,
 )
@@ -39,6 +42,7 @@ class Kind:
     ending: str
     max_bytes: int
     max_kept: int
+    max_kept_bytes: int
     verify: Callable[[Path, str], None]
 
 
@@ -50,7 +54,8 @@ PACKAGE: Final = Kind(
     noun="package",
     ending=".tar",
     max_bytes=MAX_ARCHIVE_BYTES,
-    max_kept=MAX_KEPT,
+    max_kept=MAX_ARCHIVES_KEPT,
+    max_kept_bytes=MAX_ARCHIVES_KEPT_BYTES,
     verify=_verify_archive,
 )
 WEIGHTS: Final = Kind(
@@ -58,6 +63,7 @@ WEIGHTS: Final = Kind(
     ending=weights.ENDING,
     max_bytes=MAX_WEIGHTS_BYTES,
     max_kept=MAX_WEIGHTS_KEPT,
+    max_kept_bytes=MAX_WEIGHTS_KEPT_BYTES,
     verify=weights.verify_file,
 )
 
@@ -113,9 +119,9 @@ class Archives:
             return self._append(digest, size, offset, piece, in_use)
         except OSError as error:
             raise RequestRefused(
-                f"{self._kind.noun} {short(digest)} cannot be kept in {self._directory} on the"
+                f"{self._kind.noun} {short(digest)} cannot be stored in {self._directory} on the"
                 f" coordinator's host: {error.strerror}",
-                remedy="look after its disk",
+                remedy="check its disk",
             ) from None
 
     def piece(self, digest: str, offset: int) -> tuple[int, bytes]:
@@ -129,7 +135,8 @@ class Archives:
             return 0, b""
 
     def _append(self, digest: str, size: int, offset: int, piece: bytes, in_use: InUse) -> int:
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._directory.is_dir():
+            make_directory(self._directory, mode=0o700)
         part = self._directory / f"{digest}{PART}"
         have = part.stat().st_size if part.exists() else 0
         if have > size:  # somebody else was wrong about its size
@@ -169,8 +176,11 @@ class Archives:
         for ending in (self._kind.ending, PART):
             found = [p for p in self._directory.glob(f"*{ending}") if p.stem not in needed]
             found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-            for path in found[self._kind.max_kept :]:
-                path.unlink()
+            room_bytes = self._kind.max_kept_bytes
+            for number, path in enumerate(found):
+                room_bytes -= path.stat().st_size
+                if number >= self._kind.max_kept or room_bytes < 0:
+                    path.unlink()
 
     def _whole(self, digest: str) -> Path:
         return self._directory / f"{checked_digest(digest)}{self._kind.ending}"

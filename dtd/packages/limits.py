@@ -16,9 +16,14 @@ MAX_ARCHIVE_BYTES: Final = MAX_CONTENT_BYTES + MAX_FILES * 2048
 # Small, because heartbeats wait for a chunk that is on its way on the same connection.
 CHUNK_BYTES: Final = 256 * 1024
 MAX_KEPT: Final = 16
+"""Packages that a worker keeps unpacked."""
+MAX_ARCHIVES_KEPT: Final = 1000
+MAX_ARCHIVES_KEPT_BYTES: Final = 1024 * MIB
+"""Packages that the coordinator keeps, so that a job can be repeated."""
 # Files of weights go the same way; they are written to the disk piece by piece.
 MAX_WEIGHTS_BYTES: Final = 4 * 1024 * MIB
 MAX_WEIGHTS_KEPT: Final = 4
+MAX_WEIGHTS_KEPT_BYTES: Final = MAX_WEIGHTS_KEPT * MAX_WEIGHTS_BYTES
 
 _DIGEST: Final = re.compile(DIGEST)
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from dtd.errors import TaskError
 from dtd.packages.limits import MAX_CONTENT_BYTES, MAX_FILES, MIB
 from dtd.packages.source import Source
-from dtd.packages.tree import PackageFile, package_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +78,98 @@ def _check_sizes(source: Source, files: Sequence[PackageFile]) -> None:
         remedy="keep data outside and name its directory in [task], or install the package on the"
         " workers and submit with --no-ship",
     )
+
+
+# --- the files of a package, in an order that depends on nothing but their names -----------------
+#
+# What is left out: byte code, hidden files.  A link that leads out of the package is refused
+# rather than followed: what it names is not part of the package, and may be a secret.
+
+
+_CACHE: Final = "__pycache__"
+_BYTE_CODE: Final = (".pyc", ".pyo")
+_SOURCE_CODE: Final = ".py"
+_INSTEAD: Final = "put the file itself into the package, or submit with --no-ship"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PackageFile:
+    """One file: its name in the archive, and where it lies."""
+
+    name: str
+    path: Path
+
+
+def package_files(source: Source) -> list[PackageFile]:
+    """All files of a package or module, by name; links within it as the files they lead to.
+
+    Raises:
+        TaskError: something in it is no file, leads out of it, or cannot be looked at.
+    """
+    assert source.path is not None
+    try:
+        if not source.path.is_dir():
+            return [PackageFile(name=source.path.name, path=source.path)]
+        return sorted(_below(source.path, source.path.resolve(), source.name))
+    except OSError as error:
+        raise TaskError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def source_digest(source: Source) -> str:
+    """sha256 over names and contents of the Python files; empty where there are none.
+
+    Raises:
+        TaskError: a file cannot be read.
+    """
+    if source.path is None:
+        return ""
+    total = hashlib.sha256()
+    count = 0
+    for name, path in sorted(_code_files(source.path, source.name)):
+        try:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise TaskError(f"{path} cannot be read: {error.strerror}") from None
+        total.update(f"{content} {name}\n".encode("utf-8", "surrogateescape"))
+        count += 1
+    return total.hexdigest() if count else ""
+
+
+def _below(folder: Path, root: Path, name: str) -> Iterator[PackageFile]:
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        if entry.name.startswith(".") or entry.name == _CACHE or entry.name.endswith(_BYTE_CODE):
+            continue
+        path, inner = folder / entry.name, f"{name}/{entry.name}"
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            yield from _below(path, root, inner)
+        elif stat.S_ISREG(mode):
+            yield PackageFile(name=inner, path=path)
+        else:
+            yield PackageFile(name=inner, path=_linked(path, mode, root))
+
+
+def _linked(path: Path, mode: int, root: Path) -> Path:
+    if not stat.S_ISLNK(mode):
+        raise TaskError(f"{path} is neither a file nor a directory", remedy=_INSTEAD)
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(root):
+        raise TaskError(f"{path} is a link that leads out of the package", remedy=_INSTEAD)
+    if not target.is_file():
+        raise TaskError(f"{path} is a link to something that is not a file", remedy=_INSTEAD)
+    return target
+
+
+def _code_files(path: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """Only Python files matter here, and no link to a directory is followed."""
+    if path.is_file():
+        yield path.name, path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = [one for one in folders if one != _CACHE and not one.startswith(".")]
+        inner = os.path.relpath(folder, path)
+        for file in files:
+            if file.endswith(_SOURCE_CODE) and not file.startswith("."):
+                yield os.path.normpath(f"{name}/{inner}/{file}"), Path(folder, file)

@@ -54,7 +54,7 @@ def find_source(name: str, folders: Iterable[str | Path]) -> Source | None:
         folders: where to look, first to last; "" is the current directory.
 
     Raises:
-        TaskError: it lies in several folders at once.
+        TaskError: it is in several directories at once.
     """
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(name, _distinct(folders))
@@ -74,8 +74,8 @@ def _path_of(name: str, spec: ModuleSpec) -> Path | None:
     portions = [str(Path(portion).resolve()) for portion in spec.submodule_search_locations]
     if len(portions) != 1:
         raise TaskError(
-            f"package {name} lies in several folders at once: {', '.join(portions)}",
-            remedy=f"put an __init__.py into the one that is meant, {name}/__init__.py",
+            f"package {name} is in several directories at once: {', '.join(portions)}",
+            remedy=f"put an __init__.py into the intended one, {name}/__init__.py",
         )
     return Path(portions[0])
 

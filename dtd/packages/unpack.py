@@ -9,12 +9,21 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import secrets
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Final
 
 from dtd.errors import TaskError
-from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_CONTENT_BYTES, MAX_FILES, short
+from dtd.packages.limits import (
+    MAX_ARCHIVE_BYTES,
+    MAX_CONTENT_BYTES,
+    MAX_FILES,
+    MAX_KEPT,
+    checked_digest,
+    short,
+)
 
 _FILE_TYPES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 _NAME_CHARACTERS: Final = 512
@@ -30,7 +39,7 @@ def verify(content: bytes | bytearray | memoryview, digest: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise TaskError(
-            f"package {short(digest)} was damaged on its way: its bytes have the sha256"
+            f"package {short(digest)} was damaged during transfer: its bytes have the sha256"
             f" {short(found)}",
             remedy="submit the job again",
         )
@@ -91,7 +100,7 @@ def _members(content: bytes | bytearray) -> list[tuple[tuple[str, ...], bytes]]:
     except TaskError:
         raise
     except (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, EOFError) as error:
-        raise _unfit(f"it is no archive: {error}") from None
+        raise _unfit(f"it is not an archive: {error}") from None
     return found
 
 
@@ -114,6 +123,68 @@ def _checked_name(name: str) -> tuple[str, ...]:
 
 
 def _unfit(why: str) -> TaskError:
-    return TaskError(
-        f"the package is not one that dtd packed: {why}", remedy="submit the job again"
-    )
+    return TaskError(f"the package was not created by dtd: {why}", remedy="submit the job again")
+
+
+# --- unpacked packages in a worker's state directory, each under its digest ----------------------
+#
+# The newest are kept.  A package is there whole or not at all: it is unpacked beside its place and
+# renamed.  Blocking; belongs in a thread.
+
+
+def installed(directory: Path, digest: str) -> Path | None:
+    """Where the package lies; None when it must be fetched.  It counts as the newest from now on.
+
+    Raises:
+        TaskError: this is no digest.
+    """
+    place = directory / checked_digest(digest)
+    if not place.is_dir():
+        return None
+    os.utime(place)
+    return place
+
+
+def install(directory: Path, digest: str, content: bytes | bytearray) -> Path:
+    """Verify and unpack a package, forget those that are too many, and return its place.
+
+    Args:
+        directory: of all packages; made if missing.
+        digest: what the package is named by.
+        content: its archive.
+
+    Raises:
+        TaskError: it is damaged, unfit, or cannot be written.
+    """
+    place = directory / checked_digest(digest)
+    verify(content, digest)
+    beside = directory / f".{digest}.{secrets.token_hex(4)}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _forget_old(directory)
+        unpack(content, beside)
+        beside.rename(place)
+    except OSError as error:
+        raise TaskError(
+            f"package {short(digest)} cannot be stored in {directory}: {error.strerror}",
+            remedy="free space there, or choose another --state-dir",
+        ) from None
+    finally:
+        if beside.exists():
+            _remove(beside)
+    return place
+
+
+def _forget_old(directory: Path) -> None:
+    """Leave room for one more; what an interrupted process left behind goes first."""
+    entries = list(directory.iterdir())
+    kept = [entry for entry in entries if not entry.name.startswith(".")]
+    kept.sort(key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+    for entry in {*entries} - {*kept[: MAX_KEPT - 1]}:
+        _remove(entry)
+
+
+def _remove(tree: Path) -> None:
+    for folder, _folders, _files in os.walk(tree):
+        Path(folder).chmod(0o755)  # nothing can be taken out of a directory that is read-only
+    shutil.rmtree(tree)

@@ -33,7 +33,7 @@ def read_weights_file(path: Path) -> WeightsFile:
     """Look at a file before it is brought to the coordinator.
 
     Raises:
-        UsageError: it cannot be read, is no safetensors file, or is too large.
+        UsageError: it cannot be read, is not a safetensors file, or is too large.
     """
     try:
         size_bytes = path.stat().st_size
@@ -63,7 +63,7 @@ def verify_file(path: Path, digest: str) -> None:
     found = digest_of_file(path)
     if found != digest:
         raise TaskError(
-            f"weights {short(digest)} were damaged on their way: the bytes have the sha256"
+            f"weights {short(digest)} were damaged during transfer: the bytes have the sha256"
             f" {short(found)}",
             remedy="submit the job again",
         )
@@ -80,6 +80,6 @@ def _check_header(path: Path, size_bytes: int) -> None:
         sound = False
     if not sound:
         raise UsageError(
-            f"{path} is no safetensors file",
+            f"{path} is not a safetensors file",
             remedy="write it with safetensors.torch.save_file(model.state_dict(), FILE)",
         )

@@ -1,1 +1,1 @@
-"""Who is who: the cluster's authority, credentials, join tokens, and keys of the data plane."""
+"""Identity and access: the cluster's authority, credentials, join tokens, and data plane keys."""

@@ -1,4 +1,4 @@
-"""Who gets a certificate of the cluster: somebody with a token, or whoever renews a credential.
+"""Issues certificates: to holders of a token, and to members that renew a credential.
 
 A token's use is written down before the certificate is made, and that before it is handed out.
 Used by `dtd.security.authority`.
@@ -16,8 +16,8 @@ from dtd.errors import RequestRefused
 from dtd.names import NAME_WORDS, is_name
 from dtd.security import certificates, identity
 from dtd.security.credential_book import REVOKED_REMEDY, IssuedRecord
+from dtd.security.identity import check_names
 from dtd.security.token import Token
-from dtd.security.worker_names import check_names
 
 if TYPE_CHECKING:
     from dtd.security.authority import Authority
@@ -28,7 +28,7 @@ MAX_RENEWED: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """Who somebody wants to be, for which workers, and his signing request (PEM)."""
+    """The requested name and role, its workers, and the signing request (PEM)."""
 
     role: str
     name: str
@@ -50,14 +50,14 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A new certificate (PEM), and the certificates that count no more for its sake."""
+    """A new certificate (PEM), and the certificates that it replaces."""
 
     certificate_pem: bytes
     replaced: tuple[IssuedRecord, ...]
 
 
 class Admission:
-    """Gives certificates to those who ask from other hosts.
+    """Issues certificates to requests from other hosts.
 
     Args:
         authority: issues them, and keeps the books of tokens and credentials.
@@ -67,7 +67,7 @@ class Admission:
         self._authority = authority
 
     def admit(self, request: Enrolment, token_id: str, secret: str) -> Admitted:
-        """Give a credential to somebody who joins with a token, which is used up by it.
+        """Issue a credential for a token, which counts as one use of it.
 
         The use is written down before the certificate is made, and that before it is handed out.
 
@@ -111,11 +111,12 @@ class Admission:
         living = self._living_of(first.id)
         if not living:
             raise RequestRefused(
-                f"what the token {token_id} has brought to {request.name} was revoked or has ended",
+                f"the credential that {request.name} received for the token {token_id} was "
+                "revoked or has expired",
                 remedy=REVOKED_REMEDY,
             )
         if len(living) >= _most_of(request.workers):
-            raise RequestRefused(_enough(living), remedy="use the one that is there")
+            raise RequestRefused(_enough(living), remedy="use the existing one")
         return first.id
 
     def _living_of(self, credential: str) -> list[IssuedRecord]:
@@ -123,18 +124,20 @@ class Admission:
         return [one for one in living if one.id == credential]
 
     def renew(self, who: identity.Identity, request_pem: str) -> Renewal:
-        """A certificate that renews the one with which somebody has called.
+        """A certificate that renews the one shown on the connection.
 
         Raises:
-            RequestRefused: the request is not acceptable, or his certificate does not count.
+            RequestRefused: the request is not acceptable, or the shown certificate is not valid.
         """
         why, remedy = self._authority.standing(who)
         if not who.serial or why:
-            raise RequestRefused(why or "nothing was shown that could be renewed", remedy=remedy)
+            raise RequestRefused(
+                why or "the request shows no certificate that can be renewed", remedy=remedy
+            )
         if not self._authority.is_due(who):
             from_s = self._authority.renewed_from_s(who.issued_s, who.expires_s)
             day = dt.datetime.fromtimestamp(from_s, dt.UTC)
-            return Renewal(reason=f"it is renewed from {day:%Y-%m-%d %H:%M} UTC on")
+            return Renewal(reason=f"it can be renewed from {day:%Y-%m-%d %H:%M} UTC on")
         before = self._living_of(who.credential)
         if len(before) >= _most_of(who.workers or ()):
             return Renewal(reason=_enough(before))
@@ -170,11 +173,13 @@ class Admission:
             replaces: a living credential of the name gives way.
 
         Raises:
-            RequestRefused: nobody can join so, or too many tokens are valid.
+            RequestRefused: the role or a name is not acceptable, or too many tokens are valid.
         """
         if role not in identity.JOINABLE:
             roles = ", ".join(identity.JOINABLE)
-            raise RequestRefused(f"nobody can join as {role[:40]!r}", remedy=f"one of {roles}")
+            raise RequestRefused(
+                f"joining is not possible as {role[:40]!r}", remedy=f"one of {roles}"
+            )
         for name in names:
             _check(Enrolment(role=role, name=name))
         token = Token.make(
@@ -197,7 +202,7 @@ def _most_of(workers: tuple[str, ...]) -> int:
 
 
 def _enough(living: list[IssuedRecord]) -> str:
-    return f"{len(living)} certificates of it count: some have to end first"
+    return f"{len(living)} of its certificates are valid: some must expire first"
 
 
 def _check(request: Enrolment) -> None:
@@ -209,10 +214,10 @@ def _check(request: Enrolment) -> None:
     role, name = request.role, request.name
     if role not in identity.JOINABLE or not is_name(name):
         raise RequestRefused(
-            f"nobody can join as {role[:20]}/{name[:80]}",
+            f"joining is not possible as {role[:20]}/{name[:80]}",
             remedy=f"choose with --name a name of {NAME_WORDS}",
         )
     if role == identity.WORKER:
         check_names(name, request.workers)
     elif request.workers:
-        raise RequestRefused(f"a {role} registers no workers")
+        raise RequestRefused(f"a {role} cannot register workers")

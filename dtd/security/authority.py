@@ -1,12 +1,13 @@
-"""The cluster's certificate authority: made once, lives in the coordinator's state directory.
+"""The cluster's certificate authority: created once, stored in the coordinator's state directory.
 
     pki/ca.pem  ca.key  server.pem  data.key  clock.json
         tokens.json  issued.json  revoked.json  operator.credential  worker.token
 
-Whoever reads `ca.key` can become anybody in the cluster, so the directory is its owner's alone.
-Making, loading and issuing block for milliseconds; they happen at start and in the store's thread.
-Here certificates are issued and revocations signed; for whom and when is decided by its parts:
-`admission` for other hosts, `own_certificate` for this one, `rotation` for the authority itself.
+A process that can read `ca.key` can impersonate any member of the cluster, so only the owner has
+access to the directory. Making, loading and issuing block for milliseconds; they happen at start
+and in the store's thread. Here certificates are issued and revocations signed; for whom and when is
+decided by its parts: `admission` for other hosts, `own_certificate` for this one, `rotation` for
+the authority itself.
 """
 
 from __future__ import annotations
@@ -27,22 +28,24 @@ from dtd.address import Address
 from dtd.errors import RequestRefused
 from dtd.security import certificates, identity, revocation_list
 from dtd.security.admission import Admission, Enrolment
-from dtd.security.authority_files import (
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    damaged,
-)
 from dtd.security.clock import FILE_NAME as CLOCK_FILE
 from dtd.security.clock import Clock
 from dtd.security.credential import head_of, write_credential
 from dtd.security.credential_book import CredentialBook, IssuedRecord
+from dtd.security.identity import worker_names
 from dtd.security.lifetimes import LIFE_DAYS, renewed_from_s
 from dtd.security.own_certificate import OwnCertificates
 from dtd.security.private_files import make_private_directory, read_private, write_private
 from dtd.security.rotation import AuthorityRotation
-from dtd.security.signers import RENEWS, Signer, Signers
+from dtd.security.signers import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    RENEWS,
+    Signer,
+    Signers,
+    damaged,
+)
 from dtd.security.token_book import TOKENS_FILE, TokenBook
-from dtd.security.worker_names import worker_names
 from dtd.wire.data_keys import KEY_BYTES
 
 DIRECTORY: Final = "pki"
@@ -101,11 +104,11 @@ class Authority:
         return self._clock.now_s()
 
     def standing(self, who: identity.Identity) -> tuple[str, str]:
-        """Why somebody's certificate does not count now, and what he can do; empty: it counts."""
+        """Why a certificate is not accepted now, and the remedy; empty: it is accepted."""
         return self.credentials.standing(who, now_s=self.now_s())
 
     def is_due(self, who: identity.Identity) -> bool:
-        """Whether it is time to renew somebody's certificate."""
+        """Whether a certificate is due for renewal."""
         if self.now_s() >= self.renewed_from_s(who.issued_s, who.expires_s):
             return True
         return not self.keeps_up(self.credentials.record(who.serial))
@@ -143,9 +146,9 @@ class Authority:
         """Write a credential for somebody on this host, whose key is made here.
 
         Args:
-            path: where it goes.
-            role: what he may do.
-            name: his own.
+            path: where to store the credential.
+            role: the holder's role.
+            name: the holder's name.
             coordinators: where the coordinator is.
             workers: the names that it registers; None: the usual ones of a host.
             renews: it renews the one that is there.
@@ -189,10 +192,10 @@ class Authority:
 
         Args:
             key: its holder's.
-            request: who he is.
-            token: what he joined with, if he did.
+            request: the holder's name, role and key.
+            token: the token with which the holder joined, if any.
             credential: what it renews.
-            knows: the authorities that he gets to know with it.
+            knows: the authorities that the holder receives with it.
         """
         certificate = self.signed(key, request, credential)
         serial = identity.serial_text(certificate.serial_number)
@@ -260,7 +263,7 @@ class Authority:
             _cluster, records = revocation_list.read(body)
         except (ValueError, InvalidSignature) as error:
             why = str(error) or "its signature is not this authority's"
-            raise RequestRefused(f"a list of revocations is not believed: {why}") from None
+            raise RequestRefused(f"a list of revocations is rejected: {why}") from None
         return self.credentials.merge(records, now_s=self.now_s())
 
 

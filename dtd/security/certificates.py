@@ -66,7 +66,7 @@ def facts_of(pem: bytes) -> Facts:
     """What a member's certificate says of the credential that it belongs to.
 
     Raises:
-        ValueError: it is no certificate.
+        ValueError: it is not a certificate.
     """
     certificate = x509.load_pem_x509_certificate(pem)
     issued_s, expires_s = life_of(certificate)

@@ -1,4 +1,4 @@
-"""What time it is for credentials and tokens, whatever the system's clock does."""
+"""The time by which credentials and tokens expire, safe from jumps of the system's clock."""
 
 from __future__ import annotations
 

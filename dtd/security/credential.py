@@ -1,4 +1,4 @@
-"""A credential: who its holder is, and what he needs to prove it, in one file of mode 0600.
+"""A credential: its holder's identity, and the proof of it, in one file of mode 0600.
 
     # dtd credential 1
     # role: worker
@@ -28,15 +28,15 @@ from typing import Final, Protocol, Self
 from dtd.address import Address
 from dtd.errors import ConfigError, UsageError
 from dtd.security import identity
+from dtd.security.identity import split_names, worker_names
 from dtd.security.private_files import make_private_directory, read_private, write_private
-from dtd.security.worker_names import split_names, worker_names
 
 LONG_AGO: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 FIRST_LINE: Final = "# dtd credential 1"
 MAX_AUTHORITIES: Final = 3
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
-_REMEDY: Final = "make a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
+_REMEDY: Final = "get a new one with `dtd-worker join TOKEN` or `dtdctl join TOKEN`"
 
 
 class Facts(Protocol):
@@ -107,7 +107,7 @@ class Credential:
             not text.startswith(FIRST_LINE + "\n")
             or not 2 <= len(certificates) <= 1 + MAX_AUTHORITIES
         ):
-            raise ConfigError(f"{path} is no dtd credential", remedy=_REMEDY)
+            raise ConfigError(f"{path} is not a dtd credential", remedy=_REMEDY)
         try:
             coordinators = parse_addresses(head.get("coordinator", ""))
             expires = dt.datetime.fromisoformat(head.get("expires", ""))
@@ -115,9 +115,12 @@ class Credential:
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
-        if expires <= dt.datetime.now(dt.UTC):
+        now = dt.datetime.now(dt.UTC)
+        if expires <= now:
             raise ConfigError(
-                f"the credential {path} has expired on {expires:%Y-%m-%d}", remedy=_REMEDY
+                f"the credential {path} has expired on {expires:%Y-%m-%d}",
+                remedy=f"{_REMEDY}; if this host's clock is ahead, which shows {now:%Y-%m-%d %H:%M}"
+                " UTC, correct it and try again",
             )
         role, name = head.get("role", ""), head.get("name", "")
         workers = split_names(head.get("workers", ""))
@@ -137,7 +140,7 @@ class Credential:
         )
 
     def client_context(self) -> ssl.SSLContext:
-        """For calling a member of the cluster: TLS 1.3, both sides prove who they are.
+        """For connecting to a member of the cluster: TLS 1.3 with mutual authentication.
 
         Whom the certificate belongs to is not checked by host name but by role, once the
         connection stands.
@@ -152,7 +155,7 @@ class Credential:
         return context
 
     def server_context(self) -> ssl.SSLContext:
-        """For being called by members of the cluster; nobody else completes the handshake.
+        """For accepting members of the cluster; no other peer completes the handshake.
 
         Raises:
             ConfigError: the file is gone or damaged.

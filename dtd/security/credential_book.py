@@ -32,10 +32,10 @@ RESTORED_FILE: Final = "restored.json"
 REVOKED_REMEDY: Final = "ask the operator for a new token, and join again"
 ENDED_REMEDY: Final = "ask the operator for a new token, and join again; compare both clocks"
 UNKNOWN_REMEDY: Final = (
-    "join again with a new token; if this coordinator was restored from a backup, it does not know"
-    " who joined after that"
+    "join again with a new token; if this coordinator was restored from a backup, it does not "
+    "know the hosts that joined after the backup"
 )
-_JOIN_AGAIN: Final = "a new token of `dtdctl token create --name {name} --replace` takes its place"
+_JOIN_AGAIN: Final = "a token of `dtdctl token create --name {name} --replace` replaces it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +140,25 @@ class CredentialBook:
         if self.is_revoked(who.serial, who.credential):
             return f"the credential of {who} is revoked", REVOKED_REMEDY
         if who.expires_s <= now_s:
-            return f"the credential of {who} has ended, and was not renewed", ENDED_REMEDY
+            return f"the credential of {who} has expired and was not renewed", ENDED_REMEDY
         if who.serial not in self._issued and not self._renewed_after_backup(who):
-            why = f"the certificate {who.serial} of {who} is not among those that were issued here"
+            why = f"the certificate {who.serial} of {who} was not issued by this coordinator"
             return why, UNKNOWN_REMEDY
         return "", ""
 
+    def _all(self) -> list[IssuedRecord]:
+        """At once: the event loop may add one while the store's thread goes through them."""
+        return list(self._issued.values())
+
     def _renewed_after_backup(self, who: Holder) -> bool:
         """Whether a certificate renews a known credential, and was made after the backup."""
-        known = [one for one in self._issued.values() if one.id == who.credential]
+        known = [one for one in self._all() if one.id == who.credential]
         if not known or who.issued_s >= self._restored_s:
             return False
         self._issued[who.serial] = replace(
             known[-1],
             serial=who.serial,
+            credential=who.credential,
             issued_s=who.issued_s,
             expires_s=who.expires_s,
             key="",
@@ -174,7 +179,7 @@ class CredentialBook:
         return sorted(
             (
                 one
-                for one in self._issued.values()
+                for one in self._all()
                 if one.expires_s > now_s and not self.is_revoked(one.serial, one.id)
             ),
             key=lambda one: one.issued_s,
@@ -187,7 +192,7 @@ class CredentialBook:
     def made_for(self, token: str, name: str, key: str) -> IssuedRecord | None:
         """The first certificate that a token has brought to a key, also if it counts no more."""
         wanted = token, name, key
-        found = (one for one in self._issued.values() if (one.token, one.name, one.key) == wanted)
+        found = (one for one in self._all() if (one.token, one.name, one.key) == wanted)
         return next(found, None)
 
     # --- issuing -----------------------------------------------------------------------------
@@ -229,7 +234,7 @@ class CredentialBook:
                 )
         if same and not replaces:
             raise RequestRefused(
-                f"{role}/{name} has a credential that counts",
+                f"{role}/{name} already has a valid credential",
                 remedy=f"choose another name with --name; {_JOIN_AGAIN.format(name=name)}",
             )
         return same
@@ -255,7 +260,7 @@ class CredentialBook:
         if len(kept) >= MAX_ISSUED:
             raise RequestRefused(
                 f"{MAX_ISSUED} certificates are valid",
-                remedy="some have to end before: see `dtdctl credentials`",
+                remedy="some must expire first: see `dtdctl credentials`",
             )
         kept[record.serial] = record
         write_records(self._directory / ISSUED_FILE, [asdict(one) for one in kept.values()])
@@ -271,7 +276,7 @@ class CredentialBook:
         """
         wanted = [
             one
-            for one in self._issued.values()
+            for one in self._all()
             if name_or_serial in (one.serial, one.id, one.name, f"{one.role}/{one.name}")
         ]
         if not wanted:
@@ -282,7 +287,8 @@ class CredentialBook:
         if len(roles) > 1:
             names = ", ".join(sorted(f"{role}/{name_or_serial}" for role in roles))
             raise RequestRefused(
-                f"several roles have a credential {name_or_serial!r}", remedy=f"say which: {names}"
+                f"several roles have a credential {name_or_serial!r}",
+                remedy=f"specify which one: {names}",
             )
         return self.take_back({one.id for one in wanted}, now_s=now_s)
 
@@ -290,9 +296,7 @@ class CredentialBook:
         """Have these credentials count no more; returns the certificates that did until now."""
         gone = frozenset(credentials)
         fresh = [
-            one
-            for one in self._issued.values()
-            if one.id in gone and not self.is_revoked(one.serial, one.id)
+            one for one in self._all() if one.id in gone and not self.is_revoked(one.serial, one.id)
         ]
         revoked = dict(self._revoked)
         for one in fresh:
@@ -312,7 +316,7 @@ class CredentialBook:
             return []
         fresh = [
             one
-            for one in self._issued.values()
+            for one in self._all()
             if (one.id in news or one.serial in news) and not self.is_revoked(one.serial, one.id)
         ]
         self._keep_revoked({**self._revoked, **news}, now_s)
@@ -344,7 +348,7 @@ class CredentialBook:
                 "token": one.token,
                 "revoked_s": self._revoked_s(one),
             }
-            for one in sorted(self._issued.values(), key=lambda one: one.issued_s)
+            for one in sorted(self._all(), key=lambda one: one.issued_s)
             if one.expires_s > now_s
         ]
 

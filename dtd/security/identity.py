@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as a certificate or the kernel states it.
+"""The identity of a connection's peer, from its certificate or from the kernel.
 
 A certificate of the cluster's authority names its holder in URIs among its subject's alternative
 names: `dtd://CLUSTER/ROLE/NAME`; of a worker's, the names that it may register,
@@ -10,13 +10,12 @@ is genuine was checked by TLS before.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtd.errors import ErrorCode, ProtocolError
-from dtd.names import NAME
-from dtd.security.worker_names import worker_names
+from dtd.errors import ErrorCode, ProtocolError, RequestRefused
+from dtd.names import NAME, is_name
 
 WORKER: Final = "worker"
 OPERATOR: Final = "operator"
@@ -44,17 +43,17 @@ _CREDENTIAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who somebody is.
+    """The identity of a peer.
 
     Attributes:
-        role: what he may do; one of this file's roles.
-        name: his own within the role, or what can be said of a stranger.
-        serial: of his certificate, lower-case hexadecimal; empty without one.
+        role: the peer's role; one of this file's roles.
+        name: the peer's name within the role, or a description of an unknown peer.
+        serial: of the certificate, lower-case hexadecimal; empty without one.
         where: how it is known: "certificate" or "socket".
         cluster: id of the cluster that the certificate belongs to; empty without one.
         uid: the user's number on this host, where the kernel has stated it; else None.
-        workers: the names that he may register; None: any, since it is his user that is known.
-        credential: the serial of the first certificate of his credential; renewed ones keep it.
+        workers: the names that the peer may register; None: any, since the user is known.
+        credential: the serial of the credential's first certificate; renewed ones keep it.
         issued_s: Unix time from which the certificate counts; 0 without one.
         expires_s: Unix time at which it ends; 0 without one.
     """
@@ -72,12 +71,12 @@ class Identity:
 
     @property
     def is_known(self) -> bool:
-        """Whether he has shown that he belongs to the cluster, in whatever role."""
+        """Whether the peer has authenticated as a member of the cluster, in any role."""
         return self.role not in (STRANGER, OUTSIDER)
 
     @property
     def is_worker_here(self) -> bool:
-        """Whether the coordinator's settings make him a worker, and no credential does."""
+        """Whether the peer is a worker by the coordinator's settings, without a credential."""
         return self.role == WORKER and self.uid is not None
 
     def __str__(self) -> str:
@@ -123,7 +122,7 @@ def of_certificate(certificate: Mapping[str, Any] | None) -> Identity:
         raise ProtocolError(
             ErrorCode.REFUSED,
             "the certificate names no member of a dtd cluster",
-            remedy="use a credential that `dtd-worker join` or `dtdctl join` has made",
+            remedy="use a credential that `dtd-worker join` or `dtdctl join` has created",
         )
     import ssl  # whoever shows a certificate has loaded it; a plain call of dtdctl has not
 
@@ -153,11 +152,57 @@ def check_role(who: Identity, role: str) -> None:
     if role and who.role != role:
         raise ProtocolError(
             ErrorCode.REFUSED,
-            f"a {role} was called, but {who} answers",
-            remedy="check the address; somebody may be posing as it",
+            f"the peer should be a {role}, but {who} answers",
+            remedy="check the address; another program may be impersonating it",
         )
 
 
 def serial_text(serial: int) -> str:
     """A certificate's serial number as people see and type it."""
     return f"{serial:x}"
+
+
+# --- the names that a host's credential is good for ----------------------------------------------
+#
+# A list that is settled when the host joins.  A host with several devices has one credential and
+# several workers.  Each of their names stands in the certificate; no rule makes further ones of
+# them, so that `host7` reaches nobody of `host7-b`.
+
+
+MAX_NAMES: Final = 64
+"""So many workers can one credential be good for."""
+USUAL_GPUS: Final = 16
+USUAL_INSTANCES: Final = ("cpu", *(f"cuda{n}" for n in range(USUAL_GPUS)), "server")
+"""What is asked for when nobody says otherwise: dtd-worker@cpu, @cuda0 to @cuda15, @server."""
+
+
+def worker_names(host: str, instances: Sequence[str] = USUAL_INSTANCES) -> tuple[str, ...]:
+    """The names of a host's workers: its own, and one for each instance of the unit that fits."""
+    names = (host, *(f"{host}-{instance}" for instance in instances))
+    return tuple(dict.fromkeys(name for name in names if is_name(name)))
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names with commas between, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def check_names(host: str, names: Sequence[str]) -> None:
+    """Whether a host may ask for these names: its own, or its own with an ending.
+
+    Raises:
+        RequestRefused: one of them is no name or not this host's, or they are too many.
+    """
+    if len(names) > MAX_NAMES:
+        raise RequestRefused(
+            f"{host[:80]} asks for {len(names)} names, and a credential has {MAX_NAMES} at most",
+            remedy="give fewer with --instances",
+        )
+    for name in names:
+        own = name == host or (name.startswith(f"{host}-") and name != f"{host}-")
+        if not own or not is_name(name):
+            raise RequestRefused(
+                f"{host[:80]} cannot be given the name {name[:80]!r}",
+                remedy=f"its workers are called {host[:80]} or {host[:80]}-INSTANCE, 64 characters"
+                " at most",
+            )

@@ -1,4 +1,4 @@
-"""Users of the same host: what the kernel says of them, and what the settings let them do."""
+"""Users of the same host: identified by the kernel, and permitted by the settings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LocalUsers:
     unknown: list[str] = field(default_factory=list)
 
     def identity(self, uid: int, groups: frozenset[int]) -> Identity:
-        """Who a caller on the socket is; the first list that names him counts."""
+        """The identity of a caller on the socket; the first list that names the user counts."""
         role = LOCAL if uid in (self.own_uid, ROOT_UID) else self._named(uid, groups)
         return Identity(role=role, name=f"uid {uid}", where="socket", uid=uid)
 

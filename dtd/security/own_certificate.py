@@ -1,4 +1,4 @@
-"""What the coordinator's own host has of the authority: server certificate, operator, first token.
+"""Files for the coordinator's own host: server certificate, operator's credential, first token.
 
 All are files of the `pki` directory, made when they are not there and again when it is time.  Used
 by `dtd.security.authority`.
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
 
 from dtd.address import Address
 from dtd.errors import UsageError
 from dtd.security import certificates, identity
 from dtd.security.admission import Enrolment
-from dtd.security.authority_files import damaged, load_certificate
 from dtd.security.credential import server_context
 from dtd.security.private_files import read_private, write_private
-from dtd.security.signers import Signer
+from dtd.security.signers import Signer, damaged, load_certificate
 from dtd.security.token import DEFAULT_LIFE_S, Token
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class OwnCertificates:
         """Unix time at which the coordinator's own certificate ends."""
         served = load_certificate(self._authority.directory / SERVER_FILE)
         return served.not_valid_after_utc.timestamp()
+
+    def server_sha256(self) -> str:
+        """Fingerprint of the coordinator's own certificate, as browsers show it."""
+        served = load_certificate(self._authority.directory / SERVER_FILE)
+        return served.fingerprint(hashes.SHA256()).hex()
 
     def server_context(self) -> ssl.SSLContext:
         """TLS for the control port: callers may show a certificate, and then it must be ours.
@@ -113,7 +118,7 @@ class OwnCertificates:
         """Whether to make anew what is in this file; remembers while it need not.
 
         It is also when members could not accept it: it counts from a later time on, since the
-        clock was ahead, or is of an authority that was replaced.
+        clock was ahead, or was issued by an authority that has been replaced.
         """
         served = load_certificate(path)
         begin_s = served.not_valid_before_utc.timestamp()

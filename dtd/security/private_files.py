@@ -5,6 +5,7 @@ Blocking; called at start, by commands, and in the store's thread.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -16,6 +17,15 @@ from dtd.durable import make_directory, sync_directory
 from dtd.errors import ConfigError
 
 LIMIT_BYTES: Final = 16 * 1024 * 1024
+
+_AS_OWNER: Final = "run the command as the user that owns the directory"
+_MAKE_ROOM: Final = "free space on that file system, and try again"
+_REMEDIES: Final = {
+    errno.EACCES: _AS_OWNER,
+    errno.EPERM: _AS_OWNER,
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+}
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -40,7 +50,7 @@ def write_private(path: Path, content: bytes) -> None:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}",
-            remedy="run the command as the user whom the directory belongs to",
+            remedy=_REMEDIES.get(error.errno or 0, f"check the directory {path.parent}"),
         ) from None
 
 
@@ -64,8 +74,8 @@ def read_private(path: Path, *, group_may_read: bool = False) -> bytes:
     mode = stat.S_IMODE(status.st_mode)
     if mode & (0o037 if group_may_read else 0o077):
         raise ConfigError(
-            f"{path} can be used by others than its owner (mode {mode:04o})",
-            remedy=f"if nobody has read it: chmod 600 {path}; else revoke what is in it",
+            f"{path} is accessible to users other than its owner (mode {mode:04o})",
+            remedy=f"if nobody has read it: chmod 600 {path}; otherwise revoke what it contains",
         )
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path} is larger than {LIMIT_BYTES} bytes")
@@ -81,7 +91,7 @@ def make_private_directory(path: Path) -> None:
     try:
         make_directory(path, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"directory {path} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"directory {path} cannot be created: {error.strerror}") from None
 
 
 def write_records(path: Path, records: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What was revoked, as a text that the authority has signed and that workers keep for it.
+"""The list of revocations, a text that the authority signs and workers store.
 
     SIGNATURE in hexadecimal, end of line, {"cluster": ..., "revoked": [[ID, WHEN, END], ...]}
 
@@ -40,7 +40,7 @@ def parted(document: bytes) -> tuple[bytes, bytes]:
     """
     digits, newline, body = document.partition(b"\n")
     if not newline or len(digits) > _SIGNATURE_DIGITS or len(document) > MAX_BYTES:
-        raise ValueError("it has not the form of a list of revocations")
+        raise ValueError("it is not a list of revocations")
     return bytes.fromhex(digits.decode("ascii", "replace")), body
 
 
@@ -53,7 +53,7 @@ def read(body: bytes) -> tuple[str, list[RevokedRecord]]:
     found = json.loads(body)
     lines = found.get("revoked") if isinstance(found, dict) else None
     if not isinstance(lines, list) or len(lines) > MAX_REVOKED:
-        raise ValueError("it lists nothing")
+        raise ValueError("it is empty")
     return str(found.get("cluster", "")), [_record(line) for line in lines]
 
 
@@ -63,5 +63,5 @@ def _record(line: Any) -> RevokedRecord:
     serial, revoked_s, expires_s = line
     times = isinstance(revoked_s, int | float) and isinstance(expires_s, int | float)
     if not isinstance(serial, str) or len(serial) > 40 or not times:
-        raise ValueError("a line of it names no credential, or says not when")
+        raise ValueError("one of its lines has no credential or no time")
     return RevokedRecord(serial=serial, revoked_s=float(revoked_s), expires_s=float(expires_s))

@@ -1,4 +1,4 @@
-"""How the authority is replaced: workers learn of the next one, renew under it, the old one ends.
+"""Replaces the authority: workers learn the next one, renew under it, and the old one is dropped.
 
 `dtd.security.signers` keeps on disk how far that is; here it is decided when to go on.  Used by
 `dtd.security.authority`.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtd.security import identity
 from dtd.security.credential_book import IssuedRecord
 from dtd.security.lifetimes import DAY_S
-from dtd.security.signers import SPREADS
+from dtd.security.signers import SPREADS, not_under_way
 
 if TYPE_CHECKING:
     from dtd.security.authority import Authority
@@ -26,7 +26,7 @@ LONG_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Whether the replacement of the authority went on, and who is out by that."""
+    """Whether the replacement of the authority advanced, and which members lost access."""
 
     changed: bool = False
     out: tuple[IssuedRecord, ...] = ()
@@ -72,10 +72,12 @@ class AuthorityRotation:
             ConfigError: it cannot be written.
         """
         rotation = self._authority.signers.rotation
-        if rotation is None and not at_once:
+        if rotation is None:
+            if at_once:
+                raise not_under_way()
             return Progress()
         now_s, waiting = self._authority.now_s(), self.waiting()
-        if rotation is None or at_once or now_s >= rotation.ends_s:
+        if at_once or now_s >= rotation.ends_s:
             return self._end_rotation(waiting)
         behind = [who for who in connected if not self._authority.keeps_up(self._record_of(who))]
         if rotation.phase == SPREADS:
@@ -94,9 +96,10 @@ class AuthorityRotation:
         """Who has not renewed is out; tokens name the old authority, and are void."""
         # First: whatever fails here, the coordinator shows what counts.
         self._authority.own.changed()
-        self._authority.signers.end()
+        # The end comes last: once it is written down, nobody comes back to what failed before it.
         out = {one.id for one in waiting}
         gone = self._authority.credentials.take_back(out, now_s=self._authority.now_s())
         self._authority.tokens.clear()
+        self._authority.signers.end()
         self._authority.own.remove()
         return Progress(changed=True, out=tuple(gone))

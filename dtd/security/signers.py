@@ -1,4 +1,4 @@
-"""The authority's key, and while it is replaced the next one: who signs, and who is trusted.
+"""The authority's key, and during a replacement the next one: which signs, and which are trusted.
 
     ca.pem  ca.key              the authority, whom tokens name
     next.pem  next.key          the one that takes its place
@@ -21,17 +21,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from dtd.errors import ConfigError, RequestRefused
 from dtd.security import certificates
-from dtd.security.authority_files import (
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    cluster_of,
-    damaged,
-    load_certificate,
-    load_key,
-)
 from dtd.security.private_files import read_private, read_records, write_private, write_records
 
 NEXT_CERTIFICATE_FILE: Final = "next.pem"
@@ -163,9 +156,7 @@ class Signers:
 
     def _under_way(self, phase: str) -> Rotation:
         if self.rotation is None:
-            raise RequestRefused(
-                "the authority is not being replaced", remedy="begin: `dtdctl authority rotate`"
-            )
+            raise not_under_way()
         began_s, ends_s = self.rotation.began_s, self.rotation.ends_s
         return Rotation(phase=phase, began_s=began_s, ends_s=ends_s)
 
@@ -188,6 +179,13 @@ class Signers:
         self.rotation = None
 
 
+def not_under_way() -> RequestRefused:
+    """The error for whoever ends what has not begun."""
+    return RequestRefused(
+        "the authority is not being replaced", remedy="start with `dtdctl authority rotate`"
+    )
+
+
 def _load(directory: Path, certificate_file: str, key_file: str) -> Signer:
     key = load_key(directory / key_file)
     certificate = load_certificate(directory / certificate_file)
@@ -203,3 +201,63 @@ def _load_rotation(directory: Path) -> Rotation | None:
     except TypeError as error:
         raise ConfigError(f"{path} is damaged: {error}", remedy="restore it") from None
     return found[0] if found else None
+
+
+# --- the authority's key and certificate as they lie on disk -------------------------------------
+#
+# Nothing that is damaged is ever made anew: hosts that have joined would be shut out.
+
+
+CERTIFICATE_FILE: Final = "ca.pem"
+KEY_FILE: Final = "ca.key"
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The authority's private key.
+
+    Raises:
+        ConfigError: it is missing, damaged, or readable by others.
+    """
+    content = read_private(path)
+    try:
+        key = load_pem_private_key(content, None)
+    except (ValueError, TypeError):
+        raise damaged(path.parent, f"{path.name} is not a private key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise damaged(path.parent, f"{path.name} is not an EC key")
+    return key
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """The authority's or the server's certificate.
+
+    Raises:
+        ConfigError: it is missing, damaged, or readable by others.
+    """
+    content = read_private(path)
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError:
+        raise damaged(path.parent, f"{path.name} is not a certificate") from None
+
+
+def cluster_of(certificate: x509.Certificate, directory: Path) -> str:
+    """The cluster whose authority it is.
+
+    Raises:
+        ConfigError: it is no dtd cluster's.
+    """
+    names = [str(one.value) for one in certificate.subject]
+    cluster = names[0].removeprefix("dtd cluster ") if len(names) == 1 else ""
+    if not cluster or len(cluster) != 32:
+        raise damaged(directory, f"{CERTIFICATE_FILE} is not a dtd cluster's")
+    return cluster
+
+
+def damaged(directory: Path, why: str) -> ConfigError:
+    """The one error for an authority that cannot be used."""
+    return ConfigError(
+        f"the cluster's authority in {directory} is damaged: {why}",
+        remedy="restore the directory from a backup; without one, move it away: a new authority "
+        "is created, and every host must join again",
+    )

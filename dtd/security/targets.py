@@ -1,14 +1,16 @@
-"""Whom a client calls, and how: over TLS with its credential, or on its own host's socket.
+"""Where and how a client connects: over TLS with its credential, or to the socket of its host.
 
-On the socket the kernel tells each side who the other one is.  Over TCP, also to this host itself,
-both sides show credentials; nobody is called there without one.
+On the socket the kernel identifies each side to the other.  Over TCP, also to this host itself,
+both sides show credentials; no TCP connection is made without one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from dtd.address import Endpoint, SocketPath
 from dtd.errors import ConfigError
@@ -22,15 +24,18 @@ if TYPE_CHECKING:  # a call on this host loads no TLS
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to call; `context` is None for a socket of this host, and for nothing else."""
+    """Where to connect; `context` is None for a socket of this host only."""
 
     address: Endpoint
     context: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        """Nothing else is made, so nobody is obeyed who has not shown who they are."""
+        """Reject a TCP address without TLS: every peer must authenticate."""
         if (self.context is None) != isinstance(self.address, SocketPath):
-            raise ValueError(f"{self.address} is called over TLS, and a socket without")
+            raise ValueError(
+                f"{self.address} needs a TLS context if it is a TCP address, and "
+                "none if it is a socket"
+            )
 
     def __str__(self) -> str:
         return str(self.address)
@@ -63,7 +68,51 @@ def _target(address: Endpoint, context: ssl.SSLContext | None) -> Target:
         return Target(address, context)
     raise ConfigError(
         f"no credential for {address}",
-        remedy="on the coordinator's own host name no address: its socket is found; elsewhere ask"
-        " for a token (`dtdctl token create` there), then `dtd-worker join TOKEN` or `dtdctl join"
+        remedy="on the coordinator's own host, give no address, and its socket is used; elsewhere "
+        "ask for a token (`dtdctl token create` there), then `dtd-worker join TOKEN` or "
+        "`dtdctl join"
         " TOKEN` here",
     )
+
+
+# --- where a credential is looked for when none is named -----------------------------------------
+#
+# Apart from what reads one: on a machine without a credential dtdctl loads no TLS.
+
+
+STAND_IN: Final = b"# none"
+"""What dtd-worker@.service hands over in place of a missing credential."""
+
+
+def credential_places(
+    leaf: str, environ: Mapping[str, str], *, system: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Where a credential is looked for when none is named, first to last.
+
+    Args:
+        leaf: the file's name, "worker.credential" or "ctl.credential".
+        environ: the environment.
+        system: whole paths of this machine's own.
+    """
+    places = []
+    if environ.get("CREDENTIALS_DIRECTORY"):
+        places.append(Path(environ["CREDENTIALS_DIRECTORY"]) / leaf)
+    if environ.get("HOME"):
+        base = environ.get("XDG_CONFIG_HOME") or str(Path(environ["HOME"]) / ".config")
+        places.append(Path(base) / "dtd" / leaf)
+    return (*places, *system)
+
+
+def find_credential(places: tuple[Path, ...]) -> Path | None:
+    """The first of the places with a file that this user can read.
+
+    Where root has none, the unit of a worker hands over a stand-in, which does not count.
+    """
+    return next((place for place in places if _is_there(place)), None)
+
+
+def _is_there(place: Path) -> bool:
+    if not os.access(place, os.R_OK):
+        return False
+    with place.open("rb") as file:
+        return file.read(2 * len(STAND_IN)).strip() != STAND_IN

@@ -1,7 +1,7 @@
 """What a failed TLS handshake means, in a sentence, for either side.
 
 OpenSSL says "sslv3 alert certificate expired" on one machine and "tlsv13 alert certificate
-required" on the other; people want to know whose credential is at fault and what to do.
+required" on the other; users need to know which credential is at fault and the remedy.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _CAUSES: Final = (
     ("certificate has expired", "its certificate has expired"),
     ("certificate_expired", "this side's credential has expired"),
     ("alert certificate expired", "this side's credential has expired"),
-    ("unknown_ca", "this side's credential is not of its cluster"),
-    ("alert unknown ca", "this side's credential is not of its cluster"),
-    ("certificate_required", "it wants a credential, and this side has none"),
-    ("alert certificate required", "it wants a credential, and this side has none"),
+    ("unknown_ca", "this side's credential is from another cluster"),
+    ("alert unknown ca", "this side's credential is from another cluster"),
+    ("certificate_required", "it requires a credential, and this side has none"),
+    ("alert certificate required", "it requires a credential, and this side has none"),
     ("certificate_revoked", "this side's credential is revoked"),
-    ("unsupported_certificate", "this side's credential is not for calling"),
+    ("unsupported_certificate", "this side's credential is not valid for clients"),
     ("unsuitable certificate purpose", "its certificate is not for this purpose"),
     ("certificate is not yet valid", "its certificate is not valid yet: compare both clocks"),
     ("bad_certificate", "this side's credential is not accepted"),
-    ("certificate verify failed", "its certificate is not of this cluster"),
+    ("certificate verify failed", "its certificate is from another cluster"),
     ("wrong version number", "it does not speak TLS"),
     ("record layer failure", "it does not speak TLS"),
     ("http request", "it does not speak TLS"),

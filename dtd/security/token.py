@@ -31,7 +31,7 @@ _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _LIFE: Final = re.compile(r"([1-9][0-9]{0,5})([smhd])")
 _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_REMEDY: Final = "copy the whole word that `dtdctl token create` has printed"
+_REMEDY: Final = "copy the whole token that `dtdctl token create` printed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +64,15 @@ class Token:
         """
         parts = text.strip().split("/") if len(text) <= LIMIT_CHARACTERS else []
         if len(parts) != 5:
-            raise _no_token("it has not the five parts of a token")
+            raise _no_token("it does not have the five parts of a token")
         version, role, hosts, sha256, last = parts
         token_id, _, secret = last.partition(".")
         if version != VERSION:
             raise _no_token(f"it does not begin with {VERSION}/")
         if role not in JOINABLE:
-            raise _no_token(f"its role is none of {', '.join(JOINABLE)}")
+            raise _no_token(f"its role is not one of {', '.join(JOINABLE)}")
         if not _SHA256.fullmatch(sha256):
-            raise _no_token("its fourth part is no SHA-256")
+            raise _no_token("its fourth part is not a SHA-256")
         if not _ID.fullmatch(token_id) or not _SECRET.fullmatch(secret):
             raise _no_token("its last part is not ID.SECRET")
         return cls(
@@ -105,8 +105,8 @@ def parse_life_s(text: str) -> int:
     found = _LIFE.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"{text[:20]!r} is no length of time",
-            remedy=f"write for example 90s, 30m, 24h, 7d or {NEVER}",
+            f"{text[:20]!r} is not a duration",
+            remedy=f"for example 90s, 30m, 24h, 7d or {NEVER}",
         )
     return int(found[1]) * _UNIT_S[found[2]]
 
@@ -120,9 +120,9 @@ def _addresses(text: str) -> tuple[Address, ...]:
     except UsageError as error:
         raise _no_token(f"its address {error.message}") from None
     if any(address.port == 0 for address in found):
-        raise _no_token("an address of it has no port")
+        raise _no_token("one of its addresses has no port")
     return found
 
 
 def _no_token(why: str) -> UsageError:
-    return UsageError(f"this is no token: {why}", remedy=_REMEDY)
+    return UsageError(f"this is not a token: {why}", remedy=_REMEDY)

@@ -92,10 +92,10 @@ class TokenBook:
             RequestRefused: too many tokens are valid, or it would be good too often.
         """
         if not 1 <= uses <= MAX_USES or len(names) > MAX_USES:
-            raise RequestRefused(f"a token is good for 1 to {MAX_USES} uses, not {uses}")
+            raise RequestRefused(f"a token allows 1 to {MAX_USES} uses, not {uses}")
         if replaces and not names:
             raise RequestRefused(
-                "a token that replaces credentials must say whose",
+                "a token that replaces credentials must name them",
                 remedy="name them: `dtdctl token create --name host7 --replace`",
             )
         record = TokenRecord(
@@ -155,18 +155,18 @@ class TokenBook:
         if record.names and name not in record.names:
             raise RequestRefused(
                 f"the token {token_id} is for {', '.join(record.names)[:200]}, not {name[:80]}",
-                remedy=f"join with --name {record.names[0]}, or ask for a token of your own",
+                remedy=f"join with --name {record.names[0]}, or ask for another token",
             )
         if _use(name, key) in record.used:  # its answer got lost
             return record
         if len(record.used) >= record.uses:
             raise RequestRefused(
-                f"the token {token_id} is used up: it was good {_times(record.uses)}",
+                f"the token {token_id} is used up: it could be used {_times(record.uses)}",
                 remedy=_REMEDY,
             )
         if record.names and any(one.split(" ")[0] == name for one in record.used):
             raise RequestRefused(
-                f"the token {token_id} was used for {name} already", remedy=_REMEDY
+                f"the token {token_id} was already used for {name}", remedy=_REMEDY
             )
         return record
 
@@ -177,6 +177,31 @@ class TokenBook:
         if use not in record.used:
             used = replace(record, used=(*record.used, use))
             self._replace(self._records | {token_id: used})
+
+    def redeem(self, token_id: str, secret: str, role: str, key: str, *, now_s: float) -> str:
+        """Use a token once for something else than joining; returns in whose name.
+
+        Args:
+            token_id: as somebody says.
+            secret: as he says.
+            role: of the token, as he says.
+            key: tells this use from others.
+            now_s: Unix seconds.
+
+        Raises:
+            RequestRefused: as `check`.
+        """
+        record = self._records.get(token_id)
+        taken = {use.split(" ")[0] for use in record.used} if record is not None else set()
+        free = [name for name in (record.names if record is not None else ()) if name not in taken]
+        name = free[0] if free else f"token-{token_id}"
+        self.check(token_id, secret, role, name, key, now_s=now_s)
+        self.use(token_id, name, key)
+        return name
+
+    def is_known(self, token_id: str) -> bool:
+        """Whether it was made here and is not revoked; it may be used up."""
+        return token_id in self._records
 
     def is_valid(self, token_id: str, *, now_s: float) -> bool:
         """Whether somebody can still join with it."""

@@ -1,1 +1,1 @@
-"""How a step's rows become an update: one strategy a file, behind one seam."""
+"""Strategies: how the rows of a step become an update; one interface, one file each."""

@@ -1,39 +1,45 @@
-"""The seam between the engine and a strategy: how a step's rows become an update.
+"""The interface between engine and strategy: how the rows of a step become an update.
 
     engine  (dtd.train)       opens steps, votes, commits, freezes, redoes; owns rows, model, state
-    strategy (this folder)    decides what leaves a rank, when, and how what comes back is applied
+    strategy (this folder)    decides what is sent, when, and how the results are applied
 
 In every step the engine calls, in this order:
 
-    exchanges(updates)        what travels in this step; declared before it begins
-    begin(check)              remember what is this rank's own, so that it can be put back
-    compute(work, ring)       forward and backward by way of `work`; buckets leave as they fill
-    collect(ring)             every result is here: the step is prepared
+    exchanges(step, updates)  declare the buckets of this step, before it begins
+    refresh(ring)             complete the model, if this rank has only a part of it
+    begin(check, scale)       snapshot the local state, so that it can be restored
+    compute(work, ring)       forward and backward through `work`; buckets are sent as they fill
+    collect(ring)             block until all results have arrived: the step is prepared
     apply(work)               only after the vote: a pure function of the state and the results
-    commit() or rollback()    what is this rank's own goes forward, or back
+    commit() or rollback()    advance the local state, or restore it
 
-`regroup` and `replaced` come between steps: a generation begins; memory holds another state.
+For strategies with local steps such a "step" is a round of several (`dtd.core.engine.rounds`).
+Between steps the engine calls `regroup` when a generation begins, and `replaced` when memory holds
+another state.
 
-A strategy sees no socket: it hands buckets over and waits for them (`BucketExchange`).  It sees no
-rows and no loss: `Computation` runs them.  State has two kinds.  What is *shared* is equal on all
-ranks, lies in the replica and goes into digests, checkpoints and to joiners
-(`dtd.train.state.tensors`). What is *local* is kept by the strategy and known to no other rank
-(`Codec.local`).  All that a strategy applies must come from results that are the same bytes on
-every rank.
+A strategy has no access to sockets: it submits buckets and waits for them (`BucketExchange`).  Nor
+does it see rows or losses: `Computation` processes them.  There are two kinds of state.  *Shared*
+state is equal on all ranks; it is stored in the replica, covered by digests, saved in checkpoints
+and sent to joining workers (`dtd.train.state.tensors`).  *Local* state is kept by the strategy and
+differs between ranks (`dtd.strategy.codec.local_state`).  Whatever a strategy applies must be
+computed from results that are the same bytes on every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from dtd.core.engine.shard_digests import Shared
+from dtd.strategy.codec.api import World
+from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars, Totals
-from dtd.transport.api import BucketMemory
+from dtd.transport.api import BucketMemory, Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +47,9 @@ class Part:
     """The parameters of one optimizer.
 
     Attributes:
-        name: of the optimizer; empty for the only one.
+        name: name of the optimizer; empty if there is only one.
         named: names and parameters.
-        places: where these are among all trained parameters.
+        places: their indices among all trained parameters.
     """
 
     name: str
@@ -53,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSum:
-    """What forward over this rank's rows came to: sum of losses, and of their weights."""
+    """Result of forward over this rank's rows: the sum of the losses, and of their weights."""
 
     loss_sum: float
     weight: float
@@ -61,12 +67,12 @@ class LossSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What an update came to; equal on all ranks.
+    """Figures of one update; equal on all ranks.
 
     Attributes:
-        name: of its optimizer.
-        loss: mean over the global batch.
-        norm: of the averaged gradients, before clipping.
+        name: name of its optimizer.
+        loss: mean loss over the global batch.
+        norm: norm of the averaged gradients, before clipping.
     """
 
     name: str
@@ -76,12 +82,12 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What a step came to; equal on all ranks.
+    """Figures of one step; equal on all ranks.
 
     Attributes:
         updates: one or several, in order.
-        finite: their gradients are; if not, nothing was updated.
-        totals: what was summed besides.
+        finite: all their gradients are finite; if not, nothing was updated.
+        totals: the other values that were summed over the ranks.
     """
 
     updates: Sequence[Applied]
@@ -90,62 +96,119 @@ class StepStats:
 
 
 class BucketExchange(Protocol):
-    """What a strategy sees of a generation's ring; each call may raise RingBroken."""
+    """The part of a generation's ring that a strategy uses; each call may raise RingBroken."""
 
-    def start(self, bucket: int) -> None:
-        """Hand over a bucket whose contribution is complete; returns at once, thread-safe."""
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a bucket whose contribution is complete; see `Collective.start`."""
         ...
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds the sum of all contributions."""
+        """Block until the bucket holds the sum of all contributions; see `Collective.wait`."""
         ...
 
 
 class Computation(Protocol):
-    """One step's rows, model and optimizers, as the engine lends them to a strategy."""
+    """Rows, model and optimizers of one step or round, as the engine offers them to a strategy.
 
-    def backward(self, update: str, number: int, *, last: Callable[[], None]) -> LossSum:
-        """Forward and backward over this rank's rows; gradients add up in the parameters.
+    Attributes:
+        steps: number of the job's steps that it covers.
+        share: this rank's fraction of all their rows.
+        clips: whether the job clips gradients.
+    """
+
+    @property
+    def steps(self) -> int:
+        """See above."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """See above."""
+        ...
+
+    @property
+    def clips(self) -> bool:
+        """See above."""
+        ...
+
+    def take_step(self, number: int) -> None:
+        """Select a step of the round, from 0; the following calls refer to it."""
+        ...
+
+    def remember_optimizer(self) -> Callable[[], None]:
+        """Copy optimizer and schedule state; returns a function that restores them, once."""
+        ...
+
+    def local_update_made(self) -> None:
+        """Record that one more local step has been taken."""
+        ...
+
+    def backward(
+        self,
+        update: str,
+        number: int,
+        *,
+        last: Callable[[], None] = ...,
+        passed: Callable[[], None] = ...,
+    ) -> LossSum:
+        """Forward and backward over this rank's rows; gradients accumulate in the parameters.
 
         Args:
             update: name of the optimizer whose loss is computed.
-            number: of the pass in this step, from 0.
+            number: index of the pass in this step, from 0.
             last: called before the backward of the last micro-batch.
+            passed: called after the backward of each micro-batch.
+        """
+        ...
+
+    def keep_batches(self) -> bool:
+        """Keep some batches of this round for `measure_statistics`; to be called before it.
+
+        Returns:
+            Whether the model has BatchNorm layers whose statistics change; equal on all ranks.  If
+            not, nothing is kept.
+        """
+        ...
+
+    def measure_statistics(self) -> None:
+        """Make BatchNorm's statistics those of the current weights, by forwards over kept batches.
+
+        The batches are released.  Gradients that a loss may leave are the caller's to release.
         """
         ...
 
     def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
-        """Write all that ranks sum besides gradients at the end of a step.
+        """Write the values, other than gradients, that are summed at the end of a step.
 
         Args:
-            scalars: into these.
-            sums: of the last pass.
+            scalars: receives the values.
+            sums: result of the last pass.
             present: for each trained parameter, whether this rank has a gradient.
         """
         ...
 
     def tentative_update(self) -> AbstractContextManager[None]:
-        """Around an update that another one follows in the same step."""
+        """Context of an update that is followed by others in the same step or round."""
         ...
 
     def begin_update(self, weight: float) -> float:
-        """Set the learning rates; returns the factor that makes summed gradients the mean's.
+        """Set the learning rates; returns the factor that turns summed gradients into the mean.
 
         Args:
-            weight: sum of all weights; NaN comes back if it is 0.
+            weight: sum of all weights; if it is 0, NaN is returned.
         """
         ...
 
     def clip(self, norm: float) -> float:
-        """What gradients of this norm are to be multiplied by."""
+        """Return the clipping factor for gradients of this norm."""
         ...
 
     def optimizer(self, update: str) -> torch.optim.Optimizer:
-        """The one of this name."""
+        """Return the optimizer of this name."""
         ...
 
     def change_state(self, scalars: StepScalars) -> None:
-        """From here on the live state is being changed for good; sets the running buffers."""
+        """Begin the irreversible change of the live state; sets the running buffers."""
         ...
 
     def update(self, update: str) -> None:
@@ -158,62 +221,136 @@ class Strategy(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """Of all updates that a step may make, in order."""
+        """Names of all updates that a step may make, in order."""
+        ...
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """The strategy's own tensors that are part of the state, by name; modified in place."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """What its buffers take of the device's memory."""
+        """Memory of its buffers on the device."""
         ...
 
     def plan(self) -> list[tuple[str, str]]:
-        """(name, digest) of the layout of every update; must be equal on all ranks."""
+        """Return (name, digest) of the layout of every update; must be equal on all ranks."""
         ...
 
-    def regroup(self) -> None:
-        """A generation begins: whoever is left in an older one reads the buckets in vain."""
+    def regroup(self, world: World) -> None:
+        """A generation begins: processes still in an older one cannot use the buckets any more."""
+        ...
+
+    def redistribute(
+        self, ring: Collective, step: int, compare: Callable[[Sequence[Shared]], None]
+    ) -> int:
+        """Give every rank of the new generation its part of a sharded state, after `regroup`.
+
+        Args:
+            ring: connects the ranks; no step is open.
+            step: number of the ring's next step.
+            compare: has all ranks compare parts that are about to move and that several ranks
+                hold; called with the same parts on all ranks, within an open step, and raises
+                DivergenceError if they differ.
+
+        Returns:
+            the number of the ring's next step after that; `step` if nothing is sharded.
+        """
+        ...
+
+    def keep_redistributed(self) -> None:
+        """All ranks have agreed on the state: drop the parts that are not this rank's any more."""
+        ...
+
+    def undo_redistribution(self) -> None:
+        """The generation is over before that: hold what was held before, if anything changed."""
         ...
 
     def replaced(self) -> None:
-        """Memory holds another state than before: local state begins at zero."""
+        """Memory holds another state than before: reset the local state to zero."""
         ...
 
-    def exchanges(self, updates: Sequence[str]) -> list[BucketMemory]:
-        """The buckets that travel in the step which makes these updates; each is summed."""
+    def unsent(self, step: int) -> list[LocalState]:
+        """Return this rank's residuals of earlier steps, for `dtd.strategy.hand_on`.
+
+        Args:
+            step: committed steps; equal on all ranks, as is the number of values returned.
+        """
         ...
 
-    def begin(self, check: Callable[[], None]) -> None:
+    def wants_whole(self, wanted: bool) -> None:
+        """Say whether `refreshed` is to bring the whole model in the next step that is opened.
+
+        Without that it may bring nothing where parameters are gathered as forward needs them.
+        """
+        ...
+
+    def refreshes(self) -> list[BucketMemory]:
+        """Return the exchanges after which this rank has the whole model, before a last step."""
+        ...
+
+    def refresh(self, ring: BucketExchange) -> None:
+        """A step is open, and its first exchanges are `refreshes`: start them.
+
+        They overwrite what this rank has held until now and holds no more, so they are started
+        after `keep_redistributed`.
+        """
+        ...
+
+    def refreshed(self) -> None:
+        """Block until this rank has the whole model, as of the last committed step."""
+        ...
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which forward and `refreshed` have waited for the whole model so far."""
+        ...
+
+    def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
+        """Return the buckets exchanged in a step that makes these updates, in this order.
+
+        `refreshes` come first.
+
+        Args:
+            step: committed steps before it.
+            updates: names of the updates.
+        """
+        ...
+
+    def begin(self, check: Callable[[], None], scale: float) -> None:
         """A step begins.
 
         Args:
-            check: to be called often in long work; raises once the step is in vain.
+            check: to be called often during long work; raises once the step cannot complete.
+            scale: factor by which losses are multiplied in this step.
         """
         ...
 
     def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """Forward and backward; every bucket is handed over on return."""
+        """Forward and backward; on return every bucket has been submitted."""
         ...
 
     def collect(self, ring: BucketExchange) -> None:
-        """Return when every result is here."""
+        """Block until every result has arrived."""
         ...
 
     def apply(self, work: Computation) -> StepStats:
-        """Make the step's update; nothing is changed if its gradients are not finite."""
+        """Apply the step's update; nothing is changed if its gradients are not finite."""
         ...
 
     def commit(self) -> None:
-        """The step is committed: what is this rank's own goes forward."""
+        """The step is committed: advance the local state."""
         ...
 
     def rollback(self) -> None:
-        """Nothing of the step happened, or it is skipped: what is this rank's own goes back."""
+        """The step is discarded or skipped: restore the local state."""
         ...
 
     def release(self) -> None:
-        """The step is over: let go of its gradients."""
+        """The step is over: release its gradients."""
         ...
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Stop all threads."""
         ...

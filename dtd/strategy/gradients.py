@@ -1,18 +1,17 @@
-"""Gradients in flat buckets, handed over one by one while backward is still running.
+"""Gradients in flat buckets, submitted one by one while backward is still running.
 
-Backward gives every parameter a fresh gradient; a hook copies it into its place in a bucket and
-makes `parameter.grad` a view of that place, so later micro-batches accumulate into the bucket
-itself and the optimizer reads the sums where they arrived.  In the last micro-batch a bucket is
-handed over with its last gradient; what got no gradient counts as zero and goes at the end of
-backward.  A parameter without a gradient on any rank keeps `grad` None, and the optimizer leaves
-it alone.  Parameters that are shared count once, frozen ones not at all.
+Backward gives every parameter a new gradient.  A hook copies it into a bucket and makes
+`parameter.grad` a view of the bucket, so later micro-batches accumulate into the bucket itself, and
+the optimizer reads the sums in place.  In the last micro-batch a bucket is submitted with its last
+gradient.  Parameters without a gradient count as zero, and their buckets are submitted at the end
+of backward.  A parameter without a gradient on any rank keeps `grad` None, so that the optimizer
+skips it.  Shared parameters count once, frozen ones not at all.
 
-This file must not know about losses, steps or commits; those are `dtd.strategy.replicated`.
+This file is independent of losses, steps and commits; see `dtd.strategy.replicated` for those.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,15 +21,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtd.core.ring.buckets import BucketPlan, ParameterShape
-from dtd.strategy.codec.api import Codec
-from dtd.strategy.staging import StartBucket, WaitForBucket, staging_for
+from dtd.strategy.codec.api import Codec, FlatLayout, TensorPlace, World
+from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.coded_buckets import CodedBuckets
+from dtd.strategy.staging import (
+    Received,
+    Staging,
+    StartBucket,
+    WaitForBucket,
+    staging_for,
+)
 from dtd.transport.api import BucketMemory
-
-_WIDE = (torch.float32, torch.float64)
 
 
 def parameter_shapes(named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShape]:
-    """What the bucket plan needs to know of trained parameters."""
+    """Return the data about trained parameters that the bucket plan needs."""
     return [
         ParameterShape(
             name=name,
@@ -46,10 +51,10 @@ class Gradients:
     """The buckets of one model and the hooks that fill them.
 
     Args:
-        parameters: those that are trained, in the plan's order.
-        plan: which gradient lies where.
-        device: where the parameters are.
-        codec: the form in which they travel; None for their own.
+        parameters: the trained parameters, in the plan's order.
+        plan: layout of their gradients in buckets.
+        device: device of the parameters.
+        codec: encodes the gradients; None sends them unchanged.
     """
 
     def __init__(
@@ -62,11 +67,7 @@ class Gradients:
         self._parameters = list(parameters)
         self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
         self._bucket_of = [0] * len(self._parameters)
-        self._staging = staging_for(
-            [(b.elements, self._parameters[b.places[0].parameter].dtype) for b in plan.buckets],
-            device,
-            codec,
-        )
+        self._staging = staging_of(layouts_of(self._parameters, plan), device, codec)
         self._flats = self._staging.flats
         for index, (bucket, flat) in enumerate(zip(plan.buckets, self._flats, strict=True)):
             for place in bucket.places:
@@ -77,7 +78,7 @@ class Gradients:
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
         self._start: StartBucket | None = None
-        self._norms: list[Tensor] = []
+        self._received = Received(self._staging)
         self._copies: list[Tensor] = []
         self._check: Callable[[], None] = _nothing
         self.present = [False] * len(self._parameters)
@@ -87,43 +88,57 @@ class Gradients:
         ]
 
     @property
-    def memories(self) -> list[BucketMemory]:
-        """The buckets as the ring sees them."""
-        return self._staging.memories
+    def size_bytes(self) -> int:
+        """Memory of the buckets on the device."""
+        return self._staging.size_bytes
 
     @property
-    def size_bytes(self) -> int:
-        """What the buckets take of the device's memory."""
-        return self._staging.size_bytes
+    def flats(self) -> list[Tensor]:
+        """The buckets, laid out as in the plan; sums after `wait` or `receive`."""
+        return self._flats
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a codec that applies to at least one bucket."""
+        return self._staging.fits
 
     # --- filling ---------------------------------------------------------------------------
 
-    def revoke(self) -> None:
-        """A generation begins: whoever is left in an older one reads the buckets in vain.
+    def regroup(self, world: World) -> None:
+        """A generation begins: revoke buckets that older ones may still be reading.
 
-        Not in `begin`, when the step is open and its loan has a number already.
+        This cannot be done in `begin`: the step is open then, and its loan already has a number.
         """
+        self._staging.regroup(world)
+
+    def revoke(self) -> None:
+        """Invalidate any concurrent read of the buckets by another rank."""
         self._staging.revoke()
 
-    def begin(self, check: Callable[[], None]) -> None:
-        """A new step: no parameter has a gradient.
+    def exchanges(self, step: int) -> list[BucketMemory]:
+        """Return the exchanges of the step that follows `step` committed ones, in order."""
+        return self._staging.exchanges(step)
+
+    def begin(self, check: Callable[[], None], scale: float = 1.0) -> None:
+        """Begin a new step: no parameter has a gradient.
 
         Args:
-            check: called with every gradient; what it raises ends the backward.
+            check: called for every gradient; an exception that it raises ends backward.
+            scale: factor by which losses are multiplied in this step.
         """
-        self._check = check
-        self._start = None
+        self._staging.begin(scale)
         self._missing = list(self._sizes)
         self._started = [False] * len(self._flats)
         self.present = [False] * len(self._parameters)
         self.release()
+        self._check = check
 
     def hand_over_when_full(self, start: StartBucket) -> None:
-        """The next backward is the step's last: from now on full buckets leave."""
+        """The next backward is the step's last one: submit buckets as they fill."""
         self._start = start
 
     def finish(self, start: StartBucket) -> None:
-        """Backward is over: what is missing is zero, and all buckets leave."""
+        """Backward has ended: set missing gradients to zero, and submit all remaining buckets."""
         self._start = None
         for view, present in zip(self._views, self.present, strict=True):
             if not present:
@@ -138,7 +153,7 @@ class Gradients:
         gradient, view = parameter.grad, self._views[index]
         assert gradient is not None
         if gradient.layout is not torch.strided:
-            view.copy_(gradient.to_dense())  # a bucket has a place for every element
+            view.copy_(gradient.to_dense())  # a bucket is dense
             parameter.grad = view
             self.present[index] = True
         elif not (self.present[index] and gradient.data_ptr() == view.data_ptr()):
@@ -157,28 +172,28 @@ class Gradients:
     # --- using -----------------------------------------------------------------------------
 
     def wait(self, wait: WaitForBucket) -> None:
-        """Return when every bucket holds the sum over all ranks.
+        """Block until every bucket holds the sum over all ranks.
 
-        The norm of each is taken while the next one is still on its way.
+        The norm of each bucket is computed while the next one is still being exchanged.
         """
-        self._norms = []
-        for index, flat in enumerate(self._flats):
-            self._staging.receive(index, wait)
-            self._staging.settle()
-            dtype = flat.dtype if flat.dtype in _WIDE else torch.float32
-            self._norms.append(torch.linalg.vector_norm(flat, dtype=dtype).double())
+        self._received.wait(wait)
+
+    def receive(self, index: int, wait: WaitForBucket) -> None:
+        """Block until one bucket holds its result."""
+        self._staging.receive(index, wait)
+        self._staging.settle()
 
     def expose(self, present: Sequence[bool]) -> None:
-        """Give every parameter that has a gradient on some rank the sum, and no other one.
+        """Set the gradient of each parameter to the sum if any rank has one, otherwise to None.
 
-        From here on sums may be changed in place, which no other rank must read any more.
+        Afterwards sums may be changed in place, so no other rank may still read them.
         """
         self._staging.revoke()
         for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
             parameter.grad = view if there else None
 
     def expose_copies(self, present: Sequence[bool]) -> None:
-        """Like `expose`, but others may go on reading the sums: gradients are copies of them."""
+        """Like `expose`, but with copies of the sums, so that other ranks may still read them."""
         self._copies = []
         for parameter, view, there in zip(self._parameters, self._views, present, strict=True):
             parameter.grad = view.clone() if there else None
@@ -186,30 +201,72 @@ class Gradients:
                 self._copies.append(parameter.grad)
 
     def norm(self) -> float:
-        """Global norm of the sums that `wait` brought; not finite if any of them is not."""
-        return math.hypot(*torch.stack(self._norms).tolist()) if self._norms else 0.0
+        """Return the global norm of the sums after `wait`; not finite if any of them is not."""
+        return self._received.norm()
 
     def scale(self, factor: float) -> None:
-        """Multiply all sums, or the copies of them."""
+        """Multiply all sums, or their copies, by a factor."""
         for flat in self._copies or self._flats:
             flat.mul_(factor)
 
+    def commit(self) -> None:
+        """The step is committed: advance the local state."""
+        self._staging.commit()
+
+    def rollback(self) -> None:
+        """The step is discarded or skipped: restore the local state."""
+        self._staging.rollback()
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """Return this rank's residuals of earlier steps; the same number on all ranks."""
+        return self._staging.unsent(step)
+
+    def reset(self) -> None:
+        """Memory holds another state: reset the local state to zero."""
+        self._staging.reset()
+
     def release(self) -> None:
-        """Let go of all gradients; the buckets' memory stays."""
+        """Release all gradients; the buckets' memory is kept."""
         self._copies = []
+        self._check, self._start = _nothing, None  # a task's metrics may run backward, too
         for parameter in self._parameters:
             parameter.grad = None
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks, and stop all threads."""
         for hook in self._hooks:
             hook.remove()
         self._staging.close()
         self.release()
 
 
+def layouts_of(parameters: Sequence[nn.Parameter], plan: BucketPlan) -> list[FlatLayout]:
+    """Return the layout of each bucket."""
+    return [
+        FlatLayout(
+            dtype=parameters[bucket.places[0].parameter].dtype,
+            tensors=tuple(
+                TensorPlace(
+                    start=place.start,
+                    stop=place.stop,
+                    shape=tuple(parameters[place.parameter].shape),
+                )
+                for place in bucket.places
+            ),
+        )
+        for bucket in plan.buckets
+    ]
+
+
+def staging_of(layouts: Sequence[FlatLayout], device: torch.device, codec: Codec | None) -> Staging:
+    """Return the staging of flat buckets with these layouts; `codec` None means no codec."""
+    if codec is None:
+        return staging_for([(one.elements, one.dtype) for one in layouts], device)
+    return CodedBuckets(layouts, device, codec)
+
+
 def _nothing() -> None:
-    """Checks nothing: no step has begun."""
+    """Do nothing: no step has begun."""
 
 
 def _hook(parameter: Any, on_gradient: Callable[[Tensor], None]) -> RemovableHandle:

@@ -1,37 +1,45 @@
-"""Replicated training: every rank holds all of the state, and a step sums all gradients.
+"""Replicated training: every rank holds the whole state, and each step sums all gradients.
 
 A rank's gradients are scaled by its share of the global batch, so their sum is the mean over the
-batch.  Buckets leave while backward goes on.  The last bucket of each update holds its scalars: a
-rank that has all of them can commit the step without hearing anything more.  Sums are the same
-bytes on every rank, so all ranks skip the same steps and make the same updates.
+batch.  Buckets are sent while backward is running.  The last bucket of each update contains its
+scalars: a rank that has received all of them can commit the step without further communication.
+Sums are the same bytes on every rank, so all ranks skip the same steps and make the same updates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
-from dtd.strategy.codec.api import Codec
+from dtd.strategy.codec.api import Codec, World
+from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.scalars import StepScalars, Totals
 from dtd.strategy.updates import Undo, Update, attend_to, build_update, number_buckets
+from dtd.strategy.whole import WholeState
 from dtd.transport.api import BucketMemory
 
 
-class Replicated:
+class Replicated(WholeState):
     """See `dtd.strategy.api.Strategy`.
 
     Args:
         parts: the optimizers' parameters, in the order of their updates.
-        device: where the model is.
+        device: the model's device.
         scalars: the last bucket of a step.
-        codec: makes the form in which gradients travel, once for each update; None for their own.
-        bucket_bytes: gradients that are summed together.
-        first_bucket_bytes: those of the first bucket.
+        codec: creates the codec of the gradients, once for each update; None sends them unchanged.
+        bucket_bytes: size of a bucket of gradients.
+        first_bucket_bytes: size of the first bucket.
+
+    Attributes:
+        risk: what the strategy may cost a job, as a phrase for its user; empty, since it costs
+            nothing.
     """
+
+    risk = ""
 
     def __init__(
         self,
@@ -59,7 +67,6 @@ class Replicated:
         self._active = self._updates
         self._applied: list[Applied] = []
         self._undos: list[Undo] = []
-        self._before: list[list[Tensor]] | None = None
 
     # --- between steps ---------------------------------------------------------------------
 
@@ -69,24 +76,38 @@ class Replicated:
         return [update.name for update in self._updates]
 
     @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """See `Strategy`; there is none beside the optimizer's state."""
+        return {}
+
+    @property
     def size_bytes(self) -> int:
         """See `Strategy`."""
         buckets = sum(update.gradients.size_bytes for update in self._updates)
         return buckets + len(self._scalars.memory.view)
 
+    @property
+    def fits(self) -> bool:
+        """Whether there is a codec that applies to at least one gradient."""
+        return any(update.gradients.fits for update in self._updates)
+
     def plan(self) -> list[tuple[str, str]]:
         """See `Strategy`."""
         return [(update.name, update.plan.digest()) for update in self._updates]
 
-    def regroup(self) -> None:
+    def regroup(self, world: World) -> None:
         """See `Strategy`."""
         for update in self._updates:
-            update.gradients.revoke()
+            update.gradients.regroup(world)
 
     def replaced(self) -> None:
         """See `Strategy`."""
         for update in self._updates:
-            _put_back(update.local, [])
+            update.gradients.reset()
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """See `Strategy`."""
+        return [one for update in self._updates for one in update.gradients.unsent(step)]
 
     def close(self) -> None:
         """See `Strategy`."""
@@ -95,24 +116,23 @@ class Replicated:
 
     # --- a step ----------------------------------------------------------------------------
 
-    def exchanges(self, updates: Sequence[str]) -> list[BucketMemory]:
-        """For each update its gradients, then its scalars; the last ones are the step's."""
+    def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
+        """For each update its gradients, then its scalars; the last scalars are the step's."""
         by_name = {update.name: update for update in self._updates}
         self._active = [by_name[name] for name in updates]
-        number_buckets(self._active)
         memories: list[BucketMemory] = []
         for update in self._active:
-            memories += [*update.memories, update.scalars.memory]
+            memories += [*update.memories(step), update.scalars.memory]
+        number_buckets(self._active)
         return [*memories[:-1], self._scalars.memory]
 
-    def begin(self, check: Callable[[], None]) -> None:
+    def begin(self, check: Callable[[], None], scale: float) -> None:
         """See `Strategy`."""
         for update in self._active:
-            update.gradients.begin(check)
-        self._before = [[tensor.clone() for tensor in update.local] for update in self._updates]
+            update.gradients.begin(check, scale)
 
     def compute(self, work: Computation, ring: BucketExchange) -> None:
-        """Where several updates follow one another, all but the last are applied, tentatively."""
+        """See `Strategy`; of several updates, all but the last are applied tentatively."""
         for number, update in enumerate(self._active):
             attend_to(update, self._updates)
             sums = self._backward(work, update, number, ring)
@@ -134,20 +154,20 @@ class Replicated:
     ) -> LossSum:
         gradients, first = update.gradients, update.first_bucket
 
-        def start(bucket: int) -> None:
-            ring.start(first + bucket)
+        def start(bucket: int, *done: Callable[[], None]) -> None:
+            ring.start(first + bucket, *done)
 
         sums = work.backward(update.name, number, last=lambda: gradients.hand_over_when_full(start))
         gradients.finish(start)
         return sums
 
     def _wait(self, update: Update, ring: BucketExchange) -> None:
-        """Return when gradients and scalars hold the sums over all ranks."""
+        """Block until gradients and scalars hold the sums over all ranks."""
         update.gradients.wait(lambda bucket: ring.wait(update.first_bucket + bucket))
         ring.wait(update.scalars_bucket)
 
     def _among_all(self, update: Update, present: Sequence[bool]) -> list[bool]:
-        """Flags of an update's parameters as flags of all that are trained."""
+        """Expand the flags of one update's parameters to all trained parameters."""
         flags = [False] * self._trained
         for place, there in zip(update.places, present, strict=True):
             flags[place] = there
@@ -167,17 +187,16 @@ class Replicated:
     def commit(self) -> None:
         """See `Strategy`."""
         for update in self._active[:-1]:
-            update.gradients.revoke()  # no rank reads them any more: all have prepared the step
-        self._before = None
+            update.gradients.revoke()  # no rank still reads them: all have prepared the step
+        for update in self._active:
+            update.gradients.commit()
 
     def rollback(self) -> None:
         """See `Strategy`."""
         while self._undos:
             self._undos.pop().restore()
-        if self._before is not None:
-            for update, before in zip(self._updates, self._before, strict=True):
-                _put_back(update.local, before)
-        self._before = None
+        for update in self._active:
+            update.gradients.rollback()
 
     def release(self) -> None:
         """See `Strategy`."""
@@ -195,7 +214,7 @@ class Replicated:
         *,
         tentative: bool,
     ) -> Applied:
-        """Unscale, clip, update: unless gradients are not finite, here or in an update before."""
+        """Unscale, clip and update, if gradients are finite here and in all earlier updates."""
         gradients = update.gradients
         factor = work.begin_update(totals.weight)
         if tentative:
@@ -218,15 +237,6 @@ class Replicated:
         return applied
 
 
-def _put_back(local: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Local state as it was; what has come up since was zero."""
-    for index, tensor in enumerate(local):
-        if index < len(before):
-            tensor.copy_(before[index])
-        else:
-            tensor.zero_()
-
-
 def _are_finite(applied: Sequence[Applied]) -> bool:
-    """Whether the gradients of all these updates are."""
+    """Whether the gradients of all these updates are finite."""
     return all(math.isfinite(one.norm) for one in applied)

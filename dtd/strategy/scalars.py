@@ -1,11 +1,11 @@
-"""The last bucket of every update: what ranks must sum besides gradients.
+"""The last bucket of every update: the values, other than gradients, that are summed over ranks.
 
-    float64   sum of losses | sum of weights | gradient present, one a parameter | float buffers
-    int64     used rows | running buffers that no mean is taken of; summed modulo 2**64
+    float64   loss sum | weight sum | end | gradient present, for each parameter | float buffers
+    int64     used rows | running buffers that are not averaged; summed modulo 2**64
 
-A rank that holds it averaged can commit the step without hearing anything more, which is what lets
-survivors finish a step whose control word was lost.  It is always there, so every step has the
-same buckets; it follows the gradients through the ring and costs them no waiting.
+A rank that holds the result can commit the step without further communication, so survivors can
+finish a step whose control word was lost.  The bucket always exists, so every step has the same
+buckets.  It follows the gradients through the ring and does not delay them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtd.strategy.wire_memory import tensor_bytes
 from dtd.transport.api import BucketMemory
 
 USED_WORDS: Final = 4
-"""Integers in which a rank tells which rows it has used (`dtd.train.data.used_rows`)."""
+"""Number of integers that describe the rows a rank has used (`dtd.train.data.used_rows`)."""
 
 _HEAD = 3
 _ITEM_BYTES = 8
@@ -30,13 +30,13 @@ _ITEM_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a step came to over all ranks.
+    """A step's sums over all ranks.
 
     Attributes:
         loss_sum: weighted sum of losses.
         weight: sum of weights.
-        end: some rank asks that the job ends with this step.
-        used: words about the rows that went through the model, added modulo 2**64.
+        end: whether any rank asks to end the job with this step.
+        used: integers that describe the rows the model processed, added modulo 2**64.
         present: for each parameter, whether any rank has a gradient.
     """
 
@@ -48,17 +48,17 @@ class Totals:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the global batch; NaN if nothing was weighed."""
+        """Mean loss of the global batch; NaN if the weights sum to 0."""
         return self.loss_sum / self.weight if self.weight else float("nan")
 
 
 class StepScalars:
-    """Memory of that bucket.
+    """The memory of that bucket.
 
     Args:
         parameters: number of trained parameters.
-        buffer_elements: float64 elements of all running buffers.
-        buffer_words: their 64-bit integers.
+        buffer_elements: number of float64 elements of all running buffers.
+        buffer_words: number of 64-bit integers of all running buffers.
 
     Attributes:
         buffer_elements: float64, for the caller to fill.
@@ -86,7 +86,7 @@ class StepScalars:
         end: bool = False,
         used: Sequence[int] = (0,) * USED_WORDS,
     ) -> None:
-        """This rank's contribution but for the buffers'."""
+        """Write this rank's contribution, except for the running buffers."""
         self._head[0] = loss_sum
         self._head[1] = weight
         self._head[2] = float(end)
@@ -94,7 +94,7 @@ class StepScalars:
         self._present.copy_(torch.tensor(present, dtype=torch.float64))
 
     def totals(self) -> Totals:
-        """What arrived, once the bucket is averaged."""
+        """Return the sums, once the bucket holds its result."""
         loss_sum, weight, ends = self._head.tolist()
         return Totals(
             loss_sum=loss_sum,
@@ -106,7 +106,7 @@ class StepScalars:
 
 
 def _adder(flat: Tensor, floats: int) -> Any:
-    """Adds the first `floats` elements as float64, the rest as integers modulo 2**64."""
+    """Return a function that adds `floats` elements as float64, the rest as ints modulo 2**64."""
     own: Any = flat.numpy()
     own_words = own.view(np.int64)
 

@@ -1,14 +1,15 @@
-"""How a bucket gets from the memory of gradients to the memory that the ring reads, and back.
+"""Moves a bucket from gradient memory to the memory that the ring reads, and back.
 
-On a CPU they are the same memory (`dtd.strategy.wire_memory`), unless a codec has gradients travel
-in another form (`dtd.strategy.codec`): then each bucket has a wire buffer there.  On a GPU it has
-one in pinned host memory: a full bucket is copied there on a stream of its own while backward goes
-on, a thread waits for the copy and only then hands the bucket over, and the sum comes back the same
-way.  Gradients are packed by `dtd.strategy.gradients`; nothing here knows parameters.
+On a CPU both are the same memory (`dtd.strategy.wire_memory`).  On a GPU each bucket has a wire
+buffer in pinned host memory.  A full bucket is copied there on a separate stream while backward is
+running; a thread waits for the copy and then submits the bucket.  The sum is copied back on the
+same stream.  Gradients are packed by `dtd.strategy.gradients`; this file is independent of
+parameters.  `dtd.strategy.coded_buckets` handles buckets that are sent through a codec.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,145 +19,222 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dtd.strategy.codec.api import Codec
+from dtd.strategy.codec.api import World
+from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.wire_memory import RingMemory, bucket_memory
 from dtd.transport.api import BucketMemory
 
 _CUDA: Any = torch.cuda  # its constructors have no annotations
+_WIDE = (torch.float32, torch.float64)
 
-StartBucket = Callable[[int], None]
-"""Hands over the bucket of this index."""
+StartBucket = Callable[..., None]
+"""Submits the bucket of this index; the second, optional argument is that of `Collective.start`."""
 WaitForBucket = Callable[[int], None]
-"""Returns when the bucket of this index holds its sum."""
+"""Blocks until the bucket of this index holds its sum."""
 
 
 class Staging(Protocol):
-    """The way of a step's gradient buckets to the ring and back.
+    """Moves a step's gradient buckets to the ring and back.
 
     Attributes:
-        flats: a flat tensor for the gradients of each bucket, where the model is.
-        memories: the buckets as the ring sees them.
-        size_bytes: what they take of the memory of the device where the model is.
+        flats: a flat tensor for the gradients of each bucket, on the model's device.
+        memories: the exchanges of the current step, as the ring sees them.
     """
 
     flats: list[Tensor]
     memories: list[BucketMemory]
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the buckets on the model's device."""
+        ...
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a codec that applies to at least one bucket."""
+        ...
+
+    def regroup(self, world: World) -> None:
+        """A generation begins: revoke buckets that older ones may still be reading."""
+        ...
+
+    def exchanges(self, step: int) -> list[BucketMemory]:
+        """Return the exchanges of the step that follows `step` committed ones, in order."""
+        ...
+
+    def begin(self, scale: float) -> None:
+        """A step begins; its gradients are multiplied by `scale`."""
+        ...
+
+    def commit(self) -> None:
+        """The step is committed: advance the local state."""
+        ...
+
+    def rollback(self) -> None:
+        """The step is discarded or skipped: restore the local state."""
+        ...
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """Return this rank's residuals of earlier steps; the same number on all ranks."""
+        ...
+
+    def reset(self) -> None:
+        """Memory holds another state: reset the local state to zero."""
+        ...
 
     def send(self, index: int, start: StartBucket) -> None:
-        """A bucket is full: see that `start(index)` is called; returns at once."""
+        """A bucket is full: arrange for `start(index)` to be called; returns immediately."""
         ...
 
     def receive(self, index: int, wait: WaitForBucket) -> None:
-        """Call `wait(index)` and bring the sum back to the gradients' memory."""
+        """Call `wait(index)`, and copy the sum back to the gradients' memory."""
         ...
 
     def settle(self) -> None:
-        """After a `receive`: make later work on the device see what came back."""
+        """After a `receive`: make later work on the device wait for the results."""
+        ...
+
+    def norm(self, index: int) -> Tensor:
+        """After `settle`: return the norm of a result, float64; not finite if an element is not."""
         ...
 
     def revoke(self) -> None:
-        """The buckets are about to change: whoever else still reads them reads in vain."""
+        """The buckets are about to change: invalidate any concurrent read by a neighbour."""
         ...
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Stop all threads."""
         ...
 
 
-def staging_for(
-    sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, codec: Codec | None = None
-) -> Staging:
-    """The way for buckets of these (elements, dtype) on this device; None for no codec."""
-    if device.type == "cuda":
-        return PinnedStaging(sizes, device, codec)
-    return HostStaging(sizes, codec)
+def staging_for(sizes: Sequence[tuple[int, torch.dtype]], device: torch.device) -> Staging:
+    """Return the staging for buckets of these (elements, dtype) that are sent unchanged."""
+    return PinnedStaging(sizes, device) if device.type == "cuda" else HostStaging(sizes)
 
 
-def _travels_as(dtype: torch.dtype, codec: Codec | None) -> torch.dtype:
-    return dtype if codec is None else codec.travels_as(dtype)
+def norm_of(flat: Tensor) -> Tensor:
+    """Return the norm of a flat tensor, float64; not finite if any element is not."""
+    dtype = flat.dtype if flat.dtype in _WIDE else torch.float32
+    norm: Tensor = torch.linalg.vector_norm(flat, dtype=dtype)
+    return norm.double()
 
 
-class HostStaging:
-    """Buckets in host memory: the ring works on the gradients themselves, or on wire buffers."""
+class Received:
+    """The results of a step's buckets, and their global norm.
 
-    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]], codec: Codec | None) -> None:
-        self._memory = RingMemory([(count, _travels_as(dtype, codec)) for count, dtype in sizes])
-        self._wires = self._memory.flats
-        self._codecs: list[Codec | None] = []
-        self.flats: list[Tensor] = []
-        self.memories: list[BucketMemory] = []
-        self.size_bytes = 0
-        for (count, dtype), wire, memory in zip(
-            sizes, self._wires, self._memory.memories, strict=True
-        ):
-            self.size_bytes += wire.nbytes
-            used = codec if wire.dtype != dtype else None
-            self._codecs.append(used)
-            if used is None:
-                self.flats.append(wire)
-                self.memories.append(memory)
-            else:
-                flat = torch.zeros(count, dtype=dtype)
-                self.flats.append(flat)
-                self.memories.append(used.summed_at_home(wire, flat, memory))
-                self.size_bytes += flat.nbytes
+    Args:
+        staging: the buckets.
+    """
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._norms: list[Tensor] = []
+
+    def wait(self, wait: WaitForBucket) -> None:
+        """Block until every bucket holds its result.
+
+        The norm of each bucket is computed while the next one is still being exchanged.
+        """
+        self._norms = []
+        for index in range(len(self._staging.flats)):
+            self._staging.receive(index, wait)
+            self._staging.settle()
+            self._norms.append(self._staging.norm(index))
+
+    def norm(self) -> float:
+        """Return the norm of all results; not finite if any element of them is not."""
+        return math.hypot(*torch.stack(self._norms).tolist()) if self._norms else 0.0
+
+
+class _Stateless:
+    """One exchange for each bucket, the same in every step; keeps no state between steps."""
+
+    flats: list[Tensor]
+    memories: list[BucketMemory]
+    fits = True  # there is no codec that could find nothing
+
+    def regroup(self, world: World) -> None:
+        """Revoke the buckets; nothing depends on the world."""
+        del world
+        self.revoke()
+
+    def exchanges(self, step: int) -> list[BucketMemory]:
+        """Return one exchange for each bucket."""
+        del step
+        return self.memories
+
+    def begin(self, scale: float) -> None:
+        """There is no local state."""
+
+    def commit(self) -> None:
+        """There is no local state."""
+
+    def rollback(self) -> None:
+        """There is no local state."""
+
+    def reset(self) -> None:
+        """There is no local state."""
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """There is no local state."""
+        del step
+        return []
+
+    def norm(self, index: int) -> Tensor:
+        """Return the norm of a result, float64; not finite if any element is not."""
+        return norm_of(self.flats[index])
+
+    def revoke(self) -> None:
+        """No memory is lent."""
+
+
+class HostStaging(_Stateless):
+    """Buckets in host memory: the ring works on the gradients themselves."""
+
+    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]]) -> None:
+        self._memory = RingMemory(sizes)
+        self.flats = self._memory.flats
+        self.memories = self._memory.memories
+        self.size_bytes = sum(flat.nbytes for flat in self.flats)
 
     def send(self, index: int, start: StartBucket) -> None:
-        """Encode it into its wire buffer, if it has one, and hand that over."""
-        codec = self._codecs[index]
-        if codec is not None:
-            codec.encode(index, self.flats[index], self._wires[index])
+        """Submit the bucket."""
         start(index)
 
     def receive(self, index: int, wait: WaitForBucket) -> None:
-        """Wait for it, and take what all ranks have, this one's own sums included."""
+        """Wait for the bucket."""
         wait(index)
-        codec = self._codecs[index]
-        if codec is not None:
-            codec.decode(index, self._wires[index], self.flats[index])
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """There is no pending work."""
 
     def revoke(self) -> None:
-        """Lend under another number."""
+        """Change the number of the loan."""
         self._memory.revoke()
 
     def close(self) -> None:
-        """Lend no more."""
+        """Stop lending memory."""
         self._memory.close()
 
 
 @dataclass(slots=True)
 class _Copy:
-    """One bucket's copy to the host in one step; a broken step leaves its own behind."""
+    """One bucket's copy to the host in one step; each step has its own objects."""
 
     done: Any = None
     handed: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
 
 
-class PinnedStaging:
-    """Buckets on a GPU, with a pinned wire buffer each; the GPU encodes and decodes."""
+class PinnedStaging(_Stateless):
+    """Buckets on a GPU, with a pinned wire buffer each."""
 
-    def __init__(
-        self, sizes: Sequence[tuple[int, torch.dtype]], device: torch.device, codec: Codec | None
-    ) -> None:
+    def __init__(self, sizes: Sequence[tuple[int, torch.dtype]], device: torch.device) -> None:
         self.flats = [torch.zeros(count, dtype=dtype, device=device) for count, dtype in sizes]
         self.size_bytes = sum(flat.nbytes for flat in self.flats)
         self._device = device
-        self._pinned = [
-            torch.empty(count, dtype=_travels_as(dtype, codec), pin_memory=True)
-            for count, dtype in sizes
-        ]
-        self._codecs: list[Codec | None] = []
-        self.memories: list[BucketMemory] = []
-        for wire, flat in zip(self._pinned, self.flats, strict=True):
-            used = codec if wire.dtype != flat.dtype else None
-            memory = bucket_memory(wire)
-            self._codecs.append(used)
-            self.memories.append(memory if used is None else used.summed_alone(wire, memory))
+        self._pinned = [torch.empty(count, dtype=dtype, pin_memory=True) for count, dtype in sizes]
+        self.memories = [bucket_memory(wire) for wire in self._pinned]
         self._stream: torch.cuda.Stream = _CUDA.Stream(device)
         self._copies = [_Copy() for _ in sizes]
         self._queue: queue.SimpleQueue[tuple[int, _Copy, StartBucket] | None] = queue.SimpleQueue()
@@ -164,17 +242,13 @@ class PinnedStaging:
         self._thread.start()
 
     def send(self, index: int, start: StartBucket) -> None:
-        """Queue the copy behind what fills the bucket, and the handing over behind the copy."""
+        """Queue the copy after the work that fills the bucket, then the submission."""
         copy = self._copies[index] = _Copy()
         filled = _CUDA.Event()
         filled.record(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(filled)
-            codec, flat, wire = self._codecs[index], self.flats[index], self._pinned[index]
-            if codec is None:
-                wire.copy_(flat, non_blocking=True)
-            else:
-                codec.encode(index, flat, wire)
+            self._pinned[index].copy_(self.flats[index], non_blocking=True)
             copy.done = _CUDA.Event(blocking=True)
             copy.done.record(self._stream)
         self._queue.put((index, copy, start))
@@ -187,21 +261,14 @@ class PinnedStaging:
             raise copy.failure
         wait(index)
         with torch.cuda.stream(self._stream):
-            codec, flat, wire = self._codecs[index], self.flats[index], self._pinned[index]
-            if codec is None:
-                flat.copy_(wire, non_blocking=True)
-            else:
-                codec.decode(index, wire, flat)
+            self.flats[index].copy_(self._pinned[index], non_blocking=True)
 
     def settle(self) -> None:
-        """The stream of the optimizer waits for the copies; the host does not."""
+        """Make the optimizer's stream wait for the copies; the host does not wait."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def revoke(self) -> None:
-        """The wire buffers are not lent."""
-
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._queue.put(None)
         self._thread.join()
 

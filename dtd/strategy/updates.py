@@ -1,10 +1,11 @@
-"""The updates of one step: one, or several after another where a task has several optimizers.
+"""The updates of one step: one, or several in sequence if a task has several optimizers.
 
-Each has the parameters of its optimizer, their gradients' buckets, and what must be summed besides.
-In a step with several, every update but the last is applied as soon as its sums are there, because
-the next one's forward needs the changed parameters; it is tentative until the step is committed.
-`Undo` remembers what it changed: if the step is discarded, memory holds the last committed state
-again, and the step is redone from that.  The last one is applied at commit, like a single one.
+An update consists of its optimizer's parameters, the buckets of their gradients, and its scalars.
+In a step with several updates, each one except the last is applied as soon as its sums have
+arrived, because the next forward needs the changed parameters; it is tentative until the step is
+committed.  `Undo` saves what such an update changes: if the step is discarded, the last committed
+state is restored, and the step is redone from there.  The last update is applied at commit, like a
+single one.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ class Update:
     """One optimizer's part of a step.
 
     Attributes:
-        name: of the optimizer; empty for the only one.
-        parameters: that it updates.
-        places: where these are among all trained parameters.
-        plan: which gradient lies where.
+        name: name of the optimizer; empty if there is only one.
+        parameters: the parameters that it updates.
+        places: their indices among all trained parameters.
+        plan: layout of their gradients in buckets.
         gradients: buckets and hooks.
-        codec: the form in which they travel; None for their own.
-        scalars: sums of its loss, where another update follows.
+        scalars: sums of its loss, used if another update follows.
         lends: whether neighbours on this host may read the buckets.
-        first_bucket: index of its first bucket in the step at hand.
+        first_bucket: index of its first exchange in the current step.
+        exchanges: number of its exchanges before its scalars.
     """
 
     name: str
@@ -46,29 +47,25 @@ class Update:
     places: list[int]
     plan: BucketPlan
     gradients: Gradients
-    codec: Codec | None
     scalars: StepScalars
     lends: bool
     first_bucket: int = 0
+    exchanges: int = 0
 
-    @property
-    def memories(self) -> list[BucketMemory]:
-        """The gradients' buckets.
+    def memories(self, step: int) -> list[BucketMemory]:
+        """Return the exchanges of its gradients in a step.
 
-        Those of several updates lie in several files, and a ring reads one: they are sent.
+        The buckets of several updates are in several files, but a ring can read only one: they are
+        sent over the sockets.
         """
-        memories = self.gradients.memories
+        memories = self.gradients.exchanges(step)
+        self.exchanges = len(memories)
         return memories if self.lends else [dataclasses.replace(m, home=None) for m in memories]
 
     @property
-    def local(self) -> Sequence[Tensor]:
-        """What this rank alone keeps for its gradients' way from step to step."""
-        return self.codec.local if self.codec is not None else ()
-
-    @property
     def scalars_bucket(self) -> int:
-        """Index of the bucket that follows the gradients'."""
-        return self.first_bucket + len(self.gradients.memories)
+        """Index of the scalars' bucket, which follows those of the gradients."""
+        return self.first_bucket + self.exchanges
 
 
 def build_update(
@@ -80,7 +77,7 @@ def build_update(
     first_bucket_bytes: int,
     lends: bool,
 ) -> Update:
-    """The update of an optimizer's parameters, with buckets of about these sizes."""
+    """Build the update of an optimizer's parameters, with buckets of about these sizes."""
     plan = plan_buckets(
         parameter_shapes(part.named),
         bucket_bytes=bucket_bytes,
@@ -93,14 +90,13 @@ def build_update(
         places=list(part.places),
         plan=plan,
         gradients=Gradients(parameters, plan, device, codec=codec),
-        codec=codec,
         scalars=StepScalars(parameters=len(parameters), buffer_elements=0, buffer_words=0),
         lends=lends,
     )
 
 
 def number_buckets(updates: Sequence[Update]) -> None:
-    """Number the buckets of a step's updates, one after the other."""
+    """Number the buckets of a step's updates consecutively."""
     first_bucket = 0
     for update in updates:
         update.first_bucket = first_bucket
@@ -108,18 +104,18 @@ def number_buckets(updates: Sequence[Update]) -> None:
 
 
 def attend_to(update: Update | None, updates: Sequence[Update]) -> None:
-    """Let backward find gradients for one update's parameters only; None for all."""
+    """Restrict backward to the parameters of one update; None removes the restriction."""
     if len(updates) > 1:
         for one in updates:
             for parameter in one.parameters:
                 parameter.requires_grad_(update is None or one is update)
 
 
-class Undo:
-    """What one optimizer is about to change.
+class OptimizerSnapshot:
+    """A copy of an optimizer's own state: that of its parameters, and the values of its groups.
 
     Args:
-        optimizer: its parameters, their state and its groups' values are copied.
+        optimizer: what is copied; the parameters themselves are not.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -128,25 +124,40 @@ class Undo:
             {key: _copy(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        self._values = [
-            (parameter, parameter.detach().clone())
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
         self._state = {
             parameter: {key: _copy(value) for key, value in values.items()}
             for parameter, values in optimizer.state.items()
         }
 
     def restore(self) -> None:
-        """Nothing was changed; to be called once."""
-        with torch.no_grad():
-            for parameter, value in self._values:
-                parameter.copy_(value)
+        """Restore the copy; to be called once."""
         for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(values)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
+
+
+class Undo:
+    """A copy of everything that one optimizer is about to change.
+
+    Args:
+        optimizer: its parameters and its own state are copied.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._values = [
+            (parameter, parameter.detach().clone())
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        self._optimizer = OptimizerSnapshot(optimizer)
+
+    def restore(self) -> None:
+        """Restore the copy; to be called once."""
+        with torch.no_grad():
+            for parameter, value in self._values:
+                parameter.copy_(value)
+        self._optimizer.restore()
 
 
 def _copy(value: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The host memory in which a step's buckets lie while the ring works on them, as bytes and as sums.
+"""The host memory of a step's buckets, which the ring reads as bytes and adds to.
 
-One file without a name for all of them (`dtd.lent_memory`), so that a neighbour on the same host
-can read them where they lie.  Every bucket begins on a cache line.  numpy adds float32 and float64:
-one SIMD loop in the calling thread that lets other threads run.  Types that numpy lacks are added
-by torch.  Which bytes go where is the ring's business.
+All buckets share one anonymous file (`dtd.lent_memory`), so that a neighbour on the same host can
+read them in place.  Every bucket begins on a cache line.  numpy adds float32 and float64: one SIMD
+loop in the calling thread, without the GIL.  torch adds all other types.  The ring decides which
+bytes are sent where.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NUMPY_ADDS = (torch.float32, torch.float64)
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as bytes, not copied."""
+    """Return the memory of a contiguous CPU tensor as bytes, without a copy."""
     array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def bucket_memory(flat: Tensor, home: BufferLocation | None = None) -> BucketMemory:
-    """A one-dimensional contiguous CPU tensor as a bucket, with its home if it may be lent."""
+    """Return a one-dimensional contiguous CPU tensor as a bucket; `home` if it can be lent."""
     assert flat.dim() == 1
     assert flat.is_contiguous()
     assert flat.device.type == "cpu"
@@ -63,14 +63,14 @@ def _torch_add(flat: Tensor) -> Any:
 
 
 class RingMemory:
-    """Zeroed flat tensors that may be lent.
+    """Zeroed flat tensors that can be lent.
 
     Args:
-        sizes: (elements, dtype) of each.
+        sizes: (elements, dtype) of each tensor.
 
     Attributes:
         flats: the tensors, one-dimensional, on the CPU.
-        memories: the same as the ring sees them.
+        memories: the same tensors as the ring sees them.
     """
 
     def __init__(self, sizes: Sequence[tuple[int, torch.dtype]]) -> None:
@@ -92,9 +92,9 @@ class RingMemory:
         self.memories.append(bucket_memory(flat, home))
 
     def revoke(self) -> None:
-        """Say, before writing to it, that nobody else's reading counts any more."""
-        self._lent.recall()
+        """Invalidate concurrent reads by neighbours, before the memory is written to."""
+        self._lent.revoke()
 
     def close(self) -> None:
-        """Lend no more; the tensors stay as long as somebody holds them."""
+        """Stop lending; the tensors remain valid as long as they are referenced."""
         self._lent.close()

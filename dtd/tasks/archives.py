@@ -1,4 +1,4 @@
-"""Opens MNIST and CIFAR-10 in the formats they are published in, through torchvision.
+"""Opens MNIST and CIFAR-10 in their published formats, through torchvision.
 
 torchvision says what it misses in its own words; here that becomes one sentence that also says
 what to type.  Several workers of a host may start at once, so a download holds a lock.

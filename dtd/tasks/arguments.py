@@ -1,4 +1,4 @@
-"""Checks of the `[task]` table's values that several built-in tasks share."""
+"""Checks of `[task]` table values that several built-in tasks share."""
 
 from __future__ import annotations
 

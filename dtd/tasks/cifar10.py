@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from dtd.core.data.sampler import row_key
 from dtd.tasks.archives import open_archive
 from dtd.tasks.arguments import require_positive
-from dtd.tasks.augment import crop_and_flip
 from dtd.tasks.classification import classification_loss, classification_metrics
 from dtd.tasks.image_folder import class_names, load_image_folder
 from dtd.tasks.resnet import ResNet18
@@ -120,3 +120,46 @@ class ImageRows:
         planes = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
         inputs = (planes.float() / 255.0 - _MEAN) / _SPREAD
         return inputs, torch.from_numpy(self.labels[np.asarray(row_ids)])
+
+
+# --- random crop and flip, drawn from a row's key and nothing else -------------------------------
+#
+# The same row in the same epoch gets the same crop on every worker and in every redo of a step.
+# Whole batches are done in one gather; global random state is neither read nor changed.
+
+
+_PADDING = 4
+
+
+def crop_and_flip(
+    images: npt.NDArray[np.uint8], row_ids: Sequence[int], *, epoch: int, seed: int
+) -> npt.NDArray[np.uint8]:
+    """Shift each image by up to 4 pixels each way (black comes in) and mirror half of them.
+
+    Args:
+        images: (rows, height, width, 3), in the order of `row_ids`.
+        row_ids: the dataset's row numbers, which key the draws.
+        epoch: keys the draws.
+        seed: keys the draws.
+    """
+    keys = np.array([row_key(seed, epoch, row) for row in row_ids], dtype=np.uint64)
+    down, right, flip = _draws(keys)
+    rows, height, width, _ = images.shape
+    border = (_PADDING, _PADDING)
+    padded = np.pad(images, ((0, 0), border, border, (0, 0)))
+    ys = down[:, None] + np.arange(height)
+    columns = np.arange(width)
+    xs = np.where(flip[:, None], columns[::-1], columns) + right[:, None]
+    row = np.arange(rows)[:, None, None]
+    moved: npt.NDArray[np.uint8] = padded[row, ys[:, :, None], xs[:, None, :]]
+    return moved
+
+
+def _draws(
+    keys: npt.NDArray[np.uint64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    shifts = np.uint64(2 * _PADDING + 1)
+    down = ((keys & np.uint64(0xFFFF)) % shifts).astype(np.int64)
+    right = ((keys >> np.uint64(16) & np.uint64(0xFFFF)) % shifts).astype(np.int64)
+    flip = (keys >> np.uint64(32) & np.uint64(1)).astype(np.bool_)
+    return down, right, flip

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from dtd.core.data.sampler import permuted_row
 from dtd.errors import TaskError
 from dtd.tasks.arguments import require_positive
-from dtd.tasks.classification import classification_loss, classification_metrics
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 
 _TEST_ROWS = 359
 """A fifth; which ones is the same in every job."""

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from dtd.tasks.archives import open_archive
 from dtd.tasks.arguments import require_positive
-from dtd.tasks.classification import classification_loss, classification_metrics
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 
 _MEAN, _SPREAD = 0.1307, 0.3081
 """Of all training pixels, on a scale of 0..1."""

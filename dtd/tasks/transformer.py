@@ -1,4 +1,4 @@
-"""A decoder-only transformer: reads a run of characters, guesses the next one at each place.
+"""A decoder-only transformer that predicts the next character at each position.
 
 Pre-norm blocks as in GPT-2 (A. Radford et al., "Language Models are Unsupervised Multitask
 Learners", 2019); the embedding of a character and the weights that score it are one and the same

@@ -1,1 +1,1 @@
-"""The only torch: the loop, gradients, optimizer, data loading, checkpoints, state."""
+"""The only users of torch: loop, gradients, optimizer, data loading, checkpoints, state."""

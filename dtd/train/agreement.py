@@ -1,33 +1,36 @@
-"""What all ranks must agree on: whether a step is committed, and that their states are equal.
+"""The agreements of all ranks: whether a step is committed, and that their states are equal.
 
-Replicas are equal by construction, so a digest that differs is a broken machine or a task that
-does not compute the same thing twice.  Digests travel in the control word of the step after the
-state that they are about, and by themselves where a generation begins or ends.  What is compared
-is decided by the step number alone, so every rank compares the same.
+Replicas are equal by construction, so a digest that differs means a faulty machine or a task that
+is not deterministic.  The digest of a state is sent in the control word of the step after it, and
+separately when a generation begins or ends.  Which digests are compared depends on the step number
+alone, so every rank compares the same ones.  Of a sharded state, ranks also compare what several
+of them hold before it moves to others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare
+from dtd.core.engine.shard_digests import Shared, Tally, combined, compared
 from dtd.core.engine.step_protocol import Ruling
 from dtd.errors import DivergenceError, RingBroken
-from dtd.train.session import Session
+from dtd.train.session import JobSession
 from dtd.train.state.difference import first_difference
-from dtd.train.state.tensors import state_digest
+from dtd.train.state.tensors import shard_digests, shards_digest, state_digest
 from dtd.train.step import Clock
 from dtd.transport.api import Collective
 
 
-def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
-    """The control word: returns if and only if the step is to be committed.
+def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord:
+    """Exchange control words; returns if and only if the step is to be committed.
 
     Raises:
         DivergenceError: the states before this step differ; nothing of it was applied.
     """
     engine = session.engine
+    disputed = _combine(session, ring)
     digest_step, digest = session.checkpoints.deferred.said
     entry = engine.entry(flags, digest_step=digest_step, digest=digest)
     if digest:
@@ -37,8 +40,8 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
     if verdict.ruling is not Ruling.COMMIT:
         session.discard()
     if verdict.ruling is Ruling.DIVERGED:
-        compared = Comparison(dissenters=word.dissenters, majority=word.majority)
-        raise _diverged(session, ring, compared)
+        result = Comparison(dissenters=word.dissenters, majority=word.majority)
+        raise _diverged(session, ring, result, disputed)
     if verdict.ruling is Ruling.REDO:
         raise RingBroken(f"a rank vetoed step {session.replica.step}")
     if word.digest_agreed:
@@ -47,56 +50,132 @@ def exchange(session: Session, ring: Collective, flags: Flags) -> ControlWord:
 
 
 def agree(
-    session: Session, ring: Collective, clock: Clock, *, voters: Collection[int] | None = None
+    session: JobSession, ring: Collective, clock: Clock, *, voters: Collection[int] | None = None
 ) -> bytes:
-    """Compare the digest of the live state with all ranks', and return it.
+    """Compare the digest of the live state on all ranks, and return it.
 
     Args:
         session: holds the state.
-        ring: joins the ranks.
-        clock: of the step that is open.
-        voters: ranks that have their state from nobody else in this generation; None for all.
+        ring: connects the ranks.
+        clock: records the times of the open step.
+        voters: ranks that did not copy their state from another one in this generation; None for
+            all.
+
+    Raises:
+        DivergenceError: the digests differ.
+    """
+    tally = _digests(session, ring, clock)
+    _judge(session, ring, tally, voters)
+    return tally.digests[ring.rank]
+
+
+def compare_moving(
+    session: JobSession,
+    ring: Collective,
+    voters: Collection[int] | None,
+    shared: Sequence[Shared],
+) -> None:
+    """Compare parts of a sharded state that are about to move, on all ranks that hold them.
+
+    Args:
+        session: holds this rank's part of the state.
+        ring: connects the ranks; a step is open.
+        voters: as for `agree`.
+        shared: the parts.
+
+    Raises:
+        DivergenceError: holders of a part differ.
+    """
+    shards = session.replica.shards
+    assert shards is not None, "the state is not sharded"
+    mine = (one.part for one in shared if ring.rank in one.holders)
+    hashes = [shards_digest(shards, part, lambda: got_on(session, ring)) for part in mine]
+    tally = compared(shared, ring.gather(b"".join(hashes)))
+    if tally.disputed is not None:  # otherwise what `agree` compares is the rank's last word
+        _judge(session, ring, tally, voters)
+
+
+def _judge(
+    session: JobSession, ring: Collective, tally: Tally, voters: Collection[int] | None
+) -> None:
+    """Compare the digests of the live state.
 
     Raises:
         DivergenceError: they differ.
     """
-    digest = session.checkpoints.deferred.known(session.replica.step)
+    step = session.replica.step
+    session.compared = (ring.generation, step, tally.digests[ring.rank])
+    result = compare([(step, one) for one in tally.digests], voters=voters)
+    if result.dissenters:
+        raise _diverged(session, ring, result, tally.disputed)
+
+
+def _digests(session: JobSession, ring: Collective, clock: Clock) -> Tally:
+    """The digests of the live state on all ranks."""
+    replica, step = session.replica, session.replica.step
+    if replica.shards is not None:
+        hashed = shard_digests(replica, lambda: got_on(session, ring))
+        words = gather_aside(ring, clock, hashed.encode())
+        tally = combined(words, replica.shards.division)
+        session.checkpoints.deferred.combine(step, hashed, tally.digests[ring.rank])
+        return tally
+    digest = session.checkpoints.deferred.known(step)
     if digest is None:
-        digest = state_digest(session.replica, lambda: got_on(session, ring))
-    session.compared = (ring.generation, session.replica.step, digest)
-    digests = gather_aside(ring, clock, digest)
-    compared = compare([(session.replica.step, one) for one in digests], voters=voters)
-    if compared.dissenters:
-        raise _diverged(session, ring, compared)
-    return digest
+        digest = state_digest(replica, lambda: got_on(session, ring))
+    return Tally(digests=tuple(gather_aside(ring, clock, digest)), disputed=None)
 
 
-def got_on(session: Session, ring: Collective) -> None:
-    """A generation that has ended needs no digest, however long that would still take."""
+def _combine(session: JobSession, ring: Collective) -> Shared | None:
+    """Compute the digest of a sharded state, if one is due, from what all ranks have hashed.
+
+    Returns:
+        the first shards in which their holders differ; None if there are none.
+    """
+    deferred = session.checkpoints.deferred
+    pending = deferred.uncombined
+    shards = session.replica.shards
+    if pending is None or shards is None:
+        return None
+    step, hashed = pending
+    tally = combined(ring.gather(hashed.encode()), shards.division)
+    deferred.combine(step, hashed, tally.digests[ring.rank])
+    return tally.disputed
+
+
+def got_on(session: JobSession, ring: Collective) -> None:
+    """Report progress, and raise if the generation has ended, so that long work is cut short."""
     session.reporter.progress()
     ring.check()
 
 
 def gather_aside(ring: Collective, clock: Clock, word: bytes) -> list[bytes]:
-    """An exchange that is no part of training and does not count as its communication."""
+    """Exchange words outside of training; the time does not count as its communication."""
     begun_s = time.perf_counter()
     words = ring.gather(word)
     clock.aside_s += time.perf_counter() - begun_s
     return words
 
 
-def _diverged(session: Session, ring: Collective, compared: Comparison) -> DivergenceError:
-    """Nothing that is pending will be agreed on; says who differs, and in what first."""
+def _diverged(
+    session: JobSession, ring: Collective, result: Comparison, disputed: Shared | None
+) -> DivergenceError:
+    """Drop pending digests, and describe which ranks differ, and in which entry first."""
     session.checkpoints.drop()
     step = session.replica.step
-    found = first_difference(session.replica, ring.gather, session.reporter.progress)
-    others = "the others" if compared.majority else "others, and no state has a majority"
+    found = first_difference(
+        session.replica,
+        ring.gather,
+        session.reporter.progress,
+        rank=ring.rank,
+        disputed=disputed,
+    )
+    others = "the others" if result.majority else "others, and no state has a majority"
     first = f"; what differs first is {found.meaning}" if found.entry else ""
     return DivergenceError(
-        f"after step {step}, in generation {ring.generation}, ranks {list(compared.dissenters)}"
+        f"after step {step}, in generation {ring.generation}, ranks {list(result.dissenters)}"
         f" hold another state than {others}{first}",
-        dissenters=compared.dissenters,
-        majority=compared.majority,
+        dissenters=result.dissenters,
+        majority=result.majority,
         step=step,
         entry=found.entry,
     )

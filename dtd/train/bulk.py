@@ -1,8 +1,7 @@
-"""Copies and hashes of whole states, piece by piece, so that whoever watches sees them get on.
+"""Copies and hashes of whole states, in pieces, so that progress is visible.
 
-A state may take longer than anybody is patient: nothing may depend on how large it is.  After each
-piece `got_on` is called.  What is copied or hashed, and why, is decided in
-`dtd.train.state.tensors` and `dtd.train.checkpoint.saver`.
+Processing a large state may exceed any fixed time limit, so `got_on` is called after each piece.
+`dtd.train.state.tensors` and `dtd.train.checkpoint.saver` decide what is copied or hashed.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ PIECE_BYTES: Final = 64 << 20
 
 
 class Hash(Protocol):
-    """What content is added to."""
+    """A hash to which content is added."""
 
     def update(self, content: memoryview, /) -> None:
-        """Add some."""
+        """Add content."""
         ...
 
 
 def add_to_hash(content: Hash, tensor: Tensor, got_on: GotOn) -> None:
-    """Add the elements of a tensor, on whatever device, as the bytes of a contiguous one."""
+    """Add the elements of a tensor on any device, as the bytes of a contiguous one."""
     for piece in _pieces(tensor.detach().reshape(-1)):
         content.update(tensor_bytes(piece.cpu()))
         got_on()
 
 
 def copied_to_host(tensor: Tensor, got_on: GotOn) -> Tensor:
-    """A contiguous copy in host memory of its own; same shape and dtype."""
+    """Return a contiguous copy in newly allocated host memory; same shape and dtype."""
     source = tensor.detach()
     if not source.is_contiguous():
         source = source.contiguous()
@@ -45,7 +44,7 @@ def copied_to_host(tensor: Tensor, got_on: GotOn) -> Tensor:
 
 
 def copy_into(target: Tensor, source: Tensor, got_on: GotOn) -> None:
-    """Copy elements between tensors of one shape, on whatever devices."""
+    """Copy elements between tensors of the same shape, on any devices."""
     if not (target.is_contiguous() and source.is_contiguous()):
         target.copy_(source)
         got_on()
@@ -57,7 +56,7 @@ def copy_into(target: Tensor, source: Tensor, got_on: GotOn) -> None:
 
 
 def _pieces(flat: Tensor) -> Iterator[Tensor]:
-    """Contiguous parts of a one-dimensional tensor; at least one."""
+    """Yield contiguous parts of a one-dimensional tensor; at least one."""
     length = max(1, PIECE_BYTES // flat.element_size())
     for start in range(0, max(1, flat.numel()), length):
         yield flat[start : start + length]

@@ -1,77 +1,74 @@
-"""The task's callbacks: who is told of what, and the promise that telling changes no state.
+"""The task's callbacks: which are called when, and the guarantee that they change no state.
 
-`on_step` and `on_evaluation` are called on every worker with the same figures; what they return
-asks for the end of the job.  `on_step` follows a commit, once for each committed step, so a step
-that is redone is told once.  A callback that changes parameters, buffers or the optimizer is the
-task's mistake: workers that took the state over later would never have made that change.
+`on_step` and `on_evaluation` are called on every worker with the same figures; their return value
+can request the end of the job.  `on_step` follows a commit, so it is called once for each committed
+step, even if the step was redone.  A callback must not change parameters, buffers or the optimizer:
+workers that take over the state later would not have made that change.
+
+Training waits for a callback.  The same moments are handed on to the task's observers
+(`dtd.train.observers`), for which it does not wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from dtd.errors import TaskError
+from dtd.train.observers import Observers
+from dtd.train.record import Moment
 from dtd.train.state.replica import Replica
 
+__all__ = ["Callbacks", "Moment"]
+
 NAMES: Final = ("on_start", "on_step", "on_evaluation", "on_checkpoint", "on_end")
+_HOOK_OF: Final = {"on_end": "on_finish"}
+"""What observers call it; the others have the same name."""
+
 _MAY_CHANGE_OWN: Final = ("on_step", "on_evaluation")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What a callback is told.
-
-    Attributes:
-        rank: of this worker in the ring at hand.
-        world_size: number of workers.
-        step: committed steps.
-        epoch: epoch of the last committed row.
-        metrics: of the step (loss, lr, grad_norm), or of the last evaluation.
-        directory: of the checkpoint that this worker has saved; empty otherwise.
-    """
-
-    rank: int
-    world_size: int
-    step: int
-    epoch: int
-    metrics: Mapping[str, float]
-    directory: str = ""
 
 
 class Callbacks:
     """The callbacks of one task.
 
     Args:
-        task: those methods that it has are called.
-        replica: the state that they must leave alone.
+        task: defines the callbacks; all are optional.
+        replica: the state, which they must not change.
+        observers: are told of the same moments, after the callbacks.
 
     Attributes:
-        reason: why the task wants the job to end; empty if it does not.
-        rank: put into every moment; set where a generation begins.
-        world_size: likewise.
+        reason: why the task requests the end of the job; empty if it does not.
+        rank: part of every moment; set when a generation begins.
+        world_size: part of every moment; set when a generation begins.
     """
 
-    def __init__(self, task: Any, replica: Replica) -> None:
+    def __init__(self, task: Any, replica: Replica, observers: Observers | None = None) -> None:
         self._methods = {n: m for n in NAMES if (m := getattr(task, n, None)) is not None}
         self._replica = replica
+        self.observers = observers if observers is not None else Observers()
         self.reason = ""
         self.rank, self.world_size = 0, 1
+
+    def defines(self, name: str) -> bool:
+        """Whether the task has this callback."""
+        return name in self._methods
 
     def tell(
         self, name: str, *, epoch: int, metrics: Mapping[str, float], directory: str = "", step: int
     ) -> None:
-        """Call one of them, if the task has it.
+        """Call a callback, if the task defines it, and have observers told.
 
         Raises:
-            TaskError: it changed what it must not change; whatever it raises comes out as it is.
+            TaskError: it changed the state.  Exceptions of the callback itself pass through.
         """
-        method = self._methods.get(name)
-        if method is None:
+        method, hook = self._methods.get(name), _HOOK_OF.get(name, name)
+        watched = self.observers.wants(hook, rank=self.rank)
+        if method is None and not watched:
             return
         moment = Moment(
             rank=self.rank,
@@ -81,6 +78,13 @@ class Callbacks:
             metrics=dict(metrics),
             directory=directory,
         )
+        if method is not None:
+            self._call(name, method, moment)
+        if watched:
+            seen = MappingProxyType(dict(metrics))
+            self.observers.tell(hook, replace(moment, metrics=seen))
+
+    def _call(self, name: str, method: Callable[[Moment], Any], moment: Moment) -> None:
         modules = list(self._replica.model.modules())
         modes = [module.training for module in modules]
         before = _marks(self._replica)
@@ -97,7 +101,7 @@ class Callbacks:
 
 
 def _marks(replica: Replica) -> dict[str, Any]:
-    """Values that differ once the state was changed in place or exchanged."""
+    """Return values that differ once the state has been changed in place or replaced."""
     marks: dict[str, Any] = {}
     model = [*replica.model.named_parameters(), *replica.model.named_buffers()]
     for name, tensor in model:

@@ -1,7 +1,8 @@
-"""Early stopping: a metric that has not improved for some evaluations ends the job.
+"""Early stopping: ends the job when a metric has not improved for some evaluations.
 
-Every worker judges the same metrics and comes to the same end.  What has been seen so far is part
-of the state; a judgement is entered with the step that follows its evaluation.  No torch here.
+Every worker judges the same metrics, so all reach the same decision.  The history is part of the
+state: the result of an evaluation is added at the commit of the step that follows it.  This file
+does not import torch.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from dtd.job import TrainTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStop:
-    """What the evaluations so far have shown.
+    """Summary of the evaluations so far.
 
     Attributes:
-        best: the best value of the metric; None before the first.
-        waited: evaluations since then.
+        best: the best value of the metric; None before the first evaluation.
+        waited: number of evaluations since the best one.
     """
 
     best: float | None = None
@@ -32,10 +33,10 @@ NOTHING_SEEN: Final = EarlyStop()
 
 
 def check_evaluated(table: TrainTable, *, has_evaluation: bool) -> None:
-    """See that there will be something to judge.
+    """Check that there are evaluations for early stopping.
 
     Raises:
-        TaskError: early stopping is asked for, and the task has no evaluation.
+        TaskError: early stopping is configured, but the task has no evaluation.
     """
     if table.early_stop_metric and not has_evaluation:
         raise TaskError(
@@ -67,7 +68,7 @@ def judge(table: TrainTable, seen: EarlyStop, metrics: Mapping[str, float]) -> E
 
 
 def why_it_ends(table: TrainTable, seen: EarlyStop) -> str:
-    """Why the job ends now; empty if it goes on."""
+    """Return why the job ends now; empty if it continues."""
     if not table.early_stop_metric or seen.waited < table.early_stop_patience:
         return ""
     best = "was never finite" if seen.best is None else f"was {seen.best:g} at best"

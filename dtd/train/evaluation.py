@@ -1,8 +1,8 @@
-"""Evaluation, spread over the ranks: every rank takes a slice, all ranks get the same figures.
+"""Evaluation across the ranks: every rank takes a slice, all ranks get the same figures.
 
-Each metric is a sum and what to divide it by.  Ranks exchange both in one word and add them up in
-rank order, so the result is the same number everywhere and, but for rounding, does not depend on
-the number of ranks.  When to evaluate is decided by the step (`dtd.train.plan`).
+Each metric is a sum and a divisor.  Ranks exchange both in one word and add them in rank order, so
+the result is the same on all ranks and, except for rounding, independent of their number.  When to
+evaluate depends on the step (`dtd.train.plan`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.data.sampler import slice_bounds
-from dtd.errors import TaskError
+from dtd.core.engine.control_word import read_words
+from dtd.errors import ErrorCode, ProtocolError, TaskError
 from dtd.job import JobSpec
 from dtd.names import METRIC_WORDS, is_metric
 from dtd.shown import shown
@@ -32,18 +33,18 @@ _VALUES = struct.Struct("!dd")
 Gather = Callable[[bytes], list[bytes]]
 
 Sums = dict[str, tuple[float, float]]
-"""Name of a metric -> (sum, what to divide it by)."""
+"""Name of a metric -> (sum, divisor)."""
 
 
 class Evaluator:
-    """The evaluation of one task; without evaluation rows there is nothing to do.
+    """The evaluation of one task.
 
     Args:
-        task: gives `metrics`, or else its `loss` is the only one.
+        task: provides `metrics`; otherwise its `loss` is the only metric.
         dataset: its evaluation rows.
         spec: the job.
-        device: where the model is.
-        warn: hears of rows that were tried again.
+        device: the model's device.
+        warn: receives warnings about rows that were read again.
     """
 
     def __init__(
@@ -76,28 +77,29 @@ class Evaluator:
         progress: Callable[[], None],
         begins: Callable[[str, Hashable], None],
     ) -> dict[str, float]:
-        """Metrics over all rows; every rank calls this at the same step.
+        """Return the metrics over all rows; every rank calls this at the same step.
 
         Args:
-            model: put into evaluation mode for the time.
-            rank: which slice of the rows is this rank's.
+            model: set to evaluation mode in the meantime.
+            rank: index of this rank's slice of the rows; one beyond the slices has no rows.
             world_size: number of slices.
             gather: exchanges a word with all ranks.
-            progress: called after every batch; may raise to give up.
-            begins: called with the kind of what comes next, and the shape of its batch.
+            progress: called after every batch; may raise to cancel the evaluation.
+            begins: called with the kind of work that follows, and the shape of its batch.
 
         Raises:
             TaskError: the task's metrics are malformed.
+            UnreadableWord: another rank's word is malformed.
         """
-        start, stop = slice_bounds(self.rows, world_size, rank)
+        start, stop = slice_bounds(self.rows, world_size, rank) if rank < world_size else (0, 0)
         begins("evaluation", None)
         word = pack_sums(self._sums(model, start, stop, progress, begins))
-        return mean_values([unpack_sums(word) for word in gather(word)])
+        return mean_values(read_words(gather(word), unpack_sums))
 
     def evaluate_some(
         self, model: nn.Module, *, batches: int, progress: Callable[[], None]
     ) -> dict[str, float]:
-        """Metrics over the first few batches, of this rank alone.
+        """Return the metrics over the first few batches, on this rank alone.
 
         Raises:
             TaskError: the task's metrics are malformed.
@@ -150,14 +152,14 @@ class Evaluator:
 
 
 def _unheard(kind: str, shape: Hashable) -> None:
-    """A warm-up has one limit, whatever is done in it."""
+    """Do nothing: the warm-up has one time limit for all of its work."""
 
 
 def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
-    """One rank's figures as a word.
+    """Encode one rank's sums as a word.
 
     Raises:
-        TaskError: they are too many.
+        TaskError: there are too many.
     """
     word = b"".join(
         _NAME_SIZE.pack(len(name.encode())) + name.encode() + _VALUES.pack(*values)
@@ -172,21 +174,28 @@ def pack_sums(sums: Mapping[str, tuple[float, float]]) -> bytes:
 
 
 def unpack_sums(word: bytes) -> Sums:
-    """The figures of a word."""
+    """Decode the sums of a word.
+
+    Raises:
+        ProtocolError: BAD_PAYLOAD if the word is malformed.
+    """
     sums: Sums = {}
     at = 0
-    while at < len(word):
-        (size,) = _NAME_SIZE.unpack_from(word, at)
-        at += _NAME_SIZE.size
-        name = word[at : at + size].decode()
-        at += size
-        sums[name] = _VALUES.unpack_from(word, at)
-        at += _VALUES.size
+    try:
+        while at < len(word):
+            (size,) = _NAME_SIZE.unpack_from(word, at)
+            at += _NAME_SIZE.size
+            name = word[at : at + size].decode()
+            at += size
+            sums[name] = _VALUES.unpack_from(word, at)
+            at += _VALUES.size
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(ErrorCode.BAD_PAYLOAD, f"figures of an evaluation: {error}") from None
     return sums
 
 
 def mean_values(by_rank: Sequence[Sums]) -> dict[str, float]:
-    """Add up in rank order, then divide; a metric that counted nothing is NaN."""
+    """Add in rank order, then divide; a metric with divisor 0 is NaN."""
     total: Sums = {}
     for sums in by_rank:
         _add(total, sums)

@@ -1,4 +1,4 @@
-"""Short hashes that show before training that workers hold different data or compute unlike."""
+"""Short hashes that reveal before training that workers differ in data or numerics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a job takes in one worker, part by part, and how much there is.
+"""The memory that a job needs in one worker, part by part, and the memory available.
 
 Everything is counted where it lies: parameters, buckets (the gradients' home, and narrow twins that
 travel in their place), the optimizer's state, the copy that a checkpoint makes, and what forward
@@ -10,45 +10,189 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from dtd.train.session import Session
+from dtd.core.observe.state_memory import (
+    REPLICATED,
+    TRAINING_BYTES,
+    Division,
+    StateSize,
+    shortage,
+)
+from dtd.core.ring.buckets import plan_buckets
+from dtd.errors import TaskError
+from dtd.job import JobSpec
+from dtd.job.tables import SHARDED, SHARDED_STAGES
+from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.sharded.units import units_of
+from dtd.strategy.sharded.wire_pool import PIECES
+from dtd.train.available_memory import available_memory
+from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import named_tensors
 
+if TYPE_CHECKING:
+    from dtd.train.session import JobSession
+
+_MIB: Final = 1 << 20
+_STATE_TENSORS: Final[Mapping[str, int]] = {
+    "Adam": 2,
+    "AdamW": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adamax": 2,
+    "Adadelta": 2,
+    "Rprop": 2,
+    "RMSprop": 1,
+    "Adagrad": 1,
+    "ASGD": 1,
+}
+"""Tensors of a parameter's shape that torch's optimizers keep; SGD none without momentum."""
+_STATE_OPTIONS: Final = ("momentum", "amsgrad", "centered")
+"""Settings of a group, each of which adds one."""
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 # What an interpreter holds that has loaded torch and no model yet.
-RUNTIME_BYTES: Final = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
-    "SC_PAGE_SIZE"
-)
+RUNTIME_BYTES: Final = resident_bytes()
 
 
-def memory_parts(session: Session) -> dict[str, int]:
+def memory_parts(session: JobSession) -> dict[str, int]:
     """Bytes of each part after a step; of gradients outside buckets only the largest counts."""
     replica = session.replica
     model = [*replica.model.parameters(), *replica.model.buffers()]
     state = sum(_bytes(tensor) for tensor in named_tensors(replica).values())
     parameters = sum(_bytes(tensor) for tensor in model)
+    held = divided = 0
+    if replica.shards is not None:
+        divided = replica.shards.size_bytes
+        pieces = [piece for one in replica.shards.tensors() for piece in one.pieces]
+        held = sum(_bytes(piece.values) for piece in pieces) - divided
     return {
         "parameters": parameters,
         "gradients": max((_bytes(parameter) for _, parameter in replica.trained), default=0),
         "buckets": session.strategy.size_bytes,
-        "optimizer": max(0, state - parameters),
-        "snapshot": state,
+        "optimizer": max(0, state - parameters) + 2 * _local_bytes(replica) + divided,
+        "snapshot": state + held + divided,
         "runtime": RUNTIME_BYTES if session.device.type == "cpu" else 0,
     }
 
 
-def available_bytes(device: torch.device) -> int:
-    """Free memory of the GPU, or of the host with what the kernel can give back."""
-    if device.type == "cuda":
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSize:
+    """Return the sizes of a state, also before the first step has created the optimizer's part.
+
+    Args:
+        replica: the state.
+        spec: the job.
+        shows_whole: whether the model is evaluated, or shown to the task.
+    """
+    trained = sum(_bytes(parameter) for _, parameter in replica.trained)
+    model = [*replica.model.parameters(), *replica.model.buffers()]
+    plan = plan_buckets(
+        parameter_shapes(replica.trained),
+        bucket_bytes=int(spec.sync.bucket_mib * _MIB),
+        first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
+    )
+    most_bytes = max(bucket.elements * bucket.item_bytes for bucket in plan.buckets)
+    return StateSize(
+        parameter_bytes=trained,
+        common_bytes=sum(_bytes(tensor) for tensor in model) - trained,
+        optimizer_bytes=optimizer_bytes(replica.optimizer),
+        pool_bytes=PIECES * most_bytes * (1 if spec.codec == "none" else 2),
+        gathered_bytes=_gathered_bytes(replica, int(spec.sync.bucket_mib * _MIB)),
+        shows_whole=shows_whole,
+    )
+
+
+def _gathered_bytes(replica: Replica, bucket_bytes: int) -> int:
+    """Return the size of the two largest units: one is computed with, the other one prefetched."""
+    trained = [parameter for _, parameter in replica.trained]
+    try:
+        units = units_of(replica.model, trained, bucket_bytes=bucket_bytes)
+    except TaskError:  # a model that cannot be divided, which is said where it is to be
+        return sum(_bytes(parameter) for parameter in trained)
+    sizes = sorted(sum(_bytes(trained[index]) for index in unit.parameters) for unit in units)
+    return sum(sizes[-2:])
+
+
+def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of state that an optimizer keeps in the shape of its parameters.
+
+    Known of torch's own classes and what is derived from them; 0 for others, before their first
+    step.
+    """
+    total = 0
+    for part in getattr(optimizer, "parts", {"": optimizer}).values():
+        for group in part.param_groups:
+            tensors = _tensors_a_parameter(part, group)
+            total += tensors * sum(_bytes(one) for one in group["params"] if one.requires_grad)
+    return total
+
+
+def _tensors_a_parameter(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> int:
+    """Return how many tensors of a parameter's shape the optimizer keeps for each."""
+    names = {kind.__name__ for kind in type(optimizer).__mro__}
+    known = [count for name, count in _STATE_TENSORS.items() if name in names]
+    options = sum(bool(group.get(option)) for option in _STATE_OPTIONS)
+    return max(known, default=0) + options
+
+
+def check_room(
+    replica: Replica,
+    spec: JobSpec,
+    device: torch.device,
+    *,
+    shows_whole: bool,
+    serves: bool = False,
+) -> None:
+    """Refuse a job whose state does not fit this worker in the smallest world it trains in.
+
+    Args:
+        replica: the state, before anything is divided.
+        spec: the job.
+        device: where the state is.
+        shows_whole: see `state_size`.
+        serves: this is a parameter server, which may have to hold all of it alone.
+
+    Raises:
+        TaskError: with the numbers, and the settings with which it would fit.
+    """
+    size = state_size(replica, spec, shows_whole=shows_whole)
+    room = available_memory(device)
+    held = size.parameter_bytes + size.common_bytes
+    process = 0 if device.type == "cuda" else TRAINING_BYTES
+    short = shortage(
+        size,
+        division_of(spec, serves=serves),
+        replace(
+            room,
+            bytes=max(0, room.bytes + held - process),
+            used_bytes=max(0, resident_bytes() - held) + process if process else 0,
+        ),
+        world_size=1 if serves else spec.elastic.min_workers,
+        most_workers=spec.elastic.max_workers,
+        stages=SHARDED_STAGES,
+    )
+    if short is not None:
+        raise TaskError(short.message, remedy=short.remedy)
+
+
+def division_of(spec: JobSpec, *, serves: bool = False) -> Division:
+    """Return how a job divides its state, as a worker or a parameter server sees it."""
+    table = spec.strategy
+    stage = table.stage if table.name in SHARDED else REPLICATED
+    others_own = stage != REPLICATED and table.owners == "servers" and not serves
+    return Division(stage=stage, mirrors=table.mirrors, others_own=others_own)
 
 
 class SavedBytes:
@@ -103,6 +247,14 @@ def saved_for_backward(model: nn.Module) -> Iterator[SavedBytes]:
     meter = SavedBytes(model)
     with torch.autograd.graph.saved_tensors_hooks(meter.save, lambda saved: saved.tensor):
         yield meter
+
+
+def _local_bytes(replica: Replica) -> int:
+    """The optimizer's state where it is the rank's own; a copy of it is kept in every round."""
+    if not replica.optimizer_is_local:
+        return 0
+    kept = (value for values in replica.optimizer.state.values() for value in values.values())
+    return sum(_bytes(value) for value in kept if isinstance(value, Tensor))
 
 
 def _bytes(tensor: Tensor) -> int:

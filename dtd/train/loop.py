@@ -2,12 +2,15 @@
 
     open the step -> batch -> forward, backward (buckets leave) -> wait -> control word -> commit
 
-An evaluation and the agreement on a digest belong to the step that follows the state they are
-about, so every step is opened once, in order, and they are a function of the committed step.  What
-is to be saved is agreed on and published before it is evaluated: a task's metrics may fail.  The
-only way out besides an outcome is an exception: RingBroken when the generation is over,
-DivergenceError when replicas differ, anything else when the job is over.  How the ring works is
-`dtd.core.ring.machine`, what a step does `dtd.train.step`, what is compared `dtd.train.agreement`.
+The evaluation of a state, and the agreement on its digest, belong to the step that follows this
+state.  So every step is opened once, in order, and whether these are due depends on the committed
+step alone.  The ring numbers the opened steps consecutively, beginning with the first step of the
+generation; if a round of local steps is opened as a whole (`dtd.core.engine.rounds`), the job's
+step count advances faster.  A checkpoint is agreed on and published before its state is evaluated,
+because a task's metrics may fail.  The loop returns an outcome or raises: RingBroken if the
+generation is over, DivergenceError if replicas differ, any other exception if the job is over.  See
+`dtd.core.ring.machine` for the ring, `dtd.train.step` for the parts of a step and
+`dtd.train.agreement` for what is compared.
 """
 
 from __future__ import annotations
@@ -16,50 +19,93 @@ import contextlib
 import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from functools import partial
 
-from dtd.core.engine.agenda import after_commit, before_step
-from dtd.train.agreement import agree, exchange, gather_aside, got_on
+from dtd.core.engine.agenda import BeforeStep, after_commit, before_step
+from dtd.core.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
+from dtd.strategy.codec.api import World
+from dtd.strategy.hand_on import HandOn
+from dtd.train.agreement import agree, compare_moving, exchange, gather_aside, got_on
 from dtd.train.early_stop import judge
+from dtd.train.malloc_tuning import mapped_blocks, return_freed_memory
 from dtd.train.record import EvalRecord, Outcome, OutcomeKind, StepRecord
-from dtd.train.session import Session
+from dtd.train.session import JobSession
 from dtd.train.step import Clock, Committed, check_skips, commit, contribute
 from dtd.transport.api import Collective, CommTiming
 
+_NOT_MEASURED = CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)
+
 
 def train(
-    session: Session,
+    session: JobSession,
     ring: Collective,
     writers: AbstractSet[int],
     voters: AbstractSet[int] | None = None,
+    servers: int = 0,
 ) -> Outcome:
     """Train until the job or the generation ends.
 
     Args:
-        session: what is trained.
-        ring: joins the ranks of the generation.
+        session: the job's session.
+        ring: connects the ranks of the generation.
         writers: ranks that save the state.
-        voters: ranks that brought the state they begin with; None for all.
+        voters: ranks that already held the initial state; None for all.
+        servers: how many of the last ranks are parameter servers.
     """
+    try:
+        outcome = _train(session, ring, writers, voters, servers)
+    except BaseException:
+        session.profiler.end_generation(ring, waits=False)
+        raise
+    session.profiler.end_generation(ring, waits=outcome.kind in ("finished", "stopped"))
+    return outcome
+
+
+def _train(
+    session: JobSession,
+    ring: Collective,
+    writers: AbstractSet[int],
+    voters: AbstractSet[int] | None,
+    servers: int,
+) -> Outcome:
     replica, plan = session.replica, session.plan
-    session.strategy.regroup()
-    requests = plan.requests(rank=ring.rank, world_size=ring.world_size)
+    session.servers = servers
+    session.strategy.regroup(
+        World(rank=ring.rank, size=ring.world_size, servers=servers, first_step=replica.step)
+    )
+    requests = plan.requests(rank=ring.rank, world_size=ring.world_size - servers)
+    session.memory.regroup(ring.world_size)
     session.loader.start(requests, at=plan.request_number(replica.step))
     session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
-    met = False
+    compare = partial(compare_moving, session, ring, voters)
+    with mapped_blocks():
+        met, exchange_number = False, session.strategy.redistribute(ring, replica.step, compare)
     while True:
-        clock, step = Clock(), replica.step
+        session.profiler.advance(ring, replica.step)
+        clock, step, marks = Clock(), replica.step, session.profiler.marks
         last = session.is_last
         session.open()
-        ring.open_step(step, [] if last else session.exchanges())
+        strategy = session.strategy
         due = before_step(
             met=met,
             last=last,
             evaluates=session.evaluator is not None and (plan.evaluation_due(step) or last),
             awaits_digest=session.checkpoints.deferred.awaits(step),
         )
+        strategy.wants_whole(_shows_model(session, due))
+        ring.open_step(exchange_number, strategy.refreshes() if last else session.exchanges())
+        exchange_number += 1
         if due.agree:
             digest = agree(session, ring, clock, voters=None if met else voters)
+            ring.agreed()
             session.checkpoints.settle(step, digest)
+            strategy.keep_redistributed()
+            if replica.shards is not None:
+                return_freed_memory()
+        strategy.refresh(ring)  # overwrites what is not held any more: only after the agreement
+        if due.greet or due.evaluate or due.finish:
+            with mapped_blocks():  # a whole model is needed for a moment
+                strategy.refreshed()
         if due.catch_up:
             _catch_up(session, ring, writers, digest, last=last)
         if due.greet:
@@ -71,19 +117,24 @@ def train(
             return _finish(session, ring, digest)
 
         begun_s = time.perf_counter()
-        share = plan.share(step, rank=ring.rank, world_size=ring.world_size)
-        with replica.own.unchanged("loss()"):
-            contribute(session, ring, share, clock)
-        session.strategy.collect(ring)
+        marks.begin_step()
+        with replica.own.unchanged("loss()"), session.memory.step(session):
+            contribute(session, ring, clock)
+        marks.ended(COMPUTE)
+        strategy.collect(ring)
+        marks.ended(COLLECT)
         session.engine.prepare()
         flags = session.requests.flags()
         word = exchange(session, ring, flags)
         averaged_s = time.perf_counter()
+        marks.ended(VOTE)
         committed = commit(session)
+        marks.ended(COMMIT)
+        marks.end_step(replica.step)
         clock.optimizer_s += time.perf_counter() - averaged_s
         timing = ring.close_step()
         _report(session, committed, clock, timing, time.perf_counter() - begun_s)
-        _check_rows(session, ring, committed)
+        _check_rows(session, committed)
         check_skips(session)
 
         after = after_commit(
@@ -98,10 +149,31 @@ def train(
         if after.digest:
             session.checkpoints.compare(replica)
         if after.ending is not None:
-            return _end_early(session, ring, after.ending, agrees=after.agree)
+            hands_on = after.agree and not word.stop  # some ranks leave, others continue
+            return _end_early(
+                session,
+                ring,
+                after.ending,
+                exchange_number,
+                agrees=after.agree,
+                hands_on=hands_on,
+            )
 
 
-def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
+def _shows_model(session: JobSession, due: BeforeStep) -> bool:
+    """Whether something looks at the whole model before the step; equal on all ranks."""
+    told = session.callbacks.defines
+    return due.evaluate or (due.greet and told("on_start")) or (due.finish and told("on_end"))
+
+
+def commit_at_take_over(session: JobSession) -> None:
+    """Commit and report the prepared step of a generation that has ended; its times are 0."""
+    committed = commit(session)
+    _report(session, committed, Clock(), _NOT_MEASURED, 0.0)
+    _check_rows(session, committed)
+
+
+def _evaluate(session: JobSession, ring: Collective, clock: Clock) -> None:
     assert session.evaluator is not None
     begun_s = time.perf_counter()
     replica = session.replica
@@ -110,7 +182,7 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
         session.metrics = session.evaluator.evaluate(
             replica.model,
             rank=ring.rank,
-            world_size=ring.world_size,
+            world_size=ring.world_size - session.servers,
             gather=lambda word: gather_aside(ring, clock, word),
             progress=lambda: got_on(session, ring),
             begins=session.reporter.begins,
@@ -130,8 +202,8 @@ def _evaluate(session: Session, ring: Collective, clock: Clock) -> None:
 
 
 @contextlib.contextmanager
-def _kept_buffers(session: Session) -> Iterator[None]:
-    """Ranks evaluate different rows: what that changes in buffers is no state."""
+def _kept_buffers(session: JobSession) -> Iterator[None]:
+    """Restore the buffers afterwards: ranks evaluate different rows, so they would differ."""
     session.buffers.take_snapshot()
     try:
         yield
@@ -146,11 +218,13 @@ def _kept_buffers(session: Session) -> Iterator[None]:
 
 
 def _report(
-    session: Session, committed: Committed, clock: Clock, timing: CommTiming, step_s: float
+    session: JobSession, committed: Committed, clock: Clock, timing: CommTiming, step_s: float
 ) -> None:
     session.reporter.progress()
     session.reporter.step_committed(
         StepRecord(
+            generation=session.key.generation,
+            rank=session.callbacks.rank,
             step=session.replica.step,
             epoch=committed.epoch,
             loss=committed.loss,
@@ -166,16 +240,17 @@ def _report(
             optimizer_s=clock.optimizer_s,
             skipped=committed.skipped,
             skipped_steps=session.replica.skipped,
+            steps=committed.steps,
         )
     )
     session.checkpoints.poll()
 
 
-def _check_rows(session: Session, ring: Collective, committed: Committed) -> None:
-    """Tell of rows that were not the plan's; by rank 0, and by whoever saw what was wrong."""
+def _check_rows(session: JobSession, committed: Committed) -> None:
+    """Warn about rows that differ from the plan, on rank 0 and on ranks that saw an example."""
     if not (committed.rows_missing or committed.rows_repeated):
         return
-    if ring.rank == 0 or session.used.example:
+    if session.callbacks.rank == 0 or session.used.example:
         seen = f"; here {session.used.example}" if session.used.example else ""
         missing, repeated = committed.rows_missing, committed.rows_repeated
         session.warn(
@@ -186,7 +261,12 @@ def _check_rows(session: Session, ring: Collective, committed: Committed) -> Non
 
 
 def _checkpoint(
-    session: Session, ring: Collective, writers: AbstractSet[int], *, waits: bool
+    session: JobSession,
+    ring: Collective,
+    writers: AbstractSet[int],
+    *,
+    waits: bool,
+    agreed: bytes = b"",
 ) -> None:
     session.checkpoints.take(
         session.replica,
@@ -194,48 +274,75 @@ def _checkpoint(
         world_size=ring.world_size,
         writes=ring.rank in writers,
         waits=waits,
+        agreed=agreed,
     )
+    session.memory.copied(session)
     session.reporter.progress()
 
 
 def _catch_up(
-    session: Session, ring: Collective, writers: AbstractSet[int], digest: bytes, *, last: bool
+    session: JobSession, ring: Collective, writers: AbstractSet[int], digest: bytes, *, last: bool
 ) -> None:
-    """Save an agreed state that was due when its generation ended, or its writer did."""
+    """Save an agreed state whose checkpoint was due when its generation or its writer was lost."""
     key, plan = session.key, session.plan
     if not (plan.checkpoint_due(key.step) or last):
         return
-    if ring.rank in writers and not session.checkpoints.holds(key):
-        _checkpoint(session, ring, writers, waits=last)
+    part = session.replica.held_part
+    if ring.rank in writers and not session.checkpoints.holds(key, ring.world_size, part):
+        _checkpoint(session, ring, writers, waits=last, agreed=digest)
         session.checkpoints.settle(key.step, digest)
     else:
         session.reporter.agreed(key, digest)
 
 
-def _finish(session: Session, ring: Collective, digest: bytes) -> Outcome:
-    """The job is complete, its state agreed on and saved."""
+def _finish(session: JobSession, ring: Collective, digest: bytes) -> Outcome:
+    """The job is complete: its state is agreed on and saved."""
     ring.close_step()
     session.checkpoints.flush()
     return _outcome(session, "finished", digest)
 
 
-def _end_early(session: Session, ring: Collective, kind: OutcomeKind, *, agrees: bool) -> Outcome:
-    """End the generation, after one more agreement on the state if that is due."""
+def _end_early(
+    session: JobSession,
+    ring: Collective,
+    kind: OutcomeKind,
+    exchange_number: int,
+    *,
+    agrees: bool,
+    hands_on: bool,
+) -> Outcome:
+    """End the generation, after one more agreement on the state if it is due.
+
+    Ranks that leave transfer their residuals to those that stay.
+    """
     if not agrees:
         return _outcome(session, kind, b"")
     step = session.replica.step
-    ring.open_step(step, [])
+    residuals = session.strategy.unsent(step) if hands_on else []
+    hand_on = HandOn(residuals, leaves=kind == "left")
+    session.strategy.wants_whole(kind == "stopped" and session.callbacks.defines("on_end"))
+    refreshes = session.strategy.refreshes()
+    buckets = range(len(refreshes), len(refreshes) + len(residuals))
+    ring.open_step(exchange_number, [*refreshes, *hand_on.memories])
+    session.strategy.refresh(ring)
+    for bucket in buckets:
+        ring.start(bucket)
     digest = agree(session, ring, Clock())
     session.checkpoints.settle(step, digest)
+    session.strategy.refreshed()
+    for bucket in buckets:
+        ring.wait(bucket)
+    hand_on.finish()
     ring.close_step()
     session.checkpoints.flush()
     return _outcome(session, kind, digest)
 
 
-def _outcome(session: Session, kind: OutcomeKind, digest: bytes) -> Outcome:
+def _outcome(session: JobSession, kind: OutcomeKind, digest: bytes) -> Outcome:
     replica = session.replica
     if kind in ("finished", "stopped"):
         session.tell("on_end", session.metrics)
+        session.callbacks.observers.finish(session.reporter.progress)
     early = kind == "finished" and replica.step < session.plan.steps_total
     return Outcome(
         kind=kind,

@@ -1,14 +1,20 @@
-"""Memory that one step has freed is kept for the next one.
+"""Keeps memory that one step has freed for the next one.
 
-Every step allocates activations and gradients of the same sizes and frees them.  glibc gives large
-blocks back to the kernel, which fills pages with zeros when the next step asks for them again: for
-ResNet-18 at 8 rows a rank 11,000 pages and a tenth of the step.  Kept, they cost next to nothing: a
-process needs about as much at its peak.  See mallopt(3).
+Every step allocates and frees activations and gradients of the same sizes.  glibc returns large
+blocks to the kernel, which zeroes the pages when the next step allocates them again: for ResNet-18
+at 8 rows per rank these are 11,000 pages and a tenth of the step time.  Keeping them costs almost
+nothing, since the process needs about as much at its peak anyway.  See mallopt(3).
+
+What is needed once, such as a whole model before it is divided, must not stay: large blocks that
+are allocated inside `mapped_blocks` leave no holes in the heap, and go back as soon as they are
+freed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
@@ -17,17 +23,52 @@ _ARENA_MAX: Final = -8
 
 _NEVER: Final = -1
 _LARGEST_IN_HEAP_BYTES: Final = 32 << 20
-"""The highest threshold that mallopt(3) takes; larger blocks are mapped and given back as ever."""
+"""The highest threshold that mallopt(3) accepts; larger blocks are still mapped and returned."""
+_LARGE_BYTES: Final = 128 << 10
+"""glibc's own threshold at first."""
+
+_keeps = [False]
+"""Whether this process keeps what it frees."""
 
 
 def keep_freed_memory() -> None:
-    """From now on this process gives no heap back before it ends; does nothing without glibc.
+    """Keep this process from returning heap memory until it ends; does nothing without glibc.
 
-    Before other threads begin: they share one heap from then on, since glibc's heaps for threads
-    are of 64 MiB and given back whatever it is told.
+    Must be called before other threads start.  From then on they share one heap, because glibc's
+    heaps for threads have 64 MiB and are returned regardless of the settings.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)
         mallopt(_ARENA_MAX, 1)
+        _keeps[0] = True
+
+
+def return_freed_memory() -> None:
+    """Return what is free now to the kernel, once; does nothing without glibc.
+
+    For a moment after which this process needs less than before: a model was built beside another
+    one, or parts of a state have gone to other ranks.  See malloc_trim(3).
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+@contextlib.contextmanager
+def mapped_blocks() -> Iterator[None]:
+    """Map large blocks by themselves inside, as if nothing were kept; not to be nested.
+
+    For what lives long, or is large and needed only now.  Does nothing in a process that does not
+    keep what it frees, because glibc does this anyway there.
+    """
+    if not _keeps[0]:
+        yield
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)

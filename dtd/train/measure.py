@@ -1,15 +1,17 @@
-"""`python -m dtd.train.measure`: what one step of a job takes on this host, without a ring.
+"""`python -m dtd.train.measure`: the time of one step of a job on this host, without a ring.
 
 A probe in a process of its own: the daemon that starts it never imports torch, and what a task does
 to its process ends with it.  One JSON object comes on stdin (`spec`, `device`, `threads`, `worlds`,
 `limit_s`, `place` of a shipped package), one goes to stdout; what the task prints goes to stderr.
-For each world size it takes real steps over rank 0's slice, with a ring that only notes when each
-bucket was handed over.  Nothing is kept.  What the figures mean is `dtd.core.observe.forecast`.
+For each world size it takes real steps over rank 0's slice (where steps are local, in rounds of one
+step), with a ring that only notes when each bucket was handed over.  Nothing is kept.  What the
+figures mean is `dtd.core.observe.forecast`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
@@ -18,8 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +30,18 @@ import torch
 from dtd import job
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH, StateKey
+from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import DtdError
+from dtd.job.tables import SHARDED
+from dtd.strategy.codec.api import FlatLayout, World
+from dtd.strategy.gradients import layouts_of, parameter_shapes
+from dtd.train.available_memory import available_memory
 from dtd.train.callbacks import Callbacks
-from dtd.train.footprint import available_bytes, memory_parts, saved_for_backward
-from dtd.train.malloc_tuning import keep_freed_memory
-from dtd.train.record import CheckpointRecord, EvalRecord, StepRecord
-from dtd.train.session import Session, build_session
+from dtd.train.footprint import memory_parts, saved_for_backward, state_size
+from dtd.train.malloc_tuning import keep_freed_memory, return_freed_memory
+from dtd.train.measure_codecs import measure_codecs, with_strategy
+from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
+from dtd.train.session import JobSession, build_session, parts_of, shows_model
 from dtd.train.step import Clock, commit, contribute
 from dtd.train.task import load_task
 from dtd.transport.api import BucketMemory, CommTiming
@@ -42,6 +50,7 @@ MOST_STEPS: Final = 12
 LEAST_STEPS: Final = 3
 WARM_UP_STEPS: Final = 2
 LONGEST_S: Final = 300.0
+MIB: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -64,9 +73,11 @@ class HandOvers:
         """Forget the step before."""
         self.started_s.clear()
 
-    def start(self, bucket: int) -> None:
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
         """Note the time."""
         self.started_s[bucket] = time.perf_counter()
+        if done is not None:
+            done()
 
     def wait(self, bucket: int) -> None:
         """Nothing is under way."""
@@ -74,6 +85,9 @@ class HandOvers:
     def gather(self, word: bytes) -> list[bytes]:
         """Everybody says the same."""
         return [word] * self.world_size
+
+    def agreed(self) -> None:
+        """Nobody waits to hear it."""
 
     def close_step(self) -> CommTiming:
         """Nothing was sent."""
@@ -113,6 +127,9 @@ class _Silent:
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         """Nobody listens."""
 
+    def memory_measured(self, record: MemoryRecord) -> None:
+        """Nobody listens."""
+
     def warning(self, event: str, message: str) -> None:
         """Nobody listens."""
 
@@ -135,22 +152,87 @@ def measure(
 
     Returns:
         {"parameters", "rows", "device_name", "buckets": sizes in bytes as they travel, the tail
-        last, "memory": bytes of each part, "available_bytes", "worlds": {size: {"data_s",
-        "compute_s", "ready_s", "optimizer_s", "step_s"}}}
+        last, "memory": bytes of each part, "available_bytes", "state": a `StateSize`, "worlds":
+        {size: {"data_s", "compute_s", "ready_s", "optimizer_s", "step_s"}}}.  For worlds of
+        several, unless a step makes several updates, also what `measure_codecs` returns and, if the
+        job has a codec or local steps, "plain": "buckets" and "worlds" of it without.
 
     Raises:
         TaskError: the task, its data or the job's choices do not work here.
     """
     parsed = job.from_mapping(dict(spec), source="job to be measured")
+    strategy = replace(
+        parsed.strategy, inner_steps=1, fragments=1, inner_steps_double_every=0, local_start_step=0
+    )
+    parsed = replace(parsed, strategy=strategy)
     torch.set_num_threads(threads or parsed.train.threads)
-    available = available_bytes(torch.device(device))
+    plain = _plain(spec)
+    share_s = limit_s / (1 if plain is None else 2)
+    worlds = _worlds(parsed, worlds)
+    figures, layouts, last_step = _own_steps(parsed, device, worlds, share_s)
+    gc.collect()  # its memory is needed
+    several = [world for world in worlds if world > 1]
+    if not several or layouts is None:
+        return figures
+    if plain is not None:
+        with _session(plain, device) as session:
+            figures["plain"] = _steps(session, worlds, share_s)
+    return figures | measure_codecs(
+        spec, layouts, device=torch.device(device), worlds=several, step=last_step
+    )
+
+
+def _own_steps(
+    spec: job.JobSpec, device: str, worlds: Sequence[int], limit_s: float
+) -> tuple[dict[str, Any], list[FlatLayout] | None, int]:
+    """Figures of the job as it is, `_layouts`, and its last step."""
+    available = available_memory(torch.device(device)).bytes
+    with _session(spec, device) as session:
+        shown = shows_model(session.task, evaluates=session.evaluator is not None)
+        state = state_size(session.replica, spec, shows_whole=shown)
+        with saved_for_backward(session.replica.model) as saved:
+            _world(session, worlds[0], limit_s=0.0)
+        figures = {
+            "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
+            "rows": spec.job.global_batch_size,
+            **_steps(session, worlds, limit_s),
+            "memory": {**memory_parts(session), "activations": saved.peak_bytes},
+            "available_bytes": available,
+            "state": asdict(state),
+        }
+        return figures, _layouts(session), session.plan.steps_total - 1
+
+
+def _worlds(spec: job.JobSpec, worlds: Sequence[int]) -> Sequence[int]:
+    """The sizes to measure: a state that is divided need not fit a smaller world than allowed."""
+    if spec.strategy.name not in SHARDED:
+        return worlds
+    least = spec.elastic.min_workers
+    return [world for world in worlds if world >= least] or [least]
+
+
+def _plain(spec: Mapping[str, Any]) -> job.JobSpec | None:
+    """The job when all gradients travel as they are; None if they do.
+
+    A state that is divided stays so: otherwise it might not fit.
+    """
+    parsed = job.from_mapping(dict(spec), source="job to be measured")
+    name = parsed.strategy.name if parsed.strategy.name in SHARDED else "replicated"
+    if (parsed.strategy.name, parsed.codec) == (name, "none"):
+        return None
+    return job.from_mapping(with_strategy(spec, name, "none"), source="job to be measured")
+
+
+@contextlib.contextmanager
+def _session(spec: job.JobSpec, device: str) -> Iterator[JobSession]:
+    """The job, built here."""
     silent = _Silent()
     with tempfile.TemporaryDirectory() as directory:
         session = build_session(
-            spec=parsed,
+            spec=spec,
             job_id="measure",
             identity="",
-            task=load_task(parsed.job.task, parsed.task),
+            task=load_task(spec.job.task, spec.task),
             device=torch.device(device),
             checkpoint_directory=Path(directory),
             reporter=silent,
@@ -159,29 +241,58 @@ def measure(
         session.callbacks = Callbacks(None, session.replica)
         session.task = _EveryUpdate(session.task)
         try:
-            with saved_for_backward(session.replica.model) as saved:
-                _world(session, 1, limit_s=0.0)
-            share_s = limit_s / max(1, len(worlds))
-            steps = {str(world): _world(session, world, share_s) for world in worlds}
-            return {
-                "parameters": sum(parameter.numel() for _, parameter in session.replica.trained),
-                "rows": parsed.job.global_batch_size,
-                "buckets": [len(memory.view) for memory in session.exchanges()],
-                "memory": {**memory_parts(session), "activations": saved.peak_bytes},
-                "available_bytes": available,
-                "worlds": steps,
-            }
+            yield session
         finally:
             session.close()
 
 
-def _world(session: Session, world_size: int, limit_s: float) -> dict[str, Any]:
+def _layouts(session: JobSession) -> list[FlatLayout] | None:
+    """Which gradients lie where in each bucket; None where a step makes several updates."""
+    parts = parts_of(session.replica)
+    if len(parts) > 1:
+        return None
+    sync, named = session.spec.sync, parts[0].named
+    plan = plan_buckets(
+        parameter_shapes(named),
+        bucket_bytes=int(sync.bucket_mib * MIB),
+        first_bucket_bytes=int(sync.first_bucket_mib * MIB),
+    )
+    return layouts_of([parameter for _, parameter in named], plan)
+
+
+def _steps(session: JobSession, worlds: Sequence[int], limit_s: float) -> dict[str, Any]:
+    """Sizes of what travels, and medians for each world."""
+    share_s = limit_s / max(1, len(worlds))
+    steps = {str(world): _world(session, world, share_s) for world in worlds}
+    exchanges = session.exchanges()
+    sizes = [len(exchanges[index].view) for index in _summed(session, exchanges)]
+    return {"buckets": sizes, "worlds": steps}
+
+
+def _summed(session: JobSession, exchanges: Sequence[BucketMemory]) -> range:
+    """The exchanges after backward, as a replicated job has them: buckets, and scalars at last.
+
+    Where the state is divided, there are the parameters before them, and perhaps the buckets of
+    earlier pieces of the batch, and a norm after them.
+    """
+    gathered = len(session.strategy.refreshes())
+    if not gathered:
+        return range(len(exchanges))
+    norm = len(exchanges) - 1
+    return range(norm - 1 - gathered, norm)
+
+
+def _world(session: JobSession, world_size: int, limit_s: float) -> dict[str, Any]:
     """Medians over some steps of rank 0 in a world."""
     session.discard()
     session.engine.replace()
     session.reset()
     session.replaced(FRESH)
+    session.strategy.regroup(World(size=world_size))
     ring = HandOvers(world_size)
+    session.strategy.redistribute(ring, 0, lambda _shared: None)
+    session.strategy.keep_redistributed()
+    return_freed_memory()
     session.loader.start(session.plan.requests(rank=0, world_size=world_size), at=0)
     seen: list[dict[str, Any]] = []
     most = min(WARM_UP_STEPS + MOST_STEPS, session.plan.steps_total)
@@ -199,14 +310,14 @@ def _world(session: Session, world_size: int, limit_s: float) -> dict[str, Any]:
     return {**usual, "ready_s": [statistics.median(ready) for ready in readies]}
 
 
-def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
+def _step(session: JobSession, ring: HandOvers) -> dict[str, Any]:
     """One step as `dtd.train.loop` takes it; times from the moment the rows were there."""
     clock, step = Clock(), session.replica.step
-    share = session.plan.share(step, rank=0, world_size=ring.world_size)
     exchanges = session.exchanges()
     ring.open_step(step, exchanges)
     begun_s = time.perf_counter()
-    contribute(session, ring, share, clock)
+    session.strategy.refresh(ring)
+    contribute(session, ring, clock)
     session.strategy.collect(ring)
     handed_s = time.perf_counter()
     session.engine.prepare()
@@ -218,7 +329,7 @@ def _step(session: Session, ring: HandOvers) -> dict[str, Any]:
     return {
         "data_s": clock.data_s,
         "compute_s": handed_s - base_s,
-        "ready_s": [ring.started_s[index] - base_s for index in range(len(exchanges))],
+        "ready_s": [ring.started_s[index] - base_s for index in _summed(session, exchanges)],
         "optimizer_s": ended_s - handed_s,
         "step_s": ended_s - begun_s,
     }

@@ -1,4 +1,4 @@
-"""How a model is prepared: activation checkpointing, shapes of lazy parameters, precision."""
+"""Preparation of a model: activation checkpointing, shapes of lazy parameters, precision."""
 
 from __future__ import annotations
 

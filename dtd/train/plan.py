@@ -1,16 +1,17 @@
-"""What every step of a job does, as a function of the step alone: rows, slices, what falls due.
+"""The plan of every step of a job, as a function of the step alone: rows, slices, due work.
 
-Every worker computes the same plan from the job and the order of its rows.  It knows rows by
-number only; loading them is `dtd.train.data.loader`.
+Every worker computes the same plan from the job and the order of its rows.  The plan refers to rows
+by number only; `dtd.train.data.loader` loads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dtd.core.data.ledger import Ledger
 from dtd.core.data.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
+from dtd.core.engine.rounds import Rounds
 from dtd.errors import TaskError
 from dtd.job import JobSpec
 from dtd.train.data.rows import BatchRequest
@@ -23,11 +24,12 @@ class Share:
     """One rank's part of one step.
 
     Attributes:
-        requests: its micro-batches, those without rows left out.
-        first_rows: place of each micro-batch's first row in the global batch.
-        rows: its rows.
-        global_rows: rows of the global batch.
-        counts: its micro-batches are the ones by which the model counts batches; of one rank alone.
+        requests: its micro-batches, without empty ones.
+        first_rows: index of each micro-batch's first row in the global batch.
+        rows: number of its rows.
+        global_rows: number of rows in the global batch.
+        counts: whether the model's batch counters follow this rank's micro-batches; true on one
+            rank.
     """
 
     requests: tuple[BatchRequest, ...]
@@ -38,7 +40,7 @@ class Share:
 
 
 def steps_of(spec: JobSpec, epoch_rows: int) -> int:
-    """Steps of a whole job whose epochs use so many rows."""
+    """Return the number of steps of a whole job whose epochs use so many rows."""
     if spec.job.steps is not None:
         return spec.job.steps
     return (spec.job.epochs or 0) * steps_per_epoch(epoch_rows, spec.job.global_batch_size)
@@ -50,27 +52,33 @@ class JobPlan:
 
     Attributes:
         spec: the job.
-        order: which row stands at which place of an epoch.
-        smallest_rows: with fewer rows the model cannot compute; a micro-batch has as many at least,
-            if need be because other ranks have none.
-        begun: an epoch of which another job has used a part, and that job's seed: the rest of it
-            follows the same order, or rows would be used twice and others never.
+        order: the order of rows in an epoch.
+        smallest_rows: fewest rows with which the model can train; every micro-batch has at least as
+            many, if necessary because other ranks have none.
+        begun: an epoch that another job has partly used, and that job's seed.  The rest of it
+            follows the same order; otherwise some rows would be used twice and others never.
+        rounds: which steps are committed together.
     """
 
     spec: JobSpec
     order: Order
     smallest_rows: int = 1
     begun: tuple[int, int] | None = None
+    rounds: Rounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Determine the rounds from the job's strategy."""
+        object.__setattr__(self, "rounds", Rounds.of(self.spec.strategy))
 
     def following(self, ledger: Ledger) -> JobPlan:
-        """The plan for a state with this ledger."""
+        """Return the plan for a state with this ledger."""
         seed, begun = ledger.seed, None
         if ledger.committed and seed is not None and seed != self.spec.job.seed:
             begun = (ledger.epoch, seed)
         return replace(self, begun=begun)
 
     def order_seed(self, epoch: int) -> int:
-        """The seed whose order an epoch follows."""
+        """Return the seed that determines the order of an epoch."""
         if self.begun is not None and epoch == self.begun[0]:
             return self.begun[1]
         return self.spec.job.seed
@@ -91,7 +99,7 @@ class JobPlan:
         return steps_of(self.spec, self.epoch_rows)
 
     def position(self, step: int) -> Position:
-        """Where in the data a step begins."""
+        """Return the position in the data at which a step begins."""
         return position_of_step(
             step,
             global_batch_size=self.spec.job.global_batch_size,
@@ -104,7 +112,13 @@ class JobPlan:
         return min(self.spec.job.global_batch_size, left)
 
     def share(self, step: int, *, rank: int, world_size: int) -> Share:
-        """A rank's slice of a step, cut into micro-batches."""
+        """Return a rank's slice of a step, divided into micro-batches.
+
+        Args:
+            step: committed steps before it.
+            rank: the rank; one beyond those that train has no rows.
+            world_size: number of ranks that train.
+        """
         position, global_rows = self.position(step), self.global_rows(step)
         sharing = self._sharing(global_rows, world_size)
         start, stop = slice_bounds(global_rows, sharing, rank) if rank < sharing else (0, 0)
@@ -128,8 +142,18 @@ class JobPlan:
             counts=rank == sharing - 1,
         )
 
+    def most_parts(self, step: int, world_size: int) -> int:
+        """Return the most micro-batches that any rank has in a step; others may have fewer."""
+        global_rows = self.global_rows(step)
+        rows = -(-global_rows // self._sharing(global_rows, world_size))
+        return min(self.spec.train.grad_accumulation, rows)
+
+    def round(self, step: int) -> range:
+        """Return the steps that are committed together, beginning with `step`."""
+        return range(step, self.rounds.end(step, self.steps_total))
+
     def checksum(self, step: int) -> int:
-        """What `dtd.train.data.used_rows` finds for a step in which exactly its rows were used."""
+        """Return the checksum of `dtd.train.data.used_rows` if exactly a step's rows were used."""
         return checksum(self.position(step).epoch, self._rows(step))
 
     def _rows(self, step: int) -> Rows:
@@ -139,14 +163,14 @@ class JobPlan:
         return self.order.rows(self.order_seed(epoch), epoch, start, stop)
 
     def _sharing(self, global_rows: int, world_size: int) -> int:
-        """How many ranks share a global batch: all, unless slices became too small."""
+        """Return how many ranks share a global batch: all, unless slices would be too small."""
         if self.smallest_rows == 1:
             return world_size
         least = self.smallest_rows * self.spec.train.grad_accumulation
         return max(1, min(world_size, global_rows // least))
 
     def requests(self, *, rank: int, world_size: int) -> Callable[[int], BatchRequest | None]:
-        """What the loader is asked for next, whatever number it is at."""
+        """Return a function that maps a request's number to the request, for the loader."""
         parts = self.spec.train.grad_accumulation
 
         def next_request(number: int) -> BatchRequest | None:
@@ -163,10 +187,10 @@ class JobPlan:
         return step * self.spec.train.grad_accumulation
 
     def check_slices(self) -> None:
-        """See that a single worker has rows enough in every step; more workers then have as well.
+        """Check that a single worker has enough rows in every step; then more workers do, too.
 
         Raises:
-            TaskError: it has not.
+            TaskError: it does not.
         """
         if self.smallest_rows == 1:
             return
@@ -185,16 +209,15 @@ class JobPlan:
         """Whether the state after `step` steps is evaluated."""
         if step == 0:
             return False
-        return (
-            step >= self.steps_total or step % (self.spec.train.eval_every or self.epoch_steps) == 0
-        )
+        every = self.spec.train.eval_every or self.epoch_steps
+        return step >= self.steps_total or self.rounds.crossed(step, every)
 
     def digest_due(self, step: int) -> bool:
         """Whether ranks compare the digest of the state after `step` steps."""
         every = self.spec.train.digest_every
-        return every > 0 and step % every == 0
+        return every > 0 and self.rounds.crossed(step, every)
 
     def checkpoint_due(self, step: int) -> bool:
         """Whether the state after `step` steps is saved."""
         every = self.spec.checkpoint.every_steps or self.epoch_steps
-        return step >= self.steps_total or (step > 0 and step % every == 0)
+        return step >= self.steps_total or self.rounds.crossed(step, every)

@@ -1,6 +1,6 @@
-"""Warnings that would come again and again: the first one, and then a count now and then.
+"""Throttling of repeated warnings: the first one is logged, then a count at intervals.
 
-A full disk fails every checkpoint; an operator needs to know once, and that it goes on.
+A full disk makes every checkpoint fail; an operator should see this once, and later that it lasts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from dtd.core.engine.control_word import Flags
+from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.core.engine.step_protocol import StateKey
 
 Warn = Callable[[str, str], None]
@@ -19,19 +20,19 @@ Warn = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of one kind of event."""
+    """State of one kind of event."""
 
     told_s: float
     count: int = 0
 
 
 class WarningThrottle:
-    """Passes warnings on, of each event no more than one in a while.
+    """Forwards warnings, at most one of each event per interval.
 
     Args:
-        warn: where they go.
-        every_s: the while.
-        clock: seconds.
+        warn: receives them.
+        every_s: the interval.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class WarningThrottle:
         self._events: dict[str, _Kept] = {}
 
     def __call__(self, event: str, message: str) -> None:
-        """Pass it on, or count it."""
+        """Forward a warning, or count it."""
         now = self._clock()
         kept = self._events.get(event)
         if kept is not None and now - kept.told_s < self._every_s:
@@ -61,38 +62,47 @@ class WarningThrottle:
 
 
 GotOn = Callable[[], None]
-"""Called after each piece of something long, by whoever does it; may raise to give up."""
+"""Called after each piece of long work; may raise to cancel it."""
 
 Where = Literal["memory", "checkpoint", "none"]
 OutcomeKind = Literal["finished", "yielded", "stopped", "left"]
 
 
 def nobody() -> None:
-    """A `GotOn` where nobody watches."""
+    """A `GotOn` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One committed step, as one rank saw it.
+    """One committed step, or round of steps, as one rank saw it.
+
+    Times and bytes are those of all its steps together.  They are 0 if the step was committed at a
+    take-over, after its generation had ended.
 
     Attributes:
+        generation: the generation that committed it.
+        rank: this rank in that generation.
         step: committed steps, this one included.
-        epoch: epoch of its rows.
+        epoch: epoch of its last rows.
         loss: mean over the whole global batch; equal on all ranks.
-        lr: learning rate of the first parameter group.
-        grad_norm: global norm of the averaged gradients before clipping.
-        rows: rows of the global batch.
-        step_s: wall time from opening to closing the step.
-        data_s: waiting for this rank's rows.
-        compute_s: forward and backward.
-        comm_s: something was on the wire.
-        exposed_s: the part of `comm_s` during which training stood still.
-        optimizer_s: scaling, clipping, optimizer and buffers.
-        sent_bytes: gradients given to the next rank, sent or lent.
+        lr: learning rate of the first parameter group, in the last step.
+        grad_norm: global norm of the averaged gradients before clipping; of the averaged change of
+            the weights where steps are local.
+        rows: rows of the global batch, or batches.
+        step_s: wall time from opening to closing the step; 0 if it was not measured.
+        data_s: time spent waiting for this rank's rows.
+        compute_s: time of forward and backward.
+        comm_s: time during which anything was being exchanged.
+        exposed_s: the part of `comm_s` during which training was blocked.
+        optimizer_s: time of scaling, clipping, optimizer and buffers.
+        sent_bytes: bytes of gradients passed to the next rank, sent or lent.
         skipped: gradients were not finite, so nothing was updated.
         skipped_steps: committed steps of the whole job so far that were skipped.
+        steps: number of steps in the round; 1 if each step is committed separately.
     """
 
+    generation: int
+    rank: int
     step: int
     epoch: int
     loss: float
@@ -108,6 +118,7 @@ class StepRecord:
     sent_bytes: int
     skipped: bool
     skipped_steps: int
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,19 +133,41 @@ class EvalRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The argument of a task's callbacks and observers.
+
+    Attributes:
+        rank: rank of this worker in the current ring.
+        world_size: number of workers.
+        step: committed steps.
+        epoch: epoch of the last committed row.
+        metrics: those of the step (loss, lr, grad_norm), or of the last evaluation.
+        directory: directory of the checkpoint that this worker has saved; empty otherwise.
+    """
+
+    rank: int
+    world_size: int
+    step: int
+    epoch: int
+    metrics: Mapping[str, float]
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """A checkpoint that was published by this worker.
 
     Attributes:
         job_id: its job.
-        generation: the one that committed its last step.
+        generation: the generation that committed its last step.
         step: committed steps in it.
-        digest: hex digest of its state, agreed by all ranks.
-        directory: where it lies.
-        size_bytes: all its files.
-        write_s: how long writing and publishing it took, in the background.
-        metrics: of the evaluation at that step; empty if there was none.
+        digest: hex digest of its state, agreed on by all ranks.
+        directory: its directory.
+        size_bytes: size of all its files.
+        write_s: time taken to write and publish it, in the background.
+        metrics: those of the evaluation at that step; empty if there was none.
         kept: names of the job's checkpoints on this disk after retention.
+        part: which part of the state it is, if that is sharded.
     """
 
     job_id: str
@@ -146,6 +179,20 @@ class CheckpointRecord:
     write_s: float
     metrics: Mapping[str, float]
     kept: tuple[str, ...]
+    part: ShardSet = WHOLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord:
+    """Memory by part, as `dtd.core.observe.memory` names them, in bytes.
+
+    Attributes:
+        measured: in a step.
+        predicted: what the strategy needs by calculation.
+    """
+
+    measured: Mapping[str, int]
+    predicted: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +212,14 @@ class HeldState:
     """The best state that a worker holds.
 
     Attributes:
-        job_id: the job that it belongs to; another one's if the job starts from that.
-        generation: the one that committed its last step; 0 when nothing was trained.
-        step: committed steps, as they count in this job.
-        digest: hex, of a checkpoint; empty otherwise, because hashing memory takes time that
-            survivors of a broken ring do not have.
+        job_id: the job that it belongs to; another job's id if the job starts from that one.
+        generation: the generation that committed its last step; 0 if nothing was trained.
+        step: committed steps, as counted in this job.
+        digest: hex digest of a checkpoint; empty otherwise, because hashing memory would delay the
+            survivors of a broken ring.
         where: in memory, in a checkpoint, or nowhere.
-        label: the same for a person.
+        label: a readable description.
+        part: which part of it, if the state is sharded.
     """
 
     job_id: str
@@ -180,23 +228,24 @@ class HeldState:
     digest: str
     where: Where
     label: str
+    part: ShardSet = WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Why a generation ended in good order, and the state it left.
+    """Why a generation ended without an error, and its last state.
 
     Attributes:
         kind: "finished": the job's last step is committed and agreed.  "stopped": the job ends
-            early because somebody asked.  "left": this worker asked to leave.  "yielded": the
+            early on request.  "left": this worker asked to leave.  "yielded": the
             generation ended so that another can begin.
         step: committed steps.
         digest: hex digest of the state; empty if it was not computed for a yield.
         skipped: committed steps that updated nothing.
         rows_missing: rows that a complete epoch left out; 0 unless something is broken.
         rows_repeated: rows that were used twice in an epoch; 0 unless something is broken.
-        metrics: of the last evaluation.
-        ended_early: why a finished job has fewer steps than it was to have; empty if it has not.
+        metrics: those of the last evaluation.
+        ended_early: why a finished job has fewer steps than planned; empty if it does not.
     """
 
     kind: OutcomeKind
@@ -222,10 +271,10 @@ class InitFrom:
     """Another job's checkpoint to begin with.
 
     Attributes:
-        job_id: whose.
-        step: which; None is the newest.
-        mode: "resume" takes everything over, "weights" only parameters and buffers.
-        identity: the job's; empty if its checkpoints have none.
+        job_id: the other job's id.
+        step: the checkpoint's step; None for the newest.
+        mode: "resume" takes over the whole state, "weights" only parameters and buffers.
+        identity: the other job's identity; empty if its checkpoints have none.
     """
 
     job_id: str
@@ -235,18 +284,18 @@ class InitFrom:
 
 
 class Requests(Protocol):
-    """Where the training thread looks for what is asked of it."""
+    """Requests to this rank, polled by the training thread."""
 
     def flags(self) -> Flags:
-        """What is asked now; must not block."""
+        """Return the current requests; must not block."""
         ...
 
 
 class Reporter(Protocol):
-    """Hears of progress from the training thread; must be quick."""
+    """Receives progress and events from the training thread; must be quick."""
 
     def progress(self) -> None:
-        """The thread got on: a micro-batch, an evaluation batch, an update, a file's next part.
+        """The thread has advanced: a micro-batch, an evaluation batch, an update, part of a file.
 
         Called often.  A thread that neither waits for the ring nor calls this is watched closely.
         """
@@ -272,6 +321,10 @@ class Reporter(Protocol):
         """A checkpoint was published here."""
         ...
 
+    def memory_measured(self, record: MemoryRecord) -> None:
+        """Memory was measured, or has changed since."""
+        ...
+
     def warning(self, event: str, message: str) -> None:
-        """Something an operator should know, which stopped nothing."""
+        """Report a problem that an operator should know about but that did not stop the job."""
         ...

@@ -1,12 +1,12 @@
-"""One job in one worker, as the worker sees it: warm up, hold a state, take one over, train.
+"""One job in one worker: warm up, hold a state, take over another one, train.
 
     prepare -> held -> adopt_local | import_state, finish_import -> run -> held -> ...
 
 A state is in memory once a generation has begun with it, and keeps its key until a step is
-committed: those who were to form a generation that never came about still hold the same state.
-When a ring breaks, memory holds the last committed step, and perhaps one more that is prepared:
-`adopt_local` commits it if that is what the next generation starts from, and discards it
-otherwise.  All methods are called from the training thread.
+committed: workers whose generation failed to form still hold the same state.  When a ring breaks,
+memory holds the last committed step and possibly one more that is prepared.  `adopt_local` commits
+the prepared step if the next generation starts from it, and discards it otherwise.  All methods are
+called from the training thread.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from dtd.job import JobSpec
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.initial_state import Origin, check_position, checkpoint_directory
 from dtd.train.fingerprints import dataset_fingerprint, numerics_fingerprint
-from dtd.train.loop import train
+from dtd.train.loop import commit_at_take_over, train
+from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.optimizer.build import ignored_settings
+from dtd.train.profile import StepProfiler
 from dtd.train.record import (
     HeldState,
     InitFrom,
@@ -36,37 +38,39 @@ from dtd.train.record import (
     WarmupReport,
 )
 from dtd.train.sanity import try_evaluation
-from dtd.train.session import Session, build_session, updates_of_step
+from dtd.train.session import JobSession, build_session, updates_of_step
 from dtd.train.state.image import IncomingImage, export_image
 from dtd.train.state.tensors import named_tensors
-from dtd.train.step import commit
+from dtd.train.step import check_skips
 from dtd.train.task import load_task
 from dtd.transport.api import Collective
 
 _STATE_FACTOR = 16
 _STATE_SLACK_BYTES = 64 << 20
 _UPDATES_COMPARED = 32
-"""Of so many steps workers compare which updates they make."""
+"""Number of steps for which workers compare which updates they make."""
 
 _WARM_UP_WORLD = 64
 _RANK_0 = frozenset({0})
 
 
-class TrainingRun:
-    """One job's training in this process.
+class JobSessionRunner:
+    """Takes one job's session through its generations.
 
     Args:
         spec: the job.
         job_id: its id.
-        identity: tells it from others of the same id, on disk.
-        init_from: another job's checkpoint to begin with; None begins fresh.
+        identity: distinguishes it on disk from other jobs with the same id.
+        init_from: another job's checkpoint to begin with; None begins with a fresh state.
         device: "cpu" or "cuda:N".
         state_dir: where checkpoints are kept unless the job names a directory.
-        reporter: hears of progress.
-        requests: what is asked of this rank.
-        threads: CPU threads of torch; 0 takes the job's `train.threads`.
-        weights: a safetensors file that a fresh state begins with; None: none.
-        strict: all weights that are taken over without the rest of a state must fit.
+        reporter: receives progress and events.
+        requests: requests to this rank, such as to stop or to leave.
+        threads: CPU threads of torch; 0 uses the job's `train.threads`.
+        weights: a safetensors file with the weights of a fresh state, or None.
+        strict: weights loaded without the rest of a state must match the model completely.
+        serves: this worker is a parameter server.
+        profiler: profiles steps when it is asked to.
     """
 
     def __init__(
@@ -83,8 +87,12 @@ class TrainingRun:
         identity: str = "",
         weights: Path | None = None,
         strict: bool = True,
+        serves: bool = False,
+        profiler: StepProfiler | None = None,
     ) -> None:
+        self._profiler = profiler or StepProfiler()
         self._spec = spec
+        self._serves = serves
         self._weights = weights
         self._strict = strict
         self._job_id = job_id
@@ -104,7 +112,7 @@ class TrainingRun:
         self._threads = threads or spec.train.threads
         self._told = False
         self._world_size = 1
-        self._built: Session | None = None
+        self._built: JobSession | None = None
         self._incoming: IncomingImage | None = None
 
     # --- warm-up ---------------------------------------------------------------------------
@@ -113,20 +121,23 @@ class TrainingRun:
         """Import the task, build the model, open the data.
 
         Raises:
-            TaskError: one of them does not work, or the job's batches are too small for the model.
+            TaskError: one of these fails, or the job's batches are too small for the model.
         """
         torch.set_num_threads(self._threads)
         task = load_task(self._spec.job.task, self._spec.task)
-        session = self._built = build_session(
-            spec=self._spec,
-            job_id=self._job_id,
-            identity=self._identity,
-            task=task,
-            device=self._device,
-            checkpoint_directory=self._directory,
-            reporter=self._reporter,
-            requests=self._requests,
-        )
+        with mapped_blocks():  # a model that is divided does not stay whole
+            session = self._built = build_session(
+                spec=self._spec,
+                job_id=self._job_id,
+                identity=self._identity,
+                task=task,
+                device=self._device,
+                checkpoint_directory=self._directory,
+                reporter=self._reporter,
+                requests=self._requests,
+                serves=self._serves,
+            )
+        session.profiler = self._profiler
         if self._weights is not None:
             session.begins_with = FirstWeights(
                 self._weights, strict=self._strict, reporter=self._reporter
@@ -145,12 +156,17 @@ class TrainingRun:
         )
 
     def expect(self, step: int, *, rank: int, world_size: int) -> None:
-        """A generation begins at this step: load its first batches while the state is on its way.
+        """A generation begins at this step: load its first batches while the state is transferred.
 
-        A stream is read from where the state says, so it has to wait for that.
+        A stream is read from the position in the state, so it has to wait for the state.
+
+        Args:
+            step: committed steps of the state.
+            rank: this rank.
+            world_size: number of ranks that train; a rank beyond them has no rows.
 
         Raises:
-            TaskError: loader processes do not work.
+            TaskError: loader processes fail.
         """
         session = self._session
         if session.stream is None and step < session.plan.steps_total:
@@ -166,26 +182,29 @@ class TrainingRun:
 
     @property
     def prepared_step(self) -> int:
-        """`committed_step`, or one more if the next step waits for nothing but its verdict."""
+        """`committed_step`, or one more if the next step is prepared but not yet decided."""
         return self.committed_step + (self.prepared_key is not None)
 
     @property
     def prepared_key(self) -> StateKey | None:
-        """Key of the state that `adopt_local` can make by committing the prepared step."""
+        """Key of the state that `adopt_local` can reach by committing the prepared step."""
         return self._session.engine.prepared
 
     def compared_in(self, generation: int) -> tuple[int, bytes]:
-        """(step, digest) that this rank has compared with the others of a generation last."""
+        """Return the (step, digest) that this rank last compared with others in a generation."""
         known, step, digest = self._session.compared
         return (step, digest) if known == generation else (0, b"")
 
     def held(self) -> HeldState:
-        """The best state that this worker holds for the job; costs nothing if it is in memory."""
+        """Return the best state this worker holds for the job; reads no disk if it is in memory."""
         engine = self._session.engine
         if engine.live is None:
             if engine.phase is Phase.APPLYING:  # what was agreed on before the failed update counts
                 self._session.checkpoints.flush()
             return self._origin.held()
+        if not self._session.replica.has_its_part:
+            return self._origin.held()
+        part = self._session.replica.held_part
         generation, step = engine.live
         return HeldState(
             job_id=self._job_id,
@@ -193,40 +212,70 @@ class TrainingRun:
             step=step,
             digest="",
             where="memory",
+            part=part,
             label=f"step {step} of generation {generation} in memory",
         )
+
+    def incomplete_origin(self) -> tuple[Path, Path] | None:
+        """Return the part of another job's checkpoint that has to be completed before `held`.
+
+        Returns:
+            where the part is, and the directory for the whole; None if nothing is to be done.
+        """
+        return self._origin.incomplete()
+
+    def saved(self) -> tuple[HeldState, ...]:
+        """Return this worker's parts of checkpoints on disk that `held` does not name.
+
+        Empty unless the state is sharded: then the job may have to go on from an older state than
+        the newest one here, because others lack their parts of that.
+        """
+        if self._session.replica.shards is None:
+            return ()
+        held = self.held()
+        first = (held.generation, held.step) if held.where == "checkpoint" else None
+        return tuple(one for one in self._origin.older() if (one.generation, one.step) != first)
 
     def adopt_local(self, held_generation: int, held_step: int) -> None:
         """Make a state that this worker holds the live one.
 
         Args:
             held_generation: the generation that committed its last step; 0 is the fresh state.
-            held_step: its committed steps.  The key of the prepared step commits that.
+            held_step: its committed steps.  The key of the prepared step commits that step.
 
         Raises:
             CheckpointError: this worker does not hold it.
+            TaskError: the step that this commits is one skipped step too many.
         """
-        session, key = self._session, StateKey(held_generation, held_step)
+        way = self._adopt(StateKey(held_generation, held_step))
+        if way is TakeOver.COMMIT:
+            check_skips(self._session)
+
+    def _adopt(self, key: StateKey) -> TakeOver:
+        session = self._session
+        self._forget_incomplete()
         way = session.engine.take_over(key, holds=True)
         if way is TakeOver.COMMIT:
-            commit(session)
-            return
+            commit_at_take_over(session)
+            return way
         session.discard()
         if way is TakeOver.KEEP:
-            return
+            return way
         session.engine.replace()
-        if way is TakeOver.LOAD:
-            self._origin.load(session, held_generation, held_step)
-        elif way is TakeOver.RESET:
-            session.reset()
+        with mapped_blocks():  # what is whole here may be divided soon
+            if way is TakeOver.LOAD:
+                self._origin.load(session, key.generation, key.step)
+            elif way is TakeOver.RESET:
+                session.reset()
         session.replaced(key)
+        return way
 
     def leave_behind(self, branches: tuple[Branch, ...]) -> None:
-        """The job goes on without these states: their checkpoints on this disk are not deleted."""
+        """The job continues without these states; their checkpoints on this disk are kept."""
         self._session.checkpoints.leave_behind(branches)
 
     def forget(self) -> None:
-        """Hold only what is on disk: nobody can say whose memory is right."""
+        """Keep only what is on disk: replicas differ, and none can be proved right."""
         session = self._session
         session.discard()
         session.checkpoints.drop()
@@ -234,37 +283,38 @@ class TrainingRun:
         session.engine.forget()
 
     def save(self, generation: int, step: int) -> None:
-        """Write a state that memory holds as a checkpoint; returns when it is durable.
+        """Write a state that is in memory as a checkpoint; returns when it is durable.
 
-        For the end of a job that no generation is left of: nobody is asked for his digest.
+        Used at the end of a job that has no generation left, so digests are not compared.
 
         Args:
-            generation: the one that committed its last step.
-            step: its committed steps.  The key of the prepared step commits that.
+            generation: the generation that committed its last step.
+            step: its committed steps.  The key of the prepared step commits that step.
 
         Raises:
             CheckpointError: memory does not hold it, or it cannot be written.
         """
         session, key = self._session, StateKey(generation, step)
+        self._forget_incomplete()
         if not session.engine.can_make(key):
             raise CheckpointError(f"step {step} is not in this worker's memory any more")
-        self.adopt_local(generation, step)
+        self._adopt(key)  # a job that has skipped too many steps is saved as well
         session.checkpoints.save(session.replica, key=key, world_size=self._world_size)
 
     def export_state(self) -> StateImage:
-        """The live state for another worker; valid until the next step begins."""
+        """Return the live state for another worker; valid until the next step begins."""
         session = self._session
         self._begin_fresh()
         return export_image(session.replica, key=session.key, got_on=self._reporter.progress)
 
     def import_state(self, manifest: bytes) -> list[memoryview]:
-        """Memory to receive another worker's state into, blob by blob.
+        """Return memory into which another worker's state is received, blob by blob.
 
-        Who needs another's state has prepared nothing that still counts: that is discarded.
-        What is held in memory stays until the other state is complete.
+        A prepared step is discarded: a worker that needs another one's state has no use for it.
+        The state in memory is kept until the other one is complete.
 
         Raises:
-            CheckpointError: the manifest is broken or of another model.
+            CheckpointError: the manifest is corrupt or belongs to another model.
         """
         self._session.discard()
         tensors = named_tensors(self._session.replica).values()
@@ -274,10 +324,10 @@ class TrainingRun:
         return self._incoming.blobs()
 
     def finish_import(self) -> None:
-        """Every blob is received: make the state the live one.
+        """All blobs have been received: make the state the live one.
 
         Raises:
-            CheckpointError: it was damaged on the way, or is of another model.
+            CheckpointError: it was corrupted in transfer, or belongs to another model.
         """
         assert self._incoming is not None, "finish_import() without import_state()"
         incoming, self._incoming = self._incoming, None
@@ -298,20 +348,22 @@ class TrainingRun:
         *,
         writers: AbstractSet[int] = _RANK_0,
         voters: AbstractSet[int] | None = None,
+        servers: int = 0,
     ) -> Outcome:
         """Train in one generation until the job or the generation ends.
 
         Args:
-            collective: its ring.
+            collective: the generation's ring.
             generation: its number.
             writers: ranks that write checkpoints.
-            voters: ranks that brought the state they begin with; the others have copied it, and
-                say nothing about whose is right.  None for all.
+            voters: ranks that already held the initial state.  The others have copied it, so they
+                do not vote on which state is right.  None for all.
+            servers: how many of the last ranks are parameter servers.
 
         Raises:
             RingBroken: the generation is over; the state is that of the last committed step.
             DivergenceError: ranks hold different states.
-            TaskError: the task or its data failed; anything else that the task raises, too.
+            TaskError: the task or its data failed.  Other exceptions of the task pass through.
         """
         assert generation == collective.generation, "a ring of another generation"
         session = self._session
@@ -322,20 +374,21 @@ class TrainingRun:
             self._say_what_is_ignored()
         self._world_size = collective.world_size
         try:
-            return train(session, collective, writers, voters)
+            return train(session, collective, writers, voters, servers)
         except BaseException:
+            session.strategy.undo_redistribution()
             if session.engine.interrupted():
                 session.discard()
             raise
 
     def close(self) -> None:
-        """Leave nothing running and no draft behind."""
+        """Stop everything that runs, and remove drafts."""
         if self._built is not None:
             self._built.close()
             self._built = None
 
     def _say_what_is_ignored(self) -> None:
-        """Once in a process."""
+        """Warn about ignored settings, once per process."""
         ignored = "" if self._told else ignored_settings(self._session.task, self._spec)
         self._told = True
         if ignored:
@@ -343,19 +396,29 @@ class TrainingRun:
 
     # --- inside ----------------------------------------------------------------------------
 
+    def _forget_incomplete(self) -> None:
+        """Give up a fetched common part whose generation ended before this worker had shards.
+
+        It has the key of a state, but the state can only be taken from disk or built again.
+        """
+        session = self._session
+        if session.engine.live is not None and not session.replica.has_its_part:
+            session.discard()
+            session.engine.replace()
+
     def _begin_fresh(self) -> None:
-        """Whoever has taken nothing over holds the fresh state."""
+        """Adopt the fresh state if no state is live."""
         if self._session.engine.live is None:
             self.adopt_local(*FRESH)
 
     @property
-    def _session(self) -> Session:
+    def _session(self) -> JobSession:
         assert self._built is not None, "prepare() comes first"
         return self._built
 
 
-def _tell_order(session: Session) -> None:
-    """The epoch under way may not be in the order of the job's own seed."""
+def _tell_order(session: JobSession) -> None:
+    """Warn if the current epoch was begun in the order of another seed."""
     begun = session.plan.begun
     if begun is not None and session.replica.epoch == begun[0]:
         session.warn(
@@ -366,12 +429,12 @@ def _tell_order(session: Session) -> None:
 
 
 def _small_world(spec: JobSpec) -> int:
-    """A world in which rank 0 has few rows of a batch, and some of each."""
+    """Return a world size at which rank 0 has few rows of each batch, but at least one."""
     return min(spec.job.global_batch_size, _WARM_UP_WORLD)
 
 
-def _plan_digest(session: Session) -> str:
-    """Hash of what travels in a step, to be compared between workers."""
+def _plan_digest(session: JobSession) -> str:
+    """Return a hash of what is exchanged in a step, to be compared between workers."""
     content = hashlib.blake2b(digest_size=16)
     for name, digest in session.strategy.plan():
         content.update(f"{name} {digest}\n".encode())

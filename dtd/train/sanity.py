@@ -1,8 +1,8 @@
-"""Try the evaluation before the job trains: what is wrong with it would fail the job at its end.
+"""Tries the evaluation before the job trains, since an error in it would fail the job at its end.
 
-A few batches go through the task's metrics in warm-up.  Figures are thrown away; random draws,
-running buffers and the task's own state are as if nothing had happened.  The metrics that the job
-file names are looked for among those that came.  The real evaluation is `dtd.train.evaluation`.
+In the warm-up, a few batches are evaluated with the task's metrics.  The figures are discarded;
+random generators, running buffers and the task's own state are restored.  The metrics named in the
+job file must be among those returned.  The real evaluation is `dtd.train.evaluation`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dtd.errors import TaskError
 from dtd.rules import did_you_mean
 from dtd.train.data.rows import kept_random_state
 from dtd.train.early_stop import NOTHING_SEEN, judge
-from dtd.train.session import Session
+from dtd.train.session import JobSession
 
 
-def try_evaluation(session: Session) -> None:
-    """Evaluate `train.sanity_batches` batches, for nothing.
+def try_evaluation(session: JobSession) -> None:
+    """Evaluate `train.sanity_batches` batches, and discard the figures.
 
     Raises:
-        TaskError: metrics are malformed, or one that the job names is not among them; whatever
-            else the task raises comes out as it is.
+        TaskError: metrics are malformed, or one that the job names is missing.  Other exceptions
+            of the task pass through.
     """
     best, batches = session.spec.checkpoint.best_metric, session.spec.train.sanity_batches
     if session.evaluator is None:

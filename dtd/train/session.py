@@ -1,6 +1,6 @@
 """Everything that one job needs in one worker, built once and used by every generation.
 
-The parts know nothing of each other; the loop (`dtd.train.loop`) brings them together.
+The parts do not depend on each other; the loop (`dtd.train.loop`) combines them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import torch
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.job.tables import SHARDED, SPARSE
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
+from dtd.strategy.sharded.optimizers import check_shardable
+from dtd.strategy.sharded.strategy import Sharded
 from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoint.first_weights import FirstWeights
 from dtd.train.checkpoint.saver import Checkpoints
@@ -28,10 +31,16 @@ from dtd.train.data.stream import InSequence, StreamRows, stream_in, stream_rows
 from dtd.train.data.used_rows import UsedRows
 from dtd.train.early_stop import EarlyStop, check_evaluated, why_it_ends
 from dtd.train.evaluation import Evaluator
+from dtd.train.footprint import check_room, state_size
+from dtd.train.malloc_tuning import mapped_blocks
+from dtd.train.memory import MemoryMeter
 from dtd.train.model_setup import Sample, check_precision, sample_of
+from dtd.train.observers import Observers, observers_of
 from dtd.train.optimizer.build import JoinedOptimizer
 from dtd.train.plan import JobPlan
+from dtd.train.profile import StepProfiler
 from dtd.train.record import CheckpointRecord, Reporter, Requests, Warn, WarningThrottle
+from dtd.train.rehearsal import rehearse
 from dtd.train.state.buffers import RunningBuffers, smallest_rows
 from dtd.train.state.replica import Replica, build_replica, reset_replica
 from dtd.train.state.task_state import ParameterWatch
@@ -40,38 +49,42 @@ from dtd.transport.api import BucketMemory, Collective
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class JobSession:
     """One job in one worker.
 
     Attributes:
         spec: the job.
-        task: gives loss and metrics.
-        device: where the model is.
+        task: provides loss and metrics.
+        device: the model's device.
         dataset: the training rows.
-        stream: the same, if they come from one.
-        sample: gives a few of them as a batch.
-        plan: what each step does.
+        stream: the same rows, if they come from a stream.
+        sample: returns a few of them as a batch.
+        plan: the rows and due actions of each step.
         replica: the state.
         strategy: how a step's rows become an update.
-        buffers: running buffers.
-        watch: sees that the task leaves parameters to the optimizer.
+        buffers: the model's running buffers.
+        watch: checks that only the optimizer changes parameters.
         scalars: the last bucket of every step.
-        loader: training batches.
+        loader: loads training batches.
         evaluator: None if the task has no evaluation rows.
         checkpoints: saves the state.
-        reporter: hears of progress.
-        warn: the reporter's `warning`, for what may come in every step.
-        requests: what is asked of this rank.
-        callbacks: those of the task.
-        engine: which state is live, which step is under way and how far it is.
-        compared: (generation, step, digest) that this rank has offered to the others last.
-        metrics: of the last evaluation.
-        used: rows that went through the model here in the last step.
-        begins_with: a file of weights that a fresh state has; None if there is none.
-        judged: what early stopping makes of the evaluation before the step at hand; None if
-            there is none.
+        reporter: receives progress and events.
+        warn: the reporter's `warning`, throttled for warnings that may occur in every step.
+        requests: requests to this rank, such as to stop or to leave.
+        callbacks: the task's callbacks.
+        memory: measures an early step of each generation.
+        engine: tracks which state is live, and the progress of the current step.
+        compared: (generation, step, digest) that this rank last sent to the others.
+        metrics: metrics of the last evaluation.
+        used: rows that this rank's model processed in the last step.
+        begins_with: file with the weights of a fresh state; None if there is none.
+        judged: early stopping's result of the evaluation before the current step; None if
+            there was none.
         ended: why the job ended early; empty if it did not, or not in this process.
-        stream_position: where the stream stands after the step at hand.
+        stream_position: position of the stream after the current step.
+        servers: how many of the last ranks of the present generation are parameter servers, which
+            train and evaluate no rows.
+        profiler: profiles steps when it is asked to.
     """
 
     spec: JobSpec
@@ -93,6 +106,7 @@ class Session:
     warn: WarningThrottle
     requests: Requests
     callbacks: Callbacks
+    memory: MemoryMeter
     engine: StepProtocol = field(default_factory=StepProtocol)
     compared: tuple[int, int, bytes] = (0, 0, b"")
     metrics: dict[str, float] = field(default_factory=dict)
@@ -101,62 +115,65 @@ class Session:
     begins_with: FirstWeights | None = None
     ended: str = ""
     stream_position: Any = None
+    servers: int = 0
+    profiler: StepProfiler = field(default_factory=StepProfiler)
 
     @property
     def key(self) -> StateKey:
-        """Of the live state."""
+        """Key of the live state."""
         live = self.engine.live
         assert live is not None, "memory holds no state"
         return live
 
     def exchanges(self) -> list[BucketMemory]:
-        """The buckets of the step that follows the live state.
+        """Return the buckets of the step that follows the live state.
 
         Raises:
-            TaskError: the task names updates that there are not.
+            TaskError: the task names updates that do not exist.
         """
         names = updates_of_step(self.task, self.strategy.names, self.replica.step)
-        return self.strategy.exchanges(names)
+        return self.strategy.exchanges(self.replica.step, names)
 
     @property
     def is_last(self) -> bool:
-        """No step follows the live state."""
+        """Whether the live state is the last one of the job."""
         total = self.plan.steps_total
         return self.replica.step >= total or self.replica.ended_of == total
 
     @property
     def wants_end(self) -> str:
-        """Why the step at hand is to be the last one, if this worker has a reason."""
+        """This worker's reason to make the current step the last one; empty if it has none."""
         train = self.spec.train
         stopped = why_it_ends(train, self.judged) if self.judged is not None else ""
         return stopped or self.callbacks.reason
 
     def open(self) -> None:
-        """The next step is at hand, with the evaluation that may come before it."""
+        """Open the next step, including the evaluation that may precede it."""
         self.engine.open()
         self.judged = None
         self.replica.own.begin()
 
     def begin(self, ring: Collective) -> None:
-        """A step on this ring begins: remember what it may change before its commit."""
-        self.strategy.begin(ring.check)
+        """A step on this ring begins: snapshot what it may change before its commit."""
+        with mapped_blocks():  # what a generation allocates in its first step, and keeps
+            self.strategy.begin(ring.check, self.replica.scaler.scale)
         self.buffers.take_snapshot()
-        self.engine.begin(ring.generation)
+        self.engine.begin(ring.generation, steps=len(self.plan.round(self.replica.step)))
 
     def committed(self) -> None:
-        """The step at hand is applied."""
+        """The current step has been applied: commit it."""
         self.engine.commit()
         self.replica.own.keep()
         self.strategy.commit()
         self.strategy.release()
 
     def take_back(self) -> None:
-        """Undo what the step at hand has changed so far, running buffers among it."""
+        """Undo the changes of the current step so far, including those of running buffers."""
         self.strategy.rollback()
         self.buffers.restore()
 
     def discard(self) -> None:
-        """Nothing of the step at hand happened, if there is one."""
+        """Discard the current step, if there is one."""
         if self.engine.discard():
             self.take_back()
             self.strategy.release()
@@ -166,7 +183,7 @@ class Session:
         """Call one of the task's callbacks about the live state.
 
         Raises:
-            TaskError: it changed that; whatever else it raises comes out as it is.
+            TaskError: it changed that state.  Any other exception of the callback passes through.
         """
         step = self.replica.step
         epoch = self.plan.position(max(0, step - 1)).epoch
@@ -185,7 +202,7 @@ class Session:
             self.stream.go_to(first, self.replica.stream)
 
     def replaced(self, key: StateKey) -> None:
-        """The live state is another one now: what was found out about the old one is void."""
+        """Another state is live now: clear everything that was derived from the old one."""
         self.engine.replaced(key)
         self.strategy.replaced()
         self._rewind()
@@ -194,12 +211,13 @@ class Session:
         self.checkpoints.drop()
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Stop everything that runs."""
         self.loader.close()
         if self.evaluator is not None:
             self.evaluator.close()
         self.strategy.close()
         self.checkpoints.close()
+        self.callbacks.observers.close()
 
 
 def build_session(
@@ -212,11 +230,12 @@ def build_session(
     checkpoint_directory: Path,
     reporter: Reporter,
     requests: Requests,
-) -> Session:
+    serves: bool = False,
+) -> JobSession:
     """Build the model, open the data, lay out the buckets.
 
     Raises:
-        TaskError: the task, its data or the job's choices do not work here.
+        TaskError: the task, its data or the job's settings cannot be used on this worker.
     """
     check_precision(spec.train.precision, device)
     dataset = train_dataset_of(task, partial(stream_rows, task, spec))
@@ -229,17 +248,33 @@ def build_session(
         else order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
     )
     replica = build_replica(task, spec, device, epoch_rows=order.places, sample=sample)
+    shown = shows_model(task, evaluates=eval_dataset is not None)
+    check_room(replica, spec, device, shows_whole=shown, serves=serves)
+    memory = MemoryMeter(state_size(replica, spec, shows_whole=shown))
     plan = JobPlan(spec=spec, order=order, smallest_rows=smallest_rows(replica.model))
     plan.check_slices()
     check_evaluated(spec.train, has_evaluation=eval_dataset is not None)
-    buffers, callbacks = RunningBuffers(replica.model), Callbacks(task, replica)
+    buffers = RunningBuffers(replica.model)
+    callbacks = Callbacks(task, replica, Observers(observers_of(task), reporter.warning))
     warn = WarningThrottle(reporter.warning)
     scalars = StepScalars(
         parameters=len(replica.trained),
         buffer_elements=buffers.elements,
         buffer_words=buffers.words,
     )
-    return Session(
+    if spec.strategy.name in SHARDED:
+        check_shardable(replica.optimizer, device)
+    strategy = build_strategy(
+        spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
+    )
+    replica.shared = strategy.shared
+    if isinstance(strategy, Sharded):
+        replica.shards = strategy.state
+        replica.shards.bind(replica.optimizer)
+    whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
+    if isinstance(strategy, Sharded):
+        strategy.watch(partial(rehearse, task, replica, buffers, sample, spec, device))
+    return JobSession(
         spec=spec,
         task=task,
         device=device,
@@ -248,9 +283,9 @@ def build_session(
         sample=sample,
         plan=plan,
         replica=replica,
-        strategy=build_strategy(spec, parts_of(replica), device, scalars),
+        strategy=strategy,
         buffers=buffers,
-        watch=ParameterWatch(replica.model, reporter.progress),
+        watch=ParameterWatch(replica.model, reporter.progress, reads=whole),
         scalars=scalars,
         loader=_open_loader(spec, dataset, device, warn),
         evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
@@ -261,16 +296,24 @@ def build_session(
             directory=checkpoint_directory,
             reporter=reporter,
             saved=partial(_tell_saved, callbacks, plan),
+            local_state=partial(_local_state, spec, strategy, replica),
         ),
         reporter=reporter,
         warn=warn,
         requests=requests,
         callbacks=callbacks,
+        memory=memory,
     )
 
 
+def shows_model(task: Any, *, evaluates: bool) -> bool:
+    """Return whether something may look at the whole model between two steps."""
+    told = (getattr(task, name, None) for name in ("on_start", "on_end"))
+    return evaluates or any(method is not None for method in told)
+
+
 def parts_of(replica: Replica) -> list[Part]:
-    """The parameters of each of the replica's optimizers, in their order."""
+    """Return the parameters of each of the replica's optimizers, in order."""
     optimizer, trained = replica.optimizer, replica.trained
     if not isinstance(optimizer, JoinedOptimizer):
         return [Part(name="", named=trained, places=range(len(trained)))]
@@ -284,15 +327,15 @@ def parts_of(replica: Replica) -> list[Part]:
 
 
 def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
-    """The updates that a step makes, in order.
+    """Return the updates that a step makes, in order.
 
     Args:
-        task: with `updates(step)`, or all are made in every step.
-        names: of all there are.
+        task: may define `updates(step)`; otherwise every step makes all updates.
+        names: names of all updates.
         step: committed steps before it.
 
     Raises:
-        TaskError: the task names none, one twice, or one that there is not.
+        TaskError: the task returns no name, a duplicate or an unknown one.
     """
     choose: Callable[[int], Sequence[str]] | None = getattr(task, "updates", None)
     chosen = list(choose(step)) if choose is not None and len(names) > 1 else list(names)
@@ -305,7 +348,7 @@ def updates_of_step(task: Any, names: Sequence[str], step: int) -> list[str]:
 
 
 def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -> None:
-    """A checkpoint was published here: tell the task."""
+    """Call the task's callback after a checkpoint has been published by this worker."""
     callbacks.tell(
         "on_checkpoint",
         step=record.step,
@@ -313,6 +356,19 @@ def _tell_saved(callbacks: Callbacks, plan: JobPlan, record: CheckpointRecord) -
         metrics=record.metrics,
         directory=record.directory,
     )
+
+
+def _local_state(spec: JobSpec, strategy: Strategy, replica: Replica) -> dict[str, str]:
+    """Return what each rank keeps alone, by name, and what it is in a rank that loads the state."""
+    sparse = spec.codec in SPARSE and spec.strategy.momentum > 0
+    local = replica.optimizer_is_local
+    kept = {
+        f"residual of {spec.codec}": bool(strategy.unsent(replica.step)),
+        f"velocity of {spec.codec}": sparse,
+        "inner optimizer": local,
+        "drift": local and spec.strategy.name == "streaming_diloco",
+    }
+    return {name: "zero" for name, is_kept in kept.items() if is_kept}
 
 
 def _open_loader(spec: JobSpec, dataset: MapDataset, device: torch.device, warn: Warn) -> Loader:

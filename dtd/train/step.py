@@ -1,9 +1,10 @@
-"""The parts of one step: contribute, commit.
+"""The parts of one step: contribution and commit.
 
-`contribute` runs forward and backward over this rank's rows while full buckets leave; `commit`
-applies what came back.  Between the two lies the exchange (`dtd.train.loop`).  A committed step is
-a pure function of the state before it and the averaged buckets, so every rank ends with the same
-state, and a rank that holds the buckets can commit after its ring broke.
+`contribute` runs forward and backward over this rank's rows while full buckets are sent; `commit`
+applies the results.  Between the two, the ranks wait for the sums and exchange control words
+(`dtd.train.loop`).  A committed step is a pure function of the previous state and the averaged
+buckets, so every rank ends with the same state, and a rank that holds the buckets can commit after
+its ring has broken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import math
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,19 +27,27 @@ from dtd.errors import TaskError
 from dtd.strategy.api import LossSum
 from dtd.strategy.scalars import StepScalars
 from dtd.train.data.rows import BatchRequest, shape_of
-from dtd.train.data.used_rows import UsedRows
+from dtd.train.data.used_rows import MODULUS, UsedRows
 from dtd.train.model_setup import autocast
 from dtd.train.plan import Share
-from dtd.train.session import Session
+from dtd.train.session import JobSession
+from dtd.train.state.local_steps import LocalStepsUndo
+from dtd.train.state.statistics import estimated_anew, layers_with_statistics
 from dtd.transport.api import Collective
 
 _CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
+_ROUND_PER_BATCH = 8
+"""One micro-batch in so many of a round also goes through the weights that the round leads to."""
+
+_LEAST_KEPT, _MOST_KEPT = 2, 8
+"""Bounds of their number: a mean over fewer is too noisy, and more would take too much memory."""
+
 
 @dataclass(slots=True)
 class Clock:
-    """Where the time of one step went, in seconds; `aside_s` are exchanges beside training."""
+    """Times of one step in seconds; `aside_s` is for exchanges beside training."""
 
     data_s: float = 0.0
     compute_s: float = 0.0
@@ -47,19 +57,21 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What a committed step came to; equal on all ranks.
+    """Figures of a committed step, or round of steps; equal on all ranks.
 
     Attributes:
-        epoch: of its rows.
-        rows: of the global batch.
-        loss: mean over them.
+        steps: number of steps; more than one in a round.
+        epoch: epoch of its last rows.
+        rows: rows of the global batch, or batches.
+        loss: mean loss over these rows.
         lr: learning rate of the first parameter group.
-        grad_norm: before clipping.
+        grad_norm: norm of the gradients before clipping.
         skipped: nothing was updated.
-        rows_missing: rows of the plan that went through no rank's model.
-        rows_repeated: rows that did, and are not the plan's.
+        rows_missing: rows of the plan that no rank's model processed.
+        rows_repeated: rows that were processed but are not in the plan.
     """
 
+    steps: int
     epoch: int
     rows: int
     loss: float
@@ -70,16 +82,22 @@ class Committed:
     rows_repeated: int
 
 
-def contribute(session: Session, ring: Collective, share: Share, clock: Clock) -> None:
-    """Forward and backward over this rank's rows; every bucket is handed over on return.
+def contribute(session: JobSession, ring: Collective, clock: Clock) -> None:
+    """Forward and backward over this rank's rows; on return every bucket has been submitted.
+
+    In a round, this also takes the local steps.
 
     Raises:
-        RingBroken: before it computes what would be thrown away.
-        TaskError: the task's `loss` does not return one.
+        RingBroken: the generation is over; raised before computing results that would be discarded.
+        TaskError: the task's `loss` does not return a loss.
     """
     session.begin(ring)
     session.used = UsedRows()
-    work = Computation(session, clock, share=share, check=ring.check)
+    shares = [
+        session.plan.share(step, rank=ring.rank, world_size=ring.world_size - session.servers)
+        for step in session.plan.round(session.replica.step)
+    ]
+    work = Computation(session, clock, shares=shares, check=ring.check)
     session.strategy.compute(work, ring)
 
 
@@ -87,33 +105,42 @@ class Computation:
     """One step's rows, model and optimizers; see `dtd.strategy.api.Computation`.
 
     Args:
-        session: whose.
-        clock: of the step.
-        share: this rank's rows; None where the step is computed already.
+        session: the job's session.
+        clock: records the times of the step.
+        shares: this rank's rows in each step of the round; empty if it is already computed.
         check: raises once the generation is over.
     """
 
     def __init__(
         self,
-        session: Session,
+        session: JobSession,
         clock: Clock,
         *,
-        share: Share | None = None,
+        shares: Sequence[Share] = (),
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._session = session
         self._clock = clock
-        self._share = share
+        self._shares = shares
+        self._number = 0
         self._check = check
         self._kept: list[Any] = []
+        self._recent: deque[tuple[Any, str, int, int]] = deque(maxlen=0)
 
     # --- rows ------------------------------------------------------------------------------
 
-    def backward(self, update: str, number: int, *, last: Callable[[], None]) -> LossSum:
-        """The first pass loads the batches; each further one has the same.
+    def backward(
+        self,
+        update: str,
+        number: int,
+        *,
+        last: Callable[[], None] = lambda: None,
+        passed: Callable[[], None] = lambda: None,
+    ) -> LossSum:
+        """See `Computation`; the first pass loads the batches, further passes reuse them.
 
         Raises:
-            TaskError: the task's `loss` does not return one.
+            TaskError: the task's `loss` does not return a loss.
         """
         session, share = self._session, self._rows
         loss_sum, weight = 0.0, 0.0
@@ -124,20 +151,21 @@ class Computation:
                     self._kept.append(batch)
             else:
                 batch = self._kept[part]
-            begun_s = time.perf_counter()
-            key = draw_key(
-                session.spec.job.seed, session.replica.step, share.first_rows[part], number
-            )
+            begun_s = time.perf_counter() - session.strategy.waited_s
+            key = draw_key(session.spec.job.seed, self._step, share.first_rows[part], number)
             seed_draws(key, session.device)
+            self._recent.append((batch, update, len(request.rows), key))
             loss, rows_weight, is_mean = self._loss(batch, update, len(request.rows))
             if request is share.requests[-1]:
                 last()
             self._check()  # forward may have taken long, and backward takes longer
             part_of_batch = (len(request.rows) if is_mean else 1) / share.global_rows
             _backward(loss, part_of_batch * session.replica.scaler.scale)
+            passed()
             loss_sum += float(loss.detach()) * (len(request.rows) if is_mean else 1.0)
             weight += rows_weight
-            self._clock.compute_s += time.perf_counter() - begun_s
+            ended_s = time.perf_counter() - session.strategy.waited_s
+            self._clock.compute_s += ended_s - begun_s
             session.reporter.progress()
         return LossSum(loss_sum=loss_sum, weight=weight)
 
@@ -145,8 +173,11 @@ class Computation:
         session = self._session
         named = (update,) if update else ()
         precision = session.spec.train.precision
+        if session.watch.reads:
+            session.strategy.refreshed()
         with session.watch.unchanged("loss()"), autocast(precision, session.device):
             returned = session.task.loss(session.replica.model, batch, *named)
+        session.strategy.refreshed()  # also what forward has not used
         return _understand(returned, rows)
 
     def _load(self, request: BatchRequest) -> Any:
@@ -155,6 +186,7 @@ class Computation:
         loaded = session.loader.next(request)
         session.used.add(request, loaded)
         self._clock.data_s += time.perf_counter() - begun_s
+        session.profiler.marks.loaded(begun_s)
         session.reporter.progress()
         session.reporter.begins("batch", shape_of(loaded.batch))
         self._check()
@@ -162,14 +194,73 @@ class Computation:
 
     @property
     def _rows(self) -> Share:
-        assert self._share is not None, "the step is computed already"
-        return self._share
+        """This rank's share of the current step."""
+        assert self._shares, "the step is computed already"
+        return self._shares[self._number]
+
+    @property
+    def _step(self) -> int:
+        return self._session.replica.step + self._number
+
+    # --- rounds ----------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """See `Computation`."""
+        return len(self._shares)
+
+    @property
+    def share(self) -> float:
+        """See `Computation`."""
+        rows = sum(share.rows for share in self._shares)
+        return rows / sum(share.global_rows for share in self._shares)
+
+    def take_step(self, number: int) -> None:
+        """See `Computation`."""
+        self._number = number
+
+    def remember_optimizer(self) -> Callable[[], None]:
+        """See `Computation`."""
+        return LocalStepsUndo(self._session.replica).restore
+
+    def local_update_made(self) -> None:
+        """See `Computation`."""
+        schedule = self._session.replica.schedule
+        if schedule is not None:
+            schedule.step()
+
+    # --- statistics ------------------------------------------------------------------------
+
+    def keep_batches(self) -> bool:
+        """See `Computation`; the last ones of the round, of which a few are enough."""
+        if not layers_with_statistics(self._session.replica.model):
+            return False
+        batches = sum(len(share.requests) for share in self._shares)
+        kept = min(_MOST_KEPT, max(_LEAST_KEPT, batches // _ROUND_PER_BATCH))
+        self._recent = deque(maxlen=kept)
+        return True
+
+    def measure_statistics(self) -> None:
+        """See `Computation`; the rows count as used once, since no gradient is taken here.
+
+        Losses are computed as in training: a task's loss may need gradients to be enabled.
+        """
+        session = self._session
+        with estimated_anew(session.replica.model):
+            while self._recent:
+                batch, update, rows, key = self._recent.popleft()
+                begun_s = time.perf_counter()
+                seed_draws(key, session.device)
+                self._loss(batch, update, rows)
+                self._clock.compute_s += time.perf_counter() - begun_s
+                session.reporter.progress()
+                self._check()
 
     # --- scalars ---------------------------------------------------------------------------
 
     def write_scalars(self, scalars: StepScalars, sums: LossSum, present: Sequence[bool]) -> None:
-        """Also reads on to where the step ends, so that it can be committed without the stream."""
-        session, share = self._session, self._rows
+        """See `Computation`; also notes the stream's position after the step, for its commit."""
+        session = self._session
         self._note_position()
         scalars.write(
             loss_sum=sums.loss_sum,
@@ -181,15 +272,15 @@ class Computation:
         session.buffers.write(
             scalars.buffer_elements,
             scalars.buffer_words,
-            share=share.rows / share.global_rows,
-            follows=share.counts,
+            share=self.share,
+            follows=self._rows.counts,
         )
 
     def _note_position(self) -> None:
         session = self._session
         if session.stream is not None:
             begun_s = time.perf_counter()
-            after = (session.replica.step + 1) * session.spec.job.global_batch_size
+            after = (session.replica.step + self.steps) * session.spec.job.global_batch_size
             session.stream_position = session.stream.position_at(after)
             self._clock.data_s += time.perf_counter() - begun_s
 
@@ -197,18 +288,23 @@ class Computation:
 
     @contextlib.contextmanager
     def tentative_update(self) -> Iterator[None]:
-        """Counts as the optimizer's time."""
+        """See `Computation`; the time counts as the optimizer's."""
         begun_s = time.perf_counter()
         yield
         self._clock.optimizer_s += time.perf_counter() - begun_s
         self._session.reporter.progress()
 
     def begin_update(self, weight: float) -> float:
-        """Gradients are means over rows, of a loss that was scaled."""
+        """See `Computation`; gradients are means over rows of a loss that was scaled."""
         session, replica = self._session, self._session.replica
-        replica.set_learning_rates(session.spec, session.plan.steps_total)
-        rows = session.plan.global_rows(replica.step)
+        replica.set_learning_rates(session.spec, session.plan.steps_total, ahead=self._number)
+        rows = session.plan.global_rows(self._step)
         return rows / weight / replica.scaler.scale if weight else math.nan
+
+    @property
+    def clips(self) -> bool:
+        """See `Computation`."""
+        return self._session.spec.train.clip_norm > 0
 
     def clip(self, norm: float) -> float:
         """As torch.nn.utils.clip_grad_norm_; 1 if the job does not clip."""
@@ -216,39 +312,46 @@ class Computation:
         return min(1.0, clip_norm / (norm + _CLIP_EPSILON)) if clip_norm else 1.0
 
     def optimizer(self, update: str) -> torch.optim.Optimizer:
-        """One of several, or the only one."""
+        """See `Computation`."""
         return self._session.replica.part(update)
 
     def change_state(self, scalars: StepScalars) -> None:
-        """Buffers first, as forward does in plain torch: the optimizer's hooks may change them."""
+        """See `Computation`; buffers come before the optimizer, as in plain torch.
+
+        The optimizer's hooks may change them.
+        """
         self._session.engine.apply()
         self._session.buffers.apply(scalars.buffer_elements, scalars.buffer_words)
 
     def update(self, update: str) -> None:
-        """Let it make its step."""
+        """See `Computation`."""
         self._session.replica.update(update)
 
 
-def commit(session: Session) -> Committed:
-    """Make the last update and advance; then tell the task.
+def commit(session: JobSession) -> Committed:
+    """Apply the last update, advance the state, then call the task's callback.
 
-    If gradients of any update are not finite, the step updates nothing, on all ranks alike.
+    If the gradients of any update are not finite, the step updates nothing, on every rank.
     """
     replica, plan = session.replica, session.plan
     stats = session.strategy.apply(Computation(session, Clock()))
     totals, updates = stats.totals, stats.updates
-    position, rows = plan.position(replica.step), plan.global_rows(replica.step)
+    steps, used = plan.round(replica.step), UsedRows.of_words(totals.used)
+    rows = sum(map(plan.global_rows, steps))
     lr = float(replica.optimizer.param_groups[0]["lr"])
     if stats.finite:
-        replica.updated()
+        replica.updated(len(steps))
     else:
         session.take_back()
-        replica.skipped_in_row += 1
+        replica.skipped_in_row += len(steps)
     replica.scaler.update(finite=stats.finite)
-    used = UsedRows.of_words(totals.used)
-    missing, repeated = used.against(plan.checksum(replica.step), rows)
-    seed = plan.order_seed(position.epoch)
-    replica.advance(position, rows, seed=seed, missing=missing, repeated=repeated)
+    planned = sum(map(plan.checksum, steps)) % MODULUS
+    missing, repeated = used.against(planned, rows)
+    for step in steps:
+        position = plan.position(step)
+        seed = plan.order_seed(position.epoch)
+        replica.advance(position, plan.global_rows(step), seed=seed)
+    replica.ledger.amend(missing=missing, repeated=repeated)
     if session.stream is not None:
         replica.stream = session.stream_position
         session.stream.committed(replica.step * session.spec.job.global_batch_size)
@@ -258,6 +361,7 @@ def commit(session: Session) -> Committed:
     losses = {f"{one.name}_loss": one.loss for one in updates if one.name}
     session.tell("on_step", {"loss": loss, **losses, "lr": lr, "grad_norm": norm})
     return Committed(
+        steps=len(steps),
         epoch=position.epoch,
         rows=rows,
         loss=loss,
@@ -269,8 +373,8 @@ def commit(session: Session) -> Committed:
     )
 
 
-def _enter_judgement(session: Session, *, end: bool) -> None:
-    """What the evaluation before this step has shown counts from here on."""
+def _enter_judgement(session: JobSession, *, end: bool) -> None:
+    """Make the result of the evaluation before this step part of the state."""
     replica = session.replica
     if session.judged is not None:
         replica.early_stop = session.judged
@@ -280,11 +384,11 @@ def _enter_judgement(session: Session, *, end: bool) -> None:
         replica.early_stop = dataclasses.replace(replica.early_stop, waited=0)
 
 
-def check_skips(session: Session) -> None:
-    """Give up on a job that has not updated anything for long.
+def check_skips(session: JobSession) -> None:
+    """End a job that has skipped too many steps in a row.
 
     Raises:
-        TaskError: the last `train.max_skipped_steps` steps were skipped, on every rank alike.
+        TaskError: the last `train.max_skipped_steps` steps were skipped (on every rank).
     """
     skipped, limit = session.replica.skipped_in_row, session.spec.train.max_skipped_steps
     if 0 < limit <= skipped:
@@ -297,13 +401,13 @@ def check_skips(session: Session) -> None:
 
 
 def draw_key(seed: int, step: int, first_row: int, update: int = 0) -> int:
-    """What keys dropout in one micro-batch of one of a step's updates: never the rank."""
+    """Return the seed of dropout in one micro-batch of one update; independent of the rank."""
     words = (seed, step, first_row, update) if update else (seed, step, first_row)
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(words)}q", *words)) >> 1
 
 
 def seed_draws(key: int, device: torch.device) -> None:
-    """Set the generators that the model draws from; torch.manual_seed would visit every device."""
+    """Seed the generators that the model uses; torch.manual_seed would seed every device."""
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -311,7 +415,7 @@ def seed_draws(key: int, device: torch.device) -> None:
 
 
 def _understand(returned: Any, rows: int) -> tuple[Tensor, float, bool]:
-    """(loss, its weight, whether it is a mean over rows) of what the task's `loss` returned."""
+    """Return (loss, its weight, whether it is a mean over rows) for the result of the task."""
     pair = returned if isinstance(returned, tuple) else (returned, rows)
     loss = pair[0]
     if not (len(pair) == 2 and isinstance(loss, Tensor) and loss.numel() == 1):

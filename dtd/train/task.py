@@ -1,8 +1,8 @@
-"""The user's side of a job: what a task offers, and how a name in a job file becomes one.
+"""The user's side of a job: what a task provides, and how a job file's name resolves to one.
 
-A task is any object with the three methods of `Task`; what is optional is asked for by
-`eval_dataset_of`, or by `getattr` where it is used.  Every mistake that can be made here is a
-`TaskError` whose one sentence says what is missing and what to type.  Nothing here trains.
+A task is any object with the three methods of `Task`; optional ones are looked up by
+`eval_dataset_of`, or by `getattr` where they are used.  Every mistake in a task raises a
+`TaskError` whose message says what is missing and what to type.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How the members of a generation exchange bytes: one contract (`api`), a file for each way."""
+"""Transports: how the members of a generation exchange bytes; one interface, one file each."""

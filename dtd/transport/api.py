@@ -1,12 +1,13 @@
-"""The data plane as the training thread sees it: one interface, several transports.
+"""The data plane as seen by the training thread: one interface, several transports.
 
-`all_reduce` has exactly the contract of the system: synchronous, deterministic, blocks until all
-active workers took part, the same bytes on every worker.  To overlap it with backward it is split
-in two: `start` hands a full bucket over and returns at once, `wait` blocks until it is averaged.
+`all_reduce` states the contract of the system: it is synchronous and deterministic, blocks until
+all active workers have taken part, and leaves the same bytes on every worker.  To overlap with
+backward it is split in two: `start` submits a full bucket and returns immediately, `wait` blocks
+until that bucket is averaged.
 
-The TCP ring (`dtd.transport.bridge`) is the transport of the daemons, a process group of torch
-(`dtd.transport.process_group`) may carry its buckets, and `dtd.transport.in_process` is the one for
-tests and for reading.  This file holds only the contract.
+The daemons use the TCP ring (`dtd.transport.bridge`), whose buckets a torch process group
+(`dtd.transport.process_group`) can carry.  `dtd.transport.in_process` serves tests and is the
+simplest one to read.  This file holds only the contract.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from dtd.core.ring.chunks import Operation
+from dtd.core.observe.profiling.ring_spans import RingSpans
+from dtd.core.observe.profiling.spans import SpanLog
+from dtd.core.ring.chunks import BucketShape, Operation
 
 
 class Lendable(Protocol):
-    """Memory that processes of the same host may be let read (`dtd.lent_memory.LentMemory`)."""
+    """Memory that can be shared with processes of the same host (`dtd.lent_memory.LentMemory`)."""
 
     descriptor: int
     nonce: bytes
@@ -30,7 +33,7 @@ class Lendable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BufferLocation:
-    """Where in lendable memory a bucket's view lies; the offset is from the file's beginning."""
+    """Location of a bucket's view in lendable memory; the offset is from the start of the file."""
 
     memory: Lendable
     offset_bytes: int
@@ -38,22 +41,24 @@ class BufferLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketMemory:
-    """Where one bucket's contribution lies, and how to add to it.
+    """The memory of one bucket's contribution, and how to add to it.
 
-    Contributions are summed; a rank scales its own by its share of the global batch before it
-    starts the bucket, so that the sum is the average.
+    Contributions are summed.  Each rank scales its own by its share of the global batch before it
+    starts the bucket, so the sum is the average.
 
     Attributes:
         view: the bucket's own memory as writable bytes ("B" format), elements * item_bytes long.
         item_bytes: size of one element; chunks never split an element.
-        add: `add(start, stop, received)` adds the received bytes to elements [start, stop); where
-            the operation is a maximum, it takes the larger of each.
-        total: `total(contributions)` makes the bucket the sum of these, added in their order; None
-            where that is to put the first there and to add the others.
-        home: where the view lies, if other processes of this host can be let read it.
-        operation: what is made of it, and on which ranks; equal on all ranks.
-        dtype: name of the element type, as torch has it, where `add` is that type's addition; empty
-            where it is something else, so that nobody but `add` can make the sum.
+        add: `add(start, stop, received)` adds the received bytes to elements [start, stop); if the
+            operation is a maximum, it takes the elementwise maximum instead.
+        total: `total(contributions)` sets the bucket to the sum of these, added in order; None
+            means: copy the first one and `add` the others.
+        home: location of the view, if it can be shared with other processes of this host.
+        operation: the collective operation, which also says which ranks get the result; equal on
+            all ranks.
+        dtype: torch's name of the element type if `add` is that type's addition; empty if it is
+            something else, so that only `add` can compute the sum.
+        copies, hops, bounds: parameters of the operation, as in `BucketShape`; equal on all ranks.
     """
 
     view: memoryview
@@ -63,21 +68,41 @@ class BucketMemory:
     home: BufferLocation | None = None
     dtype: str = ""
     operation: Operation = Operation.SUM
+    copies: int = 0
+    hops: int | None = None
+    bounds: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
         """Number of elements in the bucket."""
         return len(self.view) // self.item_bytes
 
+    @property
+    def shape(self) -> BucketShape:
+        """The properties of the bucket that the ring needs.
+
+        Raises:
+            LocalProtocolError: the operation has no such parameter, or its value is impossible.
+        """
+        return BucketShape(
+            elements=self.elements,
+            item_bytes=self.item_bytes,
+            operation=self.operation,
+            copies=self.copies,
+            hops=self.hops,
+            bounds=self.bounds,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommTiming:
-    """What one step cost on the wire, as seen by one rank.
+    """What the communication of one step cost, as seen by one rank.
 
     Attributes:
         busy_s: time during which at least one bucket or word was in flight.
-        exposed_s: the part of it during which the training thread stood waiting.
-        sent_bytes: elements given to the ring neighbour, sent or lent.
+        exposed_s: the part of it during which the training thread was blocked.
+        sent_bytes: bytes of elements passed to the ring neighbour, over the socket or through
+            shared memory.
     """
 
     busy_s: float
@@ -86,10 +111,10 @@ class CommTiming:
 
 
 class Collective(Protocol):
-    """One generation's ring, called from the training thread only.
+    """One generation's ring.  Only the training thread calls it, except `start` (any thread).
 
     Every method may raise `RingBroken`: the generation is over, nothing of the step was applied,
-    and the caller goes back to waiting for its next assignment.
+    and the caller returns to waiting for its next assignment.
     """
 
     @property
@@ -108,46 +133,63 @@ class Collective(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise if the ring is broken; costs nothing, so that long work can be cut short."""
+        """Raise if the ring is broken; cheap enough to be polled during long work."""
         ...
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
-        """Begin step `step` (0-based); its buckets are known by their index from here on.
+        """Begin step `step` (0-based); from now on its buckets are addressed by their index.
 
-        Every rank opens the same steps, one after another without a gap, with buckets of the same
-        sizes (or none), and starts all of them before it waits for the first; or every rank waits
-        for the same first ones before it starts the others.
+        Every rank opens the same steps, consecutively, with buckets of the same shapes (or none).
+        It starts all of them before it waits for the first one, or waits for a leading part before
+        it starts the others; that leading part must be the same on every rank.
         """
         ...
 
-    def start(self, bucket: int) -> None:
-        """Hand over a bucket whose contribution is complete; returns at once, thread-safe.
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a bucket whose contribution is complete; returns immediately, from any thread.
 
-        Buckets may be handed over in any order; they travel in index order.
+        Buckets may be submitted in any order; they are exchanged in index order.  A bucket that
+        depends on the results of others can be submitted once those have arrived, provided that
+        they have lower indices and that no thread which they need is blocked in the meantime.
+
+        Args:
+            bucket: its index.
+            done: called on a thread of the transport once the bucket holds its result and belongs
+                to the caller again; never called if the generation ends first.  Must not block.
         """
         ...
 
     def wait(self, bucket: int) -> None:
-        """Block until the bucket holds the sum of all contributions and is ours again."""
+        """Block until the bucket holds the sum of all contributions and is the caller's again.
+
+        Only for the training thread, which may call it before another thread submits the bucket.
+        """
         ...
 
     def gather(self, word: bytes) -> list[bytes]:
         """Block until every rank has called this, then return all ranks' words in rank order.
 
-        Words are small (at most 32 KiB).  Called within an open step, equally often by all ranks.
+        A word has at most 32 KiB.  All ranks call this equally often, within an open step.
+        """
+        ...
+
+    def agreed(self) -> None:
+        """All ranks have compared the generation's initial state, and it is equal: it has begun.
+
+        Further calls say nothing new.
         """
         ...
 
     def close_step(self) -> CommTiming:
-        """End the open step and say what it cost."""
+        """End the open step and return what it cost."""
         ...
 
 
 class ExtendableCollective(Collective, Protocol):
-    """A collective whose steps may get further buckets while they are open.
+    """A collective that can add buckets to an open step.
 
-    For rounds that depend on one another: what is exchanged next is known when the last exchange
-    has come back.
+    For dependent rounds, where the next exchange is known only after the previous one has
+    completed.
     """
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
@@ -155,41 +197,51 @@ class ExtendableCollective(Collective, Protocol):
 
         Args:
             step: its number.
-            buckets: those that are known by now.
-            may_add: most buckets that `add` will bring before the step is over; equal on all ranks.
+            buckets: those that are known already.
+            may_add: most buckets that `add` may add during the step; equal on all ranks.
         """
         ...
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """The open step has these buckets, too, numbered after those that it has.
+        """Add buckets to the open step, numbered after its present ones.
 
-        Every rank adds buckets of the same sizes and operations in the same order.  They are
-        started and waited for like others, and those before them are waited for first.
+        Every rank adds buckets of the same shapes in the same order.  They are
+        started and awaited like any other bucket, after all earlier ones have been awaited.
         """
         ...
 
 
 class BreakableCollective(ExtendableCollective, Protocol):
-    """A ring on which another transport rests: it says who takes part, and when that is over."""
-
-    def exchange(self, word: bytes) -> list[bytes]:
-        """As `gather`, for the transport's own words: no sign that training has begun."""
-        ...
+    """A ring that another transport builds on, for its membership and its failure detection."""
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Have this called when the ring breaks, or now if it is broken; it must not block."""
+        """Call this when the ring breaks, or now if it is broken already; it must not block."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """End the ring from the training thread, so that the neighbours need not wait for it."""
+        """End the ring from the training thread, so that the neighbours notice immediately."""
         ...
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Meanwhile the training thread waits for others, and is not to blame if that is long."""
+        """While this is open, the training thread waits for other ranks and is not itself slow."""
+        ...
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A collective that can record what it does while the job is profiled."""
+
+    def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
+        """Record from now on; None: no more.  Only for the training thread, between steps.
+
+        Args:
+            waits: gets the times in which the training thread waits for the ring; that thread's.
+            ring: gets buckets, words and chunks; from now on the transport's thread's.
+        """
         ...
 
 
 def all_reduce(collective: Collective, bucket: int) -> None:
-    """Sum one bucket over all ranks, blocking: the one primitive, without overlap."""
+    """Sum one bucket over all ranks and block until done: the basic primitive, without overlap."""
     collective.start(bucket)
     collective.wait(bucket)

@@ -1,9 +1,9 @@
-"""The one crossing between the training thread and the event loop.
+"""The only interface between the training thread and the event loop.
 
-The training thread hands buckets and words over with `call_soon_threadsafe` and sleeps on a
-condition until the loop says that they are done.  Nothing else in the worker touches the loop from
-another thread.  `RingCollective` is the `Collective` of the daemons; its other half, on the loop,
-is `dtd.transport.tcp_ring`.
+The training thread submits buckets and words with `call_soon_threadsafe` and sleeps on a condition
+variable until the loop reports completion.  No other code in the worker touches the loop from
+another thread.  `RingCollective` is the daemons' `Collective`; its counterpart on the loop is
+`dtd.transport.tcp_ring`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dtd.core.observe.profiling.ring_spans import RingSpans
+from dtd.core.observe.profiling.spans import NS, WAIT, SpanLog
 from dtd.core.ring.neighbours import RingLoss
 from dtd.errors import DtdError, RingBroken
 from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
+from dtd.net.link import Traffic
 from dtd.net.tls_connect import tls_connect
-from dtd.net.traffic import Traffic
 from dtd.security.identity import WORKER
 from dtd.transport.api import BucketMemory, CommTiming
+from dtd.transport.ring_node import RingNode
+from dtd.transport.star_node import StarNode
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 
@@ -37,7 +41,7 @@ class Bridge:
         self._loop = loop
 
     def post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run this on the loop soon; dropped when the loop has closed."""
+        """Schedule this call on the loop; it is dropped if the loop has closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -45,7 +49,7 @@ class Bridge:
                 raise
 
     def posting(self, function: Callable[..., object], *first: object) -> Callable[..., None]:
-        """A function for other threads that runs `function` on the loop."""
+        """Return a function that other threads can call to run `function` on the loop."""
 
         def post(*arguments: object) -> None:
             self.post(function, *first, *arguments)
@@ -53,31 +57,97 @@ class Bridge:
         return post
 
 
+class SubmittedBuckets:
+    """The buckets of one node, of a ring or a star, as the training thread submits and awaits them.
+
+    For the methods see `dtd.transport.api.ExtendableCollective`.
+
+    Args:
+        node: the node, on the event loop.
+        changed: the generation's lock.
+        hand_over: calls a function of the node on the event loop; raises RingBroken.
+        wait_for: blocks until something is here; raises RingBroken.
+    """
+
+    def __init__(
+        self,
+        node: RingNode | StarNode,
+        changed: threading.Condition,
+        hand_over: Callable[..., None],
+        wait_for: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self._node = node
+        self._changed = changed
+        self._hand_over = hand_over
+        self._wait_for = wait_for
+        self._done: set[int] = set()
+        self._when_done: dict[int, Callable[[], None]] = {}
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
+        """Begin a step."""
+        with self._changed:
+            self._done.clear()
+            self._when_done.clear()
+        self._hand_over(self._node.open_step, step, tuple(buckets), may_add)
+
+    def add(self, buckets: Sequence[BucketMemory]) -> None:
+        """Add buckets to the open step."""
+        self._hand_over(self._node.add, tuple(buckets))
+
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a full bucket."""
+        if done is not None:
+            with self._changed:
+                self._when_done[bucket] = done
+        self._hand_over(self._node.start, bucket)
+
+    def wait(self, bucket: int) -> None:
+        """Block until the bucket holds its result."""
+        self._wait_for(lambda: bucket in self._done)
+
+    def sent_bytes(self) -> int:
+        """Bytes of elements sent in the open step."""
+        return self._node.sent_bytes
+
+    def bucket_done(self, bucket: int) -> None:
+        """On the event loop: a bucket belongs to the training thread again."""
+        with self._changed:
+            self._done.add(bucket)
+            done = self._when_done.pop(bucket, None)
+            self._changed.notify_all()
+        if done is not None:
+            done()
+
+
 class RingCollective:
     """One generation's ring as the training thread sees it; see `dtd.transport.api`.
 
-    Made on the event loop, where `connect`, `end`, `explain`, `traffic` and `waiting_since` belong;
-    the rest belongs to the training thread.
+    It is created on the event loop, which calls `connect`, `end`, `explain` and `traffic` and reads
+    `waiting_since`; everything else is called by the training thread.
 
     Args:
-        bridge: the crossing.
+        bridge: posts calls onto the event loop.
         assign: the generation.
         server: the worker's data port.
         chunk_bytes: most payload bytes in one frame.
-        beat_interval_s: how often either neighbour is told that this side lives.
+        beat_interval_s: interval of the heartbeats to all neighbours.
         silence_s: how long a neighbour may be silent, or take to connect.
-        agreed: called on the training thread after the generation's first exchange of words.
+        agreed: called on the training thread once all ranks have agreed on the initial state.
         lifeline: tells the neighbours when this process ends.
-        context: TLS for all links, if the job wants that.
-        letters: directory of this user alone, through which neighbours on this host hand each other
-            memory to read; None: everything is sent.
+        context: TLS for all links, if the job requires it.
+        letters: directory private to this user, through which neighbours on this host pass each
+            other memory to read; None sends everything over the sockets.
 
     Attributes:
-        suspect: whom the ring lost; empty while it stands, and when this side ended it.
-        evidence: how, as in FROZEN.
-        connect_data: makes connections for fetching this generation's state.
-        why_broken: why it is broken, in words; empty while it stands.
-        waiting_since: the monotonic time since which the training thread waits for the ring.
+        suspect: name of the neighbour that was lost; empty while the ring is up, and if this side
+            ended it.
+        evidence: how it was lost, as in FROZEN.
+        connect_data: opens connections for fetching this generation's state.
+        why_broken: why the ring is broken, in words; empty while it is up.
+        star: the buckets of the generation's star, for `dtd.transport.star.StarCollective`; None
+            without servers.
+        waiting_since: monotonic time at which the training thread began to wait for the ring; None
+            if it is not waiting.
     """
 
     def __init__(
@@ -105,9 +175,9 @@ class RingCollective:
         self._changed = threading.Condition()
         self._up = False
         self._when_broken: list[Callable[[], None]] = []
-        self._done: set[int] = set()
         self._words: deque[list[bytes]] = deque()
         self._exposed_s = 0.0
+        self._waits: SpanLog | None = None
         self._endpoint = RingEndpoint(
             assign,
             server,
@@ -119,6 +189,10 @@ class RingCollective:
             context=context,
             letters=letters,
         )
+        desk = (self._changed, self._hand_over, self._wait_for)
+        self._buckets = SubmittedBuckets(self._endpoint.node, *desk)
+        links = self._endpoint.star
+        self.star = None if links is None else SubmittedBuckets(links.node, *desk)
 
     @property
     def rank(self) -> int:
@@ -138,11 +212,11 @@ class RingCollective:
     # --- training thread ---------------------------------------------------------------------
 
     def wait_up(self) -> None:
-        """Block until both neighbours are connected."""
+        """Block until all neighbours are connected."""
         self._wait_for(lambda: self._up)
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Have this called on the event loop when the ring breaks, or now if it is broken."""
+        """Call this on the event loop when the ring breaks, or now if it is broken already."""
         with self._changed:
             if not self.why_broken:
                 self._when_broken.append(callback)
@@ -150,45 +224,41 @@ class RingCollective:
         callback()
 
     def give_up(self, reason: str) -> None:
-        """End the ring from the training thread, so that the neighbours need not wait for it."""
+        """End the ring from the training thread, so that the neighbours notice immediately."""
         self._bridge.post(self._endpoint.end, reason)
 
     def broken(self) -> RingBroken:
-        """The error that says how the ring has ended."""
+        """Return the error that says how the ring ended."""
         return RingBroken(self.why_broken, suspect=self.suspect, evidence=self.evidence)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
         """Begin a step; see `ExtendableCollective.open_step`."""
-        with self._changed:
-            self._done.clear()
-            self._exposed_s = 0.0
-        self._hand_over(self._endpoint.node.open_step, step, tuple(buckets), may_add)
+        self._exposed_s = 0.0
+        self._buckets.open_step(step, buckets, may_add)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Give the open step more buckets; see `ExtendableCollective.add`."""
-        self._hand_over(self._endpoint.node.add, tuple(buckets))
+        """Add buckets to the open step; see `ExtendableCollective.add`."""
+        self._buckets.add(buckets)
 
-    def start(self, bucket: int) -> None:
-        """Hand a full bucket over; see `Collective.start`."""
-        self._hand_over(self._endpoint.node.start, bucket)
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a full bucket; see `Collective.start`."""
+        self._buckets.start(bucket, done)
 
     def wait(self, bucket: int) -> None:
         """Block until the bucket is averaged; see `Collective.wait`."""
-        self._wait_for(lambda: bucket in self._done)
+        self._buckets.wait(bucket)
 
     def gather(self, word: bytes) -> list[bytes]:
         """Exchange small words; see `Collective.gather`."""
-        words = self.exchange(word)
-        agreed, self._agreed = self._agreed, None
-        if agreed is not None:
-            agreed()
-        return words
-
-    def exchange(self, word: bytes) -> list[bytes]:
-        """Exchange small words of another transport's; see `BreakableCollective.exchange`."""
         self._hand_over(self._endpoint.node.offer, word)
         self._wait_for(lambda: bool(self._words))
         return self._words.popleft()
+
+    def agreed(self) -> None:
+        """The initial state is equal on all ranks; see `Collective.agreed`."""
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None:
+            agreed()
 
     def close_step(self) -> CommTiming:
         """End the open step; see `Collective.close_step`."""
@@ -197,14 +267,19 @@ class RingCollective:
             busy_s=node.busy_s(), exposed_s=self._exposed_s, sent_bytes=node.sent_bytes
         )
 
+    def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
+        """See `Recorded`."""
+        self._waits = waits
+        self._bridge.post(setattr, self._endpoint.node, "spans", ring)
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Meanwhile the training thread waits for others, and is not to blame if that is long."""
-        self.waiting_since = time.monotonic()
+        """See `BreakableCollective.waiting`; a nested wait is part of the outer one."""
+        before, self.waiting_since = self.waiting_since, self.waiting_since or time.monotonic()
         try:
             yield
         finally:
-            self.waiting_since = None
+            self.waiting_since = before
 
     def check(self) -> None:
         """Raise if the ring is broken; see `Collective.check`."""
@@ -220,27 +295,30 @@ class RingCollective:
         with self.waiting(), self._changed:
             self._changed.wait_for(lambda: here() or bool(self.why_broken))
             arrived = here()
-        self._exposed_s += time.monotonic() - begun_s
+        ended_s = time.monotonic()
+        self._exposed_s += ended_s - begun_s
+        if self._waits is not None:
+            self._waits.add(WAIT, int(begun_s * NS), int(ended_s * NS))
         if not arrived:
             raise self.broken()
 
     # --- event loop --------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Begin to connect to both neighbours."""
+        """Start connecting to all neighbours."""
         self._endpoint.connect()
 
     def end(self, reason: str) -> None:
-        """Take no further part in this generation."""
+        """End this rank's part in the generation."""
         self._endpoint.end(reason)
 
     def traffic(self) -> Traffic:
-        """What this ring has sent and received."""
+        """Return what this ring has sent and received."""
         return self._endpoint.traffic()
 
     def explain(self) -> str:
-        """What the ring waits for, in words."""
-        return self._endpoint.node.core.explain()
+        """Return what ring and star are waiting for, in words."""
+        return self._endpoint.explain()
 
     def _on_handed_over(self, function: Callable[..., None], arguments: Sequence[object]) -> None:
         if self.why_broken:
@@ -253,7 +331,7 @@ class RingCollective:
     # --- RingListener ------------------------------------------------------------------------
 
     def ring_up(self) -> None:
-        """Both links stand."""
+        """All links are established."""
         with self._changed:
             self._up = True
             self._changed.notify_all()
@@ -269,13 +347,16 @@ class RingCollective:
             callback()
 
     def bucket_done(self, bucket: int) -> None:
-        """A bucket holds the sum and is the training thread's again."""
-        with self._changed:
-            self._done.add(bucket)
-            self._changed.notify_all()
+        """A bucket holds the sum and belongs to the training thread again."""
+        self._buckets.bucket_done(bucket)
+
+    def star_bucket_done(self, bucket: int) -> None:
+        """A bucket of the star belongs to the training thread again."""
+        assert self.star is not None
+        self.star.bucket_done(bucket)
 
     def words_done(self, words: list[bytes]) -> None:
-        """All ranks' words are here."""
+        """All ranks' words have arrived."""
         with self._changed:
             self._words.append(words)
             self._changed.notify_all()

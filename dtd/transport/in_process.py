@@ -1,8 +1,13 @@
-"""The whole ring in one process: N ranks, N threads, no sockets.
+"""A whole ring in one process: N ranks, N threads, no sockets.
 
-For tests and for reading: the same machine (`dtd.core.ring.machine`) and the same node
-(`dtd.transport.ring_node`) as over TCP, with a queue where the network would be.  Every call moves
-all messages that can move, under one lock, and then waits for its own.
+This ring serves tests and is the simplest one to read.  It has the same machine
+(`dtd.core.ring.machine`) and the same node (`dtd.transport.ring_node`) as the TCP ring, with queues
+instead of the network.  Every call delivers, under one lock, all messages that can be delivered,
+and then waits for its own result.
+
+With `servers`, the last ranks are parameter servers: the generation has a star besides the ring
+(`dtd.transport.in_process_star`), and every rank's thread uses `InProcessRing.star(rank)` instead
+of `InProcessRing.collective(rank)`.
 """
 
 from __future__ import annotations
@@ -15,24 +20,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from dtd.core.ring.machine import Ring
+from dtd.core.star.machine import Star
 from dtd.errors import ProtocolError, RingBroken
 from dtd.transport.api import BucketMemory, CommTiming
+from dtd.transport.in_process_star import InProcessStar
 from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode
+from dtd.transport.star import StarCollective
 from dtd.wire.frames import Hold
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import Chunk, SmallGather
 
-Parcel = tuple[Chunk | Word, bytes]
+Parcel = tuple[Chunk | SmallGather, bytes]
 
 
 class InProcessRing:
     """A ring of `world_size` ranks within this process.
 
     Args:
-        world_size: number of ranks; give each its own thread.
+        world_size: number of ranks; each needs its own thread.
         generation: number of the roster.
         first_step: the first step that will be opened.
         chunk_bytes: most payload bytes in one frame.
         timeout_s: how long a rank waits for the others before it breaks the ring.
+        servers: how many of the ranks are parameter servers, the last ones; 0: there is no star.
     """
 
     def __init__(
@@ -43,6 +52,7 @@ class InProcessRing:
         first_step: int = 0,
         chunk_bytes: int = 64 * 1024,
         timeout_s: float = 60.0,
+        servers: int = 0,
     ) -> None:
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
@@ -64,13 +74,53 @@ class InProcessRing:
             )
             for rank in range(world_size)
         ]
+        self._star = InProcessStar(
+            self,
+            [
+                Star(
+                    rank=rank,
+                    world_size=world_size,
+                    servers=servers,
+                    generation=generation,
+                    first_step=first_step,
+                    chunk_bytes=chunk_bytes,
+                )
+                for rank in range(world_size)
+                if servers
+            ],
+        )
 
     def collective(self, rank: int) -> InProcessCollective:
-        """One rank's end of the ring."""
+        """Return one rank's end of the ring."""
         return self._ranks[rank]
 
+    def star(self, rank: int) -> StarCollective:
+        """Return one rank's end of ring and star, if there are servers."""
+        return StarCollective(self._ranks[rank], self._star.port(rank))
+
+    def check(self, rank: int) -> None:
+        """Raise RingBroken, as this rank's error, if the ring is broken."""
+        if self.broken:
+            raise RingBroken(f"rank {rank}: {self.broken}")
+
+    def wait_for(self, rank: int, here: Callable[[], bool], explain: Callable[[], str]) -> None:
+        """Block until something is here; called with the lock held.
+
+        Args:
+            rank: that waits.
+            here: whether it is.
+            explain: what it waits for, in words, if it never comes.
+
+        Raises:
+            RingBroken: the ring is broken, or it took too long.
+        """
+        if not self.changed.wait_for(lambda: here() or bool(self.broken), self.timeout_s):
+            self.break_ring(f"rank {rank} timed out: {explain()}")
+        if not here():
+            self.check(rank)
+
     def break_ring(self, why: str) -> None:
-        """End the generation: everyone who waits or calls from now on gets RingBroken."""
+        """End the generation: all waiting and later calls raise RingBroken."""
         with self.changed:
             self.broken = self.broken or why
             callbacks, self._when_broken = self._when_broken, []
@@ -79,19 +129,21 @@ class InProcessRing:
             callback()
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Have this called when the ring breaks, or now if it is broken."""
+        """Call this when the ring breaks, or now if it is broken already."""
         with self.changed:
             if not self.broken:
                 self._when_broken.append(callback)
                 return
         callback()
 
-    def _enqueue(self, to_rank: int, message: Chunk | Word, payload: bytes | memoryview) -> None:
-        # A copy, as the kernel would take one: the sender's memory is its own again at once.
+    def _enqueue(
+        self, to_rank: int, message: Chunk | SmallGather, payload: bytes | memoryview
+    ) -> None:
+        # A copy, like the kernel's: the sender may use its memory again immediately.
         self._queues[to_rank].append((message, bytes(payload)))
 
     def move(self) -> None:
-        """Deliver until nothing moves; called with the lock held."""
+        """Deliver messages until none can be delivered; called with the lock held."""
         moved = True
         try:
             while moved:
@@ -100,11 +152,12 @@ class InProcessRing:
                     while queue and self._deliver(self._ranks[rank].node, *queue[0]):
                         queue.popleft()
                         moved = True
+                moved = self._star.move() or moved
         except ProtocolError as error:
             self.break_ring(str(error))
         self.changed.notify_all()
 
-    def _deliver(self, node: RingNode, message: Chunk | Word, payload: bytes) -> bool:
+    def _deliver(self, node: RingNode, message: Chunk | SmallGather, payload: bytes) -> bool:
         place = node.place(message, len(payload))
         if isinstance(place, Hold):
             return False
@@ -123,12 +176,13 @@ class InProcessCollective:
         self,
         ring: InProcessRing,
         core: Ring,
-        send: Callable[[Chunk | Word, bytes | memoryview], None],
+        send: Callable[[Chunk | SmallGather, bytes | memoryview], None],
     ) -> None:
         self.node = RingNode(core, self)
         self._send = send
         self._ring = ring
         self._done: set[int] = set()
+        self._when_done: dict[int, Callable[[], None]] = {}
         self._words: deque[list[bytes]] = deque()
         self._exposed_s = 0.0
 
@@ -149,52 +203,54 @@ class InProcessCollective:
 
     def check(self) -> None:
         """Raise if the ring is broken; see `Collective.check`."""
-        self._check_ring()
+        self._ring.check(self.rank)
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
         """Begin a step; see `ExtendableCollective.open_step`."""
         with self._ring.changed:
-            self._check_ring()
+            self._ring.check(self.rank)
             self._done.clear()
+            self._when_done.clear()
             self._exposed_s = 0.0
             self.node.open_step(step, buckets, may_add)
             self._ring.move()
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Give the open step more buckets; see `ExtendableCollective.add`."""
+        """Add buckets to the open step; see `ExtendableCollective.add`."""
         with self._ring.changed:
-            self._check_ring()
+            self._ring.check(self.rank)
             self.node.add(buckets)
             self._ring.move()
 
-    def start(self, bucket: int) -> None:
-        """Hand a full bucket over; see `Collective.start`."""
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """Submit a full bucket; see `Collective.start`."""
         with self._ring.changed:
-            self._check_ring()
+            self._ring.check(self.rank)
+            if done is not None:
+                self._when_done[bucket] = done
             self.node.start(bucket)
             self._ring.move()
 
     def wait(self, bucket: int) -> None:
         """Block until the bucket is averaged; see `Collective.wait`."""
         with self._ring.changed:
-            self._check_ring()
+            self._ring.check(self.rank)
             self._wait_for(lambda: bucket in self._done)
 
     def gather(self, word: bytes) -> list[bytes]:
         """Exchange small words; see `Collective.gather`."""
         with self._ring.changed:
-            self._check_ring()
+            self._ring.check(self.rank)
             self.node.offer(word)
             self._ring.move()
             self._wait_for(lambda: bool(self._words))
             return self._words.popleft()
 
-    def exchange(self, word: bytes) -> list[bytes]:
-        """Exchange another transport's words; see `BreakableCollective.exchange`."""
-        return self.gather(word)
+    def agreed(self) -> None:
+        """See `Collective.agreed`; nobody waits to hear it."""
 
     def on_broken(self, callback: Callable[[], None]) -> None:
-        """Have this called when the ring breaks; see `BreakableCollective.on_broken`."""
+        """Call this when the ring breaks; see `BreakableCollective.on_broken`."""
         self._ring.on_broken(callback)
 
     def give_up(self, reason: str) -> None:
@@ -202,7 +258,7 @@ class InProcessCollective:
         self._ring.break_ring(f"rank {self.rank} gave up: {reason}")
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Nobody asks who waits here."""
+        """See `BreakableCollective.waiting`; waits are not monitored here."""
         return contextlib.nullcontext()
 
     def close_step(self) -> CommTiming:
@@ -213,34 +269,28 @@ class InProcessCollective:
             sent_bytes=self.node.sent_bytes,
         )
 
-    def _check_ring(self) -> None:
-        if self._ring.broken:
-            raise RingBroken(f"rank {self.rank}: {self._ring.broken}")
-
     def _wait_for(self, here: Callable[[], bool]) -> None:
         begun_s = time.monotonic()
-        arrived = self._ring.changed.wait_for(
-            lambda: here() or bool(self._ring.broken), self._ring.timeout_s
-        )
-        self._exposed_s += time.monotonic() - begun_s
-        if not arrived:
-            self._ring.break_ring(f"rank {self.rank} timed out: {self.node.core.explain()}")
-        if not here():
-            self._check_ring()
+        try:
+            self._ring.wait_for(self.rank, here, self.node.core.explain)
+        finally:
+            self._exposed_s += time.monotonic() - begun_s
 
     # --- NodeHandler -------------------------------------------------------------------------
 
-    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
-        """To the next rank's queue."""
+    def send(self, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
+        """Append to the next rank's queue."""
         self._send(message, payload)
 
     def resume(self) -> None:
-        """A held parcel stays in its queue and is offered again by itself."""
+        """Do nothing: a held parcel stays in its queue and is offered again."""
 
     def bucket_done(self, bucket: int) -> None:
         """The bucket holds the sum."""
         self._done.add(bucket)
+        if bucket in self._when_done:
+            self._when_done.pop(bucket)()
 
     def words_done(self, words: list[bytes]) -> None:
-        """All ranks' words are here."""
+        """All ranks' words have arrived."""
         self._words.append(words)

@@ -1,8 +1,8 @@
-"""Payloads of any bounded size, gathered or broadcast by exchanges of words.
+"""Payloads of bounded size, gathered or broadcast by exchanging words.
 
-A word is at most 32 KiB, and all ranks take part in each exchange.  So a payload travels in pieces:
-the first word says how long it is, and the longest one decides how many words follow, which every
-rank knows after the first.
+A word has at most 32 KiB, and all ranks take part in each exchange, so a payload is sent in pieces.
+The first word contains its length.  The longest payload determines how many words follow, which
+every rank knows after the first exchange.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.messages import MAX_WORD_BYTES
 
 MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
-"""Most bytes of one rank: larger things are buckets."""
+"""Most bytes of one rank's payload; anything larger is sent as buckets."""
 
 _LENGTH: Final = struct.Struct("<Q")
 
@@ -29,12 +29,12 @@ def gather_payloads(
 
     Args:
         exchange: exchanges words, such as `Collective.gather`.
-        payload: this rank's, which may be empty.
+        payload: this rank's payload, which may be empty.
         limit_bytes: most bytes of one payload; equal on all ranks.
 
     Raises:
         LocalProtocolError: this rank's payload exceeds the limit.
-        ProtocolError: another rank's does, or it is not as long as that rank has said.
+        ProtocolError: another rank's does, or its length is not what that rank announced.
     """
     if len(payload) > limit_bytes:
         raise LocalProtocolError(f"payload of {len(payload)} bytes exceeds {limit_bytes}")
@@ -68,10 +68,10 @@ def broadcast_payload(
 
     Args:
         exchange: exchanges words, such as `Collective.gather`.
-        payload: looked at on rank `root` only.
+        payload: used on rank `root` only.
         rank: this rank.
-        root: whose payload is meant; equal on all ranks.
-        limit_bytes: most bytes of it; equal on all ranks.
+        root: the rank whose payload is broadcast; equal on all ranks.
+        limit_bytes: most bytes of the payload; equal on all ranks.
 
     Raises:
         LocalProtocolError, ProtocolError: as `gather_payloads`.

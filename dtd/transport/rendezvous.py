@@ -1,14 +1,13 @@
-"""How the members of a process group find one another: by words on our ring.
+"""Rendezvous of a process group's members, through words on the ring.
 
-torch.distributed wants a store: a place where each rank writes under a key what others read.  A
-store on a port needs an address that somebody types, and a server that may die.  Ours has neither:
-what a rank has written goes to all others when all exchange it (`run`), so members come from the
-roster, a rank that dies ends the exchange as it ends any other, and nothing of one generation is
-ever seen in another.
+torch.distributed requires a key-value store that all ranks write to and read from.  A TCP store
+needs a configured address and a server, which may fail.  This store needs neither: the entries of
+all ranks are exchanged on the ring (`run`).  So the members are those of the roster, a rank that
+dies ends this exchange like any other, and no entry is ever visible in another generation.
 
-The group is made in a thread of its own (`Rendezvous.run` starts it), because making one blocks in
-C++ where nobody can wake it.  When the ring breaks meanwhile, the thread is left to itself; it ends
-at the group's own time-out at the latest, and what it has made is dropped.
+The group is created in a separate thread, started by `Rendezvous.run`, because its creation blocks
+in C++ and cannot be interrupted.  If the ring breaks in the meantime, the thread is abandoned: it
+ends at the group's own timeout at the latest, and a group that it has created is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dtd.errors import ErrorCode, ProcessGroupFailed, ProtocolError
 Made = TypeVar("Made")
 
 MAX_ROUNDS: Final = 64
-"""Gloo needs two exchanges; one that goes on and on waits for what nobody writes."""
+"""Gloo needs two exchanges; a rendezvous that takes more waits for a key that no rank writes."""
 
 _HEAD: Final = struct.Struct("<BI")
 _ENTRY: Final = struct.Struct("<II")
@@ -33,9 +32,9 @@ _UNDER_WAY, _FINISHED, _FAILED = range(3)
 
 
 class RingStore(Store):
-    """What this rank and all others have written; filled from others by `Rendezvous`.
+    """The entries of all ranks; `Rendezvous` adds those of the others.
 
-    Called from the thread that makes the group, and later from threads of the group's own.
+    Called from the thread that creates the group, and later from the group's own threads.
     """
 
     def __init__(self) -> None:
@@ -47,20 +46,20 @@ class RingStore(Store):
         self._unsent: dict[str, bytes] = {}
 
     def set(self, key: str, value: Any) -> None:
-        """Write; others can read it after the next exchange."""
+        """Write an entry; other ranks can read it after the next exchange."""
         with self.changed:
             written = value.encode() if isinstance(value, str) else bytes(value)
             self._values[key] = self._unsent[key] = written
             self.changed.notify_all()
 
     def get(self, key: str) -> bytes:
-        """Block until somebody has written this."""
+        """Block until a rank has written this key, and return its value."""
         self.wait([key])
         with self.changed:
             return self._values[key]
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Block until somebody has written all of these; the ring knows when that is in vain."""
+        """Block until all of these keys have been written, or the ring has ended."""
         del timeout
         with self.changed:
             while not all(key in self._values for key in keys):
@@ -71,39 +70,39 @@ class RingStore(Store):
                 self.changed.wait()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these have been written, as far as is known here."""
+        """Whether all of these keys are known to have been written."""
         with self.changed:
             return all(key in self._values for key in keys)
 
     def take_unsent(self) -> dict[str, bytes]:
-        """What was written since the last exchange; called with the lock held."""
+        """Return the entries written since the last exchange; called with the lock held."""
         unsent, self._unsent = self._unsent, {}
         return unsent
 
     def has_unsent(self) -> bool:
-        """Whether there is something for the others; called with the lock held."""
+        """Whether there are entries to send; called with the lock held."""
         return bool(self._unsent)
 
     def learn(self, values: dict[str, bytes]) -> None:
-        """What others have written."""
+        """Add entries of other ranks."""
         with self.changed:
             self._values.update(values)
             self.blocked = False
             self.changed.notify_all()
 
     def close(self, why: str) -> None:
-        """Let nobody wait for a key any more."""
+        """End all waits for keys."""
         with self.changed:
             self.closed = why
             self.changed.notify_all()
 
 
 class Rendezvous(Generic[Made]):
-    """Makes one rank's part of one group.
+    """Creates one rank's part of one group.
 
     Args:
-        make: makes it with the store, in a thread of its own; blocks until all ranks are connected.
-        drop: gets what was made when nobody waits for it any more.
+        make: creates it with the store, in a separate thread; blocks until all ranks are connected.
+        drop: called with the created part if the rendezvous was abandoned.
     """
 
     def __init__(self, make: Callable[[Store], Made], drop: Callable[[Made], None]) -> None:
@@ -120,16 +119,16 @@ class Rendezvous(Generic[Made]):
         check: Callable[[], None],
         wake: Callable[[Callable[[], None]], None],
     ) -> Made:
-        """Make it; returns when all ranks have made theirs.
+        """Create this rank's part; returns when all ranks have created theirs.
 
         Args:
             gather: exchanges payloads with all ranks.
             check: raises when the ring is broken.
-            wake: `wake(callback)` has the callback called when the ring breaks.
+            wake: `wake(callback)` arranges for the callback to be called when the ring breaks.
 
         Raises:
-            RingBroken: by `check` or `gather`.
-            ProcessGroupFailed: some rank could not make its part.
+            RingBroken: raised by `check` or `gather`.
+            ProcessGroupFailed: a rank could not create its part.
         """
         wake(self._look_again)
         threading.Thread(target=self._run_make, name="process-group", daemon=True).start()
@@ -144,7 +143,7 @@ class Rendezvous(Generic[Made]):
             raise
 
     def _round(self, gather: Callable[[bytes], list[bytes]], check: Callable[[], None]) -> bool:
-        """One exchange, when this rank has something to say; returns whether all have finished."""
+        """Make one exchange once this rank has news; returns whether all ranks have finished."""
         store = self._store
         with store.changed:
             while not (store.has_unsent() or store.blocked or self._made or self._failure):
@@ -164,7 +163,7 @@ class Rendezvous(Generic[Made]):
         store = self._store
         try:
             made = self._make(store)
-        except Exception as error:  # noqa: BLE001 - C++ raises what it likes; all ranks are told
+        except Exception as error:  # noqa: BLE001 - C++ may raise anything; all ranks are told
             with store.changed:
                 self._failure = f"{type(error).__name__}: {error}"[:1000]
                 store.changed.notify_all()
@@ -191,7 +190,7 @@ class Rendezvous(Generic[Made]):
 
 
 def _encode(state: int, values: dict[str, bytes], why: str) -> bytes:
-    """State, then the reason of a failure, then what was written."""
+    """Encode the state, then the reason of a failure, then the entries."""
     reason = why.encode()
     parts = [_HEAD.pack(state, len(reason)), reason]
     for key, value in values.items():
@@ -201,10 +200,10 @@ def _encode(state: int, values: dict[str, bytes], why: str) -> bytes:
 
 
 def _decode(payload: bytes) -> tuple[int, dict[str, bytes], str]:
-    """What `_encode` made.
+    """Decode what `_encode` returned.
 
     Raises:
-        ProtocolError: it is something else.
+        ProtocolError: the payload is malformed.
     """
     try:
         state, reason_bytes = _HEAD.unpack_from(payload)

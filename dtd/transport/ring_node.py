@@ -1,9 +1,9 @@
-"""The shell of the ring machine: owns scratch memory and that for contributions, moves the bytes.
+"""The shell of the ring machine: owns scratch and contribution memory, and moves the bytes.
 
-Everything is decided in `dtd.core.ring.machine`; this file turns indices into memoryviews: where an
-incoming chunk lies, which bytes of which bucket go out, when to add.  The same node serves the TCP
-ring (`dtd.transport.tcp_ring`) and the in-process one (`dtd.transport.in_process`): it knows its
-neighbours only as a `NodeHandler`.
+`dtd.core.ring.machine` makes all decisions; this file turns indices into memoryviews: where an
+incoming chunk is stored, which bytes of which bucket are sent, when to add.  The same node serves
+the TCP ring (`dtd.transport.tcp_ring`) and the in-process one (`dtd.transport.in_process`), since
+it reaches its neighbours only through a `NodeHandler`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from dtd.core.observe.profiling.ring_spans import RingSpans
 from dtd.core.ring.busy import BusyTime
 from dtd.core.ring.chunks import BucketShape
 from dtd.core.ring.events import (
@@ -42,17 +43,17 @@ from dtd.core.ring.lending import ReadPace
 from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.transport.api import BucketMemory
-from dtd.transport.shared_memory import NOTHING_LENT, Loans
+from dtd.transport.shared_memory import NOTHING_LENT, SharedMemory
 from dtd.wire.frames import HOLD, Hold
-from dtd.wire.messages import MAX_WORD_BYTES, Chunk, Taken, Word
+from dtd.wire.messages import MAX_WORD_BYTES, Chunk, ShmReleased, SmallGather
 
 SCRATCH_SLOTS = 8
 
 
 class NodeHandler(Protocol):
-    """What a node needs done, and what it says."""
+    """Sends a node's messages, and receives its notifications."""
 
-    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
+    def send(self, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
         """Send a frame to the next rank; the payload is not copied."""
         ...
 
@@ -65,7 +66,7 @@ class NodeHandler(Protocol):
         ...
 
     def words_done(self, words: list[bytes]) -> None:
-        """All ranks' words of an exchange are here, in rank order."""
+        """All ranks' words of an exchange have arrived, in rank order."""
         ...
 
 
@@ -73,12 +74,17 @@ class RingNode:
     """One rank's node of one generation's ring.  Called from one thread at a time.
 
     Args:
-        core: the machine.
-        handler: sends what goes out, and hears what is done.
-        loans: what is lent and borrowed, where neighbours may share memory.
+        core: the state machine.
+        handler: sends messages, and is notified of completed work.
+        loans: the memory lent and borrowed, if neighbours may share memory.
+
+    Attributes:
+        spans: records buckets, words and chunks while the job is profiled; None otherwise.
     """
 
-    def __init__(self, core: Ring, handler: NodeHandler, *, loans: Loans | None = None) -> None:
+    def __init__(
+        self, core: Ring, handler: NodeHandler, *, loans: SharedMemory | None = None
+    ) -> None:
         self.core = core
         self.sent_bytes = 0
         self._handler = handler
@@ -93,9 +99,10 @@ class RingNode:
         self._placed_slot: int | None = None
         self._pace = ReadPace()
         self._busy = BusyTime()
+        self.spans: RingSpans | None = None
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step with these buckets, to which so many may be added."""
+        """Begin a step with these buckets; up to `may_add` more may be added."""
         self._buckets = buckets
         self._busy = BusyTime()
         self.sent_bytes = 0
@@ -108,7 +115,7 @@ class RingNode:
         self._perform(self.core.handle(event, 0.0))
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """The open step has these buckets, too; they are sent, and not lent."""
+        """Add buckets to the open step; they are sent rather than lent."""
         shapes = _shapes_of(buckets)
         effects = self.core.handle(BucketsAdded(buckets=shapes), 0.0)
         self._buckets = (*self._buckets, *buckets)
@@ -119,14 +126,18 @@ class RingNode:
         """A bucket's own contribution is complete."""
         effects = self.core.handle(BucketStarted(bucket=bucket), 0.0)
         self._busy.begin(time.monotonic())
+        if self.spans is not None:
+            self.spans.bucket_started(bucket, time.monotonic_ns())
         self._perform(effects)
 
     def offer(self, word: bytes) -> None:
-        """This rank's word for the next exchange."""
+        """Offer this rank's word for the next exchange."""
         if len(word) > MAX_WORD_BYTES:
             raise LocalProtocolError(f"word of {len(word)} bytes exceeds {MAX_WORD_BYTES}")
         effects = self.core.handle(WordOffered(), 0.0)
         self._busy.begin(time.monotonic())
+        if self.spans is not None:
+            self.spans.word_offered(time.monotonic_ns())
         self._words[self.core.rank].append(word)
         self._perform(effects)
 
@@ -136,9 +147,9 @@ class RingNode:
 
     # --- receiving -------------------------------------------------------------------------
 
-    def place(self, message: Chunk | Word, payload_bytes: int) -> memoryview | Hold | None:
-        """Memory for an announced payload, HOLD, or None for memory of the link's own."""
-        if isinstance(message, Word):
+    def place(self, message: Chunk | SmallGather, payload_bytes: int) -> memoryview | Hold | None:
+        """Return memory for an announced payload, HOLD, or None to use the link's own memory."""
+        if isinstance(message, SmallGather):
             if payload_bytes > MAX_WORD_BYTES:
                 raise ProtocolError(
                     ErrorCode.BAD_PAYLOAD, f"word of {payload_bytes} bytes > {MAX_WORD_BYTES}"
@@ -149,6 +160,8 @@ class RingNode:
         if message.loan and self._pace.must_pause():
             self._handler.resume()
             return HOLD
+        if self.spans is not None:
+            self.spans.chunk_announced(time.monotonic_ns())
         place = self.core.place(message, payload_bytes)
         if isinstance(place, Hold):
             return place
@@ -163,18 +176,20 @@ class RingNode:
             return None
         return self._elements(place.bucket, place.start, place.stop)
 
-    def received(self, message: Chunk | Word, payload: memoryview) -> None:
-        """The payload lies where `place` said."""
-        if isinstance(message, Word):
+    def received(self, message: Chunk | SmallGather, payload: memoryview) -> None:
+        """The payload has been stored where `place` said."""
+        if isinstance(message, SmallGather):
             self._words[message.origin].append(bytes(payload))
             effects = self.core.handle(WordReceived(word=message), 0.0)
         else:
             slot, self._placed_slot = self._placed_slot, None
             effects = self.core.handle(ChunkReceived(chunk=message, slot=slot), 0.0)
         self._perform(effects)
+        if self.spans is not None and isinstance(message, Chunk):
+            self.spans.chunk_done(message, time.monotonic_ns())
 
-    def taken(self, message: Taken) -> None:
-        """The next rank has read what it was lent of a bucket."""
+    def taken(self, message: ShmReleased) -> None:
+        """The next rank has read the lent part of a bucket."""
         self._perform(self.core.handle(BucketTaken(taken=message), 0.0))
 
     def _slot(self, slot: int, payload_bytes: int) -> memoryview:
@@ -189,7 +204,7 @@ class RingNode:
         return memory.view[start * memory.item_bytes : stop * memory.item_bytes]
 
     def _contribution(self, bucket: int, origin: int) -> memoryview:
-        """One rank's place among a bucket's contributions; every step uses the same memory."""
+        """Return one rank's slot in a bucket's contributions; every step uses the same memory."""
         size_bytes = len(self._buckets[bucket].view)
         if bucket not in self._contributions:
             self._contributions[bucket] = memoryview(bytearray(self.core.world_size * size_bytes))
@@ -201,7 +216,7 @@ class RingNode:
         try:
             for effect in effects:
                 self._do(effect)
-        except ProtocolError as error:  # what is lent cannot be read, but has been counted
+        except ProtocolError as error:  # lent memory cannot be read, but has been counted
             assert self._loans is not None
             self._loans.lost(error)
 
@@ -229,14 +244,24 @@ class RingNode:
         elif isinstance(effect, SendWord):
             self._handler.send(effect.word, self._words[effect.word.origin][effect.word.sequence])
         elif isinstance(effect, BucketDone):
-            self._busy.end(time.monotonic())
-            self._handler.bucket_done(effect.bucket)
+            self._bucket_done(effect.bucket)
         elif isinstance(effect, WordsDone):
-            self._busy.end(time.monotonic())
-            words = self._words
-            self._handler.words_done([words[rank][effect.sequence] for rank in sorted(words)])
+            self._words_done(effect.sequence)
         else:
             self._handler.resume()
+
+    def _bucket_done(self, bucket: int) -> None:
+        self._busy.end(time.monotonic())
+        if self.spans is not None:
+            self.spans.bucket_done(bucket, time.monotonic_ns())
+        self._handler.bucket_done(bucket)
+
+    def _words_done(self, sequence: int) -> None:
+        self._busy.end(time.monotonic())
+        if self.spans is not None:
+            self.spans.words_done(sequence, time.monotonic_ns())
+        words = self._words
+        self._handler.words_done([words[rank][sequence] for rank in sorted(words)])
 
     def _read_lent(self, effect: ReduceLent | CopyLent) -> None:
         assert self._loans is not None
@@ -256,7 +281,7 @@ class RingNode:
         self._handler.send(chunk, b"" if chunk.loan else payload)
 
     def _sum(self, bucket: int) -> None:
-        """From the first rank's on, whoever we are: not even a NaN may come out differently."""
+        """Sum the contributions in rank order on every rank, so that even a NaN is the same."""
         memory = self._buckets[bucket]
         if not memory.elements:
             return
@@ -271,7 +296,4 @@ class RingNode:
 
 
 def _shapes_of(buckets: Sequence[BucketMemory]) -> tuple[BucketShape, ...]:
-    return tuple(
-        BucketShape(elements=b.elements, item_bytes=b.item_bytes, operation=b.operation)
-        for b in buckets
-    )
+    return tuple(bucket.shape for bucket in buckets)

@@ -1,11 +1,11 @@
-"""What one ring lends to its next rank and borrows from its previous one (protocol.md, "Loans").
+"""Memory shared with the next rank and mapped from the previous one (protocol.md, "Loans").
 
-Between two processes of one host a bucket need not pass through the sockets.  The side that has it
-names its memory once (LEND), the other side asks for it (BORROW), is handed the open file
-(`dtd.net.descriptors`) and says so (BORROWED).  From the next step on chunks come without payload
-and are read where they lie.  Nothing else changes: the same chunks in the same order on the same
-connection.  Where the file does not arrive, because one address has two hosts or containers behind
-it or the two processes belong to different users, everything is sent, and the log says why.
+Between two processes of one host, a bucket need not pass through the sockets.  The owner offers its
+memory once (SHM_OFFER), the other side requests it (SHM_REQUEST), receives the open file
+(`dtd.net.descriptors`) and confirms (SHM_MAPPED).  From the next step on, chunks have no payload
+and are read in place.  Nothing else changes: the same chunks in the same order on the same
+connection.  If the file does not arrive, because one address belongs to two hosts or containers or
+the two processes belong to different users, everything is sent, and the log says why.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import BorrowedMemory, borrow
 from dtd.net.descriptors import FdMailbox, aside, post
 from dtd.transport.api import BucketMemory, BufferLocation, Lendable
-from dtd.wire.messages import MAX_LENT, Borrow, Borrowed, Lend, Lot, Taken
+from dtd.wire.messages import MAX_LENT, ShmMapped, ShmOffer, ShmRegion, ShmReleased, ShmRequest
 
 log = structlog.get_logger()
 
@@ -30,37 +30,36 @@ NOTHING_LENT: tuple[int, frozenset[int]] = (0, frozenset())
 
 
 class LoanNeighbours(Protocol):
-    """The neighbours of a ring endpoint, as far as loans are concerned."""
+    """The part of a ring endpoint that loans need."""
 
     def is_next_on_this_host(self) -> bool:
-        """Whether the next rank is on this host, as far as addresses tell."""
+        """Whether the next rank is on this host, judging by addresses."""
         ...
 
-    def tell_next(self, message: Lend) -> None:
-        """Send a LEND to the next rank."""
+    def tell_next(self, message: ShmOffer) -> None:
+        """Send a SHM_OFFER to the next rank."""
         ...
 
-    def tell_previous(self, message: Borrow | Borrowed | Taken) -> None:
-        """Send BORROW, BORROWED or TAKEN to the previous rank."""
+    def tell_previous(self, message: ShmRequest | ShmMapped | ShmReleased) -> None:
+        """Send SHM_REQUEST, SHM_MAPPED or SHM_RELEASED to the previous rank."""
         ...
 
     def unreadable(self, error: ProtocolError) -> None:
-        """What the previous rank has lent cannot be read.
+        """The memory that the previous rank has lent cannot be read.
 
-        The machine has counted it all the same, so the ring must end before it hears of anything
-        else.
+        The machine has already counted the chunk, so the ring must end before the next event.
         """
         ...
 
 
-class Loans:
+class SharedMemory:
     """The loans of one ring endpoint.  Event loop only.
 
     Args:
-        generation: of the ring.
-        neighbours: to whom it is said.
-        letters: directory of this user alone, where an open file can be handed over; None: there
-            is none, and nothing is borrowed.
+        generation: the ring's generation.
+        neighbours: send the messages.
+        letters: directory private to this user, through which an open file can be passed; if it is
+            None, nothing is borrowed.
     """
 
     def __init__(
@@ -72,14 +71,14 @@ class Loans:
         self._homes: list[BufferLocation | None] = []
         self._lending = Lending()
         self._offered: Lendable | None = None
-        self._named: Lend | None = None
+        self._named: ShmOffer | None = None
         self._letterbox: FdMailbox[BorrowedMemory] | None = None
         self._memory: BorrowedMemory | None = None
 
     # --- lending ---------------------------------------------------------------------------
 
     def lendable(self, buckets: Sequence[BucketMemory]) -> tuple[int, frozenset[int]]:
-        """The loan and the buckets of a step that the next rank can read; what is new is offered.
+        """Return the loan and the buckets that the next rank can read; offers new memory.
 
         Returns:
             (number of the loan, indices of buckets).
@@ -104,48 +103,48 @@ class Loans:
         ]
         self._homes, self._offered = homes, memory
         self._neighbours.tell_next(
-            Lend(
+            ShmOffer(
                 generation=self._generation,
                 number=self._lending.offer(offsets),
                 nonce=memory.nonce,
                 size_bytes=memory.size_bytes,
-                lots=tuple(Lot(offset=offset) for offset in offsets),
+                lots=tuple(ShmRegion(offset=offset) for offset in offsets),
             )
         )
 
-    def received(self, message: Lend | Borrow | Borrowed) -> None:
-        """What a neighbour says of loans.
+    def received(self, message: ShmOffer | ShmRequest | ShmMapped) -> None:
+        """Handle a neighbour's message about loans.
 
         Raises:
-            ProtocolError: it is of another generation, about nothing that was offered, or asks for
-                the same file again.
+            ProtocolError: it belongs to another generation, refers to no offer, or requests the
+                same file again.
         """
         if message.generation != self._generation:
             raise ProtocolError(
                 ErrorCode.STALE_GENERATION, f"a loan of generation {message.generation}"
             )
-        if isinstance(message, Lend):
+        if isinstance(message, ShmOffer):
             self._on_lend(message)
-        elif isinstance(message, Borrow):
+        elif isinstance(message, ShmRequest):
             self._on_borrow(message)
         else:
             self._lending.borrows(message.number)
 
-    def _on_borrow(self, message: Borrow) -> None:
-        """The next rank asks for the file of a LEND."""
+    def _on_borrow(self, message: ShmRequest) -> None:
+        """The next rank requests the file of a SHM_OFFER."""
         if not self._lending.asks(message.number):
             return
         assert self._offered is not None, "an offer of nothing"
         try:
             descriptor = os.dup(self._offered.descriptor)
-        except OSError:  # it is closed, and will be followed by another
+        except OSError:  # it is closed; another offer will follow
             return
         aside(_hand_over, message.socket, descriptor)
 
     # --- borrowing -------------------------------------------------------------------------
 
-    def _on_lend(self, message: Lend) -> None:
-        """The previous rank offers its memory: ask for it."""
+    def _on_lend(self, message: ShmOffer) -> None:
+        """The previous rank offers its memory: request it."""
         self.close()
         self._named = message
         if self._letters is None:
@@ -156,27 +155,27 @@ class Loans:
 
         try:
             self._letterbox = FdMailbox(self._letters, look, self._on_memory)
-        except OSError as error:  # a host that does not let us: everything is sent
+        except OSError as error:  # the host does not permit it: everything is sent
             log.info("memory_not_borrowed", reason=str(error))
             return
         path, number = self._letterbox.path, message.number
         self._neighbours.tell_previous(
-            Borrow(generation=self._generation, number=number, socket=path)
+            ShmRequest(generation=self._generation, number=number, socket=path)
         )
 
     def _on_memory(self, memory: BorrowedMemory) -> None:
-        """What the LEND at hand has named is here."""
-        assert self._named is not None, "a letterbox without a LEND"
+        """The memory named in the current SHM_OFFER has arrived."""
+        assert self._named is not None, "a mailbox without a SHM_OFFER"
         self._memory, self._letterbox = memory, None
         self._neighbours.tell_previous(
-            Borrowed(generation=self._generation, number=self._named.number)
+            ShmMapped(generation=self._generation, number=self._named.number)
         )
 
     def read(self, bucket: int, start_byte: int, stop_byte: int) -> memoryview:
-        """Bytes of the previous rank's bucket where they lie; `still_lent` once they were read.
+        """Return bytes of the previous rank's bucket in place; call `still_lent` after reading.
 
         Raises:
-            ProtocolError: they were not lent, or lie outside of what was.
+            ProtocolError: they were not lent, or are outside of the lent memory.
         """
         named = self._named
         offset = named.lots[bucket].offset if named is not None and bucket < len(named.lots) else 0
@@ -189,16 +188,16 @@ class Loans:
         return self._memory.view(offset + start_byte, stop_byte - start_byte)
 
     def still_lent(self, loan: int) -> None:
-        """See that what was read was still lent when it was.
+        """Check that the loan was still valid while it was read.
 
         Raises:
-            ProtocolError: the previous rank has recalled the loan: it has left the step.
+            ProtocolError: the previous rank has recalled the loan, since it has left the step.
         """
         if self._memory is None or self._memory.loan != loan:
             raise ProtocolError(ErrorCode.RECALLED, f"the previous rank has recalled loan {loan}")
 
-    def give_back(self, taken: Taken) -> None:
-        """All that was lent of a bucket has been read."""
+    def give_back(self, taken: ShmReleased) -> None:
+        """The lent part of a bucket has been read completely."""
         self._neighbours.tell_previous(taken)
 
     def lost(self, error: ProtocolError) -> None:
@@ -206,7 +205,7 @@ class Loans:
         self._neighbours.unreadable(error)
 
     def close(self) -> None:
-        """Read nothing more; idempotent."""
+        """Release the borrowed memory; idempotent."""
         if self._letterbox is not None:
             self._letterbox.close()
             self._letterbox = None
@@ -216,7 +215,7 @@ class Loans:
 
 
 def _hand_over(path: str, descriptor: int) -> None:
-    """In a thread: where a neighbour's path leads to may take its time."""
+    """Pass the file to a neighbour; runs in a thread, since access to the path may be slow."""
     try:
         post(path, descriptor)
     except (OSError, ValueError) as error:  # ValueError: no path has such characters

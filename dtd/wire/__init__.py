@@ -1,1 +1,1 @@
-"""Bytes to messages and back: frames, messages, the connection's life cycle.  Pure; no I/O."""
+"""Translates bytes to messages and back: frames, messages, connection states.  Pure; no I/O."""

@@ -1,9 +1,10 @@
-"""Every secret of the data plane, derived from one root (protocol.md, "Security").
+"""Derivation of all secrets of the data plane from one root (protocol.md, "Security").
 
 The coordinator holds the root, `data_key`.  It gives each generation's secret to the members of its
-roster, and each worker the secret from which that worker checks tickets; a ticket lets somebody who
-is in no roster fetch one resource until a moment in time.  Keyed BLAKE2b with a name for each use,
-over fields that state their lengths: no two uses and no two inputs can meet.  Pure.
+roster, and gives each worker the secret with which that worker verifies tickets; a ticket lets a
+client that belongs to no roster fetch one resource until the ticket expires.  Derivation is keyed
+BLAKE2b with a separate name for each use, over length-prefixed fields, so different uses or inputs
+cannot collide.  Pure.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ _LENGTH_BYTES: Final = 4
 
 
 def generation_secret(data_key: bytes, job: str, generation: int, roster_id: int) -> bytes:
-    """What only the members of one roster and the coordinator know: 32 bytes."""
+    """The secret that only the members of one roster and the coordinator know: 32 bytes."""
     return _derive(data_key, "generation", job, generation, roster_id)
 
 
 def worker_secret(data_key: bytes, name: str, incarnation: int) -> bytes:
-    """What only one process of one worker and the coordinator know: 32 bytes."""
+    """The secret that only one process of one worker and the coordinator know: 32 bytes."""
     return _derive(data_key, "worker", name, incarnation)
 
 
 def ticket_key(worker_secret: bytes, resource: str, expires_unix_s: int) -> bytes:
-    """Lets its holder fetch one resource of that worker until then: 32 bytes."""
+    """The key that lets its holder fetch one resource of that worker until it expires: 32 bytes."""
     return _derive(worker_secret, "ticket", resource, expires_unix_s)
 
 
 def membership_proof(
     secret: bytes, *, job: str, generation: int, roster_id: int, name: str, incarnation: int
 ) -> bytes:
-    """What shows that a worker's process was made a member of a generation: 32 bytes.
+    """Proof that a worker's process was made a member of a generation: 32 bytes.
 
     Args:
-        secret: of the generation.
-        job: its job's id.
-        generation: its number.
+        secret: the generation's secret.
+        job: the job's id.
+        generation: the generation's number.
         roster_id: the id of its roster.
-        name: of the worker.
-        incarnation: of its process.
+        name: the worker's name.
+        incarnation: the incarnation of its process.
     """
     return _derive(secret, "member", job, generation, roster_id, name, incarnation)
 
@@ -58,7 +59,7 @@ def session_key(
     """Key of the tags in one direction of one data connection: 16 bytes.
 
     Args:
-        secret: of the generation, or a ticket's key.
+        secret: the generation's secret, or a ticket's key.
         hello: the header of the HELLO frame as it was on the wire.
         hello_nonce: the opener's, 16 bytes.
         welcome_nonce: the acceptor's, 16 bytes.

@@ -1,10 +1,10 @@
-"""The kinds of field a message may have, and the check of each (protocol.md, "Notation").
+"""The kinds of field that a message may have, and the check of each (protocol.md, "Notation").
 
 A message declares `step: U64`; the alias carries the check as `typing.Annotated` metadata.  A value
-that does not fit raises ProtocolError BAD_FIELD naming message and field.  What has arrived is more
-than well formed: numbers are finite unless a model computed them, times can be times, and a map
-holds nothing that JSON cannot.  So whoever stores a field, reckons with it or shows it need not
-look again.  Pure.
+that does not fit raises ProtocolError BAD_FIELD with the names of message and field.  Received
+values are more than well formed: numbers are finite unless a model computed them, times are in a
+plausible range, and a map holds only what JSON can represent.  Code that stores a field, calculates
+with it or displays it need not check again.  Pure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dtd.errors import ErrorCode, ProtocolError
 from dtd.event_names import NOTICES
 from dtd.names import METRIC_WORDS, NAME_WORDS, is_metric, is_name
 from dtd.shown import shown
+from dtd.wire.step_rows import MAX_STEP_ROWS_BYTES, STEP_ROW_BYTES
 
 NAME_CHARACTERS: Final = 255
 TEXT_CHARACTERS: Final = 16384
@@ -33,6 +34,8 @@ MAP_NESTING: Final = 7
 MAP_KEY_CHARACTERS: Final = 255
 FIGURES: Final = 256
 NAMES: Final = 2048
+SHARD_BOUNDS: Final = 256
+MOST_BOUND: Final = 1 << 16
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]*")
 _MOST: Final = 2**63 - 1
@@ -43,20 +46,20 @@ Check = Callable[[str, Any], Any]
 class Record(Protocol):
     """Any frozen, slotted dataclass whose fields are declared with the aliases of this file.
 
-    It is read field by field, past its `__init__`.
+    The parser sets its fields one by one, without calling its `__init__`.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 def bad_field(where: str, problem: str) -> ProtocolError:
-    """The one error for a value that does not fit its field."""
+    """The error raised for a value that does not fit its field."""
     return ProtocolError(ErrorCode.BAD_FIELD, f"{where}: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Integer:
-    """The check of an integer from 0 to `highest`; may it name a generation?"""
+    """The check of an integer from 0 to `highest`, and whether the field may name a generation."""
 
     highest: int
     names_generation: bool = False
@@ -81,7 +84,7 @@ def _text(limit: int) -> Callable[[str, Any], str]:
 
 
 def _name(where: str, value: Any) -> str:
-    """One line that can be shown as it is; what a peer says at length is a text."""
+    """One line that can be displayed as it is; longer text belongs in a text field."""
     if not isinstance(value, str):
         raise bad_field(where, f"expected text, got {type(value).__name__}")
     if len(value) > NAME_CHARACTERS:
@@ -94,20 +97,20 @@ def _name(where: str, value: Any) -> str:
 def _member(where: str, value: Any) -> str:
     name = _name(where, value)
     if not is_name(name):
-        raise bad_field(where, f"{shown(name)} is no name: {NAME_WORDS}")
+        raise bad_field(where, f"{shown(name)} is not a name: {NAME_WORDS}")
     return name
 
 
 def _notice(where: str, value: Any) -> str:
     kind = _name(where, value)
     if kind not in NOTICES:
-        raise bad_field(where, f"{shown(kind)} is nothing that a worker may report")
+        raise bad_field(where, f"{shown(kind)} is not a kind that a worker may report")
     return kind
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The check of words for people: the sender cuts what is too long, for the rest says enough."""
+    """The check of text meant for people: the sender truncates it when it is too long."""
 
     limit: int
 
@@ -123,7 +126,7 @@ class _Words:
 def _host(where: str, value: Any) -> str:
     host = _text(HOST_CHARACTERS)(where, value)
     if not _HOST.fullmatch(host):
-        raise bad_field(where, "a host's name or address has letters, digits and . _ : % - only")
+        raise bad_field(where, "a host may contain only letters, digits and . _ : % -")
     return host
 
 
@@ -136,6 +139,13 @@ def _octets(limit: int) -> Check:
         return value
 
     return check
+
+
+def _step_rows(where: str, value: Any) -> bytes:
+    octets: bytes = _octets(MAX_STEP_ROWS_BYTES)(where, value)
+    if len(octets) % STEP_ROW_BYTES:
+        raise bad_field(where, f"{len(octets)} octets are no rows of {STEP_ROW_BYTES}")
+    return octets
 
 
 def _boolean(where: str, value: Any) -> bool:
@@ -158,7 +168,7 @@ def _number(where: str, value: Any) -> float:
 
 
 def _seconds(where: str, value: Any) -> float:
-    """Too short to be measured is 0, so that a rate can be reckoned from any other."""
+    """A time too short to be measured becomes 0, so a rate can be calculated from any other."""
     seconds = _number(where, value)
     if seconds > MOST_SECONDS:
         raise bad_field(where, f"{seconds:g} s is more than {MOST_SECONDS:g} s")
@@ -180,13 +190,13 @@ def _figures(where: str, value: Any) -> dict[str, float]:
 
 def _metric(where: str, name: Any) -> str:
     if not isinstance(name, str) or not is_metric(name):
-        raise bad_field(where, f"{shown(name)} is no metric's name: {METRIC_WORDS}")
+        raise bad_field(where, f"{shown(name)} is not a metric's name: {METRIC_WORDS}")
     return name
 
 
 def _key(where: str, name: Any) -> str:
     if not isinstance(name, str) or len(name) > MAP_KEY_CHARACTERS:
-        raise bad_field(where, f"a key is no text of at most {MAP_KEY_CHARACTERS} characters")
+        raise bad_field(where, f"a key is not text of at most {MAP_KEY_CHARACTERS} characters")
     return name
 
 
@@ -209,7 +219,7 @@ def _plain(where: str, value: Any, depth: int) -> Any:
         raise bad_field(where, f"{value} does not fit 64 bits")
     if value is None or isinstance(value, str | int):
         return value
-    raise bad_field(where, f"{type(value).__name__} is nothing that JSON can hold")
+    raise bad_field(where, f"{type(value).__name__} cannot be represented in JSON")
 
 
 def _names(where: str, value: Any) -> tuple[str, ...]:
@@ -219,6 +229,17 @@ def _names(where: str, value: Any) -> tuple[str, ...]:
         raise bad_field(where, f"list of {len(value)} > {NAMES}")
     return tuple(_name(f"{where}[{index}]", one) for index, one in enumerate(value))
 
+
+def _shards(where: str, value: Any) -> tuple[int, ...]:
+    """Bounds of intervals; `dtd.core.engine.shards` says which sequences are a set of shards."""
+    if not isinstance(value, list):
+        raise bad_field(where, f"expected a list, got {type(value).__name__}")
+    if len(value) > SHARD_BOUNDS:
+        raise bad_field(where, f"list of {len(value)} > {SHARD_BOUNDS}")
+    return tuple(_BOUND(f"{where}[{index}]", one) for index, one in enumerate(value))
+
+
+_BOUND: Final = _Integer(MOST_BOUND)
 
 U8 = Annotated[int, "u8", _Integer(2**8 - 1)]
 U16 = Annotated[int, "u16", _Integer(2**16 - 1)]
@@ -237,9 +258,11 @@ Directory = Annotated[str, f"text<={PATH_CHARACTERS}", _text(PATH_CHARACTERS)]
 Words = Annotated[str, f"words<={WORDS_CHARACTERS}", _Words(WORDS_CHARACTERS)]
 Host = Annotated[str, "host", _host]
 Octets = Annotated[bytes, f"octets<={OCTETS_BYTES}", _octets(OCTETS_BYTES)]
+StepRows = Annotated[bytes, f"octets<={MAX_STEP_ROWS_BYTES}", _step_rows]
 Map = Annotated[dict[str, Any], "map", _plain_map]
 Figures = Annotated[dict[str, float], "map of figure", _figures]
 Names = Annotated[tuple[str, ...], f"names<={NAMES}", _names]
+Shards = Annotated[tuple[int, ...], f"shards<={SHARD_BOUNDS}", _shards]
 
 
 def list_of(record: type[Record], limit: int) -> tuple[str, Check]:
@@ -261,10 +284,10 @@ def list_of(record: type[Record], limit: int) -> tuple[str, Check]:
 Layout = tuple[tuple[str, str, Check, bool], ...]
 _layouts: dict[type[Any], Layout] = {}
 
-# (name, highest, check, put) of a field.  Most fields of what travels often are integers: that one
-# fits is seen by comparing it with `highest`, which is below 0 where no integer is meant; whatever
-# does not fit at a glance is left to the check.  `put` sets the field of a new record: the
-# `__init__` of a frozen one takes twice as long.
+# (name, highest, check, put) of a field.  Most fields of frequent messages are integers: a value
+# fits if it is at most `highest`, which is below 0 for fields that are not integers; every other
+# value goes through the check.  `put` sets the field of a new record, because the `__init__` of a
+# frozen dataclass takes twice as long.
 Row = tuple[str, int, Check, Callable[[Any, Any], None]]
 _rows: dict[type[Any], tuple[Row, ...]] = {}
 _naming: dict[type[Any], tuple[tuple[str, bool], ...]] = {}
@@ -324,10 +347,10 @@ def _default(record: type[Any], name: str, where: str) -> Any:
 
 
 def record_values(record: Any, *, where: str, into: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The map of a record's fields, ready for msgpack; they are added to `into` if that is given.
+    """The map of a record's fields, ready for msgpack; added to `into` if it is given.
 
     Raises:
-        ProtocolError: BAD_FIELD when the receiver would refuse a value.
+        ProtocolError: BAD_FIELD when the receiver would reject a value.
     """
     kind = type(record)
     values = {} if into is None else into
@@ -341,14 +364,15 @@ def record_values(record: Any, *, where: str, into: dict[str, Any] | None = None
 
 def _sendable(where: str, check: Check, value: Any) -> Any:
     if isinstance(value, tuple):
-        items = [one if type(one) is str else record_values(one, where=where) for one in value]
+        plain = (str, int)
+        items = [one if type(one) in plain else record_values(one, where=where) for one in value]
         check(where, items)
         return items
     return check(where, check.cut(value) if isinstance(check, _Words) else value)
 
 
 def generations_in(record: Any) -> Iterator[int]:
-    """Every number in a message, down to its lists of records, that names a generation."""
+    """Every generation number in a message, including those in its lists of records."""
     kind = type(record)
     named = _naming.get(kind)
     if named is None:
@@ -363,7 +387,7 @@ def generations_in(record: Any) -> Iterator[int]:
 
 
 def _naming_generations(record: type[Any]) -> tuple[tuple[str, bool], ...]:
-    """(name, is it a list of records?) of the fields in which a generation can be named."""
+    """(name, whether it is a list of records) of the fields that can name a generation."""
     rows = layout(record)
     plain = {n for n, _, check, _ in rows if isinstance(check, _Integer) and check.names_generation}
     lists = {name for name, kind, _check, _required in rows if kind.startswith("list<=")}

@@ -1,7 +1,7 @@
 """Frames: the fixed prefix, the msgpack header, the raw payload and the integrity tag.
 
-Pure bytes in, frames out (protocol.md, "Frames").  Nothing is allocated before its size was
-checked; a payload is received straight into the memory that the owner of the connection names once
+Pure: bytes in, frames out (protocol.md, "Frames").  Nothing is allocated before its size has been
+checked; a payload is received directly into memory that the owner of the connection provides once
 it has accepted the header.  See `dtd.wire.header`, `dtd.wire.messages` and `dtd.wire.tags`.
 
     +-------+---------+-------+----------+------------+-------------+ - - - - + - - - - - + - - -+
@@ -32,11 +32,11 @@ LARGEST_MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class Frame:
-    """One received frame whose tag was right.
+    """One received frame whose tag was correct.
 
     Attributes:
         header: the decoded msgpack map.
-        payload: the payload's bytes, in the memory that the sink named (or our own).
+        payload: the payload's bytes, in the memory that the sink provided, or the decoder's own.
     """
 
     header: Header
@@ -44,7 +44,7 @@ class Frame:
 
 
 class Hold:
-    """What a sink returns when it accepts a header but has no memory for the payload yet."""
+    """A sink's answer when it accepts a header but has no memory for the payload yet."""
 
 
 HOLD: Final = Hold()
@@ -59,25 +59,25 @@ NO_FRAMES: Final[Iterator[Frame]] = iter(())
 def encode_frame(
     header: bytes, payload: bytes | memoryview = b"", tag: Tag = CHECKSUM
 ) -> tuple[bytes, bytes]:
-    """The bytes that go before and after a payload, which is itself sent as it lies.
+    """The bytes that go before and after a payload; the payload itself is not copied.
 
     Args:
         header: a message's msgpack map (`dtd.wire.messages.encode_header`).
         payload: raw bytes; read for the tag, never copied.
-        tag: of this direction of the connection; it counts the frames.
+        tag: the tag of this direction of the connection; it counts the frames.
 
     Returns:
         (prefix + header, tag)
 
     Raises:
-        LocalProtocolError: header or payload exceed what any peer may accept.
+        LocalProtocolError: header or payload exceeds what any peer may accept.
     """
     head = _head(header, payload, tag)
     return head, tag.digest(head, payload)
 
 
 def frame_bytes(header: bytes, payload: bytes | memoryview = b"", tag: Tag = CHECKSUM) -> bytes:
-    """A whole small frame in one piece; arguments and errors are those of `encode_frame`."""
+    """A complete small frame as one byte string; arguments and errors as for `encode_frame`."""
     head = _head(header, payload, tag)
     return b"".join((head, payload, tag.digest(head, payload)))
 
@@ -92,17 +92,17 @@ def _head(header: bytes, payload: bytes | memoryview, tag: Tag) -> bytes:
 
 
 class FrameDecoder:
-    """Incremental decoder: names the memory to receive into, and yields frames as they complete.
+    """Incremental decoder: provides the memory to receive into, and yields complete frames.
 
     Usage: receive bytes into `next_buffer()`, then iterate over `received(count)`.  Small things
     (prefix, header, tag, small payloads) pass through a staging buffer; the rest of a large
-    payload is received in place.  `feed(data)` does both for bytes that are already here.
+    payload is received in place.  `feed(data)` does both for bytes already in memory.
 
     When the sink answers HOLD, `held` is true and `received` stops; call `resume()` once there is
-    memory.  After a ProtocolError the decoder is dead and raises the same error again.
+    memory.  After a ProtocolError the decoder is unusable and raises the same error again.
 
     Args:
-        sink: names the memory for each payload.
+        sink: provides the memory for each payload.
         max_payload_bytes: what this side stated in its HELLO or WELCOME.
         staging_bytes: how much is read ahead; what a read brings of a payload beyond its header
             is copied, so links that carry large payloads keep this small.
@@ -135,7 +135,7 @@ class FrameDecoder:
 
     @property
     def header_bytes(self) -> bytes:
-        """The header of the frame at hand, or of the last one, as it was on the wire."""
+        """The header bytes of the current frame, or of the last one, as received."""
         return self._head[PREFIX_BYTES:]
 
     def next_buffer(self) -> memoryview:
@@ -145,7 +145,7 @@ class FrameDecoder:
         if self._payload is not None and self._filled < self._payload_bytes:
             return self._payload[self._filled :]
         if self._begin == self._end:
-            if not self._staging:  # a connection on which nothing comes costs nothing
+            if not self._staging:  # an idle connection needs no memory
                 self._staging = memoryview(bytearray(self._staging_bytes))
             self._begin = self._end = 0
             return self._staging
@@ -159,20 +159,20 @@ class FrameDecoder:
         """Account for `count` bytes written into `next_buffer()`; yield what they complete."""
         if self._payload is not None and self._filled < self._payload_bytes:
             self._filled += count
-            return NO_FRAMES  # its tag is yet to come
+            return NO_FRAMES  # its tag has not arrived yet
         self._end += count
         return NO_FRAMES if self.held else self._parse()
 
     def resume(self) -> Iterator[Frame]:
-        """Ask the sink again for the frame that was held, and go on."""
+        """Ask the sink again for the memory of the held frame, and continue."""
         self.held = False
         return self._parse()
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
-        """Decode bytes that are already here.
+        """Decode bytes that are already in memory.
 
         Raises:
-            LocalProtocolError: the sink holds a frame while more bytes are pushed.
+            LocalProtocolError: bytes were fed while the sink holds a frame.
         """
         view = memoryview(data)
         while view:
@@ -207,7 +207,7 @@ class FrameDecoder:
             raise
 
     def _step(self) -> Frame | None:
-        """Parse as far as the staged bytes go; the next whole frame, if any."""
+        """Parse the staged bytes; return the next complete frame, if any."""
         if self._header is None and not self._read_head():
             return None
         if self._payload is None and not self._place_payload():
@@ -230,7 +230,7 @@ class FrameDecoder:
         return True
 
     def _read_prefix(self) -> bool:
-        """Check the prefix; it stays before its header."""
+        """Check the prefix; it stays in the staging buffer, before its header."""
         begin = self._begin
         if self._end - begin < PREFIX_BYTES:
             _check_magic(self._staging[begin : self._end].tobytes()[: len(MAGIC)])
@@ -274,7 +274,7 @@ class FrameDecoder:
         return True
 
     def _fill_payload(self) -> bool:
-        """Move what was read ahead of the payload; the rest is received in place."""
+        """Move the part of the payload that was read ahead; the rest is received in place."""
         assert self._payload is not None
         filled, begin = self._filled, self._begin
         count = min(self._payload_bytes - filled, self._end - begin)
@@ -288,7 +288,7 @@ class FrameDecoder:
         (seal,) = _TAG.unpack_from(self._staging, self._begin)
         self._begin += TAG_BYTES
         if not self.tag.same(self.tag.digest(self._head, self._payload), seal):
-            problem = "tag does not match: damaged on the way, or of another key"
+            problem = "tag does not match: damaged in transit, or sealed with a different key"
             raise ProtocolError(ErrorCode.BAD_TAG, problem)
         frame = Frame(self._header, self._payload)
         self._header = self._payload = None

@@ -1,7 +1,7 @@
-"""What the two sides of every connection say first: HELLO, and WELCOME in answer.
+"""The first messages of every connection: HELLO, and WELCOME in answer.
 
-Both state the one protocol version that this dtd speaks and its own version; `dtd.wire.session`
-judges what the other side stated (protocol.md, "Connections").
+Both state the one protocol version that this dtd speaks, and its release; `dtd.wire.session` checks
+what the other side stated (protocol.md, "Connections").
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def hello(
     scope: str = "",
     expires_unix_s: int = 0,
 ) -> m.Hello:
-    """The first message of the side that calls.
+    """The first message of the side that opens the connection.
 
     Args:
         role: what the connection is for.
-        name: who calls.
-        max_payload_bytes: the largest payload that this side takes.
+        name: the caller's name.
+        max_payload_bytes: the largest payload that this side accepts.
         generation: with the next two, the roster to which the caller belongs; 0 for other roles.
         roster_id: that generation's roster.
-        rank: the caller's place in it.
-        scope: what a ticket is for; empty without one.
-        expires_unix_s: until when it is good.
+        rank: the caller's rank in it.
+        scope: the resource that a ticket covers; empty without a ticket.
+        expires_unix_s: when the ticket expires.
     """
     return m.Hello(
         role=role.value,
@@ -53,11 +53,11 @@ def hello(
 
 
 def welcome(name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES) -> m.Welcome:
-    """The answer of the side that was called.
+    """The answer of the side that accepts the connection.
 
     Args:
-        name: who answers.
-        max_payload_bytes: the largest payload that this side takes.
+        name: the name of the answering process.
+        max_payload_bytes: the largest payload that this side accepts.
     """
     return m.Welcome(
         protocol=PROTOCOL_VERSION,
@@ -69,15 +69,15 @@ def welcome(name: str, *, max_payload_bytes: int = LARGEST_MAX_PAYLOAD_BYTES) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCredential:
-    """What opens a data connection: a secret, and what HELLO says of where it comes from.
+    """The credential of a data connection: a secret, and the fields of HELLO that identify it.
 
     Attributes:
-        secret: of a generation, or a ticket's key.
-        generation: with the next two, whose secret it is.
+        secret: a generation's secret, or a ticket's key.
+        generation: with the next two, the roster whose secret it is.
         roster_id: that generation's roster.
-        rank: the opening side's place in it.
-        scope: what a ticket is for; empty for a generation's secret.
-        expires_unix_s: until when a ticket is good.
+        rank: the opening side's rank in it.
+        scope: the resource that a ticket covers; empty for a generation's secret.
+        expires_unix_s: when the ticket expires.
     """
 
     secret: bytes = field(repr=False)
@@ -89,7 +89,7 @@ class DataCredential:
 
     @classmethod
     def of(cls, assign: m.Assign) -> Self:
-        """As a member of a generation."""
+        """The credential of a member of a generation."""
         return cls(
             secret=assign.secret,
             generation=assign.generation,
@@ -98,7 +98,7 @@ class DataCredential:
         )
 
     def hello(self, role: m.Role, name: str) -> m.Hello:
-        """The HELLO that shows it."""
+        """The HELLO that states this credential."""
         return hello(
             role,
             name,

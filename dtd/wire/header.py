@@ -1,6 +1,7 @@
 """A frame's header: one msgpack map with text keys, decoded in bounded memory.
 
-Pure; knows no message.  The map goes to `dtd.wire.messages`, which reads it field by field.
+Pure; independent of the messages.  The map goes to `dtd.wire.messages`, which reads it field by
+field.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def decode_header(data: bytes) -> Header:
 
 
 def _flat_map(data: bytes) -> Header | None:
-    """A map that holds neither maps nor lists with items, as most headers are; None for the rest.
+    """The map, if it holds no maps and no lists with items, as most headers; otherwise None.
 
-    One pass over the bytes is enough: only for the items of a list does msgpack set aside memory
-    because they were claimed, and here a list has none.
+    One pass over the bytes is enough: msgpack allocates memory by claimed length only for the
+    items of a list, and these lists have none.
     """
     try:
         header = msgpack.unpackb(data, ext_hook=_no_extensions, max_array_len=0, max_ext_len=0)

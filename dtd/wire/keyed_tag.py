@@ -1,7 +1,7 @@
-"""The tag with a key, by which each side of a data connection knows the other (protocol.md).
+"""The keyed tag that authenticates each side of a data connection to the other (protocol.md).
 
-Pure.  A `KeyedTag` belongs to one direction of one connection and counts its frames, so that none
-can be dropped, repeated, moved or carried over from elsewhere unseen.
+Pure.  A `KeyedTag` belongs to one direction of one connection and counts its frames, so that a
+dropped, repeated, reordered or foreign frame is detected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyedTag:
     """The tag of one direction of a data connection; the first frame's is always GCM.
 
     Args:
-        key: this direction's, 16 bytes (`dtd.wire.data_keys.session_key`).
+        key: the key of this direction, 16 bytes (`dtd.wire.data_keys.session_key`).
         later: FLAG_GCM or FLAG_XXH3, the tag of all frames but the first.
     """
 
@@ -49,16 +49,16 @@ class KeyedTag:
         return tag
 
     def _gcm(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        """AES-128-GCM of the head with the payload as what is authenticated beside it.
+        """AES-128-GCM of the head, with the payload as additional authenticated data.
 
-        So both are covered by one call, as they lie; the head's ciphertext is not sent.
+        One call covers both without copying; the head's ciphertext is not sent.
         """
         nonce = self._number.to_bytes(_NUMBER_BYTES)
         self._number += 1
         return self._cipher.encrypt(nonce, head, payload)[-TAG_BYTES:]
 
     def _salted(self, head: bytes, payload: bytes | memoryview) -> bytes:
-        """XXH3 after a salt that only both sides know and that counts the frames."""
+        """XXH3 over a salt that is known only to the two sides and that counts the frames."""
         self._number += 1
         head = (self._salt + self._number).to_bytes(_SALT_BYTES) + head
         if not payload:
@@ -71,13 +71,13 @@ class KeyedTag:
 def keyed_tags(
     secret: bytes, hello: m.Hello, hello_header: bytes, welcome: m.Welcome
 ) -> tuple[KeyedTag, KeyedTag]:
-    """The tags of what the opening side sends, and of what the accepting side does.
+    """The tags of the frames sent by the opening side, and of those sent by the accepting side.
 
     Args:
-        secret: what both sides know, 32 bytes.
-        hello: what the opening side said.
+        secret: the secret shared by both sides, 32 bytes.
+        hello: the opening side's HELLO.
         hello_header: the header of that frame as it was on the wire.
-        welcome: what the accepting side answered; its tag is the one of all later frames.
+        welcome: the accepting side's answer; it states the tag of all later frames.
     """
 
     def tag(sender: str) -> KeyedTag:

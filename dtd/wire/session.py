@@ -1,18 +1,19 @@
-"""One side of one connection, from the first byte to the last: handshake, limits, tags, messages.
+"""One side of one connection, from first byte to last: handshake, limits, tags, messages.
 
 Bytes go in, messages and bytes come out; no socket, clock or randomness.  Every shell drives this
-one machine (the event loop's links, the blocking link, tests), so that all of them agree on who may
-say what in which state, and end at the same byte with the same error (protocol.md, "Connections").
+state machine (the event loop's links, the blocking link, tests), so all of them agree on which
+messages are allowed in which state, and fail at the same byte with the same error (protocol.md,
+"Connections").
 
     opening side:    hello() -->  AWAIT_WELCOME --WELCOME-->  OPEN --ERROR/GOODBYE--> CLOSED
     accepting side:  AWAIT_HELLO --HELLO--> DECIDING --welcome()-->  OPEN --ERROR/GOODBYE--> CLOSED
 
 On a data port the two sides share a secret: welcome() leads the accepting side to AWAIT_PROVE, and
-only PROVE to OPEN; the opening side has PROVE to send as soon as WELCOME is here.  The nonces that
-HELLO and WELCOME bring make that secret into the tags of both directions (`dtd.wire.keyed_tag`).
+only PROVE to OPEN; the opening side sends PROVE as soon as WELCOME has arrived.  The nonces in
+HELLO and WELCOME turn that secret into the tags of both directions (`dtd.wire.keyed_tag`).
 
 Usage: receive into `next_buffer()`, iterate over `received(count)`, send what `hello`, `welcome`,
-`encode` and `data_to_send` return, in that order.  What a message means is its receiver's business.
+`encode` and `data_to_send` return, in that order.  What a message means is up to its receiver.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ from dtd.wire.messages.catalogue import acceptor_numbers, opener_numbers
 from dtd.wire.tags import CHECKSUM, FLAG_GCM, FLAG_XXH3, TAG_FLAGS, UNDECIDED, Tag
 
 NONCE_BYTES: Final = 16
-DATA_ROLES: Final = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH})
+DATA_ROLES: Final = frozenset({m.Role.RING, m.Role.LIFELINE, m.Role.FETCH, m.Role.STAR})
 MAX_ERROR_CHARACTERS: Final = 2000
 STAGING_BYTES: Final = 16 * 1024
 
 _IN_ONE_PIECE_BYTES: Final = 4096
-"""Up to here it is faster to copy a payload than to send three pieces as they lie."""
+"""Up to this size copying a payload is faster than sending three separate pieces."""
 
 _ERROR_CODES: Final = frozenset(ErrorCode)
 _REMEDY: Final = "install the same dtd version on both hosts"
 
 OF_THE_SESSION: Final = frozenset({m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye})
-"""Messages that change the session itself; all others concern its owner alone."""
+"""Messages that change the session itself; all others concern only its owner."""
 
 # Called with a message whose header has been accepted and the length of its payload; returns where
 # the payload goes, HOLD, or None for memory of the session's own.  It may raise ProtocolError.
@@ -61,7 +62,7 @@ Place = Callable[[m.Message, int], "memoryview | Hold | None"]
 
 
 class State(enum.Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     AWAIT_HELLO = "await hello"
     DECIDING = "deciding"
@@ -72,7 +73,7 @@ class State(enum.Enum):
 
 
 class Received(NamedTuple):
-    """A message that arrived whole, with the payload where it was placed."""
+    """A complete message, with the payload where it was placed."""
 
     message: m.Message
     payload: memoryview
@@ -82,17 +83,17 @@ class Session:
     """One side of one connection.
 
     Args:
-        role: of the opening side; None: this side accepts, and learns the role from HELLO.
+        role: the opening side's role; None: this side accepts, and learns the role from HELLO.
         accepts: the roles that an accepting side serves.
-        random_bytes: makes a nonce of so many bytes.
-        place: names the memory of payloads once the connection is open.
+        random_bytes: generates a nonce of the given number of bytes.
+        place: provides the memory of payloads once the connection is open.
         staging_bytes: read-ahead; small where payloads are large.
 
     Attributes:
         opened: this side opened the connection.
-        state: where it stands.
-        max_payload_bytes: the largest payload that the other side takes; known once its HELLO or
-            WELCOME is here.
+        state: its state.
+        max_payload_bytes: the largest payload that the other side accepts; known once its HELLO or
+            WELCOME has arrived.
     """
 
     def __init__(
@@ -120,16 +121,15 @@ class Session:
         self._secret = b""
         self._owes_proof = False
 
-    # --- what this side says -----------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------
 
     def hello(self, message: m.Hello, *, secret: bytes = b"", private: bool = False) -> bytes:
         """The first bytes of the opening side.
 
         Args:
-            message: what to say; on a data connection it gets a nonce, and the least that the tags
-                must be.
-            secret: on a data connection, what both sides know.
-            private: nobody else can reach what the connection runs over.
+            message: the HELLO; on a data connection a nonce and the weakest allowed tag are added.
+            secret: on a data connection, the shared secret.
+            private: no third party can reach the channel of the connection.
         """
         assert self.state is State.AWAIT_WELCOME
         self._decoder.max_payload_bytes = message.max_payload_bytes
@@ -142,9 +142,9 @@ class Session:
         return frame_bytes(self._hello_header, b"", self._tag)
 
     def welcome(self, message: m.Welcome, *, secret: bytes = b"", private: bool = False) -> bytes:
-        """The bytes with which the accepting side lets the other one in.
+        """The bytes with which the accepting side admits the other one.
 
-        Nothing when the connection ended meanwhile.  Arguments are those of `hello`.
+        Empty when the connection has ended meanwhile.  Arguments as for `hello`.
         """
         if self.state is State.CLOSED:
             return b""
@@ -162,10 +162,10 @@ class Session:
     def encode(
         self, message: m.Message, payload: bytes | memoryview = b""
     ) -> tuple[bytes | memoryview, ...]:
-        """The pieces of a frame, in order; a large payload is one of them, as it lies.
+        """The pieces of a frame, in order; a large payload is one of them, not copied.
 
         Raises:
-            LocalProtocolError: a field's value is one that the receiver would refuse.
+            LocalProtocolError: the receiver would reject a field's value.
         """
         header = m.encode_header(message)
         if len(payload) <= _IN_ONE_PIECE_BYTES:
@@ -174,17 +174,17 @@ class Session:
         return head, payload, tag
 
     def data_to_send(self) -> bytes:
-        """What this side has to say in answer to what it received; most often nothing."""
+        """The bytes that this side must send in answer to received ones; usually none."""
         if not self._owes_proof:
             return b""
         self._owes_proof = False
         return frame_bytes(m.encode_header(m.Prove()), b"", self._tag)
 
     def close(self) -> None:
-        """The connection was closed, by either side: nothing that arrives counts any more."""
+        """Record that either side closed the connection: later bytes are ignored."""
         self.state = State.CLOSED
 
-    # --- what the other side says ------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------
 
     def next_buffer(self) -> memoryview:
         """Writable memory for the next bytes of the stream; never empty unless a frame is held."""
@@ -193,10 +193,10 @@ class Session:
     def received(self, count: int) -> Iterator[Received]:
         """Account for `count` bytes written into `next_buffer()`; yield what they complete.
 
-        Nothing comes after the other side's ERROR or GOODBYE.
+        Nothing is yielded after the other side's ERROR or GOODBYE.
 
         Raises:
-            ProtocolError: what came breaks the protocol; the session is then closed.
+            ProtocolError: the bytes violate the protocol; the session is then closed.
         """
         if self.state is State.CLOSED:
             return iter(())
@@ -204,12 +204,12 @@ class Session:
         return iter(()) if frames is NO_FRAMES else self._messages(frames)
 
     def feed(self, data: bytes) -> Iterator[Received]:
-        """As `received`, for bytes that are already here and none of which is held."""
+        """As `received`, for bytes already in memory, none of which may be held."""
         if self.state is not State.CLOSED:
             yield from self._messages(self._decoder.feed(data))
 
     def resume(self) -> Iterator[Received]:
-        """Ask again for the memory of the message that was held, and go on as `received` does."""
+        """Ask again for the memory of the held message, and continue as `received` does."""
         return self._messages(self._decoder.resume())
 
     def end(self) -> None:
@@ -224,12 +224,12 @@ class Session:
 
     @property
     def tag(self) -> Tag:
-        """How the next frame that this side sends is sealed."""
+        """The tag of the next frame that this side sends."""
         return self._tag
 
     @property
     def held(self) -> bool:
-        """A message is held for want of memory: receive nothing before `resume`."""
+        """Whether a message waits for memory: receive nothing before `resume`."""
         return self._decoder.held
 
     def _messages(self, frames: Iterator[Frame]) -> Iterator[Received]:
@@ -247,12 +247,12 @@ class Session:
             raise
 
     def _place(self, header: Header, payload_bytes: int) -> memoryview | Hold | None:
-        """A header is here: may it be said now, and where does its payload go?"""
+        """Check that a message is allowed now, and return where its payload goes."""
         message = self._message
-        if message is None:  # else it was held, and has been looked at
+        if message is None:  # otherwise it was held, and has been checked
             message = m.decode_message(header)
             if self._secret and isinstance(message, m.Welcome):
-                self._take_tags(message)  # what this side says against it is sealed with them, too
+                self._take_tags(message)  # an ERROR in reply is sealed with them, too
             self._check(message)
             limit = m.kind_of(type(message)).max_payload_bytes
             if payload_bytes > limit:
@@ -266,7 +266,7 @@ class Session:
         return self._owner_place(message, payload_bytes)
 
     def _check(self, message: m.Message) -> None:
-        """Whether the other side may say this now."""
+        """Check that the other side may send this message now."""
         state = self.state
         if state is State.OPEN and m.kind_of(type(message)).number in self._allowed:
             return
@@ -284,7 +284,7 @@ class Session:
             )
 
     def _advance(self, message: m.Message) -> None:
-        """A message of the session itself is whole, and its tag was right."""
+        """Handle a complete message of the session itself."""
         if isinstance(message, m.Hello):
             self.role = m.Role(message.role)
             self._allowed = self._numbers_from_peer()
@@ -299,7 +299,7 @@ class Session:
             self.state = State.OPEN if isinstance(message, m.Prove) else State.CLOSED
 
     def _numbers_from_peer(self) -> frozenset[int]:
-        """Of what the other side may say in OPEN, once the role is known."""
+        """Numbers of the messages that the other side may send in OPEN, once the role is known."""
         if self.role is None:
             return frozenset()
         return acceptor_numbers(self.role) if self.opened else opener_numbers(self.role)
@@ -338,7 +338,7 @@ class Session:
             raise bad_field("WELCOME.tag", f"{welcome.tag} is less than {least}")
 
     def _check_nonce(self, where: str, message: m.Hello | m.Welcome) -> None:
-        """A nonce where there is a key, and none elsewhere."""
+        """Check that there is a nonce if and only if there is a key."""
         nonce_bytes = NONCE_BYTES if self.role in DATA_ROLES else 0
         if len(message.nonce) != nonce_bytes:
             raise bad_field(f"{where}.nonce", f"{len(message.nonce)} octets, not {nonce_bytes}")
@@ -349,12 +349,12 @@ class Session:
         self.max_payload_bytes = min(stated_bytes, LARGEST_MAX_PAYLOAD_BYTES)
 
     def _take_tags(self, welcome: m.Welcome) -> None:
-        """WELCOME is the first frame with a key, and brings what was lacking to make it."""
+        """Derive the keyed tags from WELCOME, the first frame that has one."""
         if self.state is State.AWAIT_WELCOME:
             self._tag, self._decoder.tag = self._tags(self._secret, welcome)
 
     def _tags(self, secret: bytes, welcome: m.Welcome) -> tuple[Tag, Tag]:
-        """(what the opening side sends, what the accepting side sends)."""
+        """The tags of the opening side's frames and of the accepting side's frames."""
         from dtd.wire.keyed_tag import keyed_tags  # a control connection loads no ciphers
 
         assert self._hello is not None
@@ -364,17 +364,17 @@ class Session:
 def error_of(error: m.Error) -> ProtocolError:
     """The other side's ERROR as an error of this side.
 
-    It may come from somebody who has not proved who it is, and it goes into logs, status lines and
-    refusals of ours: so it is one text of bounded length that says nothing but what it says.
+    The sender may be unauthenticated, and the text goes into logs, status lines and error messages
+    of this side: so it is one bounded text without any further meaning.
     """
     code = ErrorCode(error.code) if error.code in _ERROR_CODES else ErrorCode.INTERNAL
     return ProtocolError(code, _said(error.message), remedy=_said(error.remedy))
 
 
 def answer_of(error: m.Error) -> DtdError:
-    """As `error_of`; but REFUSED is a plain no, and no sign that the two do not understand.
+    """As `error_of`, but REFUSED becomes a refusal instead of a protocol error.
 
-    Nor is INTERNAL, said as such: the other side understood, and failed at it.
+    So does INTERNAL: the other side understood the request and failed to perform it.
     """
     told = error_of(error)
     if error.code in (ErrorCode.REFUSED, ErrorCode.INTERNAL):

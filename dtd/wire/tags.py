@@ -1,8 +1,8 @@
-"""Tags: what proves that a frame is whole, and on a data connection whose it is and in which place.
+"""Tags: proof of a frame's integrity and, on a data connection, of its sender and position.
 
 Pure (protocol.md, "Frames" and "Data connections").  A tag is computed over prefix and header
-together, then the payload.  `CHECKSUM` has no key: control connections, and all that is said before
-two sides have a key; after that it is `dtd.wire.keyed_tag`.
+together, then the payload.  `CHECKSUM` has no key: it is used on control connections, and until two
+sides have a key; afterwards `dtd.wire.keyed_tag` is used.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ TAG_BYTES: Final = 16
 FLAG_XXH3: Final = 0x01
 FLAG_GCM: Final = 0x02
 TAG_FLAGS: Final = (FLAG_XXH3, FLAG_GCM)
-"""The weaker first."""
+"""In order of strength, weakest first."""
 
 
 class Tag(Protocol):
-    """How the frames of one direction of a connection are sealed, in their order.
+    """The tag of the frames of one direction of a connection, in their order.
 
     Attributes:
-        flag: what the next frame states in its flags.
-        admits: the flags with which a frame is received at all.
+        flag: the value of the next frame's flags.
+        admits: the flags with which a frame is accepted.
         digest: 16 bytes for the next frame, of prefix + header and payload.
-        same: whether two digests are; with a key, without telling by its time how far they are.
+        same: whether two digests are equal; with a key, in constant time.
     """
 
     flag: int
@@ -37,7 +37,7 @@ class Tag(Protocol):
 
 
 def checksum(head: bytes, payload: bytes | memoryview) -> bytes:
-    """XXH3, 128 bits: finds damage, authenticates nobody."""
+    """XXH3, 128 bits: detects damage, authenticates nothing."""
     if not payload:
         return xxhash.xxh3_128_digest(head)
     hasher = xxhash.xxh3_128(head)
@@ -46,7 +46,7 @@ def checksum(head: bytes, payload: bytes | memoryview) -> bytes:
 
 
 class Checksum:
-    """The tag without a key."""
+    """The unkeyed tag."""
 
     def __init__(self, *, admits: tuple[int, ...] = (FLAG_XXH3,)) -> None:
         self.flag = FLAG_XXH3
@@ -58,4 +58,4 @@ class Checksum:
 CHECKSUM: Final = Checksum()
 
 UNDECIDED: Final = Checksum(admits=(FLAG_XXH3, FLAG_GCM))
-"""For an opener whose HELLO is under way: a refusal has no key, and WELCOME brings one."""
+"""For an opener that has sent HELLO: a refusal is unkeyed, WELCOME is keyed."""

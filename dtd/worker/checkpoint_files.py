@@ -27,7 +27,7 @@ def drop_checkpoint(message: m.DropCheckpoint) -> str:
     """Delete it; returns why it is still there, empty when it is not."""
     path = Path(message.directory)
     if not path.is_absolute() or ".." in path.parts:
-        return f"{path} is no absolute path"
+        return f"{path} is not an absolute path"
     expected = Path(folder_of(message.job, message.identity)) / checkpoint_name(
         message.generation, message.step
     )
@@ -82,17 +82,27 @@ def open_checkpoint(directories: Sequence[Path], resource: str) -> Resource:
     Raises:
         CheckpointError: no such checkpoint is here.
     """
+    folder = named_checkpoint(directories, resource)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return Resource(
+        manifest=(folder / MANIFEST).read_bytes(),
+        blobs=[file_blob(path) for path in files if path.name != MANIFEST],
+    )
+
+
+def named_checkpoint(directories: Sequence[Path], resource: str) -> Path:
+    """The directory of a published checkpoint.
+
+    Raises:
+        CheckpointError: no such checkpoint is here.
+    """
     named = _RESOURCE.fullmatch(resource)
     if named is None:
         raise CheckpointError(f"{resource!r} does not name a checkpoint")
     for directory in directories:
         folder = directory / named[1] / named[2]
         if (folder / MANIFEST).is_file():
-            files = sorted(path for path in folder.iterdir() if path.is_file())
-            return Resource(
-                manifest=(folder / MANIFEST).read_bytes(),
-                blobs=[file_blob(path) for path in files if path.name != MANIFEST],
-            )
+            return folder
     raise CheckpointError(
         f"{resource} is not on this worker's disk", remedy="see `dtdctl checkpoints`"
     )

@@ -1,4 +1,4 @@
-"""What a worker says of itself when it calls the coordinator."""
+"""A worker's registration, and its access to the cluster."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from dtd.address import Address
 from dtd.config import DEFAULT_DATA_ADDRESS, WorkerConfig
 from dtd.errors import ConfigError
 from dtd.security.credential import Credential, check_role, newest, places_of_renewed
-from dtd.security.credential_places import credential_places, find_credential
 from dtd.security.identity import WORKER
 from dtd.security.lifetimes import WARN_BEFORE_DAYS
-from dtd.security.targets import Target, targets, targets_here
+from dtd.security.targets import Target, credential_places, find_credential, targets, targets_here
 from dtd.shown import one_line
 from dtd.wire import messages as m
 from dtd.wire.data_keys import membership_proof
@@ -72,11 +71,12 @@ def registration(
         version=__version__,
         last_end=one_line(last_end, NAME_CHARACTERS),
         instance=instance,
+        serves=config.role == "server",
     )
 
 
 # ---
-# How a worker proves to the coordinator which host it is, and what follows for its settings.
+# How a worker authenticates to the coordinator, and what that means for its settings.
 
 
 log = structlog.get_logger()
@@ -109,14 +109,15 @@ def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig
     """The settings, with what the credential means for them.
 
     Raises:
-        ConfigError: the worker would listen to everybody, or is not called as its credential says.
+        ConfigError: the worker would accept any connection, or its credential does not permit its
+            name.
     """
     if credential is None:
         if config.listen.is_loopback:
             return config
         raise ConfigError(
             f"listen: {config.listen} is not a loopback address, and this host has no credential,"
-            " so its data port could not tell who calls",
+            " so its data port could not authenticate connections",
             remedy="ask for a token: on the coordinator's host run `dtdctl token create`, then"
             " `dtd-worker join TOKEN` here; or listen on 127.0.0.1",
         )
@@ -124,12 +125,12 @@ def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig
         some = ", ".join(credential.workers[:3])
         ending = config.name.removeprefix(f"{credential.name}-")
         raise ConfigError(
-            f"name: {config.name} is not what the credential {credential.path} is good for",
-            remedy=f"call the worker as it says ({some}, ...), or ask for a token of"
+            f"name: {config.name} is not a name that the credential {credential.path} permits",
+            remedy=f"use a name that it permits ({some}, ...), or ask for a token of"
             f" `dtdctl token create --name {credential.name} --replace` and join with --instances"
             f" {ending}"
             if config.name.startswith(f"{credential.name}-")
-            else f"call the worker as it says ({some}, ...), or join with --name {config.name}",
+            else f"use a name that it permits ({some}, ...), or join with --name {config.name}",
         )
     if config.listen is DEFAULT_DATA_ADDRESS:  # nobody has chosen an address, not even this one
         return dataclasses.replace(config, listen=EVERYWHERE)
@@ -139,7 +140,7 @@ def settled(config: WorkerConfig, credential: Credential | None) -> WorkerConfig
 def coordinator_targets(
     config: WorkerConfig, credential: Credential | None, environ: Mapping[str, str]
 ) -> Callable[[], tuple[Target, ...]]:
-    """Tells where and how the coordinator is called; one of this host is looked for each time.
+    """The coordinator's addresses and TLS context; on this host its socket is found each time.
 
     Raises:
         ConfigError: it is called over TCP, and there is no credential.

@@ -1,8 +1,8 @@
-"""The worker's connection to the coordinator: made, watched, and made again when it is lost.
+"""The worker's connection to the coordinator: opened, monitored, and reopened when it is lost.
 
-Training does not depend on it.  The coordinator answers every heartbeat, so a connection on which
-nothing comes back any more is dead, whatever TCP thinks; it is cut and made anew.  Messages go to
-the member core (`dtd.worker.daemon`); none are decided on here.
+Training does not depend on it.  The coordinator answers every heartbeat, so a connection without
+answers is dead, whatever its TCP state; it is closed and reopened.  Messages go to the member core
+(`dtd.worker.daemon`); none are decided on here.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any, Final
 
 import structlog
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.address import SocketPath
 from dtd.core.observe.detector import Detector
+from dtd.diagnostics import REFUSED, Diagnostic
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.net.link import Link, attach
 from dtd.net.local_socket import call
 from dtd.security.identity import COORDINATOR
 from dtd.security.targets import Target
 from dtd.security.tls_faults import tls_fault
-from dtd.troubles import REFUSED, Trouble
 from dtd.wire import messages as m
 from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES, Hold
 from dtd.wire.greeting import hello
-from dtd.worker.epochs import Epochs
+from dtd.worker.remembered import Epochs
 
 log = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class ControlConnection:
         epochs: tells a coordinator that was replaced from the one that replaced it.
 
     Attributes:
-        trouble: why the coordinator cannot be worked with; None when it can.
+        diagnostic: why the coordinator cannot be worked with; None when it can.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ControlConnection:
         self._detector: Detector | None = None
         self._calls = ""
         self._calling_since: float | None = None
-        self.trouble: Trouble | None = None
+        self.diagnostic: Diagnostic | None = None
 
     def use(self, targets: Callable[[], Sequence[Target]]) -> None:
         """Call so from now on; the connection that stands goes on."""
@@ -116,36 +116,36 @@ class ControlConnection:
         self._disconnected.clear()
         self._was_welcome = self._was_registered = False
         self._calls, self._calling_since = str(target), asyncio.get_running_loop().time()
-        trouble = await self._connect(target)
-        if trouble is None:
+        diagnostic = await self._connect(target)
+        if diagnostic is None:
             await self._disconnected.wait()
         self._calling_since = None
-        if trouble is not None:
-            self._note(trouble)
+        if diagnostic is not None:
+            self._note(diagnostic)
         return self._was_registered
 
     def _longest_pause_s(self) -> float:
-        refused = self.trouble is not None and self.trouble.kind == REFUSED
+        refused = self.diagnostic is not None and self.diagnostic.kind == REFUSED
         return LONGEST_REFUSED_PAUSE_S if refused else LONGEST_PAUSE_S
 
-    def _note(self, trouble: Trouble) -> None:
-        """The coordinator cannot be worked with; it is called on, and this is logged once."""
-        if trouble != self.trouble:
+    def _note(self, diagnostic: Diagnostic) -> None:
+        """The coordinator cannot be used; the worker keeps connecting, and this is logged once."""
+        if diagnostic != self.diagnostic:
             log.warning(
                 "coordinator_unreachable",
-                kind=trouble.kind,
-                address=trouble.where,
-                message=trouble.message,
-                remedy=trouble.remedy,
+                kind=diagnostic.kind,
+                address=diagnostic.where,
+                message=diagnostic.message,
+                remedy=diagnostic.remedy,
             )
-        self.trouble = trouble
+        self.diagnostic = diagnostic
 
-    async def _connect(self, target: Target) -> Trouble | None:
+    async def _connect(self, target: Target) -> Diagnostic | None:
         """Call; says what went wrong."""
         loop, address = asyncio.get_running_loop(), target.address
         if isinstance(address, SocketPath):
             return await self._connect_here(address)
-        assert target.context is not None, "nobody is called over TCP without a credential"
+        assert target.context is not None, "a TCP connection to a coordinator requires a credential"
         options: dict[str, Any] = {
             "ssl": target.context,
             "server_hostname": "",  # its role is checked, not its name
@@ -159,7 +159,7 @@ class ControlConnection:
             return _trouble_of(error, str(address))
         return None
 
-    async def _connect_here(self, at: SocketPath) -> Trouble | None:
+    async def _connect_here(self, at: SocketPath) -> Diagnostic | None:
         """Call on this host; says what went wrong."""
         loop = asyncio.get_running_loop()
         try:
@@ -167,14 +167,14 @@ class ControlConnection:
         except OSError as error:
             return _trouble_here(error, str(at))
         except ProtocolError as error:
-            return troubles.not_followed(str(at), error.message, error.remedy)
+            return diagnostics.not_followed(str(at), error.message, error.remedy)
         await attach(made, self._new_link)
         return None
 
     def look(self, now: float) -> None:
         """Cut the connection if nothing has come back for too long."""
         if self._calling_since is not None and now - self._calling_since > CONNECT_S:
-            self._note(troubles.no_answer(self._calls, CONNECT_S))
+            self._note(diagnostics.no_answer(self._calls, CONNECT_S))
         if self._link is None or self._detector is None:
             return
         for _, reason in self._detector.suspects(now):
@@ -206,7 +206,7 @@ class ControlConnection:
         if isinstance(message, m.Registered) and not self._may_follow(link, message):
             return
         if isinstance(message, m.Registered):
-            self.trouble, self._was_registered = None, True
+            self.diagnostic, self._was_registered = None, True
             self._detector = Detector(
                 timeout_s=SILENT_TIMEOUTS * message.heartbeat_timeout_s,
                 tick_s=message.heartbeat_interval_s,
@@ -229,46 +229,49 @@ class ControlConnection:
         return not why
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
-        """The coordinator is away: training goes on, and we call again."""
+        """The connection is lost: training continues, and the worker reconnects."""
         if isinstance(error, ProtocolError) or not (self._was_welcome or self._outdated):
             self._note(_trouble_of_end(error, self._calls))
         if link is self._link:
             self._link = None
         if self._was_registered:
-            log.warning("coordinator_lost", error=str(error) if error else "it said goodbye")
+            log.warning(
+                "coordinator_lost",
+                error=str(error) if error else "the connection was closed normally",
+            )
         self._disconnected.set()
 
 
-def _trouble_here(error: OSError, where: str) -> Trouble:
-    """Why a call on this host did not come about."""
+def _trouble_here(error: OSError, where: str) -> Diagnostic:
+    """Why a connection on this host failed."""
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return troubles.nobody_listens(where)
+        return diagnostics.nobody_listens(where)
     if isinstance(error, PermissionError):
-        return troubles.may_not_open(where, os.geteuid())
+        return diagnostics.may_not_open(where, os.geteuid())
     if isinstance(error, TimeoutError | BlockingIOError):
-        return troubles.no_answer(where, CONNECT_S)
-    return troubles.cannot_call(where, error.strerror or str(error))
+        return diagnostics.no_answer(where, CONNECT_S)
+    return diagnostics.cannot_call(where, error.strerror or str(error))
 
 
-def _trouble_of(error: OSError, where: str) -> Trouble:
-    """Why a call did not come about."""
+def _trouble_of(error: OSError, where: str) -> Diagnostic:
+    """Why a connection failed."""
     if isinstance(error, ssl.SSLError | ConnectionResetError):
-        return troubles.no_tls(where, tls_fault(error))
+        return diagnostics.no_tls(where, tls_fault(error))
     if isinstance(error, TimeoutError | ConnectionAbortedError):  # the latter: TLS took too long
-        return troubles.no_answer(where, CONNECT_S)
+        return diagnostics.no_answer(where, CONNECT_S)
     if isinstance(error, ConnectionRefusedError):
-        return troubles.nobody_listens(where)
-    return troubles.cannot_call(where, error.strerror or str(error))
+        return diagnostics.nobody_listens(where)
+    return diagnostics.cannot_call(where, error.strerror or str(error))
 
 
-def _trouble_of_end(error: DtdError | None, where: str) -> Trouble:
-    """What it means that the coordinator has ended the connection, or has said no."""
+def _trouble_of_end(error: DtdError | None, where: str) -> Diagnostic:
+    """The diagnostic for a coordinator that closed the connection or refused."""
     if isinstance(error, ProtocolError) and error.code is ErrorCode.TIMEOUT:
-        return troubles.no_answer(where, CONNECT_S)
+        return diagnostics.no_answer(where, CONNECT_S)
     if isinstance(error, ProtocolError) and error.code is ErrorCode.BAD_MAGIC:
-        return troubles.hung_up(where)
+        return diagnostics.hung_up(where)
     if isinstance(error, ProtocolError):
-        return troubles.refused(where, error.message, error.remedy)
+        return diagnostics.refused(where, error.message, error.remedy)
     if error is not None and isinstance(error.__cause__, ssl.SSLError):
-        return troubles.no_tls(where, tls_fault(error.__cause__))
-    return troubles.hung_up(where)
+        return diagnostics.no_tls(where, tls_fault(error.__cause__))
+    return diagnostics.hung_up(where)

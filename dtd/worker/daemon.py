@@ -1,6 +1,6 @@
 """The worker as a process: member core, control connection, data port and training thread.
 
-The event loop keeps the connection to the coordinator (and calls again when it is lost), sends
+The event loop maintains the connection to the coordinator (and reconnects when it is lost), sends
 heartbeats, and moves the ring's bytes; the training thread trains.  After a job the process
 replaces itself, so that the next job starts in a clean interpreter.
 """
@@ -16,35 +16,39 @@ from typing import Any, Final
 
 import structlog
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.config import WorkerConfig
 from dtd.core.membership import member
+from dtd.errors import CheckpointError
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import WorkerMetrics
+from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.driver import Driver
 from dtd.net.lifeline import Lifeline
 from dtd.net.resource import Resource
+from dtd.net.tls_connect import tls_connect
 from dtd.security.credential import Credential
+from dtd.security.identity import WORKER
 from dtd.security.targets import Target
 from dtd.transport.bridge import Bridge
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import drop_checkpoint, open_checkpoint
 from dtd.worker.cluster_access import coordinator_targets, proved, registration
+from dtd.worker.collect import PartRequests
 from dtd.worker.control import ControlConnection
-from dtd.worker.epochs import FILE_NAME as EPOCHS_FILE
-from dtd.worker.epochs import Epochs
 from dtd.worker.measure import Measurements
+from dtd.worker.model_files import MODELS, PREFIX
+from dtd.worker.models import PinnedModels
 from dtd.worker.output import JobLines, capture_output
 from dtd.worker.packages import PACKAGES, TaskPackages
-from dtd.worker.probe import PeerTroubles, Probes
-from dtd.worker.process_memory import resident_bytes
+from dtd.worker.probe import PeerDiagnostics, Probes
+from dtd.worker.profiles import PREFIX as PROFILES
+from dtd.worker.profiles import PROFILE, Profiles
+from dtd.worker.remembered import EPOCHS_FILE, REVOCATIONS_FILE, Epochs, Revocations
 from dtd.worker.renewal import CredentialRenewal
-from dtd.worker.revocations import FILE_NAME as REVOCATIONS_FILE
-from dtd.worker.revocations import Revocations
-from dtd.worker.status_line import status_line
-from dtd.worker.traffic import TrafficMeter
-from dtd.worker.training import Training
+from dtd.worker.self_report import TrafficMeter, resident_bytes, status_line
+from dtd.worker.training import TrainingThreadOwner, read_specification
 
 log = structlog.get_logger()
 
@@ -86,7 +90,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.ending: asyncio.Future[member.Restart | member.Exit] = self._loop.create_future()
         self._bridge = Bridge(self._loop)
-        self._data = DataServer(config.name, self._open_checkpoint)
+        self._profiles = Profiles(config.state_dir, self._bridge.posting(self._send))
+        self._data = DataServer(config.name, self._open_on_disk)
         self._lifeline = Lifeline()
         self._lifeline.start()
         self._control = ControlConnection(
@@ -115,14 +120,23 @@ class Worker:
         self._packages = TaskPackages(
             config.state_dir / PACKAGES, send=self._control.send, post=self._bridge.post
         )
+        self._models = PinnedModels(
+            config.state_dir / MODELS,
+            worker=config.name,
+            checkpoints=self._checkpoint_directories,
+            connect=self._connect_to_workers,
+            send=self._control.send,
+            post=self._bridge.post,
+        )
+        self._part_requests = PartRequests(send=self._control.send, post=self._bridge.post)
         self._measurements = Measurements(config, self._control.send, self._packages.fetch)
         self._interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._silence_s = DEFAULT_HEARTBEAT_TIMEOUT_S
-        self._training: Training | None = None
+        self._training: TrainingThreadOwner | None = None
         self._prepared = asyncio.Event()
         self._lines = JobLines(self._control.send)
         self._probes = Probes(config.name, self._on_probed)
-        self._peers = PeerTroubles()
+        self._peers = PeerDiagnostics()
         self._core: member.Member
         self._driver: Driver[member.Event, member.Effect]
 
@@ -141,6 +155,7 @@ class Worker:
 
     async def run(self) -> member.Restart | member.Exit:
         """Serve until it is time to restart or exit."""
+        self._packages.remove_abandoned()
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(self._control.keep()),
@@ -169,19 +184,27 @@ class Worker:
     def describe(self) -> str:
         """What it does, in one line."""
         absent = "" if self._control.is_open else ", ".join(map(str, self._coordinators()))
-        trouble = self._control.trouble or self._peers.first
-        if trouble is None and self._training is not None and self._training.disk_failure:
-            trouble = troubles.disk(self.config.name, self._training.disk_failure)
-        said = str(trouble) if trouble is not None else ""
-        return status_line(self._heartbeat(), self._core.assign, coordinator=absent, trouble=said)
+        diagnostic = self._control.diagnostic or self._peers.first
+        if diagnostic is None and self._training is not None and self._training.disk_failure:
+            diagnostic = diagnostics.disk(self.config.name, self._training.disk_failure)
+        said = str(diagnostic) if diagnostic is not None else ""
+        return status_line(
+            self._heartbeat(), self._core.assign, coordinator=absent, diagnostic=said
+        )
 
     def _on_message(self, message: m.Message, payload: memoryview) -> None:
         """The coordinator says what to do."""
         if isinstance(message, m.Package):
             self._packages.received(message, bytes(payload))
             return
+        if isinstance(message, m.Parts):
+            self._part_requests.received(message)
+            return
         if isinstance(message, m.DropCheckpoint):
             self._begin_drop(message)
+            return
+        if isinstance(message, m.PinModel | m.UnpinModel):
+            self._models.order(message)
             return
         if isinstance(message, m.Revocations):
             if self._revocations.heard(bytes(payload)):
@@ -192,13 +215,15 @@ class Worker:
                 self._renewal.received(message)
             return
         if isinstance(message, m.Measure):
-            self._measurements.begin(message, idle=self._core.state is member.MemberState.IDLE)
+            self._begin_measuring(message)
             return
         if isinstance(message, m.Registered):
             self._data.worker_secret = message.secret
             self._interval_s = message.heartbeat_interval_s
             self._silence_s = message.heartbeat_timeout_s
             self._packages.ask_again()
+            self._part_requests.ask_again()
+            self._models.order(message)
             self._control.send(m.Revocations(), self._revocations.document)
             if message.refused:
                 log.warning("coordinator_refused", reason=message.refused)
@@ -212,6 +237,13 @@ class Worker:
         if self._training is not None:
             self._training.use(self._calls_tls)
         self._metrics.certificate_expires_s = credential.expires.timestamp()
+
+    def _begin_measuring(self, message: m.Measure) -> None:
+        """Measure beside the job, or in it."""
+        if message.what == PROFILE:
+            self._profiles.begin(message, self._training)
+        else:
+            self._measurements.begin(message, idle=self._core.state is member.MemberState.IDLE)
 
     def _begin_drop(self, message: m.DropCheckpoint) -> None:
         """Delete it in a thread, and answer."""
@@ -268,8 +300,14 @@ class Worker:
         log.info("job_prepared", job=prepare.job)
         self._prepared.set()
         capture_output(self._bridge.posting(self._lines.take))
-        self._training = Training(
+        spec = read_specification(prepare)
+        if isinstance(spec, m.Failed):
+            log.error("training_failed", error=spec.reason)
+            self._feed(member.TrainerFailed(failed=spec))
+            return
+        self._training = TrainingThreadOwner(
             prepare,
+            spec,
             self.config,
             silence_s=self._silence_s,
             bridge=self._bridge,
@@ -280,6 +318,7 @@ class Worker:
             feed=self._feed,
             fetch_package=self._packages.fetch,
             fetch_weights=self._packages.fetch_weights,
+            find_parts=self._part_requests.ask,
         )
 
     def _form_ring(self, assign: m.Assign) -> None:
@@ -295,11 +334,34 @@ class Worker:
         self._peers.probed(message, probed)
         self._feed(member.ProbeAnswered(probed=probed))
 
-    def _open_checkpoint(self, resource: str) -> Resource:
+    def _send(self, message: m.Message) -> None:
+        self._control.send(message)
+
+    def _open_on_disk(self, resource: str) -> Resource:
+        """What others fetch from files; in a thread."""
+        if resource.startswith(PREFIX):
+            return self._models.open(resource)
+        if resource.startswith(PROFILES):
+            return self._profiles.open(resource)
+        return open_checkpoint(self._checkpoint_directories(), resource)
+
+    def _checkpoint_directories(self) -> list[Path]:
         directories = [self.config.state_dir / "checkpoints"]
         if self._training is not None and self._training.checkpoint_directory:
             directories.insert(0, Path(self._training.checkpoint_directory))
-        return open_checkpoint(directories, resource)
+        return directories
+
+    def _connect_to_workers(self, encrypted: bool) -> Connect:
+        """How other workers are called for copies of models; in their thread.
+
+        Raises:
+            CheckpointError: they have to be encrypted, and this worker has no credential.
+        """
+        if not encrypted:
+            return connect_tcp
+        if self._calls_tls is None:
+            raise CheckpointError("the job is encrypted, and this worker has no credential")
+        return tls_connect(self._calls_tls, WORKER)
 
     # --- heartbeats and output ---------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Is the device there that this worker is to train on?  Asked before it calls anybody.
+"""Checks that the worker's device is available, before the worker connects to the coordinator.
 
-A worker that finds out in its first job would be set aside, and the fault be looked for in the job.
+If the worker found out in its first job, it would be excluded, and the job would seem at fault.
 torch is not imported for that: it takes seconds and hundreds of megabytes, which an idle worker
 does not need.  The driver itself is asked instead, in a child process: initialising it here would
 leave its threads and open files behind, and this process is to begin each job afresh.
@@ -64,9 +64,9 @@ def check_device(device: str, ask: Callable[[], Driver | None] | None = None) ->
     else:
         return
     raise ConfigError(
-        f"--device {device} is not there: {why}",
-        remedy="name a device that `nvidia-smi` lists, see that CUDA_VISIBLE_DEVICES does not hide"
-        " it, or train on --device cpu",
+        f"--device {device} is not available: {why}",
+        remedy="name a device that `nvidia-smi` lists, check that CUDA_VISIBLE_DEVICES does not "
+        "hide it, or train on --device cpu",
     )
 
 
@@ -84,7 +84,7 @@ def ask_driver() -> Driver | None:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             f"the CUDA driver does not answer within {PATIENCE_S:g} s",
-            remedy="see whether `nvidia-smi` does; the host may have to be started again",
+            remedy="check whether `nvidia-smi` does; the host may have to be restarted",
         ) from error
     numbers = re.findall(r"\d+", answer.stdout)
     return Driver(*map(int, numbers)) if answer.returncode == 0 and len(numbers) == 2 else None

@@ -1,9 +1,9 @@
-"""Take over the live state of other workers, at the start of a generation.
+"""Fetches the live state of other workers at the start of a generation.
 
 Every donor holds the same state, so it is fetched in stripes from several at once, one thread and
-one connection each, straight into the memory that the training run names.  A donor that is lost or
-silent is given up and the others give its part; when the ring of the generation breaks, all stop
-at once.  Runs on the training thread, which sleeps meanwhile.
+one connection each, straight into the memory that the training run names.  If a donor is lost or
+silent, the others deliver its part; when the ring of the generation breaks, all threads stop at
+once.  Runs on the training thread, which sleeps meanwhile.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def fetch_state(
         size = fetch.into(run, ring)
     except DtdError as error:
         ring.give_up(str(error))
-        raise RingBroken(f"the state could not be taken over: {error}") from error
+        raise RingBroken(f"the state could not be loaded: {error}") from error
     if size is None:
         if ring.why_broken:
             raise ring.broken()
@@ -169,9 +169,9 @@ class _Fetch:
 
     def into(self, run: StateImporter, ring: Breakable) -> int | None:
         """Fill the run's memory; the bytes received, or None when that did not succeed."""
-        for number in range(self._count):
-            threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
         try:
+            for number in range(self._count):
+                threading.Thread(target=self._work, name=f"fetch-{number}", daemon=True).start()
             with ring.waiting():
                 manifest = self.stripes.manifest()
             if manifest is None:
@@ -187,7 +187,7 @@ class _Fetch:
 
     def failure(self) -> RingBroken:
         """How the first of them failed, when all donors did."""
-        return self._failures[0] if self._failures else RingBroken("no donor gave its state")
+        return self._failures[0] if self._failures else RingBroken("no donor delivered its state")
 
     # --- one thread for each donor at a time -------------------------------------------------
 
@@ -288,5 +288,5 @@ def _failure(donor: str, error: OSError | DtdError, *, connected: bool) -> RingB
     else:
         evidence = RESET
     text = "it sent nothing for too long" if isinstance(error, TimeoutError) else str(error)
-    message = f"state from {donor} could not be had: {text}"
+    message = f"the state could not be fetched from {donor}: {text}"
     return RingBroken(message, suspect=suspect, evidence=evidence)

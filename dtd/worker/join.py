@@ -12,9 +12,8 @@ from pathlib import Path
 from dtd.errors import UsageError
 from dtd.names import name_of
 from dtd.net.join_client import join
-from dtd.security.identity import WORKER
+from dtd.security.identity import USUAL_INSTANCES, WORKER, check_names, split_names, worker_names
 from dtd.security.token import Token
-from dtd.security.worker_names import USUAL_INSTANCES, check_names, split_names, worker_names
 from dtd.worker.cluster_access import FILE_NAME, SYSTEM_FILE
 
 COMMAND = "join"
@@ -27,17 +26,19 @@ def run_join(arguments: Sequence[str]) -> int:
         DtdError: it failed; the sentence is for the person who typed it.
     """
     parser = argparse.ArgumentParser(
-        prog="dtd-worker join", description="Get this host a credential for a token."
+        prog="dtd-worker join", description="Exchange a token for a credential of this host."
     )
-    parser.add_argument("token", metavar="TOKEN", help="what `dtdctl token create` has printed")
+    parser.add_argument("token", metavar="TOKEN", help="token printed by `dtdctl token create`")
     parser.add_argument("--name", help="the host's name in the cluster; default: its host name")
     parser.add_argument(
         "--instances",
         metavar="LIST",
-        help="its workers, with commas between: what stands behind dtd-worker@, or any other ending"
-        " of their names; default: cpu,cuda0 and so on to cuda15",
+        help="its workers, separated by commas: what follows dtd-worker@, or any other suffix of "
+        "their names; default: cpu,cuda0 and so on to cuda15",
     )
-    parser.add_argument("--credential", metavar="FILE", type=Path, help="where it goes")
+    parser.add_argument(
+        "--credential", metavar="FILE", type=Path, help="where to store the credential"
+    )
     given = parser.parse_args(arguments)
     token = Token.parse(given.token)
     if token.role != WORKER:

@@ -1,6 +1,6 @@
-"""How this worker's process ended last time, told from what it left behind.
+"""Determines how this worker's previous process ended, from the traces that it left.
 
-A process that dies cannot say why, and those who miss it only know that it is silent.  So a worker
+A process that dies cannot say why, and its peers only observe silence.  So a worker
 leaves traces while it lives, and the next process of the same state directory reads them:
 
     running.json         that it runs: pid, boot, and the kernel's counts of processes that were
@@ -48,7 +48,8 @@ _SIGNALS: Final = {
 }
 _FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _TOP_FRAME: Final = re.compile(
-    r"^Current thread .*\n  File \"(?P<file>[^\"]*)\", line (?P<line>\d+) in (?P<name>\S+)",
+    r"^Current thread .*\n(?:  Garbage-collecting\n)?"
+    r"  File \"(?P<file>[^\"]*)\", line (?P<line>\d+) in (?P<name>\S+)",
     re.MULTILINE,
 )
 
@@ -104,7 +105,7 @@ def verdict(traces: Traces, now: Moment) -> str:
     if result == "oom-kill":
         return "was killed by the kernel for lack of memory (systemd: oom-kill)"
     if traces.began.boot and now.boot and traces.began.boot != now.boot:
-        return "ended with its host, which has started again since"
+        return "ended when its host went down; the host has restarted since"
     memory = _lack_of_memory(traces.began, now)
     if result in ("signal", "core-dump") and status and not (memory and status == "KILL"):
         return f"ended by SIG{status} (systemd: {result})"
@@ -112,7 +113,7 @@ def verdict(traces: Traces, now: Moment) -> str:
         return f"ended by SIGKILL: {memory}"
     if result == "exit-code":
         return f"ended with exit status {status}"
-    return "ended without a word: by SIGKILL, or with a library's own exit"
+    return "ended without a message: by SIGKILL, or because a library ended the process"
 
 
 def _place(fault: str) -> str:

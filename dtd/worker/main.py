@@ -1,4 +1,4 @@
-"""`dtd-worker`: read the settings, run the daemon, begin afresh after each job."""
+"""`dtd-worker`: read the settings, run the daemon, restart after each job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Final, get_args
 import uvloop
 
 from dtd import __version__
-from dtd.config import MetricsFor, Sandbox, WorkerConfig, load_worker_config
+from dtd.config import MetricsFor, Role, Sandbox, WorkerConfig, load_worker_config
 from dtd.core.membership import member
-from dtd.errors import DtdError
+from dtd.errors import ConfigError, DtdError
 from dtd.logs import LogFormat, LogLevel, configure_logging, hand_over_stdout, own_stdout
+from dtd.names import name_of
 from dtd.notify import Notifier
 from dtd.places import require_linux
 from dtd.security.credential import Credential
@@ -31,7 +33,6 @@ from dtd.worker.cluster_access import (
 )
 from dtd.worker.daemon import Worker
 from dtd.worker.device import check_device
-from dtd.worker.instance import with_instance
 from dtd.worker.join import COMMAND, run_join
 from dtd.worker.last_end import LastEnd
 from dtd.worker.sandbox import check_sandbox
@@ -53,20 +54,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "To join a cluster first: dtd-worker join TOKEN.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML settings")
-    parser.add_argument("--coordinator", metavar="HOST:PORT[,...]", help="where it listens")
+    parser.add_argument(
+        "--coordinator", metavar="HOST:PORT[,...]", help="where the coordinator listens"
+    )
     parser.add_argument("--credential", metavar="FILE", help="made by `dtd-worker join`")
     parser.add_argument("--name", help="stable name; default: host name and device")
-    parser.add_argument("--device", metavar="cpu|cuda:N", help="what to train on")
+    parser.add_argument("--device", metavar="cpu|cuda:N", help="device to train on")
+    parser.add_argument("--role", choices=get_args(Role), help="train, or be a parameter server")
     parser.add_argument("--instance", metavar="DEVICE[-LABEL]", help="as in dtd-worker@cuda0")
-    parser.add_argument("--threads", metavar="N", help="CPU threads; default: what the job says")
+    parser.add_argument("--threads", metavar="N", help="CPU threads; default: the job's setting")
     parser.add_argument("--listen", metavar="HOST:PORT", help="data address")
-    parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address to call")
-    parser.add_argument("--state-dir", metavar="DIR", help="where checkpoints are kept")
-    parser.add_argument("--sandbox", choices=get_args(Sandbox), help="what jobs can reach")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures can be read")
-    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read them")
-    parser.add_argument("--log-format", choices=get_args(LogFormat), help="form of the log")
-    parser.add_argument("--log-level", choices=get_args(LogLevel), help="the least that is logged")
+    parser.add_argument("--advertise", metavar="HOST[:PORT]", help="data address for others")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory for checkpoints")
+    parser.add_argument("--sandbox", choices=get_args(Sandbox), help="isolation of jobs")
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="address for metrics")
+    parser.add_argument("--metrics-for", choices=get_args(MetricsFor), help="who may read metrics")
+    parser.add_argument("--log-format", choices=get_args(LogFormat), help="log format")
+    parser.add_argument("--log-level", choices=get_args(LogLevel), help="lowest level logged")
     parser.add_argument("--version", action="version", version=f"dtd {__version__}")
     return parser.parse_args(arguments)
 
@@ -88,7 +92,7 @@ def _load(
 async def _serve(
     config: WorkerConfig, credential: Credential | None, *, last_end: str = "", instance: str = ""
 ) -> member.Restart | int:
-    """Serve; what comes then: begin afresh, or end with this exit code."""
+    """Serve; returns whether to restart, or the exit code."""
     loop = asyncio.get_running_loop()
     targets = coordinator_targets(config, credential, os.environ)
     worker = Worker(config, targets, credential, last_end=last_end, instance=instance)
@@ -98,7 +102,7 @@ async def _serve(
     def stop(name: str) -> None:
         stopping.set()
         worker.stop(name)
-        loop.call_later(STOP_PATIENCE_S, worker.stop, f"{name}, and no boundary was reached")
+        loop.call_later(STOP_PATIENCE_S, worker.stop, f"{name}, and no step boundary was reached")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
@@ -164,6 +168,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *given])  # noqa: S606
     # The training thread may be in the middle of anything; it has nothing left to save.
     os._exit(ending)
+
+
+# --- the instance of a worker's unit -------------------------------------------------------------
+#
+# `dtd-worker@cuda0-left` trains on cuda:0, `dtd-worker@server` is a parameter server.  An instance
+# is a device or this role, and after a dash anything that tells two of a kind apart.  It stands
+# above the configuration file, which all workers of a host share, and below a flag or a variable,
+# which can be given to one alone.  Pure.
+
+
+_INSTANCE: Final = re.compile(r"(cpu|server|cuda)(0|[1-9][0-9]{0,2})?(-[A-Za-z0-9._-]{1,15})?")
+_MAX_HOST_CHARACTERS: Final = 40
+"""A name has 64 characters at most, an instance 23."""
+
+
+def what_it_is(instance: str) -> dict[str, str]:
+    """The settings that an instance stands for: a device, "cpu" or "cuda:N", or a role.
+
+    Raises:
+        ConfigError: it names neither.
+    """
+    match = _INSTANCE.fullmatch(instance)
+    kind, number = match.group(1, 2) if match else ("", None)
+    if (kind, number is None) not in (("cpu", True), ("server", True), ("cuda", False)):
+        raise ConfigError(
+            f"--instance: {instance!r} does not name a device",
+            remedy="name the unit dtd-worker@cpu, dtd-worker@cuda0, dtd-worker@cpu-2, or"
+            " dtd-worker@server",
+        )
+    if kind == "server":
+        return {"role": "server", "device": "cpu"}
+    return {"device": kind if number is None else f"{kind}:{number}"}
+
+
+def with_instance(
+    flags: Mapping[str, object], environ: Mapping[str, str], host: str
+) -> dict[str, object]:
+    """The flags, with what `--instance` says of device, role and name where nothing else does.
+
+    Args:
+        flags: as given, by name.
+        environ: the environment; DTD_DEVICE, DTD_ROLE and DTD_NAME win over the instance.
+        host: what a worker's name begins with.
+
+    Raises:
+        ConfigError: the instance does not name a device.
+    """
+    filled = dict(flags)
+    instance = filled.pop("instance", None)
+    if instance is None:
+        return filled
+    for name, value in what_it_is(str(instance)).items():
+        if not environ.get(f"DTD_{name.upper()}"):
+            filled.setdefault(name, value)
+    if not environ.get("DTD_NAME"):
+        named = name_of(host, most=_MAX_HOST_CHARACTERS) or "worker"
+        filled.setdefault("name", f"{named}-{instance}")
+    return filled
 
 
 if __name__ == "__main__":

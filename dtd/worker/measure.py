@@ -1,9 +1,9 @@
-"""Answer a MEASURE: this host, the link from another worker, or what a step of a job takes here.
+"""Answers MEASURE: this host, the link from another worker, or the time of a job's step here.
 
 A link is measured by fetching zeros through the other worker's data port, as a state would be:
 small ranges one by one for the latency, large ones with several ahead for the bandwidth; both are
 bounded.  A step is measured by `dtd.train.measure` in a process of its own, so torch is not loaded
-here.  What the figures are good for is decided by `dtdctl doctor`.
+here.  `dtdctl doctor` judges the figures.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ STEPS_S: Final = 8.0
 STEP_TIMEOUT_S: Final = 120.0
 MAX_ANSWER_BYTES: Final = 256 * 1024
 MAX_TRACE_CHARACTERS: Final = 2000
+MAX_TRACE_BYTES: Final = 4 * MAX_TRACE_CHARACTERS
+_PIECE_BYTES: Final = 64 * 1024
 
 FetchPackage = Callable[[str], Path]
 
@@ -101,7 +103,9 @@ async def measure(
             figures = await asyncio.to_thread(_link_figures, message, config.name)
         elif message.what == "step":
             if not idle:
-                raise RequestRefused(f"{config.name} is busy", remedy="wait until no job runs")
+                raise RequestRefused(
+                    f"{config.name} is busy", remedy="wait until no job is running"
+                )
             place = None
             if message.package:
                 place = await asyncio.to_thread(fetch_package, message.package)
@@ -212,7 +216,7 @@ async def _step_figures(
     )
     try:
         async with asyncio.timeout(STEP_TIMEOUT_S):
-            out, err = await process.communicate(json.dumps(asked).encode())
+            out, err = await _said(process, json.dumps(asked).encode())
     except TimeoutError:
         raise RequestRefused(
             f"a step on {config.name} was not measured within {STEP_TIMEOUT_S:g} s"
@@ -224,6 +228,26 @@ async def _step_figures(
     return _read_answer(out, err, config.name)
 
 
+async def _said(process: asyncio.subprocess.Process, asked: bytes) -> tuple[bytes, bytes]:
+    """The ends of stdout and stderr: a task prints what it likes, and this is a daemon's memory."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(asked)
+    process.stdin.close()
+    out, err = await asyncio.gather(
+        _end_of(process.stdout, MAX_ANSWER_BYTES + 1), _end_of(process.stderr, MAX_TRACE_BYTES)
+    )
+    return out, err
+
+
+async def _end_of(stream: asyncio.StreamReader, most_bytes: int) -> bytes:
+    kept = b""
+    while piece := await stream.read(_PIECE_BYTES):
+        kept = (kept + piece)[-most_bytes:]
+    return kept
+
+
 def _read_answer(out: bytes, err: bytes, name: str) -> dict[str, Any]:
     try:
         figures = json.loads(out) if len(out) <= MAX_ANSWER_BYTES else None
@@ -231,7 +255,7 @@ def _read_answer(out: bytes, err: bytes, name: str) -> dict[str, Any]:
         figures = None
     if not isinstance(figures, dict):
         trace = err.decode(errors="replace").strip()[-MAX_TRACE_CHARACTERS:]
-        raise RequestRefused(f"the measurement on {name} failed: {trace or 'it said nothing'}")
+        raise RequestRefused(f"the measurement on {name} failed: {trace or 'it printed nothing'}")
     if "error" in figures:
         raise RequestRefused(f"{name}: {figures['error']}", remedy=str(figures.get("remedy", "")))
     return figures

@@ -1,4 +1,4 @@
-"""What the job's own code prints, line by line, on its way to `dtdctl logs`.
+"""Passes lines that the job's own code prints to `dtdctl logs`.
 
 The daemon logs to the stream it had at its start; once a job begins, `sys.stdout` and `sys.stderr`
 are replaced, so that a `print` in a task is neither lost nor mixed into the daemon's JSON.

@@ -1,16 +1,18 @@
-"""Where this process finds the code of a task, and which code that is.
+"""Locates and hashes the code of a task.
 
-What was shipped comes first, then the current directory, then what is installed.  Workers say what
-they have found, so that different code on two of them is noticed before they train together.
+A shipped package comes first, then the current directory, then installed packages.  Workers report
+the code that they found, so that differences are noticed before they train together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,7 @@ from typing import Final
 import structlog
 
 from dtd.errors import TaskError
-from dtd.packages.installed import install, installed
+from dtd.packages.archives import PART
 from dtd.packages.limits import (
     MAX_ARCHIVE_BYTES,
     MAX_WEIGHTS_BYTES,
@@ -26,8 +28,9 @@ from dtd.packages.limits import (
     checked_digest,
     short,
 )
+from dtd.packages.pack import source_digest
 from dtd.packages.source import find_source, top_level_name
-from dtd.packages.tree import source_digest
+from dtd.packages.unpack import install, installed
 from dtd.packages.weights import ENDING, digest_of_file, verify_file
 from dtd.wire import messages as m
 
@@ -71,6 +74,9 @@ PACKAGES: Final = "packages"
 WEIGHTS: Final = "weights"
 """Names of the directories in a worker's state directory; the latter is also the kind's on the
 wire."""
+
+ABANDONED_S: Final = 86_400.0
+"""Age of the beginning of a download that a process has left behind when it was killed."""
 
 
 class TaskPackages:
@@ -122,10 +128,19 @@ class TaskPackages:
                 os.utime(whole)
             except OSError as error:
                 raise TaskError(
-                    f"weights {short(digest)} cannot be kept in {self._weights}: {error.strerror}",
-                    remedy="make room there, or choose another --state-dir",
+                    f"weights {short(digest)} cannot be stored in {self._weights}: "
+                    f"{error.strerror}",
+                    remedy="free space there, or choose another --state-dir",
                 ) from None
             return whole
+
+    def remove_abandoned(self) -> None:
+        """Remove what a process that was killed more than a day ago had fetched of a file."""
+        before_s = time.time() - ABANDONED_S
+        with contextlib.suppress(OSError):
+            for part in self._weights.glob(f"*{PART}"):
+                if part.stat().st_mtime < before_s:
+                    part.unlink()
 
     def _fetch(self, digest: str) -> Path:
         content = bytearray()
@@ -138,10 +153,11 @@ class TaskPackages:
     def _fetch_weights(self, digest: str, whole: Path) -> None:
         """Written as it comes: it may be larger than the memory that is free."""
         self._weights.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.remove_abandoned()
         files = sorted(self._weights.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         for old in files[: max(0, len(files) - MAX_WEIGHTS_KEPT + 1)]:
             old.unlink()
-        part = whole.with_suffix(".part")
+        part = whole.with_suffix(PART)
         try:
             with part.open("wb") as file:
                 for piece in self._in_pieces(digest, WEIGHTS, MAX_WEIGHTS_BYTES):
@@ -184,13 +200,14 @@ def _checked_size(answer: m.Package, have_bytes: int, limit_bytes: int) -> int:
     """The size of the whole, when this answer brings us nearer to it."""
     if not answer.size:
         raise TaskError(
-            f"the coordinator lacks what the job came with: {short(answer.digest)}",
+            "the coordinator does not have the content submitted with the job: "
+            f"{short(answer.digest)}",
             remedy="submit the job again",
         )
     if not answer.offset < have_bytes <= answer.size <= limit_bytes:
         raise TaskError(
-            f"the coordinator gives {have_bytes} of {answer.size} bytes of {short(answer.digest)},"
-            " which the job came with",
+            f"the coordinator delivers {have_bytes} of {answer.size} bytes of "
+            f"{short(answer.digest)}, which were submitted with the job",
             remedy="submit the job again",
         )
     return answer.size

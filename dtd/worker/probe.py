@@ -1,4 +1,4 @@
-"""Whether other workers' data ports can be reached from here, and what is said if not."""
+"""Probes whether other workers' data ports can be reached from here, and reports failures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 import structlog
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.address import Address
+from dtd.diagnostics import Diagnostic
 from dtd.errors import DtdError
 from dtd.net.data_server import PROBE_SCOPE
 from dtd.net.link import Link
-from dtd.troubles import Trouble
 from dtd.wire import messages as m
 from dtd.wire.frames import Hold
 from dtd.wire.greeting import DataCredential
@@ -24,14 +24,14 @@ from dtd.wire.greeting import DataCredential
 log = structlog.get_logger()
 
 
-class PeerTroubles:
+class PeerDiagnostics:
     """The workers that probes have not reached; a cluster has at most `MAX_WORLD` of them."""
 
     def __init__(self) -> None:
-        self._unreached: dict[str, Trouble] = {}
+        self._unreached: dict[str, Diagnostic] = {}
 
     @property
-    def first(self) -> Trouble | None:
+    def first(self) -> Diagnostic | None:
         """The one that has lasted longest."""
         return next(iter(self._unreached.values()), None)
 
@@ -41,18 +41,18 @@ class PeerTroubles:
         if answer.reachable:
             return
         where = str(Address(probe.host, probe.port))
-        tell = troubles.data_port_narrow if answer.greeted else troubles.data_port_closed
-        trouble = tell(probe.name, where, answer.reason)
-        self._unreached[probe.name] = trouble
+        tell = diagnostics.data_port_narrow if answer.greeted else diagnostics.data_port_closed
+        diagnostic = tell(probe.name, where, answer.reason)
+        self._unreached[probe.name] = diagnostic
         while len(self._unreached) > m.MAX_WORLD:
             del self._unreached[next(iter(self._unreached))]
-        if known != trouble:
+        if known != diagnostic:
             log.warning(
                 "peer_unreachable",
                 peer=probe.name,
                 address=where,
-                message=trouble.message,
-                remedy=trouble.remedy,
+                message=diagnostic.message,
+                remedy=diagnostic.remedy,
             )
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ async def probe(message: m.Probe, *, by: str, timeout_s: float) -> m.Probed:
     except TimeoutError:
         reason = f"no answer within {timeout_s:g} s"
         if greeted:
-            reason = f"it answers, but {PROBE_BYTES >> 10} KiB do not come through: {reason}"
+            reason = f"it answers, but {PROBE_BYTES >> 10} KiB do not arrive: {reason}"
     except OSError as error:
         reason = error.strerror or str(error)
     except DtdError as error:
@@ -213,7 +213,7 @@ class _Call:
 
     def link_closed(self, link: Link, error: DtdError | None) -> None:
         """It hung up first."""
-        why = error or DtdError("it hung up without a word")
+        why = error or DtdError("it closed the connection without a reason")
         for future in (self.welcomed, self.fetched):
             if not future.done():
                 future.set_exception(why)

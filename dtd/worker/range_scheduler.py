@@ -1,4 +1,4 @@
-"""The ranges of a state that several threads fetch from several donors: who takes what, what lacks.
+"""Schedules the ranges of a state that several threads fetch from several donors.
 
 Ranges are taken one by one, so a fast donor gives more than a slow one, and what a lost donor was
 asked for goes back to be taken by the others.  Holds no socket but a set of links to cut: once
@@ -85,9 +85,10 @@ class RangeScheduler:
             link.abort()
 
     def cut(self) -> None:
-        """Stop, and wait until nobody touches the memory any more."""
+        """Stop, and wait until nobody touches the memory any more; it is let go of."""
         self.stop()
         self._wait_for(lambda: not self._links)
+        self.views = ()  # the ring keeps `stop`, and so this object, until the generation ends
 
     @property
     def _hopeless(self) -> bool:
@@ -137,7 +138,7 @@ class RangeScheduler:
                 self._changed.notify_all()
             if manifest != self._manifest:
                 raise ProtocolError(
-                    ErrorCode.BAD_PAYLOAD, "its state is not the one that the first donor offers"
+                    ErrorCode.BAD_PAYLOAD, "its state is not the one that the first donor offered"
                 )
             self._changed.wait_for(lambda: self._placed or self._over)
             if self._over:
@@ -163,4 +164,4 @@ class RangeScheduler:
 
 
 def _not_wanted() -> DtdError:
-    return DtdError("the state is not wanted any more")
+    return DtdError("the state is no longer needed")

@@ -1,8 +1,7 @@
-"""Keeps the worker's credential alive: asks for its renewal when told to, and takes it over.
+"""Renews the worker's credential when the coordinator asks for it.
 
-The coordinator says when, since it is its clock that counts.  Nothing else changes: the connection
-to the coordinator stands, and so does the ring.  The new credential is shown by connections that
-are made from then on.
+The coordinator decides when, by its own clock.  The connection to the coordinator and the ring stay
+open; new connections show the new credential.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def _write(
     Raises:
         ConfigError: the new credential is no good, or cannot be written.
     """
-    from dtd.net.renewed_credential import write_renewed
+    from dtd.net.join_client import write_renewed
 
     path = place_of_renewed(credential.path, state_dir)
     return write_renewed(credential, key, answer, path, now=dt.datetime.now(dt.UTC))

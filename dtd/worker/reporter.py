@@ -1,4 +1,4 @@
-"""What the training thread reports, on its way to the log and to the coordinator.
+"""Passes the training thread's reports to the log and to the coordinator.
 
 Called from the training thread, once a step: cheap, and bounded in what it sends.  Every step is a
 line of the log at level debug; rank 0 sends progress a few times a second.  The same object carries
@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import structlog
@@ -19,10 +20,13 @@ import structlog
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
+from dtd.wire.step_rows import MAX_STEP_ROWS, StepRow, pack_step_rows
 
 PROGRESS_EVERY_S: Final = 0.1
+MAX_UNTOLD_STEPS: Final = 1024
+"""Steps that any rank remembers, to tell of them if rank 0 dies before it could."""
 RECENT: Final = 0.2
 TIMES: Final = ("step_s", "data_s", "compute_s", "comm_s", "exposed_s", "optimizer_s")
 _COMPILER: Final = "torch._dynamo"
@@ -37,6 +41,8 @@ class JobReporter:
     Args:
         job: the job's id.
         tell: hands a message to the event loop, for the coordinator.
+        tell_steps: hands the progress and the steps since the last one to the event loop, where
+            `progress_message` makes one message of them.
         watch: is told that the training thread gets on.
         on_gpu: the job trains on one, whose libraries try out kernels for each shape.
     """
@@ -45,6 +51,7 @@ class JobReporter:
         self,
         job: str,
         tell: Callable[[m.Message], None],
+        tell_steps: Callable[[m.Progress, Sequence[StepRecord]], None],
         watch: ProgressWatch,
         *,
         on_gpu: bool = False,
@@ -52,6 +59,8 @@ class JobReporter:
         self._on_gpu = on_gpu
         self._job = job
         self._tell = tell
+        self._tell_steps = tell_steps
+        self._untold: deque[StepRecord] = deque(maxlen=MAX_UNTOLD_STEPS)
         self._watch = watch
         self._log = structlog.get_logger().bind(job=job)
         self._generation = 0
@@ -65,6 +74,7 @@ class JobReporter:
         self._steps = self._rows = 0
         self._epoch_losses: list[float] = []
         self._flags = Flags()
+        self._memory: tuple[m.MemoryPart, ...] = ()
         self.disk_failure = ""
 
     # --- requests ----------------------------------------------------------------------------
@@ -84,6 +94,7 @@ class JobReporter:
         self._generation, self._rank = assign.generation, assign.rank
         self._flags = Flags()
         self._step = None
+        self._memory = ()
         self._told_s = 0.0
         self._log = structlog.get_logger().bind(
             job=self._job, generation=assign.generation, rank=assign.rank
@@ -99,29 +110,38 @@ class JobReporter:
         self._watch.begins(kind, shape, specialises=specialises)
 
     def step_committed(self, record: StepRecord) -> None:
-        """A step was committed."""
+        """A step was committed; one without a measured time counts in no mean and no rate."""
         self._watch.committed()
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._epoch_losses.clear()
         self._step = record
+        self._untold.append(record)
         self._log.debug("step_committed", **dataclasses.asdict(record))
-        for key in (*TIMES, "sent_bytes"):
-            value = float(getattr(record, key))
-            self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value
-        for key in TIMES:
-            self._sums[key] += float(getattr(record, key))
-        self._steps += 1
-        self._rows += record.rows
-        self._epoch_losses.append(record.loss)
+        if record.step_s > 0:
+            self._add_times(record)
+        self._epoch_losses += [record.loss] * record.steps
         now = time.monotonic()
         if self._rank == 0 and now - self._told_s >= PROGRESS_EVERY_S:
             self._told_s = now
             self._tell_progress(record)
 
+    def _add_times(self, record: StepRecord) -> None:
+        for key in (*TIMES, "sent_bytes"):
+            value = float(getattr(record, key)) / record.steps
+            self._means[key] = (1 - RECENT) * self._means.get(key, value) + RECENT * value
+        for key in TIMES:
+            self._sums[key] += float(getattr(record, key))
+        self._steps += record.steps
+        self._rows += record.rows
+
     def flush(self) -> None:
         """Tell what was held back."""
-        if self._rank == 0 and self._step is not None and self._step.step != self._told_step:
+        if self._rank != 0 or self._step is None:
+            return
+        if self._step.step != self._told_step:
+            self._tell_progress(self._step)
+        while self._untold:
             self._tell_progress(self._step)
 
     def evaluated(self, record: EvalRecord) -> None:
@@ -158,7 +178,18 @@ class JobReporter:
                 metrics=dict(record.metrics),
                 kept=tuple(record.kept),
                 write_s=record.write_s,
+                part=() if record.part.is_whole else tuple(record.part.to_wire()),
             )
+        )
+
+    def memory_measured(self, record: MemoryRecord) -> None:
+        """Memory was measured; heartbeats tell of it."""
+        self._log.info("memory_measured", **record.measured)
+        self._memory = tuple(
+            m.MemoryPart(
+                name=name, measured_bytes=size, predicted_bytes=record.predicted.get(name, 0)
+            )
+            for name, size in record.measured.items()
         )
 
     def warning(self, event: str, message: str) -> None:
@@ -169,8 +200,11 @@ class JobReporter:
         self._tell(m.Notice(job=self._job, event=event, message=message[:4000]))
 
     def _tell_progress(self, record: StepRecord) -> None:
+        """Of a round of steps what comes to each of them."""
         self._told_step = record.step
-        self._tell(
+        count = min(len(self._untold), MAX_STEP_ROWS)
+        steps = [self._untold.popleft() for _ in range(count)]
+        self._tell_steps(
             m.Progress(
                 job=self._job,
                 generation=self._generation,
@@ -179,14 +213,15 @@ class JobReporter:
                 loss=record.loss,
                 learning_rate=record.lr,
                 grad_norm=record.grad_norm,
-                rows=record.rows,
-                step_s=record.step_s,
-                compute_s=record.compute_s,
-                comm_s=record.comm_s,
-                exposed_s=record.exposed_s,
+                rows=round(record.rows / record.steps),
+                step_s=record.step_s / record.steps,
+                compute_s=record.compute_s / record.steps,
+                comm_s=record.comm_s / record.steps,
+                exposed_s=record.exposed_s / record.steps,
                 skipped=record.skipped,
                 skipped_steps=record.skipped_steps,
-            )
+            ),
+            steps,
         )
 
     def result(self, outcome: Outcome) -> dict[str, Any]:
@@ -222,7 +257,7 @@ class JobReporter:
             "step": record.step,
             "epoch": record.epoch,
             "loss": record.loss,
-            "samples_per_s": record.rows / step_s if step_s > 0 else 0.0,
+            "samples_per_s": record.rows / record.steps / step_s if step_s > 0 else 0.0,
             "step_s": step_s,
             "data_s": means.get("data_s", 0.0),
             "compute_s": means.get("compute_s", 0.0),
@@ -233,4 +268,31 @@ class JobReporter:
             "grad_norm": record.grad_norm,
             "exposed_s": means.get("exposed_s", 0.0),
             "own_s": sum(means.get(key, 0.0) for key in OWN_TIMES),
+            "memory": self._memory,
         }
+
+
+def progress_message(progress: m.Progress, steps: Sequence[StepRecord]) -> m.Progress:
+    """PROGRESS with the rows of these steps; runs on the event loop, not in the training thread."""
+    return dataclasses.replace(progress, steps=pack_step_rows(map(_row_of, steps)))
+
+
+def _row_of(record: StepRecord) -> StepRow:
+    return StepRow(
+        step=record.step,
+        generation=record.generation,
+        epoch=record.epoch,
+        steps=record.steps,
+        rows=record.rows,
+        loss=record.loss,
+        learning_rate=record.lr,
+        gradient_norm=record.grad_norm,
+        sent_bytes=record.sent_bytes,
+        step_s=record.step_s,
+        data_s=record.data_s,
+        compute_s=record.compute_s,
+        comm_s=record.comm_s,
+        exposed_s=record.exposed_s,
+        optimizer_s=record.optimizer_s,
+        skipped=int(record.skipped),
+    )

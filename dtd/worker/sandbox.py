@@ -1,9 +1,9 @@
-"""The strict sandbox: whether this process is in one, and which jobs need that.
+"""The strict sandbox: checks whether this process is in one, and which jobs require it.
 
-A job's code runs in the worker's process, so nothing in here could hold it.  What holds it is put
-around the process by systemd (`systemd/etc/strict.conf.example`), and a filter of addresses that a
-kernel or container does not support is left out there without a word.  So the worker tries at its
-start what a job might, and does not start where it succeeds.
+A job's code runs in the worker's process, so the process cannot confine it.  systemd confines the
+whole process (`systemd/etc/strict.conf.example`), but silently omits an address filter that the
+kernel or container does not support.  So the worker attempts at its start what a job might, and
+does not start if an attempt succeeds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refuse_if_laxer(own: Sandbox, wanted: str) -> None:
     """
     if wanted == "strict" != own:
         raise ConfigError(
-            'the job says sandbox = "strict", and this worker has no such sandbox',
+            'the job requires sandbox = "strict", and this worker has no such sandbox',
             remedy='set it up on the worker (docs/operations.md, "A stricter sandbox"), or leave'
             " the key out of the job file",
         )
@@ -61,7 +61,11 @@ def _holes(places: Sequence[str], strangers: Sequence[tuple[int, str]]) -> list[
     writable = [place for place in places if _is_writable(place)]
     reached = [host for family, host in strangers if _can_send(family, host)]
     holes = [f"{', '.join(writable)} can be written to"] if writable else []
-    return holes + ([f"strangers such as {', '.join(reached)} can be called"] if reached else [])
+    return holes + (
+        [f"addresses outside the cluster, such as {', '.join(reached)}, can be reached"]
+        if reached
+        else []
+    )
 
 
 def _is_writable(place: str) -> bool:

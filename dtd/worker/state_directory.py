@@ -1,9 +1,10 @@
-"""A worker's state directory: one process at a time, and an id that tells it from all others.
+"""A worker's state directory: its lock for one process at a time, and its unique id.
 
 The lock is a POSIX record lock: the kernel gives it up when the process ends, processes that load
 data do not inherit it, and it outlives execve, so that a worker which replaces itself after a job
-never lets go of it.  Whoever holds the lock knows that the last process in this directory is dead;
-the coordinator concludes the same from an equal *instance* (`dtd.core.membership.registration`).
+never lets go of it.  The process that holds the lock knows that the previous process in this
+directory is dead; the coordinator concludes the same from an equal *instance*
+(`dtd.core.membership.registration`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from dtd.durable import make_directory
 from dtd.errors import ConfigError
@@ -140,3 +144,42 @@ def _machine_id() -> str:
 
 def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode()).hexdigest()[:INSTANCE_CHARACTERS]
+
+
+# --- the directory through which one user's workers on a host exchange open files ----------------
+#
+# It lies in the runtime directory that systemd gives a service, else in the state directory, and
+# only its owner can enter it: so no other user can put anything into its sockets
+# (`dtd.net.descriptors`).  Blocking, for a moment.
+
+
+log = structlog.get_logger()
+
+LETTERS_NAME: Final = "letters"
+
+
+def letter_directory(state_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """The directory, made and emptied; None where it cannot be had: everything is sent then.
+
+    Args:
+        state_dir: this worker's alone, and locked.
+        environ: the environment, for RUNTIME_DIRECTORY.
+    """
+    runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    directory = (Path(runtime) if runtime else state_dir) / LETTERS_NAME
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError("users other than this worker's can enter it")
+        for left_over in directory.iterdir():  # by a process that was killed
+            left_over.unlink()
+    except OSError as error:
+        log.warning(
+            "memory_not_shared",
+            directory=str(directory),
+            reason=error.strerror or str(error),
+            remedy="remove the directory; until then neighbours on this host send all elements",
+        )
+        return None
+    return directory

@@ -1,4 +1,4 @@
-"""The job of this process: its training thread, and the rings of its generations, one by one.
+"""The job of this process: its training thread, and the ring of each of its generations.
 
 A process takes part in one job.  The thread is handed each generation's ring; all else here belongs
 to the event loop.
@@ -11,31 +11,47 @@ import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from dtd.config import WorkerConfig
 from dtd.core.membership import member
 from dtd.core.progress import LOOK_AFTER_S, ProgressWatch
+from dtd.errors import JobSpecError
+from dtd.job import JobSpec, from_mapping
+from dtd.net.blocking_link import Connect, connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
+from dtd.net.tls_connect import tls_connect
+from dtd.security.identity import WORKER
+from dtd.train.profile import StepProfiler
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
-from dtd.worker.evidence import EvidenceHandler
-from dtd.worker.letters import letter_directory
-from dtd.worker.reporter import JobReporter
-from dtd.worker.stack_location import where_stalled
+from dtd.worker.evidence import EvidenceHandler, where_stalled
+from dtd.worker.reporter import JobReporter, progress_message
+from dtd.worker.state_directory import letter_directory
 from dtd.worker.training_thread import TrainingThread
 
 log = structlog.get_logger()
 
+MAX_REASON_CHARACTERS: Final = 4000
 
-class Training:
-    """Starts the thread at once.
+
+def read_specification(prepare: m.Prepare) -> JobSpec | m.Failed:
+    """A job's specification, or why this worker cannot take part: it may be of a newer release."""
+    try:
+        return from_mapping(prepare.spec, source=f"job {prepare.job}")
+    except JobSpecError as error:
+        return m.Failed(job=prepare.job, reason=str(error)[:MAX_REASON_CHARACTERS], traceback="")
+
+
+class TrainingThreadOwner:
+    """Starts the training thread at once.
 
     Args:
         prepare: the job.
+        spec: its specification.
         config: this worker's settings.
         silence_s: after which a donor that sends nothing is given up.
         bridge: the crossing between the thread and the loop.
@@ -46,16 +62,19 @@ class Training:
         feed: hands an event to the member core, on the loop.
         fetch_package: blocks until a shipped package lies on this worker's disk.
         fetch_weights: the same for a file of weights.
+        find_parts: blocks until the coordinator has said who has the parts of a checkpoint.
 
     Attributes:
         job: its id.
         checkpoint_directory: as the job names it; empty: the worker's own.
         ring: the newest generation's; None before the first.
+        profiler: profiles steps when it is asked to.
     """
 
     def __init__(
         self,
         prepare: m.Prepare,
+        spec: JobSpec,
         config: WorkerConfig,
         *,
         silence_s: float,
@@ -67,28 +86,34 @@ class Training:
         feed: Callable[[member.Event], None],
         fetch_package: Callable[[str], Path],
         fetch_weights: Callable[[str], Path],
+        find_parts: Callable[[str, int], m.Parts],
     ) -> None:
-        sync, elastic = prepare.spec["sync"], prepare.spec["elastic"]
         self.job = prepare.job
-        self.checkpoint_directory = str(prepare.spec["checkpoint"]["directory"])
+        self.checkpoint_directory = spec.checkpoint.directory
         self.ring: RingCollective | None = None
         self._bridge = bridge
         self._data = data
         self._lifeline = lifeline
-        self._context = context if sync.get("encryption") == "tls" else None
+        self._context = context if spec.sync.encryption == "tls" else None
         self._letters = letter_directory(config.state_dir, os.environ)
         self._feed = feed
-        self._chunk_bytes = int(sync["chunk_kib"]) * 1024
+        self._chunk_bytes = spec.sync.chunk_kib * 1024
         self._watch = ProgressWatch(
-            first_patience_s=float(elastic["warmup_timeout_s"]),
-            least_patience_s=float(elastic["stall_timeout_s"]),
-            busy_patience_s=float(elastic["busy_timeout_s"]),
+            first_stall_limit_s=spec.elastic.warmup_timeout_s,
+            least_stall_limit_s=spec.elastic.stall_timeout_s,
+            busy_limit_s=spec.elastic.busy_timeout_s,
         )
         self._reporter = JobReporter(
-            prepare.job, bridge.posting(tell), self._watch, on_gpu=config.device != "cpu"
+            prepare.job,
+            bridge.posting(tell),
+            bridge.posting(lambda progress, steps: tell(progress_message(progress, steps))),
+            self._watch,
+            on_gpu=config.device != "cpu",
         )
-        self._trainer = TrainingThread(
+        profiler = StepProfiler(sees_torch=spec.sync.transport == "ring")
+        self._thread = TrainingThread(
             prepare,
+            spec,
             device=config.device,
             threads=config.threads,
             sandbox=config.sandbox,
@@ -101,9 +126,19 @@ class Training:
             offer=bridge.posting(data.offer),
             fetch_package=fetch_package,
             fetch_weights=fetch_weights,
+            name=config.name,
+            find_parts=find_parts,
+            connect=self._connect_data,
+            serves=config.role == "server",
+            profiler=profiler,
         )
-        self._evidence = EvidenceHandler(self._trainer)
-        self._trainer.start()
+        self.profiler = profiler
+        self._evidence = EvidenceHandler(self._thread)
+        self._thread.start()
+
+    def _connect_data(self) -> Connect:
+        """What makes connections to other workers: encrypted if the job is."""
+        return connect_tcp if self._context is None else tls_connect(self._context, WORKER)
 
     @property
     def rank(self) -> int:
@@ -128,7 +163,7 @@ class Training:
         silence_s: float,
         agreed: Callable[[], None],
     ) -> None:
-        """Take part in a generation, and no more in the last one.
+        """Become a member of a generation, and leave the previous one.
 
         Args:
             assign: the generation.
@@ -156,7 +191,7 @@ class Training:
             letters=self._letters,
         )
         self.ring.connect()
-        self._trainer.assign(self.ring)
+        self._thread.assign(self.ring)
 
     def use(self, context: ssl.SSLContext) -> None:
         """TLS for calling other workers from the next generation on."""
@@ -164,20 +199,20 @@ class Training:
             self._context = context
 
     def break_ring(self, reason: str) -> None:
-        """Take no further part in the generation."""
+        """Leave the generation."""
         assert self.ring is not None
         self.ring.end(reason)
 
     def save(self, save: m.Save) -> None:
         """Have the state written that is held."""
-        self._trainer.save(save)
+        self._thread.save(save)
 
     def end_at_boundary(self, *, stop: bool, leave: bool) -> None:
         """Have the generation end after a step."""
         self._reporter.end_at_boundary(stop=stop, leave=leave)
 
     def heartbeat_fields(self, interval_s: float, *, gpu_use: float) -> dict[str, Any]:
-        """Figures, and whether the thread gets on; a wait for the ring is no stall of its own.
+        """Figures, and whether the thread makes progress; waiting for the ring is not a stall.
 
         Args:
             interval_s: when the next heartbeat follows.
@@ -196,7 +231,7 @@ class Training:
         return (
             figures
             | dataclasses.asdict(verdict)
-            | {"where": where_stalled(self._trainer.ident, stalled_s)}
+            | {"where": where_stalled(self._thread.ident, stalled_s)}
         )
 
     def _on_agreed(self, assign: m.Assign, agreed: Callable[[], None]) -> None:

@@ -1,47 +1,65 @@
 """The training thread: warm up, then one generation after another until the job is over.
 
-It joins `dtd.train` (state, loop) with the data plane: it takes the state over that a generation
-starts from, runs the loop on the ring, and says how it ended.  torch is imported here and not
-before, so an idle worker has not paid for it.  It talks to the event loop through the bridge only.
+It connects `dtd.train` (state, loop) with the data plane: it loads the state from which a
+generation starts, runs the loop on the ring, and reports how the generation ended.  torch is
+imported here and not before, so an idle worker has not paid for it.  It talks to the event loop
+through the bridge only.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from dtd import job
 from dtd.config import Sandbox
 from dtd.core.engine.checkpoint_writers import checkpoint_writers
+from dtd.core.engine.shards import ShardSet
 from dtd.core.engine.step_protocol import Reaction, reaction
 from dtd.core.membership import member
 from dtd.core.membership.branches import told_by
+from dtd.core.observe.environment import told
 from dtd.core.progress import ProgressWatch
-from dtd.errors import CheckpointError, ConfigError, DivergenceError, DtdError, RingBroken
+from dtd.core.ring.neighbours import CORRUPT
+from dtd.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    DtdError,
+    RingBroken,
+    UnreadableWord,
+)
+from dtd.job import JobSpec
+from dtd.job.tables import SHARDED
+from dtd.net.blocking_link import Connect
 from dtd.net.resource import Resource, memory_blob
 from dtd.shown import one_line
+from dtd.train.checkpoint.assemble import FoundPart
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
+from dtd.worker.collect import collect
 from dtd.worker.fetch import fetch_state
 from dtd.worker.packages import look_first_in, task_digest
-from dtd.worker.process_memory import made_to_last
 from dtd.worker.reporter import JobReporter
 from dtd.worker.sandbox import refuse_if_laxer
 
 if TYPE_CHECKING:
-    from dtd.train.record import Outcome
-    from dtd.train.run import TrainingRun
+    from dtd.train.profile import StepProfiler
+    from dtd.train.record import HeldState, Outcome
+    from dtd.train.run import JobSessionRunner
     from dtd.transport.api import Collective
     from dtd.transport.bridge import RingCollective
+from dtd.transport.star import StarCollective
 
 log = structlog.get_logger()
 
@@ -56,16 +74,12 @@ def state_resource(generation: int) -> str:
     return f"state/{generation}"
 
 
-def transport_of(spec: Mapping[str, Any]) -> str:
-    """`sync.transport` of a job; those of older coordinators have only the ring."""
-    return str(spec["sync"].get("transport", "ring"))
-
-
 class TrainingThread(threading.Thread):
     """One job's training thread.
 
     Args:
         prepare: the job.
+        spec: its specification.
         device: "cpu" or "cuda:N".
         threads: CPU threads; 0 means what the job says.
         sandbox: what this worker keeps a job's code in.
@@ -78,11 +92,18 @@ class TrainingThread(threading.Thread):
         offer: lets other workers fetch a resource, from any thread.
         fetch_package: blocks until a shipped package lies on this worker's disk.
         fetch_weights: the same for a file of weights.
+        name: this worker's.
+        find_parts: blocks until the coordinator has said who has the parts of a checkpoint, of
+            this job and step.
+        connect: returns what makes connections to other workers' data ports.
+        serves: this worker is a parameter server.
+        profiler: profiles steps when it is asked to.
     """
 
     def __init__(
         self,
         prepare: m.Prepare,
+        spec: JobSpec,
         *,
         device: str,
         threads: int,
@@ -96,22 +117,32 @@ class TrainingThread(threading.Thread):
         offer: Callable[[str, Resource], None],
         fetch_package: Callable[[str], Path],
         fetch_weights: Callable[[str], Path],
+        name: str,
+        find_parts: Callable[[str, int], m.Parts],
+        connect: Callable[[], Connect],
+        serves: bool = False,
+        profiler: StepProfiler | None = None,
     ) -> None:
         super().__init__(name="trainer", daemon=True)
+        self._serves = serves
         self._prepare = prepare
+        self._spec = spec
         self._device = device
         self._threads = threads
         self._sandbox = sandbox
         self._state_dir = state_dir
         self._silence_s = silence_s
         self._can_encrypt = can_encrypt
-        self._copies = int(prepare.spec["checkpoint"]["copies"])
         self._reporter = reporter
         self._watch = watch
         self._post = post
         self._offer = offer
         self._fetch_package = fetch_package
         self._fetch_weights = fetch_weights
+        self._name = name
+        self._find_parts = find_parts
+        self._connect = connect
+        self._profiler = profiler
         self._orders: queue.SimpleQueue[RingCollective | m.Save] = queue.SimpleQueue()
 
     def assign(self, ring: RingCollective) -> None:
@@ -124,7 +155,7 @@ class TrainingThread(threading.Thread):
 
     def run(self) -> None:
         """Train until the process is replaced; every failure becomes a report."""
-        run: TrainingRun | None = None
+        run: JobSessionRunner | None = None
         ring: RingCollective | None = None
         try:
             self._watch.begin(time.monotonic())
@@ -142,7 +173,7 @@ class TrainingThread(threading.Thread):
         if run is not None and ring is not None:
             self._outlive_failure(run, ring)
 
-    def _outlive_failure(self, run: TrainingRun, ring: RingCollective) -> None:
+    def _outlive_failure(self, run: JobSessionRunner, ring: RingCollective) -> None:
         """The state of the last committed step is whole: hold it until it is saved.
 
         The neighbours are let go after both reports: their word of a lost link shall come second.
@@ -156,31 +187,31 @@ class TrainingThread(threading.Thread):
             if isinstance(order, m.Save):
                 self._save(run, order)
 
-    def _save(self, run: TrainingRun, save: m.Save) -> None:
+    def _save(self, run: JobSessionRunner, save: m.Save) -> None:
         """Write what is held; each order is answered, by the report of a checkpoint or by this."""
         try:
             run.save(save.generation, save.step)
         except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator asks another one
             self._reporter.warning("checkpoint_failed", str(error))
 
-    def _warm_up(self) -> TrainingRun:
-        prepare = self._prepare
-        if prepare.spec["sync"].get("encryption") == "tls" and not self._can_encrypt:
+    def _warm_up(self) -> JobSessionRunner:
+        prepare, spec = self._prepare, self._spec
+        if spec.sync.encryption == "tls" and not self._can_encrypt:
             raise ConfigError(
-                "the job is encrypted, and this worker has no credential to do so",
-                remedy="join with this host, too: `dtdctl token create`, `dtd-worker join TOKEN`",
+                "the job is encrypted, and this worker has no credential for that",
+                remedy="join this host as well: `dtdctl token create`, `dtd-worker join TOKEN`",
             )
-        refuse_if_laxer(self._sandbox, str(prepare.spec["job"].get("sandbox", "")))
+        refuse_if_laxer(self._sandbox, spec.job.sandbox)
         with made_to_last():
+            from dtd.train.environment import environment
             from dtd.train.record import InitFrom
-            from dtd.train.run import TrainingRun
-        if transport_of(prepare.spec) != "ring":
-            from dtd.transport.process_group import check_backend
+            from dtd.train.run import JobSessionRunner
+        if spec.sync.transport != "ring":
+            from dtd.transport.group_backends import check_backend
 
-            check_backend(transport_of(prepare.spec), self._device)
+            check_backend(spec.sync.transport, self._device)
         place = self._fetch_package(prepare.package) if prepare.package else None
         look_first_in(place)
-        spec = job.from_mapping(prepare.spec, source=f"job {prepare.job}")
         parent = None
         if prepare.from_job:
             parent = InitFrom(
@@ -189,7 +220,7 @@ class TrainingThread(threading.Thread):
                 mode="weights" if prepare.from_mode == "weights" else "resume",
                 identity=prepare.from_identity,
             )
-        run = TrainingRun(
+        run = JobSessionRunner(
             spec=spec,
             job_id=prepare.job,
             identity=prepare.identity,
@@ -201,8 +232,11 @@ class TrainingThread(threading.Thread):
             state_dir=self._state_dir,
             reporter=self._reporter,
             requests=self._reporter,
+            serves=self._serves,
+            profiler=self._profiler,
         )
         report = run.prepare()
+        self._complete_origin(run)
         self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
         warmed = m.Warmed(
             job=prepare.job,
@@ -212,23 +246,36 @@ class TrainingThread(threading.Thread):
             numerics_fingerprint=report.numerics_fingerprint,
             parameters=report.parameters,
             steps_total=report.steps_total,
-            held=(self._held(run),),
+            held=(_told(run.held()), *map(_told, run.saved()))[: m.MAX_HELD],
             task_digest=task_digest(spec.job.task, place),
+            environment=told(environment(self._device)),
         )
         self._post(member.TrainerWarm(warmed=warmed))
         return run
 
-    def _held(self, run: TrainingRun) -> m.Held:
-        held = run.held()
-        return m.Held(
-            job=held.job_id,
-            generation=held.generation,
-            step=held.step,
-            digest=held.digest,
-            where=held.where,
-        )
+    def _complete_origin(self, run: JobSessionRunner) -> None:
+        """Assemble the checkpoint that the job starts from, if workers have it in parts.
 
-    def _serve(self, run: TrainingRun, ring: RingCollective) -> None:
+        What cannot be had is not reported as held: the last worker to come finds all the others.
+        """
+        incomplete = run.incomplete_origin()
+        if incomplete is None:
+            return
+        path, directory = incomplete
+        try:
+            collect(
+                self._find_parts(self._prepare.from_job, self._prepare.from_step),
+                FoundPart(holder=self._name, path=path),
+                directory,
+                connect=self._connect(),
+                got_on=self._reporter.progress,
+            )
+        except CheckpointError as error:
+            self._reporter.warning(
+                "checkpoint_passed_over", f"{path} is a part that was not completed: {error}"
+            )
+
+    def _serve(self, run: JobSessionRunner, ring: RingCollective) -> None:
         """One generation, from taking over the state to how it ended."""
         assign = ring.assign
         self._reporter.begin_generation(assign)
@@ -236,16 +283,29 @@ class TrainingThread(threading.Thread):
         self._reporter.begins("take over")
         run.leave_behind(told_by(assign))
         try:
-            run.expect(assign.held_step, rank=assign.rank, world_size=len(assign.roster))
+            servers = sum(member_.serves for member_ in assign.roster)
+            trainers = len(assign.roster) - servers
+            run.expect(assign.held_step, rank=assign.rank, world_size=trainers)
             self._take_over(run, ring)
             ring.wait_up()
             roster = assign.roster
-            writers = checkpoint_writers([member_.host for member_ in roster], self._copies)
+            writers = checkpoint_writers(
+                [member_.host for member_ in roster],
+                self._spec.checkpoint.copies,
+                sharded=self._spec.strategy.name in SHARDED,
+                servers=servers,
+            )
             voters = frozenset(rank for rank, member_ in enumerate(roster) if member_.holds)
             collective = self._collective(ring)
-            outcome = run.run(collective, assign.generation, writers=writers, voters=voters)
+            outcome = run.run(
+                collective, assign.generation, writers=writers, voters=voters, servers=servers
+            )
         except RingBroken as error:
             self._froze(run, assign, error.suspect, error.evidence, error.message)
+        except UnreadableWord as error:
+            ring.give_up(error.message)
+            suspect = assign.roster[error.rank].name
+            self._froze(run, assign, suspect, CORRUPT, error.message)
         except DivergenceError as error:
             self._diverged(run, assign, error)
         else:
@@ -257,11 +317,14 @@ class TrainingThread(threading.Thread):
             self._watch.end()
 
     def _collective(self, ring: RingCollective) -> Collective:
-        """The ring, or a process group that rests on it, as the job wants."""
-        transport = transport_of(self._prepare.spec)
+        """The ring, with the star of parameter servers or a process group that rests on it."""
+        if ring.star is not None:
+            return StarCollective(ring, ring.star)
+        transport = self._spec.sync.transport
         if transport == "ring":
             return ring
-        from dtd.transport.process_group import ProcessGroupCollective, group_of
+        from dtd.transport.group_backends import group_of
+        from dtd.transport.process_group import ProcessGroupCollective
 
         return ProcessGroupCollective(
             ring,
@@ -275,7 +338,7 @@ class TrainingThread(threading.Thread):
             ),
         )
 
-    def _take_over(self, run: TrainingRun, ring: RingCollective) -> None:
+    def _take_over(self, run: JobSessionRunner, ring: RingCollective) -> None:
         """Adopt what this worker holds, or fetch what it lacks; holders offer it to who lacks it.
 
         A step that is prepared here and committed by the others is committed, not fetched.
@@ -303,7 +366,7 @@ class TrainingThread(threading.Thread):
             blobs = [memory_blob(str(i), view) for i, view in enumerate(image.blobs)]
             self._offer(name, Resource(manifest=image.manifest, blobs=blobs))
 
-    def _adopt(self, run: TrainingRun, ring: RingCollective) -> None:
+    def _adopt(self, run: JobSessionRunner, ring: RingCollective) -> None:
         """Make what this worker has offered the live state.
 
         A checkpoint may have been damaged since: then it is offered no more, and the next
@@ -317,11 +380,11 @@ class TrainingThread(threading.Thread):
             if (held.generation, held.step) == start:
                 raise
             ring.give_up(error.message)
-            raise RingBroken(f"what it has offered is damaged: {error.message}") from error
+            raise RingBroken(f"the state that it offered is damaged: {error.message}") from error
 
     def _froze(
         self,
-        run: TrainingRun,
+        run: JobSessionRunner,
         assign: m.Assign,
         suspect: str,
         evidence: str,
@@ -329,7 +392,7 @@ class TrainingThread(threading.Thread):
         *,
         diverged: DivergenceError | None = None,
     ) -> None:
-        held = self._held(run)
+        held = _told(run.held())
         prepared = run.prepared_key or (held.generation, held.step)
         compared_step, digest = run.compared_in(assign.generation)
         self._post(
@@ -347,11 +410,12 @@ class TrainingThread(threading.Thread):
                 else "",
                 compared_step=compared_step,
                 compared_digest=digest.hex(),
+                saved=tuple(map(_told, run.saved())),
             )
         )
 
-    def _diverged(self, run: TrainingRun, assign: m.Assign, error: DivergenceError) -> None:
-        """The odd ones out start afresh; if it cannot be told who is right, nobody is.
+    def _diverged(self, run: JobSessionRunner, assign: m.Assign, error: DivergenceError) -> None:
+        """Workers in the minority restart; without a majority no state is trusted.
 
         The ring is not given up: every rank reads this from words that are on their way to it, and
         one whose link is reset before that would not learn that its state is not to be trusted.
@@ -365,11 +429,13 @@ class TrainingThread(threading.Thread):
         suspect = assign.roster[error.dissenters[0]].name if said is Reaction.KEEP else ""
         self._froze(run, assign, suspect, "diverged", error.message, diverged=error)
 
-    def _finished(self, run: TrainingRun, assign: m.Assign, outcome: Outcome) -> None:
+    def _finished(self, run: JobSessionRunner, assign: m.Assign, outcome: Outcome) -> None:
+        held = run.held()
         finished = m.Finished(
             job=assign.job,
             generation=assign.generation,
-            held_generation=run.held().generation,
+            held_generation=held.generation,
+            part=_numbers(held.part),
             step=outcome.step,
             digest=outcome.digest,
             result=self._reporter.result(outcome) if assign.rank == 0 else {},
@@ -390,3 +456,43 @@ class TrainingThread(threading.Thread):
             step=step,
         )
         self._post(member.TrainerFailed(failed=failed))
+
+
+def _told(held: HeldState) -> m.Held:
+    """A state that this worker holds, as it is reported."""
+    return m.Held(
+        job=held.job_id,
+        generation=held.generation,
+        step=held.step,
+        digest=held.digest,
+        where=held.where,
+        part=_numbers(held.part),
+    )
+
+
+def _numbers(part: ShardSet) -> tuple[int, ...]:
+    """A part of a state as messages name it, in which all of it is nothing in particular."""
+    return () if part.is_whole else tuple(part.to_wire())
+
+
+# --- what is imported for good is left out of the collection of garbage --------------------------
+
+
+#
+# Importing torch makes half a million objects that live as long as the process.  Python's collector
+# looks at all of them again and again while they are made, for a quarter of the import's processor
+# time; and once they are there, each full collection looks at them for 0.3 s, in which it holds the
+# interpreter and neither the event loop nor the training thread gets on.
+
+
+@contextmanager
+def made_to_last() -> Iterator[None]:
+    """Nothing is collected inside; what is there at the end is never looked at again."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collected:
+            gc.enable()

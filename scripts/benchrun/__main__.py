@@ -10,7 +10,17 @@ from types import ModuleType
 from typing import Any
 
 from dtd.errors import DtdError
-from scripts.benchrun import allreduce, convergence, report, results, train
+from scripts.benchrun import (
+    allreduce,
+    convergence,
+    memory,
+    quality,
+    report,
+    results,
+    sharded,
+    strategies,
+    train,
+)
 from scripts.cluster.processes import exit_on_stop_signals
 
 
@@ -43,12 +53,32 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--bf16", action="store_true", help="gradients as bfloat16, too, not on slow links alone"
     )
+    one = _command(commands, strategies, "strategies and codecs on slow links, against DDP's hooks")
+    one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-resnet18")
+    one.add_argument("--links", type=_names, metavar="NAME,...", help="default: all")
+    one.add_argument("--sides", type=_names, metavar="NAME,...", help="default: all")
+    one = _command(commands, sharded, "sharded state against replicated, ZeRO and FSDP2")
+    one.add_argument("--workloads", type=_names, metavar="NAME,...", help="default: paced-16")
+    one.add_argument("--sides", type=_sides, metavar="NAME;...", help="default: all")
+    _command(commands, memory, "memory of sharded state in a worker, beside the formula")
     one = _command(commands, convergence, "loss against steps and time for several worlds")
     one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: what has data")
     one.add_argument("--data", type=Path, default=convergence.DATA, help="directory of real data")
+    one = commands.add_parser(quality.KIND, help="loss after equally many rows, by strategy")
+    one.add_argument("--tasks", type=_names, metavar="NAME,...", help="default: all")
+    one.add_argument("--strategies", type=_names, metavar="NAME,...", help="default: all")
+    one.add_argument("--seeds", type=int, metavar="S", help="runs of each; default: 3")
+    one.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
+    one.add_argument("--again", action="store_true", help="also what was measured before")
+    one.add_argument("--data", type=Path, default=convergence.DATA, help="directory of real data")
+    one.add_argument("--json", action="store_true", help="on stdout a record a line, as JSON")
+    one.add_argument("--write", action="store_true", help="put the table into the document")
+    _document(one)
+    _directory(one)
+    one.set_defaults(run=_quality)
     one = commands.add_parser("report", help="make docs/benchmarks.md and its plots")
     _directory(one)
-    one.add_argument("--document", type=Path, default=report.DOCUMENT, help="what is rewritten")
+    _document(one)
     one.set_defaults(run=report.run)
     return parser
 
@@ -64,6 +94,16 @@ def _command(commands: Any, module: ModuleType, what: str) -> argparse.ArgumentP
     return one
 
 
+def _quality(options: argparse.Namespace) -> None:
+    quality.run(options)
+    if options.write:
+        report.write(quality.KIND, options.directory, options.document)
+
+
+def _document(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--document", type=Path, default=report.DOCUMENT, help="what is rewritten")
+
+
 def _directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--directory", type=Path, default=results.DIRECTORY, help="where the figures are kept"
@@ -72,6 +112,11 @@ def _directory(parser: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
+
+
+def _sides(text: str) -> list[str]:
+    """Names that may have commas."""
+    return text.split(";")
 
 
 def _names(text: str) -> list[str]:

@@ -111,13 +111,24 @@ def _plain(task: str, overrides: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _data_overrides(task: str, directory: Path) -> Iterator[list[str] | None]:
     """What names a task's data; None when it is not there."""
-    archive, text = directory / "cifar10-subset.tar", directory / "tinyshakespeare.txt"
+    text = directory / "tinyshakespeare.txt"
     if task == "chargpt":
         yield [f'task.text="{text}"', "task.dropout=0.0"] if text.is_file() else None
-    elif task == "cifar10" and archive.is_file():
-        with tempfile.TemporaryDirectory(prefix="dtd-data-") as target:
-            with tarfile.open(archive) as tar:
-                tar.extractall(target, filter="data")
-            yield [f'task.data="{next(Path(target).iterdir())}"']
+    elif task == "cifar10":
+        with unpacked_images(directory) as images:
+            yield None if images is None else [f'task.data="{images}"']
     else:
-        yield None if task == "cifar10" else []
+        yield []
+
+
+@contextlib.contextmanager
+def unpacked_images(directory: Path) -> Iterator[Path | None]:
+    """The image folder of the archive in this directory; None when it is not there."""
+    archive = directory / "cifar10-subset.tar"
+    if not archive.is_file():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="dtd-data-") as target:
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+        yield next(Path(target).iterdir())

@@ -12,7 +12,7 @@ import fcntl
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -36,14 +36,16 @@ _SETTINGS: Final = "heartbeat_timeout_s = 3600.0\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Some steps in a row, the first left out.
+    """Some steps in a row, the first left out; of local steps whole rounds, unless it is one.
 
     Attributes:
         step_s: the mean step; a log's times are too coarse for one step.
+        sent_bytes: what rank 0 gave its neighbour, the mean of a step.
         parts_s: the median of each of `PARTS`, as rank 0 reports them.
     """
 
     step_s: float
+    sent_bytes: float
     parts_s: dict[str, float]
 
 
@@ -55,7 +57,8 @@ class DaemonRun:
         workers: their names.
         network: how they reach each other.
         blocks: how many there will be.
-        wire_dtype: `sync.wire_dtype` of the job.
+        strategy: the job's `[strategy]` table.
+        servers: names of parameter servers besides.
 
     Raises:
         DtdError: a daemon did not start, or the job failed.
@@ -70,9 +73,11 @@ class DaemonRun:
         workers: Sequence[str],
         network: Network,
         blocks: int,
-        wire_dtype: str = "",
+        strategy: Mapping[str, Any] | None = None,
+        servers: Sequence[str] = (),
     ) -> None:
         self._workers = workers
+        self._servers = servers
         self._steps = workload.block_steps
         self._next = 0
         self._commits: list[Line] = []
@@ -89,7 +94,7 @@ class DaemonRun:
                 steps=blocks * self._steps + 1,
                 gates=str(directory),
                 holds=[self._steps * block for block in range(blocks + 1)],
-                wire_dtype=wire_dtype,
+                strategy=strategy,
             )
             spec["elastic"]["min_workers"] = len(workers)
             self._cluster.try_ask(m.SubmitJob(spec=spec))
@@ -99,24 +104,23 @@ class DaemonRun:
 
     def block(self) -> Block:
         """Let the next block run and wait for its last commit."""
+        before = len(self._commits)
+        begun_s = time.time()
         self._gates[self._next].close()
         self._next += 1
-        last = self._next * self._steps
-        self._await_commit(last)
-        lines = {int(line.fields["step"]): line for line in self._commits}
-        counted = range(last - self._steps + 2, last + 1)
-        span_s = lines[last].at_s - lines[counted[0] - 1].at_s
-        parts_s = {
-            part: statistics.median(float(lines[step].fields[part]) for step in counted)
-            for part in PARTS
-        }
-        block = Block(step_s=span_s / len(counted), parts_s=parts_s)
+        self._await_commit(self._next * self._steps)
+        block = _summed(self._commits[before:], begun_s)
         self.blocks.append(block)
         return block
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""
         return [proc_bytes(self._cluster.pid(name), "VmHWM") for name in self._workers]
+
+    def held_bytes(self) -> list[int]:
+        """The memory that each worker has now; what is shared counts in equal parts."""
+        pids = [self._cluster.pid(name) for name in self._workers]
+        return [proc_bytes(pid, "Pss", file="smaps_rollup") for pid in pids]
 
     def close(self) -> None:
         """Stop everything; no process is left."""
@@ -132,7 +136,8 @@ class DaemonRun:
         settings.write_text(_SETTINGS)
         cluster = NetworkedCluster(
             directory,
-            workers=self._workers,
+            workers=[*self._workers, *self._servers],
+            servers=self._servers,
             network=network,
             coordinator=("dtd.coordinator.main", "--config", str(settings)),
         )
@@ -155,6 +160,23 @@ class DaemonRun:
                     self._cluster.children[self._workers[0]], f"no commit of step {step}"
                 )
             time.sleep(_TURN_S)
+
+
+def _summed(commits: Sequence[Line], begun_s: float) -> Block:
+    """The block that these commits end; the first says when the others began, if there are any."""
+    if len(commits) > 1:
+        begun_s, commits = commits[0].at_s, commits[1:]
+    steps = [int(line.fields["steps"]) for line in commits]
+    return Block(
+        step_s=(commits[-1].at_s - begun_s) / sum(steps),
+        sent_bytes=sum(int(line.fields["sent_bytes"]) for line in commits) / sum(steps),
+        parts_s={
+            part: statistics.median(
+                float(line.fields[part]) / count for line, count in zip(commits, steps, strict=True)
+            )
+            for part in PARTS
+        },
+    )
 
 
 def _message(line: Line) -> Any:

@@ -8,7 +8,7 @@ traffic; the namespace ends with the last process inside.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_interface
 from typing import Final, Protocol
 
@@ -89,13 +89,16 @@ class ShapedHosts(Hosts):
     Args:
         workers: names of the workers; worker number i shares a host with rank i.
         rate: of each link in each direction, as `tc` writes it.
+        rates: of the links of some workers, by name, instead.
     """
 
     interface = PORT
 
-    def __init__(self, workers: Sequence[str], rate: str) -> None:
-        shape = ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)
-        super().__init__(workers, shape=shape)
+    def __init__(
+        self, workers: Sequence[str], rate: str, rates: Mapping[str, str] | None = None
+    ) -> None:
+        shapes = {name: _shape(one) for name, one in (rates or {}).items()}
+        super().__init__(workers, shape=_shape(rate), shapes=shapes)
         self._names = [*workers]
         for name in workers:
             self.ethernet.spaces[name].inside(choose_congestion_control)
@@ -107,3 +110,7 @@ class ShapedHosts(Hosts):
     def wrapped(self, who: int | str, command: Sequence[str]) -> list[str]:
         """See `Place` and `Network`."""
         return super().wrapped(who if isinstance(who, str) else self._names[who], command)
+
+
+def _shape(rate: str) -> tuple[str, ...]:
+    return ("tbf", "rate", rate, "burst", _BURST, "limit", _QUEUE)

@@ -10,6 +10,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from scripts.benchrun.results import Record, spread
+from scripts.benchrun.sharded_table import sides_of
+from scripts.benchrun.strategies import SIDES as STRATEGY_SIDES
+from scripts.benchrun.strategy_table import exposed_s
 from scripts.benchrun.tables import bus_bytes_per_s, size_text
 
 SIDES: Final = ("dtd", "gloo", "limit, xxh3", "limit")
@@ -74,6 +77,49 @@ def plot_train(records: Sequence[Record], path: Path) -> None:
     _write(figure, panels, path)
 
 
+def plot_strategies(records: Sequence[Record], path: Path) -> None:
+    """Exposed communication of every side; one panel a case."""
+    figure, panels = _figure(len(records))
+    for panel, record in zip(panels, records, strict=True):
+        sides = [side for side in STRATEGY_SIDES if side in record["steps_s"]]
+        heights = [max(1e-4, exposed_s(record, side).median) * 1e3 for side in sides]
+        colours = [_COLOURS["ddp" if side.startswith("DDP") else "dtd"] for side in sides]
+        panel.barh(sides, heights, color=colours, label="exposed communication")
+        panel.set_xscale("log")
+        panel.invert_yaxis()
+        panel.set_title(f"{record['workload']}\n{record['link']}, {record['world']} workers")
+        panel.set_xlabel("exposed, ms a step")
+    _write(figure, panels, path)
+
+
+def plot_sharded(records: Sequence[Record], path: Path) -> None:
+    """Steps of every side; one panel a case."""
+    figure, panels = _figure(len(records))
+    for panel, record in zip(panels, records, strict=True):
+        sides = sides_of(record)
+        heights = [spread(record["steps_s"][side]).median * 1e3 for side in sides]
+        colours = [_COLOURS["dtd" if side.startswith("dtd") else "ddp"] for side in sides]
+        panel.barh(sides, heights, color=colours, label="step")
+        panel.invert_yaxis()
+        panel.set_title(f"{record['workload']}\n{record['link']}, {record['world']} workers")
+        panel.set_xlabel("step, ms")
+    _write(figure, panels, path)
+
+
+def plot_memory(records: Sequence[Record], path: Path) -> None:
+    """Bytes a parameter, measured and by the formula."""
+    figure, (panel,) = _figure(1)
+    order = sorted(records, key=lambda one: (one["world"], one["stage"], -one["mirrors"]))
+    names = [f"stage {one['stage']}, {one['mirrors']} mirrors, N={one['world']}" for one in order]
+    measured = [spread(one["state_bytes"]).median / one["parameters"] for one in order]
+    formula = [one["formula_bytes"] / one["parameters"] for one in order]
+    panel.barh(names, measured, color=_COLOURS["dtd"], label="measured")
+    panel.plot(formula, names, "k|", markersize=12, label="formula")
+    panel.invert_yaxis()
+    panel.set_xlabel("bytes a parameter")
+    _write(figure, [panel], path)
+
+
 def plot_convergence(records: Sequence[Record], path: Path) -> None:
     """Loss against steps above, against time below; one column a task."""
     tasks = sorted({record["task"] for record in records})
@@ -88,6 +134,20 @@ def plot_convergence(records: Sequence[Record], path: Path) -> None:
         rows[0][column].set(title=task, xlabel="step", ylabel="training loss")
         rows[1][column].set(xlabel="seconds", ylabel="training loss")
     _write(figure, list(rows[0]), path)
+
+
+def plot_quality(records: Sequence[Record], path: Path) -> None:
+    """Training loss against steps, the first seed of each strategy; one panel a task."""
+    tasks = sorted({record["task"] for record in records})
+    figure, panels = _figure(len(tasks))
+    for panel, task in zip(panels, tasks, strict=True):
+        first = min(record["seed"] for record in records if record["task"] == task)
+        for record in records:
+            if (record["task"], record["seed"]) == (task, first):
+                steps, _, losses = zip(*record["curve"], strict=True)
+                panel.plot(steps, losses, label=record["strategy"], linewidth=0.8)
+        panel.set(title=task, xlabel="step", ylabel="training loss")
+    _write(figure, panels, path)
 
 
 def _figure(columns: int) -> tuple[Figure, list[Any]]:

@@ -12,9 +12,17 @@ from typing import Final
 
 from dtd.errors import DtdError
 from scripts import markdown
-from scripts.benchrun import allreduce, convergence, train
+from scripts.benchrun import allreduce, convergence, memory, quality, sharded, strategies, train
 from scripts.benchrun.results import Record, load
-from scripts.benchrun.tables import allreduce_tables, convergence_table, header, train_tables
+from scripts.benchrun.sharded_table import sharded_tables
+from scripts.benchrun.strategy_table import strategies_tables
+from scripts.benchrun.tables import (
+    allreduce_tables,
+    convergence_table,
+    header,
+    quality_tables,
+    train_tables,
+)
 from scripts.cluster.cluster import REPOSITORY
 
 DOCUMENT: Final = REPOSITORY / "docs" / "benchmarks.md"
@@ -22,20 +30,27 @@ WRITTEN_BY: Final = "scripts/bench report"
 TABLES: Final[dict[str, Callable[[Sequence[Record]], str]]] = {
     allreduce.KIND: allreduce_tables,
     train.KIND: train_tables,
+    strategies.KIND: strategies_tables,
+    sharded.KIND: sharded_tables,
+    memory.KIND: memory.memory_table,
     convergence.KIND: convergence_table,
+    quality.KIND: quality_tables,
 }
 
 
 def run(options: argparse.Namespace) -> None:
     """Rewrite the document and the plots of all that was measured."""
-    text = options.document.read_text()
-    for kind, make in TABLES.items():
-        records = load(kind, options.directory)
-        content = f"\n{section(kind, records, make)}\n"
-        text = markdown.replaced(text, kind, WRITTEN_BY, content)
-        if records:
-            _plot(kind, records, options.directory)
-    options.document.write_text(text)
+    for kind in TABLES:
+        write(kind, options.directory, options.document)
+
+
+def write(kind: str, directory: Path, document: Path) -> None:
+    """Draw the plot of one subcommand, and rewrite what the document says of it."""
+    records = load(kind, directory)
+    content = f"\n{section(kind, records, TABLES[kind])}\n"
+    markdown.put_into(document, kind, WRITTEN_BY, content)
+    if records:
+        _plot(kind, records, directory)
 
 
 def section(kind: str, records: Sequence[Record], make: Callable[[Sequence[Record]], str]) -> str:
@@ -51,11 +66,15 @@ def _plot(kind: str, records: Sequence[Record], directory: Path) -> None:
     except ModuleNotFoundError as error:
         raise DtdError(
             f"{error.name} is not installed, which draws the plots",
-            remedy="start this as scripts/bench report",
+            remedy="start this as scripts/bench",
         ) from error
     draw = {
         allreduce.KIND: plots.plot_allreduce,
         train.KIND: plots.plot_train,
+        strategies.KIND: plots.plot_strategies,
+        sharded.KIND: plots.plot_sharded,
+        memory.KIND: plots.plot_memory,
         convergence.KIND: plots.plot_convergence,
+        quality.KIND: plots.plot_quality,
     }
     draw[kind](records, directory / f"{kind}.svg")

@@ -76,7 +76,7 @@ def shaped_floor_s(ready_s: Sequence[float], wire_s: Sequence[float], optimizer_
 
     Args:
         ready_s: when each bucket is full, from the begin of the step, in the order of travel.
-        wire_s: how long each bucket takes on the wire by itself.
+        wire_s: how long the wire takes for each bucket at its best.
         optimizer_s: the update that follows the last one.
     """
     end_s = 0.0

@@ -278,3 +278,57 @@ def _quality(metrics: Sequence[dict[str, Any]]) -> str:
             around = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
             texts.append(f"{name} {statistics.fmean(values):.4f}{around}")
     return ", ".join(texts)
+
+
+# --- quality -------------------------------------------------------------------------------------
+
+_PLAIN: Final = "float32"
+
+
+def quality_tables(records: Sequence[Record]) -> str:
+    """A table for each task: where each strategy ends, against float32."""
+    parts: list[str] = []
+    for task in sorted({record["task"] for record in records}):
+        runs: dict[str, list[Record]] = {}
+        for record in records:
+            if record["task"] == task:
+                runs.setdefault(record["strategy"], []).append(record)
+        steps = sorted({record["steps"] for one in runs.values() for record in one})
+        parts.append(f"#### {task}, {' or '.join(map(str, steps))} steps")
+        parts.append(_quality_table(runs))
+    return "\n\n".join(parts)
+
+
+def _quality_table(runs: dict[str, list[Record]]) -> str:
+    head = [
+        *("strategy", "bytes a step", "float32 : that", "training loss", "evaluation loss", "±"),
+        *("**: float32**", "accuracy", "±", "seeds"),
+    ]
+    plain = runs.get(_PLAIN, [])
+    order = sorted(runs.items(), key=lambda item: (item[0] != _PLAIN, _metric(item[1], "loss")[0]))
+    return table(head, [_quality_row(name, mine, plain) for name, mine in order])
+
+
+def _quality_row(name: str, mine: Sequence[Record], plain: Sequence[Record]) -> list[str]:
+    step_bytes = statistics.fmean(record["step_bytes"] for record in mine)
+    fewer, ratio = NOTHING, NOTHING
+    seeds = {record["seed"] for record in mine}
+    same = [record for record in plain if record["seed"] in seeds]
+    if same:
+        fewer = f"{statistics.fmean(record['step_bytes'] for record in same) / step_bytes:.1f}"
+        ratio = f"**{_metric(mine, 'loss')[0] / _metric(same, 'loss')[0]:.3f}**"
+    loss, accuracy = _metric(mine, "loss"), _metric(mine, "accuracy")
+    return [
+        name,
+        f"{step_bytes / 1024:.0f} KiB",
+        fewer,
+        f"{_metric(mine, 'train_loss')[0]:.4f}",
+        *(f"{loss[0]:.4f}", f"{loss[1]:.4f}", ratio),
+        *(f"{accuracy[0]:.3f}", f"{accuracy[1]:.3f}", str(len(mine))),
+    ]
+
+
+def _metric(records: Sequence[Record], name: str) -> tuple[float, float]:
+    """Mean over the seeds, and their standard deviation."""
+    values = [float(record["metrics"][name]) for record in records]
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

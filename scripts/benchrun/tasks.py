@@ -8,6 +8,7 @@ two blocks of steps: whoever locks the file of a gate keeps every worker in fron
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from dtd.tasks.chargpt import CharGpt, TextWindows
 from dtd.tasks.cifar10 import ImageRows
 from dtd.tasks.classification import classification_loss
 from dtd.tasks.resnet import ResNet18
-from dtd.tasks.synthetic import Synthetic
+from dtd.tasks.synthetic import MadeUpRows, Synthetic
 from dtd.tasks.transformer import Transformer
 
 _ROWS: Final = 2048
@@ -81,10 +82,67 @@ class RandomText:
         return CharGpt.loss(self, model, batch)  # type: ignore[arg-type]
 
 
+class PacedShapes:
+    """The parameters of ResNet-18, and compute that only waits; gradients are noise.
+
+    Args:
+        compute_ms: a third of it in forward, the rest in backward, spread over the matrices.
+        width: of the network's first layers.
+    """
+
+    def __init__(self, *, compute_ms: float, width: int = 64) -> None:
+        self._compute_s = compute_ms / 1000.0
+        self._width = width
+
+    def build_model(self) -> nn.Module:
+        """Each parameter in its order, as large as in the network."""
+        network = ResNet18(classes=_CLASSES, width=self._width)
+        return _PacedShapes([*network.parameters()], self._compute_s)
+
+    def train_dataset(self) -> MadeUpRows:
+        """Rows that decide nothing."""
+        return MadeUpRows(features=torch.zeros(_ROWS, 1), width=1)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Always zero."""
+        loss: Tensor = model(batch[0]).mean()
+        return loss
+
+
+class _PacedShapes(nn.Module):
+    def __init__(self, parameters: Sequence[Tensor], compute_s: float) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(parameters)
+        self._pause_s = compute_s / sum(one.dim() > 1 for one in parameters)
+        most = max(one.numel() for one in parameters)
+        self._noise = torch.randn(most, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any tensor that is a leaf of none -> the same values."""
+        for weight in self.weights:
+            x = _Waits.apply(x, weight, self._noise, self._pause_s if weight.dim() > 1 else 0.0)
+        return x
+
+
+class _Waits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, noise: Tensor, pause_s: float) -> Tensor:
+        ctx.shape, ctx.noise, ctx.pause_s = weight.shape, noise, pause_s
+        time.sleep(pause_s / 3.0)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        time.sleep(ctx.pause_s * 2.0 / 3.0)
+        noise = ctx.noise[: ctx.shape.numel()].view(ctx.shape).clone()
+        return gradients[0], noise, None, None
+
+
 MODELS: Final[Mapping[str, Any]] = {
     "images": RandomImages,
     "text": RandomText,
     "layers": Synthetic,
+    "paced": PacedShapes,
 }
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dtd.core.ring.buckets import plan_buckets
@@ -28,6 +29,7 @@ from dtd.train.optimizer.build import build_optimizer
 from dtd.train.optimizer.learning_rate import learning_rate
 from dtd.train.task import load_task
 from scripts.benchrun.ranks import Bucket, layout
+from scripts.benchrun.torch_sharded import divided
 
 # --- Gloo's all-reduce ----------------------------------------------------------------------------
 
@@ -148,6 +150,9 @@ def _evaluate(task: Any, model: nn.Module, size: int) -> dict[str, float]:
 
 
 BATCHES: Final = 4
+POWERSGD_RANK: Final = 4
+POWERSGD_START: Final = 2
+"""The first step that the hook may compress, with what it keeps between steps."""
 MIB: Final = 2**20
 
 
@@ -164,13 +169,16 @@ class TorchSide:
         torch.set_num_threads(1)
         self._setup = setup
         self._joined = False
+        self._hook, self._powersgd = "", _powersgd()
 
     def calls(self) -> dict[str, Callable[..., Any]]:
         """What it can be asked for."""
         return {
             "build": self.build,
             "synchronise": self.synchronise,
+            "divide": self.divide,
             "steps": self.steps,
+            "payload_bytes": self.payload_bytes,
             "ready": self.ready,
             "fit": fit,
         }
@@ -191,8 +199,8 @@ class TorchSide:
         ]
         self._new_optimizer()
 
-    def synchronise(self, bucket_mib: int, batched: bool, wire_dtype: str) -> None:
-        """Wrap the model into DDP, or into another one; `wire_dtype` as in a job's `sync`."""
+    def synchronise(self, bucket_mib: int, batched: bool, hook: str) -> None:
+        """Wrap the model into DDP, or into another one; `hook`: "", "bfloat16" or "powersgd"."""
         if not self._joined:
             join_gloo(self._setup)
             self._joined = True
@@ -208,9 +216,23 @@ class TorchSide:
             forward_sync_buffers=False,
             batched_grad_copy=batched,
         )
-        if wire_dtype:
+        self._hook, self._powersgd = hook, _powersgd()
+        if hook == "bfloat16":
             ddp.register_comm_hook(None, bf16_compress_hook)
+        elif hook == "powersgd":
+            ddp.register_comm_hook(self._powersgd, in_turn())
         self._new_optimizer()
+
+    def divide(self, how: str, bucket_mib: int) -> None:
+        """Divide the state among the ranks, see `scripts.benchrun.torch_sharded`."""
+        if not self._joined:
+            join_gloo(self._setup)
+            self._joined = True
+        self._model = self._plain
+        self._plain.zero_grad(set_to_none=True)
+        gc.collect()
+        table = self._spec.optimizer
+        self._model, self._optimizer = divided(self._plain, table, how=how, bucket_mib=bucket_mib)
 
     def steps(self, count: int) -> list[float]:
         """Seconds of each of some steps."""
@@ -221,6 +243,13 @@ class TorchSide:
             self._optimizer.step()
             times_s.append(time.perf_counter() - begun_s)
         return times_s
+
+    def payload_bytes(self) -> float:
+        """What the hook gives to all-reduce in a step."""
+        elements = sum(parameter.numel() for parameter in self._plain.parameters())
+        if self._hook == "powersgd":
+            elements /= self._powersgd.compression_stats()[0]  # type: ignore[no-untyped-call]
+        return elements * (2 if self._hook == "bfloat16" else 4)
 
     def ready(self, count: int) -> dict[str, Any]:
         """When each of dtd's buckets would be full, from the step's begin; medians.
@@ -266,6 +295,41 @@ class TorchSide:
 
     def _new_optimizer(self) -> None:
         self._optimizer = build_optimizer(self._spec.optimizer, list(self._plain.parameters()))
+
+
+def in_turn() -> Any:
+    """`powerSGD_hook`, which asks for a bucket's all-reduces when those of the one before are done.
+
+    By itself it asks for the second from whatever thread has ended the first, so with several
+    buckets ranks may ask in different orders, which Gloo does not survive.
+    """
+    last: list[Any] = [torch.futures.Future()]
+    last[0].set_result(None)
+
+    # Not annotated: DDP compares annotations with types, and here they are strings.
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        done: Any = torch.futures.Future()
+
+        def begin(_: Any) -> None:
+            powerSGD_hook(state, bucket).add_done_callback(
+                lambda made: done.set_result(made.value())
+            )
+
+        before, last[0] = last[0], done
+        before.add_done_callback(begin)
+        return done
+
+    return hook
+
+
+def _powersgd() -> PowerSGDState:
+    return PowerSGDState(
+        None,
+        matrix_approximation_rank=POWERSGD_RANK,
+        start_powerSGD_iter=POWERSGD_START,
+        use_error_feedback=True,
+        warm_start=True,
+    )
 
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -29,13 +29,23 @@ from scripts.benchrun.daemons import PARTS, DaemonRun
 from scripts.benchrun.places import OneHost, Place, ShapedHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, in_turn, keep, machine, shaped_floor_s
-from scripts.benchrun.workloads import LINKS, LOOPBACK, QUICK, WORKLOADS, Workload, job_of
+from scripts.benchrun.workloads import (
+    GIGABIT,
+    LINKS,
+    LOOPBACK,
+    QUICK,
+    WORKLOADS,
+    Workload,
+    job_of,
+)
 from scripts.cluster.networks import Loopback, Network
 
 # --- one case -------------------------------------------------------------------------------------
 
 
-_WIRE_S: Final = 0.3
+_WIRE_S: Final = 0.15
+_WIRE_TRIALS: Final = 3
+_MANY_BYTES: Final = 16 * 1024 * 1024
 _KEEP: Final = {"ddp-heap": True, "apart": True}
 
 Turn = Callable[[], float]
@@ -65,7 +75,7 @@ class Case:
 
     @property
     def wires(self) -> dict[str, str]:
-        """What is appended to the name of a side for each `sync.wire_dtype`."""
+        """What is appended to the name of a side for each `strategy.codec`."""
         return {"": "", "-bf16": "bfloat16"} if self.bf16 else {"": ""}
 
     @property
@@ -85,21 +95,22 @@ def measure(case: Case) -> Record:
         place, network = _environment(case, stack)
         tuned = {f"ddp{name}": _tuned(case, place, wire) for name, wire in case.wires.items()}
         worlds = {
-            side: stack.enter_context(_built(place, case.world, case.spec, keeps_memory=keeps))
+            side: stack.enter_context(built(place, case.world, case.spec, keeps_memory=keeps))
             for side, keeps in (*dict.fromkeys(tuned, False).items(), *_KEEP.items())
         }
         if case.world > 1:
-            alone = _built(OneHost(), 1, case.spec, keeps_memory=True)
+            alone = built(OneHost(), 1, case.spec, keeps_memory=True)
             worlds["single"] = stack.enter_context(alone)
         for name, wire in case.wires.items():
-            _synchronise(worlds[f"ddp{name}"], tuned[f"ddp{name}"], wire)
-        _synchronise(worlds["ddp-heap"], tuned["ddp"], "")
+            synchronise(worlds[f"ddp{name}"], tuned[f"ddp{name}"], wire)
+        synchronise(worlds["ddp-heap"], tuned["ddp"], "")
         floor = _floor(place, worlds["apart"], case.workload.block_steps)
         daemons: dict[str, DaemonRun] = {}
         for name, wire in case.wires.items():
             # Every worker has a data port, and a host has one of that number.
             one_network = _environment(case, stack)[1] if daemons else network
-            run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, wire)
+            strategy = {"codec": wire} if wire else None
+            run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, strategy)
             daemons[f"dtd{name}"] = stack.enter_context(contextlib.closing(run))
         measured = _in_turns(case, daemons, worlds)
     return {
@@ -128,7 +139,7 @@ def _in_turns(
     """Each side once to warm up, then A B ... B A; and how much memory that took."""
     steps = case.workload.block_steps
     turns: dict[str, Turn] = {side: partial(_daemon_block, run) for side, run in daemons.items()}
-    turns |= {side: partial(_block, world, steps) for side, world in worlds.items()}
+    turns |= {side: partial(torch_block, world, steps) for side, world in worlds.items()}
     for turn in turns.values():
         turn()
     steps_s: dict[str, list[float]] = {side: [] for side in turns}
@@ -151,25 +162,27 @@ def _daemon_block(run: DaemonRun) -> float:
     return run.block().step_s
 
 
-def _block(world: World, steps: int) -> float:
+def torch_block(world: World, steps: int) -> float:
     """The mean step of plain torch, the first left out as in `DaemonRun.block`."""
     answers = world.ask("steps", count=steps)
     return statistics.fmean(statistics.fmean(steps_s[1:]) for steps_s in answers)
 
 
 @contextlib.contextmanager
-def _built(place: Place, size: int, spec: dict[str, Any], *, keeps_memory: bool) -> Iterator[World]:
+def built(place: Place, size: int, spec: dict[str, Any], *, keeps_memory: bool) -> Iterator[World]:
+    """Ranks of plain torch that have the job's model."""
     with World("torch", size, place, {"keeps_memory": keeps_memory}) as world:
         world.ask("build", spec=spec)
         yield world
 
 
-def _synchronise(world: World, choice: Mapping[str, Any], wire_dtype: str) -> None:
+def synchronise(world: World, choice: Mapping[str, Any], hook: str) -> None:
+    """Wrap every rank's model into DDP with this choice of `_tuned`."""
     world.ask(
         "synchronise",
         bucket_mib=choice["bucket_mib"],
         batched=choice["batched"],
-        wire_dtype=wire_dtype,
+        hook=hook,
     )
 
 
@@ -182,10 +195,10 @@ def _tuned(case: Case, place: Place, wire_dtype: str) -> dict[str, Any]:
         for cap_mib in case.buckets_mib
         for batched in (False, True)
     ]
-    with _built(place, case.world, case.spec, keeps_memory=False) as world:
+    with built(place, case.world, case.spec, keeps_memory=False) as world:
         for trial in trials:
-            _synchronise(world, trial, wire_dtype)
-            trial["step_s"] = _block(world, case.workload.block_steps)
+            synchronise(world, trial, wire_dtype)
+            trial["step_s"] = torch_block(world, case.workload.block_steps)
     best = min(trials, key=lambda trial: float(trial["step_s"]))
     return {"bucket_mib": best["bucket_mib"], "batched": best["batched"], "trials": trials}
 
@@ -210,14 +223,22 @@ def _floor(place: Place, apart: World, steps: int) -> dict[str, Any]:
 
 
 def _wires_s(place: Place, size: int, sizes: Sequence[int]) -> list[float]:
-    """How long raw sockets take for buckets of these sizes, each by itself."""
-    wire_s: dict[int, float] = {}
+    """How long raw sockets take for buckets of these sizes at their best.
+
+    Each by itself, or as a part of many bytes: buckets that follow one another hide their hops.
+    """
+    many_bytes = min(sum(sizes), _MANY_BYTES)
     with World("probe", size, place, {"tag": "none"}) as probe:
         join(probe)
-        for size_bytes in sorted({*sizes}):
-            probe.ask("prepare", size_bytes=size_bytes, dtype="float32")
-            wire_s[size_bytes], _ = measure_once(probe, fitting_iterations(probe, _WIRE_S))
-    return [wire_s[size_bytes] for size_bytes in sizes]
+        wire_s = {size_bytes: _wire_s(probe, size_bytes) for size_bytes in {*sizes, many_bytes}}
+    byte_s = wire_s[many_bytes] / many_bytes
+    return [min(wire_s[size_bytes], byte_s * size_bytes) for size_bytes in sizes]
+
+
+def _wire_s(probe: World, size_bytes: int) -> float:
+    probe.ask("prepare", size_bytes=size_bytes, dtype="float32")
+    count = fitting_iterations(probe, _WIRE_S)
+    return min(measure_once(probe, count)[0] for _ in range(_WIRE_TRIALS))
 
 
 # --- all cases ------------------------------------------------------------------------------------
@@ -225,11 +246,10 @@ def _wires_s(place: Place, size: int, sizes: Sequence[int]) -> list[float]:
 
 KIND: Final = "train"
 KEY: Final = ("workload", "link", "world")
-WORLDS: Final = (1, 2, 4)
 ROUNDS: Final = 5
 BUCKETS_MIB: Final = (1, 4, 10, 25, 100)
 QUICK_BUCKETS_MIB: Final = (25,)
-MOST_STEPS: Final = {LOOPBACK: 1000, "1gbit": 21, "100mbit": 3}
+MOST_STEPS: Final = {LOOPBACK: 1000, GIGABIT: 21, "100mbit": 3}
 """Of a block: a step over a slow link takes seconds."""
 BF16_LINKS: Final = ("100mbit",)
 """Where fewer bytes are worth what they lose."""
@@ -254,15 +274,15 @@ def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
         UsageError: there is no such workload or link.
     """
     quick = options.quick
-    links = (LINKS[1:2] if namespaces else LINKS[:1]) if quick else LINKS
+    covering = GIGABIT if namespaces else LOOPBACK
     for name in options.workloads or (QUICK if quick else WORKLOADS):
         workload = (WORKLOADS | QUICK).get(name)
         if workload is None:
             raise UsageError(f"no workload {name}", remedy=f"one of {', '.join(WORKLOADS)}")
-        for link in options.links or links:
+        for link in options.links or ((covering,) if quick else workload.links):
             if link not in LINKS:
                 raise UsageError(f"no link {link}", remedy=f"one of {', '.join(LINKS)}")
-            for world in options.worlds or ((2,) if quick else WORLDS):
+            for world in options.worlds or ((2,) if quick else workload.worlds):
                 if link == LOOPBACK or (world > 1 and namespaces):
                     yield Case(
                         name=name,
@@ -282,4 +302,6 @@ def _line(record: Record) -> str:
         f"{side} {1000 * statistics.median(steps_s):.1f} ms"
         for side, steps_s in record["steps_s"].items()
     )
-    return f"{record['workload']} {record['link']} N={record['world']}: {times}"
+    floor_s = record["floor"].get("floor_s")
+    floor = "" if floor_s is None else f", floor {1000 * floor_s:.1f} ms"
+    return f"{record['workload']} {record['link']} N={record['world']}: {times}{floor}"

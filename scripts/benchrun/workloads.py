@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.job import parse_job, to_mapping
+
+LOOPBACK: Final = "loopback"
+GIGABIT: Final = "1gbit"
+LINKS: Final = (LOOPBACK, GIGABIT, "100mbit")
+"""All on one host, or a host each behind a link of that rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,9 @@ class Workload:
         options: its keyword arguments.
         rows: the global batch.
         block_steps: steps that a side takes in its turn; the first of them does not count.
+        links: over which it is measured unless others are asked for.
+        worlds: by how many workers, likewise.
+        optimizer: its `[optimizer]` table; empty: SGD with momentum.
     """
 
     what: str
@@ -26,6 +34,9 @@ class Workload:
     rows: int
     block_steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    links: Sequence[str] = LINKS
+    worlds: Sequence[int] = (1, 2, 4)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
 
 
 WORKLOADS: Final = {
@@ -54,7 +65,37 @@ WORKLOADS: Final = {
         block_steps=41,
         options={"parameters": 11_000_000, "layers": 8, "rows": 2048},
     ),
+    "paced-16": Workload(
+        what="twenty linear layers, 11 M parameters, that wait 5 ms in forward and 10 ms in"
+        " backward each, as for an accelerator",
+        model="layers",
+        rows=16,
+        block_steps=7,
+        options={"parameters": 11_000_000, "layers": 20, "rows": 2048, "compute_ms": 300.0},
+        links=(GIGABIT,),
+        worlds=(2, 4, 8),
+    ),
+    "paced-small": Workload(
+        what="twenty linear layers, 2.2 M parameters, that wait 5 ms in forward and 10 ms in"
+        " backward each, as for an accelerator",
+        model="layers",
+        rows=16,
+        block_steps=7,
+        options={"parameters": 2_200_000, "layers": 20, "rows": 2048, "compute_ms": 300.0},
+        links=("100mbit",),
+        worlds=(4,),
+    ),
 }
+PACED_RESNET: Final = Workload(
+    what="parameters of ResNet-18, 11.2 M, and 16 rows; compute only waits, 100 ms in forward and"
+    " 200 ms in backward, as for an accelerator",
+    model="paced",
+    rows=16,
+    block_steps=7,
+    options={"compute_ms": 300.0},
+    links=("100mbit", GIGABIT),
+    worlds=(2, 4),
+)
 QUICK: Final = {
     "mlp-quick": Workload(
         what="four linear layers, 0.1 M parameters, 16 rows: to see that it works",
@@ -64,9 +105,6 @@ QUICK: Final = {
         options={"parameters": 100_000, "layers": 4, "rows": 256},
     ),
 }
-LOOPBACK: Final = "loopback"
-LINKS: Final = (LOOPBACK, "1gbit", "100mbit")
-"""All on one host, or a host each behind a link of that rate."""
 
 _NEVER: Final = 1_000_000
 _PATIENCE_S: Final = 3600
@@ -74,17 +112,33 @@ _TASK: Final = "scripts.benchrun.tasks:Gated"
 
 
 def job_of(
-    workload: Workload, *, steps: int, gates: str, holds: list[int], wire_dtype: str = ""
+    workload: Workload,
+    *,
+    steps: int,
+    gates: str,
+    holds: list[int],
+    strategy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The job that trains it, defaults otherwise; nothing but training happens before its end."""
+    """The job that trains it, defaults otherwise; nothing but training happens before its end.
+
+    Args:
+        workload: what is trained.
+        steps: of the whole job.
+        gates: see `scripts.benchrun.tasks.Gated`.
+        holds: likewise.
+        strategy: its `[strategy]` table; a momentum there takes the place of the optimizer's.
+    """
+    if strategy and strategy.get("stage") == 3:  # a pass before training shows the order of units
+        holds = [steps_before + 1 for steps_before in holds]
+    plain = bool(workload.optimizer) or bool(strategy and "momentum" in strategy)
+    momentum = 0.0 if plain else 0.9
     text = f"""
         job.name = "bench"
         job.task = "{_TASK}"
         job.steps = {steps}
         job.global_batch_size = {workload.rows}
         optimizer.lr = 0.001
-        optimizer.momentum = 0.9
-        sync.wire_dtype = "{wire_dtype}"
+        optimizer.momentum = {momentum}
         train.eval_every = {_NEVER}
         checkpoint.every_steps = {_NEVER}
         elastic.settle_s = 0.0
@@ -92,5 +146,7 @@ def job_of(
         task.model = "{workload.model}"
     """
     spec = to_mapping(parse_job(text, source="benchmark"))
+    spec["strategy"] |= strategy or {}
+    spec["optimizer"] |= workload.optimizer
     spec["task"] |= {"options": dict(workload.options), "gates": gates, "holds": holds}
     return spec

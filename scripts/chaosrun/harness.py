@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.wire import messages as m
 from scripts.chaosrun.outcomes import Injection
 from scripts.cluster.log_timeline import LogTimeline, phase_at
@@ -300,11 +301,18 @@ class Harness:
     # --- jobs --------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        answer = self.cluster.try_ask(m.SubmitJob(spec=dict(self.spec)))
-        if answer is not None:
-            self.jobs.append(str(answer["job"]))
-            self.timeline.rosters.clear()
-            self.say(f"job {answer['job']} submitted")
+        """Submit the job; a fault may prevent that, but nothing has happened before the first."""
+        try:
+            answer = self.cluster.request(m.SubmitJob(spec=dict(self.spec)))
+        except CoordinatorUnreachable:
+            return
+        except RequestRefused:
+            if not self.jobs:
+                raise
+            return
+        self.jobs.append(str(answer["job"]))
+        self.timeline.rosters.clear()
+        self.say(f"job {answer['job']} submitted")
 
     def finish(self, timeout_s: float) -> list[dict[str, Any]]:
         """End the last job and return the coordinator's records of all of this run's."""

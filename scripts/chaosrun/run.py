@@ -271,6 +271,7 @@ def _conclude(harness: Harness) -> Result:
     harness.close()
     timeline, injections = harness.timeline, harness.injections
     commits = sorted(timeline.commits, key=lambda commit: commit.at_s)
+    in_loop = [commit for commit in commits if commit.step_s > 0]  # not at a take-over
     growths = growth(harness.samples)
     last = harness.jobs[-1] if harness.jobs else ""
     verdicts = [
@@ -278,7 +279,7 @@ def _conclude(harness: Harness) -> Result:
         checks.replicas_equal(jobs, commits, injections),
         checks.rows_exact(jobs),
         checks.steps_kept(commits, timeline.decisions, injections),
-        checks.no_long_stall(commits, injections, until_s=trained_until_s),
+        checks.no_long_stall(in_loop, injections, until_s=trained_until_s),
         checks.nobody_innocent(
             injections, harness.cluster.deaths, timeline.decisions, timeline.lives
         ),
@@ -289,14 +290,14 @@ def _conclude(harness: Harness) -> Result:
     quiet = {name for name, kind in KINDS.items() if not kind.ends_generation}
     received = [line for line in timeline.lives if line.event == "state_received"]
     return Result(
-        outcomes=outcomes(injections, commits, timeline.decisions, quiet=quiet),
+        outcomes=outcomes(injections, in_loop, timeline.decisions, quiet=quiet),
         checks=verdicts,
         growths=growths,
-        rejoins=rejoins(harness.cluster.starts, imports(harness.commands), commits, received),
+        rejoins=rejoins(harness.cluster.starts, imports(harness.commands), in_loop, received),
         events=events,
         steps=len({(one.job, one.step) for one in commits}),
         median_step_s=timeline.median_step_s(),
-        longest_stall_s=checks.longest_stall_s(commits, injections),
+        longest_stall_s=checks.longest_stall_s(in_loop, injections),
     )
 
 

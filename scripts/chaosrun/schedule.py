@@ -15,6 +15,7 @@ from typing import Final
 from scripts.chaosrun.faults import KINDS, kill
 from scripts.chaosrun.harness import Harness
 from scripts.chaosrun.outcomes import Injection
+from scripts.cluster.log_timeline import fell_due
 from scripts.cluster.networks import COORDINATOR
 
 SETTLE_S: Final = 120.0
@@ -116,7 +117,9 @@ def await_moment(harness: Harness, victim: str) -> None:
 
     def committed() -> bool:
         last = harness.timeline.last_commit(victim)
-        return last is not None and last is not before and not (boundary and last.step % every)
+        if last is None or last is before:
+            return False
+        return not boundary or fell_due(last.step, last.steps, every)
 
     harness.until(committed, NEXT_LINE_S)
     pause_s = harness.chance.uniform(0.0, STEPS_WITHIN * harness.timeline.step_s())

@@ -29,19 +29,31 @@ class LocalCluster(Cluster):
     Args:
         directory: where state and logs go; exists.
         listen: where the coordinator serves other hosts besides; None: nowhere.
+        web: where it serves the web page; None: nowhere.
         workers: how many.
         device: theirs.
+        servers: how many parameter servers.
         say: told what happens to the daemons.
     """
 
     def __init__(
-        self, *, directory: Path, workers: int, device: str, say: Say, listen: Address | None = None
+        self,
+        *,
+        directory: Path,
+        workers: int,
+        device: str,
+        say: Say,
+        listen: Address | None = None,
+        servers: int = 0,
+        web: Address | None = None,
     ) -> None:
         super().__init__(directory)
         self._say = say
         self._device = device
         self._workers = [f"worker-{index}" for index in range(workers)]
+        self._servers = [f"server-{index}" for index in range(servers)]
         self._listen = listen
+        self._web = web
         self._policies: dict[str, RestartPolicy] = {}
         self._given_up: set[str] = set()
 
@@ -58,12 +70,15 @@ class LocalCluster(Cluster):
         deadline_s = time.monotonic() + START_S
         at = self.address
         listen = ("--listen", str(self._listen)) if self._listen is not None else ()
-        coordinator = self.start_coordinator(*listen)
+        web = ("--web", str(self._web)) if self._web is not None else ()
+        coordinator = self.start_coordinator(*listen, *web)
         self.address, self.operator = at, None  # from here the socket is enough
         for name in self._workers:
             self.start_worker(name, "--device", self._device)
+        for name in self._servers:
+            self.start_worker(name, "--role", "server")
         try:
-            self.await_registered(self._workers, deadline_s - time.monotonic())
+            self.await_registered([*self._workers, *self._servers], deadline_s - time.monotonic())
         except CoordinatorUnreachable as error:
             raise with_log(coordinator, error.message) from None
 
@@ -82,9 +97,16 @@ class LocalCluster(Cluster):
         self._given_up.add(child.name)
         why = {0: "left in good order", EX_CONFIG: "is configured wrongly"}
         self._say(f"{child.name} {why.get(exit_code, 'died too often')}; it is not started again")
-        if child.name == COORDINATOR or len(self._given_up) == len(self._workers):
+        if child.name == COORDINATOR or self._given_up >= set(self._workers):
             raise with_log(child, f"{child.name} {exit_words(exit_code)} and is the last one")
         return math.inf
+
+    def web_page(self) -> tuple[str, str]:
+        """Where the web page is, and the same with a code to log in once; empty without one."""
+        if self._web is None:
+            return "", ""
+        answer = self.ask(m.OpenWeb())
+        return answer["url"], f"{answer['url']}#login={answer['code']}"
 
     # --- the job, followed over connections that break when the coordinator restarts ----------
 

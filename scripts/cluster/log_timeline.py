@@ -82,7 +82,10 @@ ENDS: Final = ("job_done", "job_failed", "job_cancelled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A worker committed a step."""
+    """A worker committed a step, or a round of several up to that step.
+
+    `step_s` is 0 if it did so at a take-over, after the step's generation had ended.
+    """
 
     at_s: float
     worker: str
@@ -92,6 +95,7 @@ class Commit:
     loss: float
     grad_norm: float
     step_s: float
+    steps: int = 1
 
 
 class LogTimeline:
@@ -154,6 +158,7 @@ class LogTimeline:
             loss=float(fields["loss"]),
             grad_norm=float(fields["grad_norm"]),
             step_s=float(fields["step_s"]),
+            steps=int(fields.get("steps", 1)),
         )
         self.commits.append(commit)
         self._last[line.daemon] = commit
@@ -192,17 +197,20 @@ class LogTimeline:
 
     def step_s(self) -> float:
         """Median duration of recent steps."""
-        recent = [commit.step_s for commit in self.commits[-RECENT_COMMITS:]]
-        return statistics.median(recent) if recent else USUAL_STEP_S
+        return _median_step_s(self.commits[-RECENT_COMMITS:], USUAL_STEP_S)
 
     def median_step_s(self) -> float:
         """Median duration of all steps."""
-        steps = [commit.step_s for commit in self.commits]
-        return statistics.median(steps) if steps else 0.0
+        return _median_step_s(self.commits, 0.0)
 
     def _has_committed(self, name: str) -> bool:
         last = self._last.get(name)
         return last is not None and last.generation == self.generation
+
+
+def _median_step_s(commits: Iterable[Commit], otherwise_s: float) -> float:
+    measured = [commit.step_s for commit in commits if commit.step_s > 0]
+    return statistics.median(measured) if measured else otherwise_s
 
 
 # --- what a worker was doing at some moment -------------------------------------------------------
@@ -232,12 +240,20 @@ def phase_at(line: Line | None, at_s: float, *, eval_every: int, checkpoint_ever
         return "starting"
     if line.event != "step_committed":
         return _BEFORE_TRAINING.get(line.event, "unknown")
+    if line.fields.get("step_s") == 0:  # committed at a take-over
+        return "forming"
     since_s, step = at_s - line.at_s, int(line.fields["step"])
-    if eval_every and step % eval_every == 0:
+    steps = int(line.fields.get("steps", 1))
+    if fell_due(step, steps, eval_every):
         return "evaluation"
-    if checkpoint_every and step % checkpoint_every == 0 and since_s < BOUNDARY_S:
+    if fell_due(step, steps, checkpoint_every) and since_s < BOUNDARY_S:
         return "checkpoint"
     return _part_of_step(line.fields, since_s)
+
+
+def fell_due(step: int, steps: int, every: int) -> bool:
+    """Whether what happens every so many steps, 0 is never, was due in the steps up to this one."""
+    return every > 0 and step // every > (step - steps) // every
 
 
 def _part_of_step(record: Mapping[str, Any], since_s: float) -> str:

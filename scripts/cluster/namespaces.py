@@ -11,7 +11,7 @@ import ctypes
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 Kind = Literal["net", "mnt"]
@@ -125,11 +125,17 @@ class Ethernet:
     Args:
         hosts: their names.
         shape: what each end of a cable sends through, as `tc qdisc` writes it; empty: no limit.
+        shapes: the same for the cables of some hosts, by name, instead.
         resolved: hardware addresses are set beforehand, so that `cut` can change them.
     """
 
     def __init__(
-        self, hosts: Sequence[str], *, shape: Sequence[str] = (), resolved: bool = True
+        self,
+        hosts: Sequence[str],
+        *,
+        shape: Sequence[str] = (),
+        shapes: Mapping[str, Sequence[str]] | None = None,
+        resolved: bool = True,
     ) -> None:
         self._numbers = {HUB: _HUB_NUMBER, **{name: n for n, name in enumerate(hosts, start=1)}}
         self.spaces = {name: Namespace("net") for name in self._numbers}
@@ -144,9 +150,10 @@ class Ethernet:
         for name in hosts:
             # The hub forwards nothing, but a host knows by it which of its addresses is for others.
             self.spaces[name].run("ip", "route", "add", "default", "via", self.ip(HUB))
-            if shape:
+            limit = (shapes or {}).get(name, shape)
+            if limit:
                 for space, device in ((hub, self._cable(name)), (self.spaces[name], PORT)):
-                    space.run("tc", "qdisc", "add", "dev", device, "root", *shape)
+                    space.run("tc", "qdisc", "add", "dev", device, "root", *limit)
         if resolved:
             for sender in self._numbers:
                 for receiver in self._numbers:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +67,7 @@ class NetworkedCluster(Cluster):
         disks: PlainDisks | SmallDisks | None = None,
         coordinator: Sequence[str] = ("dtd.coordinator.main",),
         worker: Sequence[str] = ("dtd.worker.main",),
+        servers: Collection[str] = (),
     ) -> None:
         self.run = f"{os.getpid()}-{next(_RUNS)}"
         super().__init__(
@@ -75,6 +76,7 @@ class NetworkedCluster(Cluster):
         self.network = network
         self.disks = disks or PlainDisks()
         self.workers = [*workers]
+        self._servers = servers
         self.deaths: list[Death] = []
         self.starts: list[tuple[str, int, float]] = []
         self.address = network.address
@@ -135,17 +137,26 @@ class NetworkedCluster(Cluster):
         """Send a signal to a daemon and to what it has started."""
         self.children[name].signal_group(number)
 
-    def try_ask(self, message: m.Message) -> dict[str, Any] | None:
-        """One request to the coordinator; None when it is away or refuses."""
+    def request(self, message: m.Message) -> dict[str, Any]:
+        """One request to the coordinator.
 
-        def ask() -> dict[str, Any] | None:
-            try:
-                with self.client(timeout_s=_REQUEST_TIMEOUT_S) as client:
-                    return client.request(message)
-            except (CoordinatorUnreachable, RequestRefused):
-                return None
+        Raises:
+            CoordinatorUnreachable: it is away.
+            RequestRefused: by the coordinator.
+        """
+
+        def ask() -> dict[str, Any]:
+            with self.client(timeout_s=_REQUEST_TIMEOUT_S) as client:
+                return client.request(message)
 
         return self.network.inside(ask)
+
+    def try_ask(self, message: m.Message) -> dict[str, Any] | None:
+        """One request to the coordinator; None when it is away or refuses."""
+        try:
+            return self.request(message)
+        except (CoordinatorUnreachable, RequestRefused):
+            return None
 
     def left_over(self) -> list[int]:
         """Processes that carry this run's mark; none once everything is stopped."""
@@ -178,6 +189,7 @@ class NetworkedCluster(Cluster):
             *(sys.executable, "-m", *program, "--log-format", "json", "--log-level", "debug"),
             *("--name", name, "--state-dir", str(self.state_dir(name))),
             *(*self.network.arguments(name), *proof),
+            *(("--role", "server") if name in self._servers else ()),
         ]
 
 

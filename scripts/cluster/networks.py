@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -165,12 +165,18 @@ class Hosts:
         workers: names of all workers that there may ever be.
         proxied: with a proxy before each data port, for what a cable cannot do.
         shape: of each link in each direction, as `tc qdisc` writes it.
+        shapes: of the links of some workers, by name, instead.
     """
 
     def __init__(
-        self, workers: Sequence[str], *, proxied: bool = False, shape: Sequence[str] = ()
+        self,
+        workers: Sequence[str],
+        *,
+        proxied: bool = False,
+        shape: Sequence[str] = (),
+        shapes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.ethernet = Ethernet(workers, shape=shape)
+        self.ethernet = Ethernet(workers, shape=shape, shapes=shapes)
         self.address = Address(self.ethernet.ip(HUB), _CONTROL_PORT)
         self.proxies: dict[str, FaultProxy] = {}
         for name in workers if proxied else ():

@@ -140,9 +140,12 @@ def stop_all(children: Iterable[Child], *, grace_s: float = GRACE_S) -> None:
         child.wait(math.inf)
 
 
-def proc_bytes(pid: int, field: str) -> int:
-    """Memory of a process: its field `VmRSS` is what it has now, `VmHWM` the most it has had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+def proc_bytes(pid: int, field: str, *, file: str = "status") -> int:
+    """Memory of a process: its field `VmRSS` is what it has now, `VmHWM` the most it has had.
+
+    In the file `smaps_rollup`, `Pss` is what it has now, a page of k processes as 1/k of one.
+    """
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 

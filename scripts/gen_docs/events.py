@@ -37,11 +37,13 @@ _INTRODUCTION: Final = """\
 
 <!-- Written by scripts/gen_docs; change dtd/event_names.py, not this page. -->
 
-Both daemons log one JSON object a line to standard output: `ts` (UTC), `level`, `event`, and fields
-of the event's own. Under systemd each line carries its priority, so `journalctl -p warning` works.
-Errors that keep a daemon from starting are one sentence on standard error, with exit code 78 where
-settings are to blame. What a job's own code prints is `job_output` in the worker's log, and
-`dtdctl logs JOB`.
+Both daemons log one JSON object per line to standard output: `ts` (UTC), `level`, `event`, and
+fields of the event's own. Under systemd each line carries its priority, so `journalctl -p warning`
+works. Errors that keep a daemon from starting are one sentence on standard error, with exit code 78
+where settings are to blame. What a job's own code prints is `job_output` in the worker's log, and
+`dtdctl logs JOB`. Native code that bypasses Python (warnings of torch, Gloo and CUDA, the last
+words of a crash) writes plain text to standard error, so a reader of both streams, such as the
+journal, must expect lines that are not JSON.
 
 Names are stable: a name is never given a new meaning. A worker's lines carry `job`, `generation`
 and `rank` while they are known. Fields named like secrets (`secret`, `token`, `key`, `ticket`,
@@ -53,8 +55,8 @@ _INCIDENTS_INTRODUCTION: Final = """\
 
 The coordinator remembers these; `dtdctl events` shows them, `dtd_incidents_total` counts them, and
 its log has each of them as an event with the fields `message`, `job`, `worker`, `generation` and
-`step`, and those below. A worker reports those marked with * itself (NOTICE), and no others: what
-else it claims to have happened ends its connection.
+`step`, and those below. A worker itself reports those marked with * (NOTICE), and no others: any
+other report ends its connection.
 
 """
 

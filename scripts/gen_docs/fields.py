@@ -27,14 +27,14 @@ _JOB_INTRODUCTION: Final = """\
 
 <!-- Written by scripts/gen_docs; change the tables in dtd/job, not this page. -->
 
-A job is one TOML file (at most 24 KiB). `dtdctl validate JOB.toml` reports everything that is wrong
-with it at once, with the line and the nearest known key; `dtdctl submit JOB.toml` starts it.
-`--set table.key=value` changes a value on the command line: the value is read as TOML, else as a
-string; the last of several counts, and setting one of `job.epochs` and `job.steps` takes the other
-one away.
+A job is described by one TOML file (at most 24 KiB). `dtdctl validate JOB.toml` reports all
+mistakes in it at once, with the line and the nearest known key; `dtdctl submit JOB.toml` starts it.
+`--set table.key=value` overrides a value on the command line: it is parsed as TOML if possible,
+else taken as a string; the last of several takes effect, and setting one of `job.epochs` and
+`job.steps` removes the other.
 
-Types are strict: `true` is no integer, `1.0` is no integer, `1` is accepted where a number is
-meant, and `nan` and `inf` are refused. Unknown tables and keys are errors. A field that has no
+Types are strict: neither `true` nor `1.0` is an integer, `1` is accepted where a number is
+expected, and `nan` and `inf` are refused. Unknown tables and keys are errors. A field that has no
 effect with the chosen optimizer or schedule is an error when it differs from its default. Only
 `[job]` has required fields.
 
@@ -45,9 +45,9 @@ _TASK: Final = """\
 ## [task]
 
 Keyword arguments of the task: `depth = 3` becomes `depth=3` in the call of the class or function
-that `job.task` names. Values are booleans, integers of 64 bits, finite numbers, strings, arrays
-and tables, at most eight levels deep; dates are written as strings. Which arguments exist, the
-task itself decides when a worker builds it.
+that `job.task` names. Values are booleans, 64-bit integers, finite numbers, strings, arrays and
+tables, at most eight levels deep; dates are written as strings. The task itself determines which
+arguments exist, when a worker builds it.
 """
 
 _SETTINGS_INTRODUCTION: Final = f"""\
@@ -55,29 +55,29 @@ _SETTINGS_INTRODUCTION: Final = f"""\
 
 <!-- Written by scripts/gen_docs; change dtd/config.py, not this page. -->
 
-Every setting can be given in three ways, and the first of them that is there counts:
+Every setting can be given in three ways, in this order of precedence:
 
 1. a flag of the command: `--log-level debug`,
 2. a variable of the environment: `DTD_LOG_LEVEL=debug` (an empty one counts as not set),
 3. a line of the TOML file: `log_level = "debug"` in `{COORDINATOR_FILE}` or
    `{WORKER_FILE}`, or in the file that `--config` or `DTD_CONFIG` names.
 
-Otherwise the default holds. Everything that is wrong is reported at once, with the flag, the
-variable or the line of the file, and the daemon ends with exit code 78: systemd does not start it
-again. A changed setting counts after `systemctl restart`; workers train on while the coordinator
-restarts, and a worker leaves and joins again between two steps.
+Otherwise the default applies. All invalid settings are reported at once, with the flag, the
+variable or the line of the file, and the daemon exits with code 78, after which systemd does not
+restart it. A changed setting takes effect after `systemctl restart`; workers keep training while
+the coordinator restarts, and a restarted worker leaves and joins again between two steps.
 
-What belongs to one job, and not to a host, stands in [the job file](job-file.md).
+Settings of a job, rather than of a host, are in [the job file](job-file.md).
 """
 
 _SERVICES: Final = """\
 ## As services
 
 The units read `/etc/dtd/coordinator.env`, `/etc/dtd/worker.env` and `/etc/dtd/worker-INSTANCE.env`
-as well: `DTD_*` variables, one a line, the later file wins. The instance of `dtd-worker@cuda0`
-gives the worker its device and its name; `DTD_DEVICE` and `DTD_NAME` in `worker-cuda0.env` say
-otherwise.
-`STATE_DIRECTORY`, which systemd sets, is the default of `state_dir`.
+as well: `DTD_*` variables, one per line; later files override earlier ones. The instance name, as
+in `dtd-worker@cuda0`, sets the worker's device and its name; `DTD_DEVICE` and `DTD_NAME` in
+`worker-cuda0.env` override these. `STATE_DIRECTORY`, which systemd sets, is the default of
+`state_dir`.
 """
 
 _OTHER: Final = f"""\

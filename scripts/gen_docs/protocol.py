@@ -22,14 +22,16 @@ SIDES: Final = {
     m.Role.CTL: ("dtdctl", "coordinator"),
     m.Role.RING: ("rank r", "rank r + 1"),
     m.Role.FETCH: ("fetcher", "holder"),
-    m.Role.JOIN: ("whoever joins", "coordinator"),
+    m.Role.JOIN: ("opener", "coordinator"),
 }
 HANDSHAKE: Final = {
     m.Hello: "| all | opener | await hello |",
     m.Welcome: "| all | acceptor | await welcome |",
     m.Error: "| all | either | any but closed |",
     m.Goodbye: "| all | either | open |",
-    m.Prove: "| ring, lifeline, fetch | opener | await prove |",
+    m.Prove: "| ring, lifeline, fetch, star | opener | await prove |",
+    m.Chunk: "| ring, star | rank r; on a star either | open |",
+    m.LinkHeartbeat: "| ring, star | either | open |",
     m.Renew: "| worker, ctl | opener | open |",
     m.Renewed: "| worker, ctl | coordinator | open |",
 }
@@ -43,7 +45,7 @@ _EXAMPLE: Final = re.compile(
 def renewed(text: str) -> str:
     """The document with what the code knows as it is now."""
     text = _replace_table(text, "| number | name |", _frames_table())
-    for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.Lot):
+    for record in (*TYPES.values(), m.Member, m.Held, m.Branch, m.BlobInfo, m.ShmRegion):
         text = _replace_fields(text, record)
     return _EXAMPLE.sub(_example, text)
 

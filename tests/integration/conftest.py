@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import pytest
 
+from dtd.address import Address
 from dtd.job import parse_job, to_mapping
 from dtd.net.control_client import ControlClient
 from dtd.net.local_socket import call
@@ -66,13 +67,17 @@ class Gates:
 class Daemons:
     """A coordinator, some workers, and questions to them."""
 
-    def __init__(self, directory: Path, workers: int) -> None:
+    def __init__(
+        self, directory: Path, workers: int, servers: int = 0, web: Address | None = None
+    ) -> None:
         self.directory = directory
         self.cluster = LocalCluster(
             directory=directory,
             workers=workers,
             device="cpu",
             say=lambda _text: None,
+            servers=servers,
+            web=web,
         )
         self.gates: list[Gates] = []
         self._seen = 0
@@ -200,12 +205,12 @@ def unprepared() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def start_daemons(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[int], Daemons]]:
+) -> Iterator[Callable[..., Daemons]]:
     """Starts clusters of so many workers; none of their processes outlives the module's tests."""
     started: list[Daemons] = []
 
-    def start(workers: int) -> Daemons:
-        made = Daemons(tmp_path_factory.mktemp("cluster"), workers)
+    def start(workers: int, servers: int = 0, web: Address | None = None) -> Daemons:
+        made = Daemons(tmp_path_factory.mktemp("cluster"), workers, servers, web)
         started.append(made)
         made.cluster.start_all()
         return made

@@ -1,8 +1,8 @@
 """A task whose workers die in the phases of a step that a test has chosen, one worker each time.
 
 A file "PHASE-STEP" is a death: whoever is the first in that phase of that step takes the file away
-and kills itself.  Steps count from 0; the evaluation and the checkpoint of a state have the
-number of steps in it.
+and kills itself; of "PHASE-STEP@server" the first parameter server.  Steps count from 0; the
+evaluation and the checkpoint of a state have the number of steps in it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from gated_task import FEATURES, ROWS, _rows
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from dtd.tasks.classification import classification_loss, classification_metrics
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
+from dtd.train.checkpoint.saver import Checkpoints
+from dtd.transport.bridge import RingCollective
 from dtd.transport.process_group import ProcessGroupCollective
+
+WRITTEN_WITHIN_S = 60.0
 
 
 class Dying:
@@ -26,13 +29,18 @@ class Dying:
 
     Args:
         deaths: directory of the files.
+        transport: of the job; steps are those of its ring, which counts a few more than the job
+            where a sharded state is handed on.
     """
 
-    def __init__(self, *, deaths: str) -> None:
+    def __init__(self, *, deaths: str, transport: str = "gloo") -> None:
         self._deaths = Path(deaths)
+        self._collective: Any = RingCollective if transport == "ring" else ProcessGroupCollective
         self._step = 0
+        self._serves = False
         self._waited = False
         self._watch_the_collective()
+        _hear_of_a_checkpoint_in_the_next_step()
         register_optimizer_step_pre_hook(lambda *_: self._may_die("optimizer"))
 
     def build_model(self) -> nn.Module:
@@ -59,19 +67,22 @@ class Dying:
         self._may_die("checkpoint", at.step)
 
     def _may_die(self, phase: str, step: int | None = None) -> None:
+        role = "@server" if self._serves else ""
         try:
-            (self._deaths / f"{phase}-{self._step if step is None else step}").unlink()
+            (self._deaths / f"{phase}-{self._step if step is None else step}{role}").unlink()
         except FileNotFoundError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _watch_the_collective(self) -> None:
-        group: Any = ProcessGroupCollective
+        group = self._collective
         open_step, wait, gather = group.open_step, group.wait, group.gather
 
-        def opens(this: Any, step: int, buckets: Any) -> None:
+        def opens(this: Any, step: int, buckets: Any, *more: int) -> None:
             self._step, self._waited = step, False
-            open_step(this, step, buckets)
+            if isinstance(this, RingCollective):
+                self._serves = this.assign.roster[this.rank].serves
+            open_step(this, step, buckets, *more)
 
         def waits(this: Any, bucket: int) -> None:
             self._may_die("exchange")
@@ -85,3 +96,15 @@ class Dying:
             return words
 
         group.open_step, group.wait, group.gather = opens, waits, gathers
+
+
+def _hear_of_a_checkpoint_in_the_next_step() -> None:
+    """However slow the disk is: a job's last step may come before the writer has finished."""
+    saver: Any = Checkpoints
+    poll = saver.poll
+
+    def polls(this: Any) -> None:
+        assert this._idle_within(WRITTEN_WITHIN_S)
+        poll(this)
+
+    saver.poll = polls

@@ -28,6 +28,7 @@ from scripts.cluster.processes import launch as launch_unprepared
 from tests.integration import fork_server
 
 PR_SET_CHILD_SUBREAPER: Final = 36
+_ADOPTING: Final = threading.Lock()
 
 # Two, since a coordinator and dtdctl do not have torch in memory.
 _LIGHT: Final = ("dtd.coordinator.main", "dtd.ctl.main", "dtd.ctl.app")
@@ -136,11 +137,12 @@ class ForkServer:
 def _adopting() -> Iterator[None]:
     """Processes below this one whose parent dies become children of this one."""
     prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
+    with _ADOPTING:  # it is one setting of the whole process
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            yield
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 class ForkServers:

@@ -38,11 +38,17 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 WORKER = "dtd.worker.main"
 BEGIN = b"b"
+STREAMS = 3
 
-# Ends as the process whose id it is given.
-WAIT = """
+# Lets a process begin, and ends as that one does; given are its id, and a descriptor to tell it by.
+WAIT = f"""
 import os, signal, sys
-code = os.waitstatus_to_exitcode(os.waitpid(int(sys.argv[1]), 0)[1])
+twin, tell = map(int, sys.argv[1:])
+os.closerange({STREAMS}, tell)
+os.closerange(tell + 1, os.sysconf("SC_OPEN_MAX"))
+os.write(tell, {BEGIN!r})
+os.close(tell)
+code = os.waitstatus_to_exitcode(os.waitpid(twin, 0)[1])
 if code < 0:
     if -code != signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
@@ -50,7 +56,6 @@ if code < 0:
 os._exit(code)
 """
 MAX_REQUEST_BYTES = 1 << 20
-STREAMS = 3
 
 
 def main() -> None:
@@ -61,6 +66,10 @@ def main() -> None:
         importlib.import_module(name)
         if name.endswith(".main"):
             del sys.modules[name]  # `runpy` imports it anew, as __main__
+    # A forked thread keeps the number of threads that its torch has here; a fresh daemon's event
+    # loop takes that of its job, which is 1 unless it says otherwise.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # otherwise the first collection of each process copies all of it
     while True:
@@ -152,14 +161,16 @@ def _have_a_twin() -> None:
 
 
 def _hand_over(twin: int, tell: int, path: str, arguments: Sequence[str]) -> None:
-    """In place of `os.execv`: the twin goes on, after this process has given up all that it has."""
+    """In place of `os.execv`: the twin goes on, after this process has given up all that it has.
+
+    Its descriptors are closed by the program that replaces it, when its threads are gone: a thread
+    of a C++ library may abort the process when its descriptors are closed before.
+    """
     assert arguments[1:3] == ["-m", WORKER], arguments
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the twin answers them
-    os.closerange(STREAMS, tell)
-    os.closerange(tell + 1, os.sysconf("SC_OPEN_MAX"))
-    os.write(tell, BEGIN)
-    os.execve(path, [path, "-I", "-S", "-c", WAIT, str(twin)], os.environ)
+    os.set_inheritable(tell, True)  # noqa: FBT003 - takes no keyword
+    os.execve(path, [path, "-I", "-S", "-c", WAIT, str(twin), str(tell)], os.environ)
 
 
 def _exit_code(leaving: SystemExit) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.tasks.classification import classification_loss, classification_metrics
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows, classification_loss, classification_metrics
 
 ROWS = 1024
 FEATURES = 16

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows
 
 ROWS = 512
 FEATURES = 8

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtd.tasks.classification import classification_loss
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows, classification_loss
 
 ROWS = 256
 FEATURES = 8

@@ -21,7 +21,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.core.limits.connection_limiter import PATIENCE_S, PER_ADDRESS, RATE_PER_S
-from dtd.core.observe.diagnostics import MAX_TROUBLES
+from dtd.core.observe.diagnostics import MAX_DIAGNOSTICS
 from dtd.errors import DtdError, RequestRefused
 from dtd.net.control_client import ControlClient
 from dtd.net.join_client import join
@@ -209,7 +209,7 @@ def test_a_rogue_coordinator_learns_nothing(coordinator, tmp_path):
 
         answering = threading.Thread(target=answer)
         answering.start()
-        with pytest.raises(DtdError, match="its certificate is not of this cluster"):
+        with pytest.raises(DtdError, match="its certificate is from another cluster"):
             ControlClient(
                 Address(*listener.getsockname()),
                 timeout_s=PATIENCE,
@@ -234,9 +234,9 @@ def test_guessing_tokens_leaves_few_traces_and_lets_nobody_in(coordinator):
             guess = dataclasses.replace(token, secret=f"{number:032d}")
             with pytest.raises(DtdError):
                 join(guess, name="guesser", path=coordinator.directory / "guess")
-        troubles = client.request(m.GetStatus())["troubles"]
+        diagnostics = client.request(m.GetStatus())["troubles"]
         assert len(client.request(m.ListCredentials())["credentials"]) == known
-    assert len(troubles) <= MAX_TROUBLES
-    assert "turned-away" in {one["kind"] for one in troubles}
+    assert len(diagnostics) <= MAX_DIAGNOSTICS
+    assert "turned-away" in {one["kind"] for one in diagnostics}
     assert not (coordinator.directory / "guess").exists()
     assert coordinator.child.log_path.stat().st_size - before < 16 * 1024

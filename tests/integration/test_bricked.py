@@ -124,7 +124,7 @@ def test_no_worker_raises_the_number_of_generations(bricked: Bricked, number: in
     link, _ = bricked.register(
         "liar", job="digits-1", identity="i", generation=number, phase="running"
     )
-    with pytest.raises(DtdError, match="does not show that it was in"):
+    with pytest.raises(DtdError, match="does not prove that it was a member"):
         hear(link, m.Registered)
     link.close()
     assert bricked.ask(m.GetStatus())["job"]["generation"] == before

@@ -22,12 +22,16 @@ SMALL = ["--set", "task.parameters=20000", "--set", "task.compute_ms=30.0"]
 
 
 def test_a_mix_of_faults_costs_nothing(tmp_path):
-    """With this seed it is a damaged bit, a hang that does not take long, and a crash."""
+    """With this seed it is a damaged bit, a hang that does not take long, and a crash.
+
+    The codec keeps on each worker what it has not sent.
+    """
     done = subprocess.run(
         [
             *COMMAND,
             *("--workers", "3", "--faults", "3", "--minutes", "1", "--seed", "1643", "--json"),
             *("--kinds", "kill,gil,flip", "--network", "proxied", "--load", "0"),
+            *("--codec", "powersgd", "--set", "strategy.rank=2"),
             *("--state-dir", str(tmp_path / "run"), *SMALL),
         ],
         capture_output=True,

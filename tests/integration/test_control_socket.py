@@ -1,4 +1,4 @@
-"""The coordinator on its own host: who may do what, and who is not followed when it is away.
+"""The coordinator on its own host: who may do what, and who is rejected when it is away.
 
 Real processes.  The tests become other users of this host, which only root can.
 """
@@ -119,10 +119,10 @@ def test_who_is_not_named_is_refused_and_told_whom_it_belongs_to(served: SocketP
     with user(NOBODY), pytest.raises(RequestRefused) as caught:
         ask(served, m.GetStatus())
     assert caught.value.message == "uid 65534 may not open a connection of role ctl here"
-    assert caught.value.remedy.startswith("the coordinator belongs to uid 0, and listens to")
+    assert caught.value.remedy.startswith("the coordinator belongs to uid 0, and accepts only")
     assert "local_viewers" in caught.value.remedy
-    troubles = ask(served, m.GetStatus())["troubles"]
-    assert [one["where"] for one in troubles] == ["uid 65534"]
+    diagnostics = ask(served, m.GetStatus())["troubles"]
+    assert [one["where"] for one in diagnostics] == ["uid 65534"]
 
 
 @pytest.fixture(params=["socket", "tcp"])
@@ -192,7 +192,9 @@ def test_plain_tcp_is_refused_in_words_on_loopback_too(place: Path, served: Sock
     assert [one.returncode for one in told] == [2, 78]
     for one in told:
         assert f"no credential for {at}" in one.stderr
-        assert "on the coordinator's own host name no address: its socket is found" in one.stderr
+        assert (
+            "on the coordinator's own host, give no address, and its socket is used" in one.stderr
+        )
 
 
 def test_whoever_takes_the_port_first_is_not_followed(place: Path) -> None:
@@ -312,8 +314,8 @@ def test_who_took_the_coordinators_place_is_not_followed(place: Path) -> None:
         with pytest.raises(CoordinatorUnreachable) as caught:
             ask(at, m.SubmitJob(spec=SPEC))
         assert caught.value.message == (
-            f"who listens at {at} is not followed: uid 65534 listens at {at}, which may be"
-            " anybody: others can write /var/tmp"
+            f"the coordinator at {at} is rejected: uid 65534 listens at {at}, which may be"
+            " any user: other users can write to /var/tmp"
         )
         worker = [sys.executable, "-m", "dtd.worker.main", "--coordinator", str(at)]
         worker += ["--name", "w", "--state-dir", str(place / "w"), "--log-format", "json"]
@@ -327,4 +329,4 @@ def test_who_took_the_coordinators_place_is_not_followed(place: Path) -> None:
                     assert called.recv(1) == b"", "nothing is said to him"
         finally:
             stop_all([child])
-        assert any("is not followed" in line for line in child.log_tail())
+        assert any("is rejected" in line for line in child.log_tail())

@@ -15,11 +15,10 @@ from dtd.coordinator.store.backup import back_up
 from dtd.coordinator.store.restore import restore
 from dtd.errors import RequestRefused
 from dtd.net.blocking_link import BlockingLink
-from dtd.net.join_client import join
+from dtd.net.join_client import join, pending_key
 from dtd.security import certificates, identity
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential, write_credential
-from dtd.security.pending_key import pending_key
 from dtd.security.token import Token
 from dtd.wire import messages as m
 from tests.integration.beyond import Beyond, registering
@@ -70,7 +69,7 @@ def test_a_credential_reaches_no_name_of_another_host(coordinator: Coordinator) 
     coordinator.register(second, "host7-b-cpu").close()
     coordinator.register(first, "host7-cuda3").close()
     for name in ("host7-b-cpu", "host7-b", "host7-anything"):
-        with pytest.raises(RequestRefused, match=f"is not good for a worker named {name}"):
+        with pytest.raises(RequestRefused, match=f"is not valid for a worker named {name}"):
             coordinator.register(first, name)
     with pytest.raises(RequestRefused, match="host7-cpu belongs to the credential worker/host7"):
         coordinator.join("host7-cpu")
@@ -104,7 +103,7 @@ def test_a_token_is_good_once_also_for_two_at_a_time(coordinator: Coordinator) -
         thread.join()
     assert results.count("joined") == 1, results
     assert {one for one in results if one != "joined"} == {
-        f"the token {token.id} is used up: it was good once"
+        f"the token {token.id} is used up: it could be used once"
     }
 
 
@@ -144,7 +143,7 @@ def test_a_living_name_is_not_given_twice(coordinator: Coordinator) -> None:
     """Whoever held a token became any host, beside the one that it is."""
     credential = coordinator.join("host9")
     link = coordinator.register(credential, "host9-cpu")
-    with pytest.raises(RequestRefused, match="worker/host9 has a credential that counts"):
+    with pytest.raises(RequestRefused, match="worker/host9 already has a valid credential"):
         coordinator.join("host9", file="thief")
     replacing = coordinator.token(names="host9", replaces=True)
     successor = coordinator.join("host9", token=replacing, file="successor")
@@ -182,7 +181,7 @@ def test_a_certificate_that_was_not_issued_here_does_not_count(coordinator: Coor
         facts=certificates.facts_of(certificates.certificate_pem(made)),
         authority_pem=authority.certificate_pem,
     )
-    with pytest.raises(RequestRefused, match="is not among those that were issued here"):
+    with pytest.raises(RequestRefused, match="was not issued by this coordinator"):
         coordinator.ask(m.GetStatus(), Credential.load(path))
 
 
@@ -227,7 +226,7 @@ def test_a_revocation_outlives_a_backup(tmp_path: Path) -> None:
                 path=tmp_path / "thief.credential",
             )
         late = Credential.load(tmp_path / "late.credential")
-        with pytest.raises(RequestRefused, match="is not among those that were issued here") as who:
+        with pytest.raises(RequestRefused, match="was not issued by this coordinator") as who:
             second.link(m.Role.WORKER, at(second, late))
         assert "join again with a new token" in who.value.remedy
         link = second.register(at(second, stays), "stays-cpu")

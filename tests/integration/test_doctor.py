@@ -116,6 +116,11 @@ def test_a_forecast_is_of_the_order_of_the_steps_that_follow(dtdctl, tmp_path):
     report = json.loads(out)
     assert [one["world_size"] for one in report["forecast"]] == [1, 2, 3]
     assert {need["worker"] for need in report["memory"]} == set(NAMES)
+    known = {(one["strategy"], one["codec"]): one for one in report["strategies"]}
+    own = known["replicated", "none"]
+    assert own["own"]
+    assert own["step_s"] == report["forecast"][2]["step_s"]
+    assert known["replicated", "bfloat16"]["bytes_per_step"] < 0.6 * own["bytes_per_step"]
     _, out, _ = dtdctl("submit", "job.toml", "-o", "json", cwd=tmp_path)
     _, out, _ = dtdctl("wait", json.loads(out)["job"], "-o", "json")
     measured_s = json.loads(out)["result"]["mean_step_s"]

@@ -155,7 +155,7 @@ def test_a_killed_worker_is_started_again(dtdctl, cluster):
     before = pids(cluster)
     exit_code, _out, err = dtdctl("kill-worker", "worker-1")
     assert exit_code == 0
-    assert f"SIGKILL is sent to worker-1 (pid {before['worker-1']})" in err
+    assert f"SIGKILL was sent to worker-1 (pid {before['worker-1']})" in err
     newcomer = cluster.children["worker-1"]
     assert newcomer.wait(60) == -signal.SIGKILL
     cluster.tend()
@@ -173,7 +173,7 @@ def test_a_coordinator_that_is_killed_comes_back_at_the_same_address(dtdctl, clu
     coordinator.wait(30)
     exit_code, _out, err = dtdctl("status")
     assert exit_code == 3
-    assert f"nobody listens at the coordinator's address {cluster.address}" in err
+    assert f"nothing listens at the coordinator's address {cluster.address}" in err
     cluster.tend()
     assert cluster.restarts["coordinator"] == restarts + 1
     while dtdctl("status")[0] == 3:

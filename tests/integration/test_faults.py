@@ -22,6 +22,7 @@ from scripts.cluster.networks import Loopback, Proxied
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
+LAST_DECISIONS = 12
 # What is promised is two seconds; the rest is for a machine that does other things as well.
 EVICTED_S = 4.0
 WORKERS = ["worker-0", "worker-1", "worker-2"]
@@ -72,7 +73,12 @@ class Scenario:
             )
             return bool(found)
 
-        assert self.harness.until(look, PATIENCE_S), f"no {event} ({containing})"
+        if not self.harness.until(look, PATIENCE_S):
+            last = self.timeline.decisions[-LAST_DECISIONS:]
+            lines = "\n".join(
+                f"{line.at_s - since_s:+.2f} s {line.event} {line.fields}" for line in last
+            )
+            pytest.fail(f"no {event} ({containing}) in {PATIENCE_S:g} s; logged last:\n{lines}")
         return found[0]
 
     def advances(self, count=3):

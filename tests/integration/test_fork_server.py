@@ -17,13 +17,22 @@ from tests.integration.fork_client import ForkedProcess, ForkServer
 pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
-# A worker for the purposes of the fork server; it replaces itself once.
+# A worker for the purposes of the fork server; it replaces itself once.  Until then its threads may
+# use what it has, and afterwards its address is free.
 PROGRAM = """
-import os, signal, sys
+import os, signal, socket, sys
 what = sys.argv[1]
 print(what, os.getpid(), flush=True)
+place = socket.socket(socket.AF_UNIX)
+place.bind("\\0" + os.getcwd())
+os.set_inheritable(place.fileno(), True)
 if what == "replaces" and not os.path.exists("replaced"):
     os.mkdir("replaced")
+    execve = os.execve
+    def replace(*arguments):
+        os.fstat(place.fileno())
+        execve(*arguments)
+    os.execve = replace
     os.execv(sys.executable, [sys.executable, "-m", "dtd.worker.main", *sys.argv[1:]])
 if what == "raises":
     raise RuntimeError("in a forked process")

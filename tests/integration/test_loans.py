@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH
 from dtd.job import parse_job
-from dtd.train.run import TrainingRun
+from dtd.train.run import JobSessionRunner
 from dtd.transport.in_process import InProcessRing
 from tests.integration.conftest import GATED_JOB
 
@@ -68,7 +68,7 @@ def digest_without_loans(directory):
     runs = []
     for rank in range(2):
         silent = Silent()
-        run = TrainingRun(
+        run = JobSessionRunner(
             spec=spec,
             job_id="job",
             init_from=None,

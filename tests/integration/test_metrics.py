@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtd.address import Address
+from dtd.ctl.main import run
 from dtd.event_names import EVENTS, INCIDENTS
 from dtd.metrics.catalogue import BY_NAME
 from dtd.wire import messages as m
@@ -44,8 +45,9 @@ def scrape(address):
 
 
 def log_of(daemons, name):
-    """Lines of a daemon's log; each of them is JSON."""
-    return [json.loads(line) for line in daemons.child(name).log_path.read_text().splitlines()]
+    """Lines of a daemon's log; torch says something, too, where it was not imported by a thread."""
+    lines = daemons.child(name).log_path.read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def endpoint(daemons, name):
@@ -132,6 +134,11 @@ def test_a_scrape_of_the_coordinator_has_each_workers_figures(standing):
         assert seen["dtd_worker_exposed_communication_seconds", name] == worker["exposed_s"]
         assert seen["dtd_worker_resident_memory_bytes", name] > 1e6
         assert seen["dtd_worker_cpu_seconds_total", name] > 0
+        for part, found in worker["memory"].items():
+            labels = (worker["name"], part)
+            assert seen["dtd_worker_part_memory_bytes", labels] == found["measured_bytes"]
+        assert worker["memory"]["parameters"]["measured_bytes"] > 0
+        assert worker["memory"]["activations"]["measured_bytes"] > 0
         assert seen["dtd_worker_learning_rate", name] > 0
         assert seen["dtd_worker_gradient_norm", name] > 0
         assert seen["dtd_worker_sent_bytes_total", name] > 0
@@ -232,3 +239,24 @@ def test_what_others_print_is_not_in_a_workers_log(tmp_path):
     first, second = done.stdout.splitlines()
     assert (json.loads(first)["event"], second) == ("hello", b"next")
     assert done.stderr == b"a library\n"
+
+
+def test_dtdctl_metrics_shows_every_step_as_it_was_logged(daemons, ended, capsys):
+    logged = [
+        line
+        for name in ("worker-0", "worker-1")
+        for line in log_of(daemons, name)
+        if line["event"] == "step_committed" and line["job"] == ended and line["rank"] == 0
+    ]
+    arguments = ["--coordinator", str(daemons.cluster.address), "metrics", ended, "-o", "json"]
+    assert run([*arguments, "--workers"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    shown = {one["name"]: one["points"] for one in answer["series"]}
+    assert [line["step"] for line in logged] == list(range(1, STEPS + 1))
+    for name, key in (("loss", "loss"), ("step_s", "step_s"), ("gradient_norm", "grad_norm")):
+        assert shown[name] == [
+            [line["step"], line["step"], 1, *[line[key]] * 3] for line in logged
+        ], name
+    assert answer["steps"] == STEPS
+    assert {one["source"] for one in answer["series"]} >= {"worker-0", "worker-1"}
+    assert max(point[5] for point in shown["memory_bytes"]) > 0

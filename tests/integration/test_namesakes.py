@@ -84,14 +84,14 @@ def test_the_later_of_two_workers_of_one_name_is_refused(cluster: Cluster) -> No
         assert first.wait(LOOK_AGAIN_S) is None
     living = pid()
     worker("second", "elsewhere")
-    cluster.await_logged("second", "two workers call themselves twin")
+    cluster.await_logged("second", "two workers use the name twin")
     third = worker("third", "here")
     assert third.wait(PATIENCE_S) == 78
     assert "another worker uses the state directory" in " ".join(third.log_tail())
     assert pid() == living
-    (trouble,) = cluster.ask("A", m.GetStatus())["troubles"]
-    assert trouble["kind"] == "name-taken"
-    assert f"(pid {living})" in trouble["message"].split(", one on")[0]
+    (diagnostic,) = cluster.ask("A", m.GetStatus())["troubles"]
+    assert diagnostic["kind"] == "name-taken"
+    assert f"(pid {living})" in diagnostic["message"].split(", one on")[0]
 
     cluster.kill("second")
     cluster.kill("first")

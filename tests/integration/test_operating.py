@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,7 +119,7 @@ def test_weights_alone_begin_at_step_0_with_any_settings(daemons, dtdctl, done):
     assert 'optimizer.name = "adamw" (was "sgd")' in err
     exit_code, out, err = dtdctl("submit", str(daemons.file), "--weights-from", f"{done}@4", *words)
     assert exit_code == 0, err
-    assert f"takes the weights alone from {done} at step 4" in err
+    assert f"takes only the weights from {done} at step 4" in err
     waited(dtdctl, out.strip())
     assert shown(dtdctl, out.strip())["step"] == STEPS
 
@@ -131,7 +132,7 @@ def test_weights_of_a_file_are_shipped(daemons, dtdctl, done, tmp_path):
     submit = ("submit", str(daemons.file), "--weights-from", str(weights))
     exit_code, out, err = dtdctl(*submit, "--set", "optimizer.lr=0", "--wait")
     assert exit_code == 0, err
-    assert f"takes the weights alone from {weights}" in err
+    assert f"takes only the weights from {weights}" in err
     learned, kept = shown(dtdctl, done)["result"], shown(dtdctl, out.strip())["result"]
     assert kept["eval_accuracy"] == learned["eval_accuracy"]
     assert kept["eval_loss"] == pytest.approx(learned["eval_loss"], rel=1e-5)
@@ -143,7 +144,7 @@ def test_weights_of_a_file_are_shipped(daemons, dtdctl, done, tmp_path):
     weights.write_bytes(b"PK no weights")
     exit_code, _out, err = dtdctl(*submit)
     assert exit_code == 2
-    assert "is no safetensors file" in err
+    assert "is not a safetensors file" in err
 
 
 def test_a_cancelled_job_is_resumed(daemons, dtdctl):
@@ -161,6 +162,29 @@ def test_a_cancelled_job_is_resumed(daemons, dtdctl):
     assert known["state"] == "done"
     assert (known["result"]["rows_missing"], known["result"]["rows_repeated"]) == (0, 0)
     assert known["from_job"] == job
+
+
+def test_a_job_waits_for_what_it_is_to_start_from(daemons, dtdctl, done):
+    """Its only holder is away; a worker that has nothing does not begin at step 0."""
+    holders = {one["worker"] for one in shown(dtdctl, done)["checkpoints"]}
+    assert holders == {"worker-0"}
+    daemons.child("worker-0").signal_group(signal.SIGKILL)
+    daemons.child("worker-0").wait(30.0)
+    words = ("--resume-from", done, "--set", "job.epochs=2")
+    exit_code, out, err = dtdctl("submit", str(daemons.file), *words)
+    assert exit_code == 0, err
+    job = out.strip()
+    waits = f"waiting for workers that have the checkpoint of step {STEPS} of {done}"
+    daemons.await_event("job_waiting", waits)
+    exit_code, out, _err = dtdctl("status")
+    assert exit_code == 4
+    assert "`dtdctl resume" in " ".join(out.split())
+    daemons.start_worker("worker-0")
+    waited(dtdctl, job)
+    assert shown(dtdctl, job)["step"] == 2 * STEPS
+    assert f"state of step {STEPS} from worker-0" in "".join(
+        one["message"] for one in daemons.events("generation_forming", job)
+    )
 
 
 def test_checkpoints_and_jobs_are_deleted_from_disks(daemons, dtdctl, done):

@@ -5,9 +5,14 @@ Nobody is started again, so nine workers, of whom seven die, are two in the end.
 
 from __future__ import annotations
 
-import json
-
 import pytest
+
+from tests.integration.deaths import (
+    assert_no_step_was_lost,
+    assert_survivors_are_equal,
+    logged,
+    run_with_deaths,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -18,7 +23,8 @@ DEATHS = {
     "exchange": 7,
     "vote": 9,
     "optimizer": 11,
-    "evaluation": 16,
+    "checkpoint": 15,
+    "evaluation": 19,
 }
 JOB = """
 [job]
@@ -44,40 +50,26 @@ settle_s = 0.0
 def ended(start_daemons, tmp_path_factory):
     """(the daemons, the job's id, what became of it)."""
     deaths = tmp_path_factory.mktemp("deaths")
-    for phase, step in DEATHS.items():
-        (deaths / f"{phase}-{step}").touch()
-    daemons = start_daemons(WORKERS)
-    job = daemons.submit(f"task.deaths={str(deaths)!r}", text=JOB)
-    answer = daemons.wait(job)
-    assert list(deaths.iterdir()) == []
-    return daemons, job, answer
+    names = [f"{phase}-{step}" for phase, step in DEATHS.items()]
+    return run_with_deaths(start_daemons, deaths, names, workers=WORKERS, job=JOB)
 
 
-def test_deaths_in_all_these_phases_cost_no_step(ended):
-    daemons, job, answer = ended
-    result = answer["result"]
-    assert (answer["state"], result["steps"], result["steps_lost"]) == ("done", 24, 0)
-    assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
-    assert len(daemons.events("worker_lost", job)) == len(DEATHS)
-    assert daemons.events("steps_lost", job) == []
+def test_seven_deaths_cost_no_step(ended):
+    assert_no_step_was_lost(ended, steps=24, deaths=len(DEATHS))
 
 
 def test_the_survivors_are_equal_and_were_never_restarted(ended):
     daemons, _, answer = ended
-    digests = answer["result"]["replica_digests"]
-    assert len(digests) == WORKERS - len(DEATHS)
-    assert len(set(digests.values())) == 1
-    for name in digests:
-        log = daemons.child(name).log_path.read_text().splitlines()
-        events = [json.loads(line)["event"] for line in log]
+    for name in assert_survivors_are_equal(answer, WORKERS - len(DEATHS)):
+        events = [line["event"] for line in logged(daemons, name)]
         assert events.count("job_prepared") == 1
+        assert "Fatal Python error" not in daemons.child(name).log_path.read_text()
 
 
 def test_each_generation_had_a_group_of_its_own(ended):
     daemons, _, answer = ended
     (name, *_) = answer["result"]["replica_digests"]
-    log = map(json.loads, daemons.child(name).log_path.read_text().splitlines())
-    formed = [line for line in log if line["event"] == "process_group_formed"]
+    formed = [line for line in logged(daemons, name) if line["event"] == "process_group_formed"]
     sizes = [line["world_size"] for line in formed]
     assert sizes == sorted(set(sizes), reverse=True)
     assert (sizes[0], sizes[-1]) == (WORKERS, WORKERS - len(DEATHS))

@@ -20,11 +20,11 @@ class Upheaval:
     The workers stop at gates of their training, so each thing happens while the one before lasts.
     """
 
-    def __init__(self, daemons):
+    def __init__(self, daemons, *strategy):
         self.daemons = daemons
         gates = daemons.hold(5, 40, 80)
         self.before = daemons.pids()
-        self.job = daemons.submit("job.epochs=12", gates=gates)
+        self.job = daemons.submit("job.epochs=12", *strategy, gates=gates)
         self.first = daemons.await_event("generation_running")
 
         self.killed = daemons.ask(m.KillWorker(name="worker-2", signal="KILL"))
@@ -46,9 +46,17 @@ class Upheaval:
         self.after = daemons.pids()
 
 
-@pytest.fixture(scope="module")
-def upheaval(start_daemons):
-    return Upheaval(start_daemons(3))
+INT8 = ("strategy.codec='int8'",)
+TOP_K = (
+    *("strategy.codec='top_k'", "strategy.density_warmup_steps=60"),
+    *("strategy.momentum=0.9", "optimizer.momentum=0"),
+)
+
+
+@pytest.fixture(scope="module", params=[INT8, TOP_K], ids=["int8", "top_k"])
+def upheaval(request, start_daemons):
+    """With codecs that keep on each worker what it has not sent: a sum, and a gather."""
+    return Upheaval(start_daemons(3), *request.param)
 
 
 def test_the_job_is_done_and_no_step_is_lost(upheaval):
@@ -79,7 +87,7 @@ def test_only_the_killed_process_is_a_new_one(upheaval):
 
 def test_the_newcomer_takes_its_state_from_the_others(upheaval):
     log = upheaval.daemons.child("worker-2").log_path.read_text().splitlines()
-    lines = [json.loads(line) for line in log]
+    lines = [json.loads(line) for line in log if line.startswith("{")]
     pid = upheaval.between["worker-2"]
     (started,) = (at for at, line in enumerate(lines) if line.get("pid") == pid)
     (received,) = (line for line in lines[started:] if line["event"] == "state_received")

@@ -148,7 +148,7 @@ def test_weeks_go_by_and_a_running_job_does_not_notice(cluster: Weeks) -> None:
     cluster.trains_on()
 
     cluster.clock.passes(10)  # day 31: all that was issued at first has ended
-    with pytest.raises(RequestRefused, match="the credential of worker/idle has ended"):
+    with pytest.raises(RequestRefused, match="the credential of worker/idle has expired"):
         idle.receive(timeout_s=PATIENCE_S)
     idle.close()
     cluster.trains_on()
@@ -183,7 +183,7 @@ def test_a_clock_that_jumps_ends_nothing_and_brings_nothing_back(cluster: Weeks)
     cluster.clock.jumps(-8)  # what has ended counts again, by the clock of the host
     late = cluster.dtdctl(cluster.credentials["bob"], "jobs")
     assert late.returncode != 0
-    assert "the credential of viewer/bob has ended" in late.stderr
+    assert "the credential of viewer/bob has expired" in late.stderr
     cluster.clock.jumps(8)
 
 
@@ -249,5 +249,5 @@ def test_who_does_not_renew_is_out_when_the_replacement_is_finished(cluster: Wee
         cluster.ask(m.RotateAuthority(finish=True))
     late = cluster.dtdctl(cluster.credentials["ann"], "jobs")
     assert late.returncode != 0
-    assert "its certificate is not of this cluster" in late.stderr
+    assert "its certificate is from another cluster" in late.stderr
     cluster.trains_on()

@@ -48,6 +48,6 @@ def test_nobody_is_lost_by_a_pause_that_befalls_all_or_computes(start_daemons, r
     for event in stalled:
         assert "in stalling_task.py:" in event["message"]
         assert "elastic.stall_timeout_s allows" in event["message"]
-        assert "nobody else that gets on remembers step 19" in event["message"]
+        assert "no other worker that makes progress holds step 19" in event["message"]
     assert len(daemons.events("training_goes_on", job)) == len(stalled)
     record_property("seen", f"{len(stalled)} workers stood still for {PAUSE_S:g} s, none was lost")

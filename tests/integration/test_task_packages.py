@@ -127,6 +127,6 @@ def test_a_task_that_is_nowhere_is_not_submitted(market: Market, tmp_path: Path)
     before = market.ask(m.ListJobs())
     exit_code, _out, err = market.command("submit", "job.toml", cwd=tmp_path)
     assert exit_code == 1
-    assert "no package or module bazaar beside job.toml" in err
+    assert "no package or module bazaar was found beside job.toml" in err
     assert "--no-ship" in err
     assert json.dumps(market.ask(m.ListJobs())) == json.dumps(before)

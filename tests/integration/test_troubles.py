@@ -1,8 +1,8 @@
 """Faults that keep hosts from working together: each is named where people look, within 10 s.
 
 Real daemons.  A worker's STATUS is read as systemd would, from its NOTIFY_SOCKET; what the
-coordinator knows is in `dtdctl status`.  The words come from `dtd.troubles`; here stand the golden
-beginnings of each.
+coordinator knows is in `dtdctl status`.  The words come from `dtd.diagnostics`; here stand the
+golden beginnings of each.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Cluster(Place):
         with ControlClient(self.address, timeout_s=START_S, context=context) as client:
             return client.request(message)
 
-    def await_trouble(self, kind: str, words: str) -> dict[str, Any]:
-        """The trouble of this kind in `dtdctl status`, with these words."""
+    def await_diagnostic(self, kind: str, words: str) -> dict[str, Any]:
+        """The diagnostic of this kind in `dtdctl status`, with these words."""
         deadline = time.monotonic() + NAMED_WITHIN_S
         found: list[dict[str, Any]] = []
         while time.monotonic() < deadline:
@@ -155,9 +155,9 @@ class Cluster(Place):
                     assert one["remedy"]
                     return one
             self.children[0].wait(LOOK_AGAIN_S)
-        raise AssertionError(f"no trouble {kind!r} with {words!r} among {found}")
+        raise AssertionError(f"no diagnostic {kind!r} with {words!r} among {found}")
 
-    def troubles(self) -> set[str]:
+    def diagnostics(self) -> set[str]:
         return {one["kind"] for one in self.ask(m.GetStatus())["troubles"]}
 
     def token(self, role: str = "worker") -> Token:
@@ -266,7 +266,7 @@ def test_nobody_listens(place):
         held.bind(("127.0.0.1", 0))
         free = Address(*held.getsockname())
         child, status = place.worker("w", *place.stray(free))
-        status.await_words(f"nobody listens at the coordinator's address {free}: start", START_S)
+        status.await_words(f"nothing listens at the coordinator's address {free}: start", START_S)
     (line,) = logged(child, "coordinator_unreachable")
     assert line["kind"] == "nobody-listens"
 
@@ -294,13 +294,13 @@ def test_a_wrong_token(secure, tmp_path):
     with pytest.raises(RequestRefused) as caught:
         join(token, name="h", path=tmp_path / "c")
     assert "token" in caught.value.message
-    secure.await_trouble("turned-away", "127.0.0.1 was turned away: joining: the token")
+    secure.await_diagnostic("turned-away", "127.0.0.1 was rejected: joining: the token")
 
 
 def test_no_credential(secure):
     child, status = secure.worker("bare", "--coordinator", str(secure.address))
     status.await_words(
-        f"no credential for {secure.address} (on the coordinator's own host name no address",
+        f"no credential for {secure.address} (on the coordinator's own host, give no address",
         START_S,
     )
     assert child.wait(NAMED_WITHIN_S) == 78
@@ -308,14 +308,16 @@ def test_no_credential(secure):
         caller.sendall(m.message_bytes(m.Goodbye()))
         with contextlib.suppress(ConnectionResetError):
             assert caller.recv(1) == b"", "nothing is answered without TLS"
-    secure.await_trouble("no-tls", "127.0.0.1 was turned away: it does not speak TLS")
+    secure.await_diagnostic("no-tls", "127.0.0.1 was rejected: it does not speak TLS")
 
 
 def test_an_expired_credential(secure):
     path = secure.made("old", from_day=-30, days=10)
     _child, status = secure.worker("old", "--credential", str(path))
-    status.await_words("hung up without a word: it does not accept this host's credential", START_S)
-    secure.await_trouble("credential-expired", "turned away: its certificate has expired")
+    status.await_words(
+        "closed the connection without a reason: it does not accept this host's credential", START_S
+    )
+    secure.await_diagnostic("credential-expired", "rejected: its certificate has expired")
 
 
 def test_a_credential_file_that_has_expired(secure):
@@ -324,7 +326,7 @@ def test_a_credential_file_that_has_expired(secure):
     line = next(one for one in text.splitlines() if one.startswith("# expires"))
     path.write_text(text.replace(line, "# expires: 2020-01-01T00:00:00+00:00"))
     child, status = secure.worker("late", "--credential", str(path))
-    status.await_words(f"the credential {path} has expired on 2020-01-01 (make a new", START_S)
+    status.await_words(f"the credential {path} has expired on 2020-01-01 (get a new", START_S)
     assert child.wait(NAMED_WITHIN_S) == 78
 
 
@@ -334,7 +336,7 @@ def test_a_revoked_credential(secure):
     status.await_words("waits for a job", START_S)
     secure.ask(m.RevokeCredential(name="gone"))
     status.await_words("is revoked: ask the operator for a new token", NAMED_WITHIN_S)
-    secure.await_trouble("turned-away", "gone is revoked")
+    secure.await_diagnostic("turned-away", "gone is revoked")
 
 
 def test_a_workers_clock_that_is_behind(secure, tmp_path):
@@ -352,8 +354,10 @@ def test_a_workers_clock_that_is_behind(secure, tmp_path):
 def test_a_coordinators_clock_that_is_behind(secure):
     path = secure.made("soon", from_day=3, days=825)
     _child, status = secure.worker("soon", "--credential", str(path))
-    status.await_words("hung up without a word: it does not accept this host's credential", START_S)
-    secure.await_trouble("clock", "its certificate is not valid yet: compare both clocks")
+    status.await_words(
+        "closed the connection without a reason: it does not accept this host's credential", START_S
+    )
+    secure.await_diagnostic("clock", "its certificate is not valid yet: compare both clocks")
 
 
 # --- versions, names, code ---------------------------------------------------------------------
@@ -372,8 +376,8 @@ def test_another_protocol(plain):
         caller.sendall(m.message_bytes(hello))
         caller.recv(4096)
     words = f"w speaks protocol {PROTOCOL_VERSION + 1}..{PROTOCOL_VERSION + 1} (dtd 9.9.0)"
-    trouble = plain.await_trouble("protocol", words)
-    assert trouble["remedy"].startswith("install the same dtd version there as on")
+    diagnostic = plain.await_diagnostic("protocol", words)
+    assert diagnostic["remedy"].startswith("install the same dtd version there as on")
 
 
 def test_another_version_of_dtd(plain):
@@ -381,8 +385,8 @@ def test_another_version_of_dtd(plain):
     _child, status = plain.worker("newer", *arguments, code=OTHER_VERSION)
     words = f"newer on {socket.gethostname()} runs dtd 9.9.0, the coordinator on"
     status.await_words(f"is refused: {words}", START_S)
-    trouble = plain.await_trouble("version", words)
-    assert trouble["remedy"].startswith("install dtd ")
+    diagnostic = plain.await_diagnostic("version", words)
+    assert diagnostic["remedy"].startswith("install dtd ")
 
 
 def test_a_name_taken_twice(plain):
@@ -390,9 +394,9 @@ def test_a_name_taken_twice(plain):
     _one, status = plain.worker("twin", *arguments)
     status.await_words("waits for a job", START_S)
     _later, status = plain.worker("twin", *arguments)
-    status.await_words("two workers call themselves twin: one on", START_S)
-    trouble = plain.await_trouble("name-taken", "two workers call themselves twin: one on")
-    assert trouble["remedy"].startswith("give each worker a name of its own")
+    status.await_words("two workers use the name twin: one on", START_S)
+    diagnostic = plain.await_diagnostic("name-taken", "two workers use the name twin: one on")
+    assert diagnostic["remedy"].startswith("give each worker its own name")
 
 
 TASK = """
@@ -427,11 +431,11 @@ def test_other_code_of_the_task(plain):
         status.await_words("waits for a job", START_S)
     submit(plain, "own_task:Task")
     deadline = time.monotonic() + START_S  # importing torch is no part of the ten seconds
-    while not plain.troubles() and time.monotonic() < deadline:
+    while not plain.diagnostics() and time.monotonic() < deadline:
         plain.children[0].wait(LOOK_AGAIN_S)
-    trouble = plain.await_trouble("unfit", "w-1 has other code of the task (")
-    assert trouble["message"].startswith(f"w-1 on {socket.gethostname()} cannot train with")
-    assert trouble["remedy"].startswith("have `dtdctl submit` ship it")
+    diagnostic = plain.await_diagnostic("unfit", "w-1 has other code of the task (")
+    assert diagnostic["message"].startswith(f"w-1 on {socket.gethostname()} cannot train with")
+    assert diagnostic["remedy"].startswith("have `dtdctl submit` ship it")
 
 
 def test_an_advertised_address_that_others_do_not_reach(plain):
@@ -445,9 +449,11 @@ def test_an_advertised_address_that_others_do_not_reach(plain):
             one.await_words("waits for a job", START_S)
         submit(plain, "synthetic")
         other.await_words("connects to its neighbours", START_S)
-        trouble = plain.await_trouble("no-way", "no connection between w-0 (data port 127.0.0.1:")
-        assert f"and w-1 (data port {dead})" in trouble["message"]
-        assert trouble["remedy"].startswith("let both data ports through the firewalls")
+        diagnostic = plain.await_diagnostic(
+            "no-way", "no connection between w-0 (data port 127.0.0.1:"
+        )
+        assert f"and w-1 (data port {dead})" in diagnostic["message"]
+        assert diagnostic["remedy"].startswith("allow both data ports through the firewalls")
         unreached = f"the data port {dead} of w-1 cannot be reached from here"
         status.await_words(unreached, NAMED_WITHIN_S)
 
@@ -458,7 +464,7 @@ def test_an_advertised_address_that_others_do_not_reach(plain):
 def test_dtdctl_shows_them_and_they_are_over_when_the_host_succeeds(plain):
     _child, status = plain.worker("w", "--coordinator", str(plain.address), code=OTHER_VERSION)
     status.await_words("is refused", START_S)
-    plain.await_trouble("version", "runs dtd 9.9.0")
+    plain.await_diagnostic("version", "runs dtd 9.9.0")
     command = [sys.executable, "-m", "dtd.ctl.main", "status"]
     command += ["--coordinator", str(plain.address)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -468,6 +474,6 @@ def test_dtdctl_shows_them_and_they_are_over_when_the_host_succeeds(plain):
     _child, status = plain.worker("w", "--coordinator", str(plain.address))
     status.await_words("waits for a job", START_S)
     deadline = time.monotonic() + NAMED_WITHIN_S
-    while plain.troubles() and time.monotonic() < deadline:
+    while plain.diagnostics() and time.monotonic() < deadline:
         plain.children[0].wait(LOOK_AGAIN_S)
-    assert plain.troubles() == set()
+    assert plain.diagnostics() == set()

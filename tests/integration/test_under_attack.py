@@ -59,8 +59,10 @@ def test_an_operator_works_while_all_attack_at_once(coordinator, attackers):
             page = standing.request(m.ReadEvents(after=seen, follow=True))
             seen = page["next"]
             flooded = flooded or any(one["kind"] == "share_exceeded" for one in page["events"])
-            troubles = standing.request(m.GetStatus())["troubles"]
-            refused = refused or any("had not shown who" in one["message"] for one in troubles)
+            diagnostics = standing.request(m.GetStatus())["troubles"]
+            refused = refused or any(
+                "had not authenticated" in one["message"] for one in diagnostics
+            )
         for _ in range(LOOKS):
             begun_s = time.monotonic()
             coordinator.ask(m.GetStatus())

@@ -22,8 +22,15 @@ from dtd.errors import RingBroken
 from dtd.job import JobSpec, from_mapping
 from dtd.train.checkpoint import saver as checkpoints
 from dtd.train.data.sampling import batch_rows
-from dtd.train.record import CheckpointRecord, EvalRecord, InitFrom, Outcome, StepRecord
-from dtd.train.run import TrainingRun
+from dtd.train.record import (
+    CheckpointRecord,
+    EvalRecord,
+    InitFrom,
+    MemoryRecord,
+    Outcome,
+    StepRecord,
+)
+from dtd.train.run import JobSessionRunner
 from dtd.train.state.tensors import state_digest
 from dtd.transport.in_process import InProcessRing
 
@@ -77,6 +84,7 @@ class Recorder:
     ask: Callable[[int], Flags] = lambda step: Flags()
     marks: int = 0
     kinds: list[Hashable] = field(default_factory=list)
+    memory: list[MemoryRecord] = field(default_factory=list)
 
     def progress(self) -> None:
         self.marks += 1
@@ -96,6 +104,9 @@ class Recorder:
     def checkpoint_saved(self, record: CheckpointRecord) -> None:
         self.checkpoints.append(record)
 
+    def memory_measured(self, record: MemoryRecord) -> None:
+        self.memory.append(record)
+
     def warning(self, event: str, message: str) -> None:
         self.warnings.append((event, message))
 
@@ -107,7 +118,7 @@ class Recorder:
 class Rank:
     """One rank of a finished or broken generation."""
 
-    run: TrainingRun
+    run: JobSessionRunner
     recorder: Recorder
     outcome: Outcome | None = None
     error: BaseException | None = None
@@ -159,7 +170,7 @@ class Arena:
         module.task = task  # type: ignore[attr-defined]
         sys.modules[MODULE] = module
         recorder = Recorder(ask=ask)
-        run = TrainingRun(
+        run = JobSessionRunner(
             spec=spec,
             job_id=job_id,
             init_from=init_from,
@@ -182,25 +193,29 @@ class Arena:
         wrap: Callable[[int, Any], Any] = lambda rank, collective: collective,
         writers: frozenset[int] = frozenset({0}),
         voters: frozenset[int] | None = None,
+        servers: int = 0,
     ) -> list[Rank]:
-        """Train one generation; ranks hold the same state already."""
+        """Train one generation; ranks hold the same state already.  Servers are the last ones."""
         ring = InProcessRing(
             len(ranks),
             generation=generation,
             first_step=ranks[0].run.committed_step,
             chunk_bytes=256,
             timeout_s=20.0,
+            servers=servers,
         )
+        collective = ring.star if servers else ring.collective
 
         def serve(index: int) -> None:
             rank = ranks[index]
             rank.outcome = rank.error = None
             try:
                 rank.outcome = rank.run.run(
-                    wrap(index, ring.collective(index)),
+                    wrap(index, collective(index)),
                     generation,
                     writers=writers,
                     voters=voters,
+                    servers=servers,
                 )
             except BaseException as error:  # noqa: BLE001
                 rank.error = error
@@ -213,12 +228,14 @@ class Arena:
             thread.join()
         return ranks
 
-    def train(self, task: Any, spec: JobSpec, world_size: int, **options: Any) -> list[Rank]:
-        """A whole job that must finish."""
+    def train(
+        self, task: Any, spec: JobSpec, world_size: int, servers: int = 0, **options: Any
+    ) -> list[Rank]:
+        """A whole job that must finish; the last ranks may be parameter servers."""
         ranks = [self.start(task, spec, name=f"w{i}", **options) for i in range(world_size)]
         for rank in ranks[1:]:
             self.copy_state(ranks[0], rank)
-        self.generation(ranks)
+        self.generation(ranks, servers=servers)
         for rank in ranks:
             if rank.error is not None:
                 raise rank.error

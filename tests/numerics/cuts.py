@@ -1,9 +1,11 @@
-"""Ranks that train, and rings that break where a test wants them to."""
+"""Ranks that train, rings that break where a test wants them to, and rows that spoil a step."""
 
 from __future__ import annotations
 
+from dtd.core.data.sampler import Position
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
+from dtd.train.data.sampling import batch_rows
 
 
 class Cut:
@@ -39,3 +41,19 @@ def ranks_of(arena, task, spec, count, name="w"):
     for rank in ranks:
         rank.run.adopt_local(*FRESH)
     return ranks
+
+
+def poisonous(task, rows):
+    """A task like this one, whose loss is NaN for whoever has one of these rows."""
+
+    class Poisonous(type(task)):
+        def loss(self, model, batch):
+            bad = any((x == self.rows.x[row]).all() for x in batch[0] for row in rows)
+            return super().loss(model, batch) * (float("nan") if bad else 1.0)
+
+    return Poisonous(len(task.rows))
+
+
+def a_row_of_the_second_step():
+    """Number of a row in the second batch of eight rows of 48, with the arena's seed."""
+    return batch_rows(seed=3, position=Position(0, 8), global_batch_size=8, length=48)[0]

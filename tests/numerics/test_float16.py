@@ -13,9 +13,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dtd.strategy.codec.api import World
 from dtd.strategy.codec.float16 import float16
-from dtd.strategy.staging import staging_for
+from dtd.strategy.gradients import staging_of
 from dtd.transport.in_process import InProcessRing
+from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics
 
@@ -40,8 +42,10 @@ def ring_means(chunk_bytes: int) -> list[Tensor]:
 
     def work(rank: int) -> Tensor:
         collective = ring.collective(rank)
-        staging = staging_for([(4097, torch.float32)], CPU, float16())
-        collective.open_step(0, staging.memories)
+        staging = staging_of([flat_of(4097)], CPU, float16())
+        staging.regroup(World(rank=rank, size=WORLD))
+        collective.open_step(0, staging.exchanges(0))
+        staging.begin(1.0)
         staging.flats[0].copy_(gradients(rank) / WORLD)  # as a rank's share of the batch does
         staging.send(0, collective.start)
         staging.receive(0, collective.wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 
@@ -10,10 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from dtd.core.data.sampler import slice_bounds
 from dtd.errors import RingBroken, TaskError
 from dtd.train.data.rows import kept_random_state, load_rows
 from dtd.train.data.stream import StreamRows
 from tests.numerics.cuts import Cut, ranks_of
+from tests.numerics.test_local_steps import cut_together
 
 pytestmark = pytest.mark.numerics
 
@@ -150,6 +153,67 @@ def test_a_break_redoes_just_the_uncommitted_rows(arena, kind, method) -> None:
         assert (rank.outcome.rows_missing, rank.outcome.rows_repeated) == (0, 0)
     for mine, theirs in zip(joiner.parameters(), whole[0].parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+LOCAL = {
+    "local_sgd": {"name": "local_sgd", "inner_steps": 2},
+    "diloco": {"name": "diloco", "inner_steps": 2},
+    "streaming_diloco": {"name": "streaming_diloco", "inner_steps": 4, "fragments": 2},
+}
+
+
+def averaged_after(rounds, world_size: int, spec):
+    """Plain torch: a replica a rank takes the steps of a round, then their mean by rows."""
+    torch.manual_seed(spec.job.seed)
+    model = nn.Linear(1, 1).double()
+    for steps in rounds:
+        sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        for rank in range(world_size):
+            start, stop = slice_bounds(8, world_size, rank)
+            replica = copy.deepcopy(model)
+            update = torch.optim.SGD(replica.parameters(), lr=0.1)
+            for step in steps:
+                rows = range(8 * step + start, 8 * step + stop)
+                batch = torch.tensor([[row % 30 / 50.0] for row in rows], dtype=torch.float64)
+                update.zero_grad()
+                ((replica(batch) - 3 * batch) ** 2).mean().backward()
+                update.step()
+            for total, parameter in zip(sums, replica.parameters(), strict=True):
+                total += parameter.detach() * (stop - start) / 8
+        torch.nn.utils.vector_to_parameters(
+            torch.cat([total.flatten() for total in sums]), model.parameters()
+        )
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_steps_use_the_rows_of_a_stream_in_turn(arena, kind) -> None:
+    """Rounds of two steps and a last one of one, over the end of the stream's 30 rows."""
+    spec = arena.spec(strategy=LOCAL["local_sgd"])
+    ranks = arena.train(task_of(KINDS[kind], 30), spec, 3)
+    wanted = averaged_after([(0, 1), (2, 3), (4, 5), (6, 7), (8,)], 3, spec)
+    for mine, theirs in zip(ranks[0].parameters(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    outcome = ranks[0].outcome
+    assert (outcome.rows_missing, outcome.rows_repeated) == (0, 0)
+
+
+@pytest.mark.parametrize("strategy", LOCAL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_break_in_a_round_redoes_the_rows_of_all_its_steps(arena, kind, strategy) -> None:
+    """The third round begins with step 4; what comes of it is as if there had been no break."""
+    task, spec = task_of(KINDS[kind], 30), arena.spec(strategy=LOCAL[strategy])
+    whole = arena.train(task, spec, 2, job_id="whole")
+    ranks = ranks_of(arena, task, spec, 2)
+    arena.generation(ranks, wrap=cut_together("wait", 0))
+    for rank in ranks:
+        assert isinstance(rank.error, RingBroken)
+        rank.run.adopt_local(1, 4)
+    arena.generation(ranks, generation=2)
+    for rank in ranks:
+        assert rank.error is None
+        assert rank.outcome.digest == whole[0].outcome.digest
+        assert (rank.outcome.rows_missing, rank.outcome.rows_repeated) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,12 +29,12 @@ class Watched:
             self._notes.append(("open", step, self._lent.loan))
         self._inner.open_step(step, buckets)
 
-    def start(self, bucket) -> None:
+    def start(self, bucket, *done) -> None:
         step = self._inner.node.core.step
         self._notes.append(("start", step, self._lent.loan))
         if step == self._cut_at:
             raise RingBroken("cut by the test")
-        self._inner.start(bucket)
+        self._inner.start(bucket, *done)
 
 
 class Evaluated:

@@ -11,8 +11,8 @@ from torch import nn
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
-from dtd.strategy.codec.bfloat16 import widened
-from dtd.strategy.codec.narrow import NarrowCodec
+from dtd.train.checkpoint.format import list_checkpoints, read_manifest
+from tests.numerics.example_codecs import Rounding
 
 pytestmark = pytest.mark.numerics
 
@@ -20,29 +20,23 @@ SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 STEP = 5
 
 
-class ErrorFeedback(NarrowCodec):
-    """Rounds to bfloat16, and adds what was lost to the next step's gradients."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.bfloat16, widened)
-        self._errors: dict[int, torch.Tensor] = {}
-
-    def encode(self, index, flat, wire) -> None:
-        if index not in self._errors:
-            self._errors[index] = torch.zeros_like(flat)
-            self.local = [*self.local, self._errors[index]]
-        flat.add_(self._errors[index])
-        super().encode(index, flat, wire)
-        self._errors[index].copy_(flat - wire.float())
+STRATEGIES = {
+    "rounding": {"codec": "bfloat16"},
+    "int8": {"codec": "int8"},
+    "sign": {"codec": "sign"},
+    "top_k": {"codec": "top_k", "momentum": 0.9, "density_warmup_steps": 7},
+    "random_k": {"codec": "random_k", "momentum": 0.9, "density_warmup_steps": 7},
+}
 
 
-@pytest.fixture
-def spec(arena, monkeypatch):
-    monkeypatch.setitem(CODECS, "bfloat16", ErrorFeedback)
+@pytest.fixture(params=STRATEGIES)
+def spec(request, arena, monkeypatch):
+    monkeypatch.setitem(CODECS, "bfloat16", Rounding)
+    strategy = STRATEGIES[request.param]
     return arena.spec(
         job={"steps": 9},
-        optimizer=SGD,
-        strategy={"codec": "bfloat16"},
+        optimizer=SGD if "momentum" not in strategy else {**SGD, "momentum": 0.0},
+        strategy=strategy,
         sync={"bucket_mib": 0.01},
     )
 
@@ -51,7 +45,7 @@ def spec(arena, monkeypatch):
 def task(regression):
     class Task(regression):
         def build_model(self):
-            return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))
+            return nn.Sequential(nn.Linear(6, 384), nn.Tanh(), nn.Linear(384, 3))
 
         def loss(self, model, batch):
             x = batch[0].float()
@@ -131,3 +125,34 @@ def test_a_copied_replica_begins_with_none(arena, task, spec) -> None:
     arena.generation(ranks, generation=2)
     (digest,) = digests(ranks)
     assert digest not in undisturbed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [
+        ({}, set()),
+        ({"codec": "bfloat16"}, set()),
+        ({"codec": "int8"}, {"residual of int8"}),
+        ({"codec": "top_k", "momentum": 0.0}, {"residual of top_k"}),
+        ({"codec": "top_k", "momentum": 0.9}, {"residual of top_k", "velocity of top_k"}),
+        ({"codec": "powersgd", "rank": 1, "start_step": 2}, set()),
+        ({"codec": "powersgd", "rank": 1}, {"residual of powersgd"}),
+        ({"codec": "powersgd", "rank": 1, "error_feedback": False}, set()),
+        ({"name": "diloco", "inner_steps": 2}, {"inner optimizer"}),
+        (
+            {"name": "local_sgd", "inner_steps": 2, "codec": "int8"},
+            {"inner optimizer", "residual of int8"},
+        ),
+        ({"name": "local_sgd", "inner_steps": 2, "local_start_step": 4}, set()),
+        (
+            {"name": "streaming_diloco", "inner_steps": 2, "fragments": 2},
+            {"inner optimizer", "drift"},
+        ),
+    ],
+)
+def test_a_checkpoint_says_which_local_state_it_lacks(arena, task, strategy, kept) -> None:
+    optimizer = {**SGD, "momentum": 0.0} if "momentum" in strategy else SGD
+    spec = arena.spec(job={"steps": 2}, optimizer=optimizer, strategy=strategy)
+    arena.train(task, spec, 1)
+    (saved,) = list_checkpoints(arena.directory / "w0/checkpoints", "job")
+    assert read_manifest(saved).local_state == dict.fromkeys(kept, "zero")

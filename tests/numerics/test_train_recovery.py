@@ -12,6 +12,7 @@ from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.train.checkpoint.format import list_checkpoints
+from tests.numerics.cuts import poisonous
 
 pytestmark = pytest.mark.numerics
 
@@ -173,6 +174,43 @@ def test_who_prepared_a_step_commits_it_as_if_nothing_had_happened(
     assert {rank.outcome.digest for rank in ranks} == {undisturbed}
 
 
+def test_a_step_committed_at_a_take_over_is_reported_by_all(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 6})
+    (undisturbed, _) = arena.train(regression(), spec, 2, job_id="whole")
+    ranks = same_state(arena, regression(), spec, 2)
+    both_there = threading.Barrier(2)
+    arena.generation(
+        ranks, wrap=lambda _, inner: Cut(inner, method="gather", step=3, meet=both_there.wait)
+    )
+    for rank in ranks:
+        rank.run.adopt_local(1, 4)
+    arena.generation(ranks[::-1], generation=2)
+    for number, rank in enumerate(ranks):
+        reported = rank.recorder.steps
+        assert [one.step for one in reported] == [1, 2, 3, 4, 5, 6]
+        assert [one.loss for one in reported] == [one.loss for one in undisturbed.recorder.steps]
+        assert [one.generation for one in reported] == [1, 1, 1, 1, 2, 2]
+        assert [one.rank for one in reported] == [number] * 4 + [1 - number] * 2
+        assert [one.step for one in reported if not one.step_s] == [4]
+        assert (reported[3].comm_s, reported[3].sent_bytes) == (0.0, 0)
+
+
+def test_rows_of_a_step_committed_at_a_take_over_are_checked(arena, regression) -> None:
+    (rank,) = same_state(arena, regression(), arena.spec(), 1)
+    source = rank.run._session.loader._source
+    take, made = source.take, []
+
+    def repeats_the_third_batch():
+        made.append(take())
+        return made[2 if len(made) == 4 else -1]
+
+    source.take = repeats_the_third_batch
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="gather", step=3))
+    assert rank.recorder.warnings == []
+    rank.run.adopt_local(1, 4)
+    assert [event for event, _ in rank.recorder.warnings] == ["rows_not_as_planned"]
+
+
 def test_a_step_that_somebody_has_not_prepared_is_redone(arena, regression) -> None:
     task, spec = Stateful.of(regression), arena.spec(job={"steps": 9}, optimizer=SGD)
     undisturbed = whole_job(arena, task, spec, 2)
@@ -277,23 +315,9 @@ def test_a_flip_is_found_before_a_stop_too(arena, regression) -> None:
         assert rank.recorder.checkpoints == []
 
 
-def poisonous(regression, rows, length: int = 48):
-    """A task whose gradients are NaN for whoever has one of these rows."""
-
-    class Poisonous(regression):
-        def build_model(self):
-            return Stateful.of(regression).build_model()
-
-        def loss(self, model, batch):
-            bad = any((row == self.rows.x[r]).all() for row in batch[0] for r in rows)
-            return super().loss(model, batch) * (float("nan") if bad else 1.0)
-
-    return Poisonous(length)
-
-
 def test_one_ranks_nan_skips_the_step_on_all(arena, regression) -> None:
     spec = arena.spec(job={"epochs": 1}, optimizer=SGD)
-    ranks = same_state(arena, poisonous(regression, rows=[5]), spec, 3)
+    ranks = same_state(arena, poisonous(Stateful.of(regression), rows=[5]), spec, 3)
     buffers: list[list[torch.Tensor]] = []
     record = ranks[0].recorder.step_committed
 
@@ -321,7 +345,7 @@ def test_one_ranks_nan_skips_the_step_on_all(arena, regression) -> None:
 @pytest.mark.parametrize(("limit", "fails"), [(3, True), (0, False)])
 def test_too_many_skips_in_a_row_fail_the_job(arena, regression, limit, fails) -> None:
     spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": limit})
-    ranks = same_state(arena, poisonous(regression, rows=range(48)), spec, 2)
+    ranks = same_state(arena, poisonous(Stateful.of(regression), rows=range(48)), spec, 2)
     arena.generation(ranks)
     for rank in ranks:
         if fails:
@@ -331,6 +355,23 @@ def test_too_many_skips_in_a_row_fail_the_job(arena, regression, limit, fails) -
             assert rank.run.committed_step == 3
         else:
             assert rank.outcome.skipped == 9
+
+
+def test_one_skip_too_many_is_found_at_a_take_over(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": 3})
+    (rank,) = same_state(arena, poisonous(Stateful.of(regression), rows=range(48)), spec, 1)
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="gather", step=2))
+    with pytest.raises(TaskError, match="3 steps in a row were not finite"):
+        rank.run.adopt_local(1, 3)
+    assert rank.run.committed_step == 3
+
+
+def test_a_state_with_one_skip_too_many_is_saved(arena, regression) -> None:
+    spec = arena.spec(job={"steps": 9}, train={"max_skipped_steps": 3})
+    (rank,) = same_state(arena, poisonous(Stateful.of(regression), rows=range(48)), spec, 1)
+    arena.generation([rank], wrap=lambda _, inner: Cut(inner, method="gather", step=2))
+    rank.run.save(1, 3)
+    assert [one.step for one in rank.recorder.checkpoints] == [3]
 
 
 def test_every_part_of_a_step_is_progress(arena, regression) -> None:

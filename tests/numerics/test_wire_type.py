@@ -19,8 +19,10 @@ from dtd.core.engine.step_protocol import FRESH
 from dtd.core.ring.chunks import Segments
 from dtd.errors import RingBroken
 from dtd.strategy.choice import CODECS
-from dtd.strategy.staging import staging_for
+from dtd.strategy.codec.api import World
+from dtd.strategy.gradients import staging_of
 from dtd.transport.in_process import InProcessRing
+from tests.unit.strategy.codec.narrowed import flat_of
 
 pytestmark = pytest.mark.numerics
 
@@ -59,8 +61,11 @@ def ring_sums(
 
     def work(rank: int) -> tuple[list[Tensor], int]:
         collective = ring.collective(rank)
-        staging = staging_for(sizes, CPU, codec and codec())
-        collective.open_step(0, staging.memories)
+        layouts = [flat_of(*size) for size in sizes]
+        staging = staging_of(layouts, CPU, codec and codec(None))
+        staging.regroup(World(rank=rank, size=world_size))
+        collective.open_step(0, staging.exchanges(0))
+        staging.begin(1.0)
         for index, bucket in enumerate(buckets):
             staging.flats[index].copy_(bucket[rank])
             staging.send(index, collective.start)

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtd.core.engine.shards import held_segments
 from dtd.core.ring.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
     Operation,
+    Segments,
     cut,
     exchanged,
 )
@@ -56,10 +59,11 @@ from dtd.core.ring.events import (
 )
 from dtd.core.ring.machine import Ring
 from dtd.wire.frames import Hold
-from dtd.wire.messages import Chunk, Taken, Word
+from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 
 ITEM_BYTES = 4
 GARBAGE = -1
+SUM = BucketShape(elements=0, item_bytes=ITEM_BYTES)
 
 
 class _Memory:
@@ -110,7 +114,8 @@ class _Node:
         lending: float,
         random: Random,
         added: Sequence[int],
-        operations: Sequence[Operation],
+        kinds: Sequence[BucketShape],
+        uneven: bool,
     ) -> None:
         self.core = core
         self.item_bytes = item_bytes
@@ -118,12 +123,15 @@ class _Node:
         self.lending = lending
         self.random = random
         self.added = added
-        self.operations = operations
+        self.kinds = kinds
+        self.uneven = uneven
+        self.sent_elements = 0
         self.loan = 1
         self.lent: frozenset[int] = frozenset()
-        self.outbox: deque[tuple[Chunk | Word, Callable[[], list[int]]]] = deque()
-        self.answers: deque[Taken] = deque()
+        self.outbox: deque[tuple[Chunk | SmallGather, Callable[[], list[int]]]] = deque()
+        self.answers: deque[ShmReleased] = deque()
         self.buckets: list[_Memory] = []
+        self.shapes: list[BucketShape] = []
         self.slots: dict[int, list[int]] = {}
         self.contributions: dict[tuple[int, int], list[int]] = {}
         self.done: set[int] = set()
@@ -158,6 +166,7 @@ class _Node:
     def _open(self, step: int, sizes: Sequence[int]) -> None:
         self.loan += 1
         self.buckets = []
+        self.shapes = []
         self.contributions = {}
         self.done = set()
         self.exchanges_done = 0
@@ -177,30 +186,40 @@ class _Node:
     def _add(self) -> None:
         self.handle(BucketsAdded(buckets=self._new_buckets(self.added)))
 
-    def operation(self, bucket: int) -> Operation:
-        return self.operations[bucket % len(self.operations)]
-
     def _new_buckets(self, sizes: Sequence[int]) -> tuple[BucketShape, ...]:
         """Contributions in memory, and what the machine is told of them."""
-        shapes = []
+        first = len(self.shapes)
         for size in sizes:
-            operation = self.operation(len(self.buckets))
+            shape = self._shape(size)
+            self.shapes.append(shape)
             values = [1 << self.core.rank] * size
-            if operation is Operation.ALL_GATHER:
-                start, stop = self._own(size)
-                values = [
-                    1 << self.core.rank if start <= at < stop else GARBAGE for at in range(size)
-                ]
+            if shape.operation is Operation.ALL_GATHER:
+                values = [GARBAGE] * size
+                self._write_owned(values, shape, shape.copies)
             self.buckets.append(_Memory(values))
-            shapes.append(
-                BucketShape(elements=size, item_bytes=self.item_bytes, operation=operation)
-            )
-        return tuple(shapes)
+        return tuple(self.shapes[first:])
 
-    def _own(self, size: int, rank: int | None = None) -> tuple[int, int]:
-        shape = BucketShape(elements=size, item_bytes=1)
-        segments = cut(shape, world_size=self.core.world_size, chunk_bytes=1)
-        return segments.own(self.core.rank if rank is None else rank)
+    def _shape(self, size: int) -> BucketShape:
+        """The next bucket's, equal on all ranks."""
+        index = len(self.shapes)
+        kind = self.kinds[index % len(self.kinds)]
+        bounds: tuple[int, ...] = ()
+        if self.uneven and kind.operation.is_half:
+            cuts = Random(f"{index} {size}").choices(range(size + 1), k=self.core.world_size - 1)
+            bounds = (0, *sorted(cuts), size)
+        return replace(kind, elements=size, item_bytes=self.item_bytes, bounds=bounds)
+
+    def _segments(self, shape: BucketShape) -> Segments:
+        return cut(shape, world_size=self.core.world_size, chunk_bytes=1)
+
+    def _write_owned(self, values: list[int], shape: BucketShape, further: int) -> None:
+        """Write what its owner gives to the own segment and to those of ranks before this one."""
+        for distance, index in enumerate(
+            held_segments(self.core.rank, self.core.world_size, further)
+        ):
+            start, stop = self._segments(shape).segment(index)
+            owner = (self.core.rank - distance) % self.core.world_size
+            values[start:stop] = [1 << owner] * (stop - start)
 
     def _start(self, bucket: int) -> None:
         self.handle(BucketStarted(bucket=bucket))
@@ -214,15 +233,16 @@ class _Node:
         self.finished_steps += 1
 
     def is_whole(self, index: int) -> bool:
-        values, operation = self.buckets[index].values, self.operation(index)
+        values, shape = self.buckets[index].values, self.shapes[index]
         whole = [(1 << self.core.world_size) - 1] * len(values)
-        if operation is Operation.REDUCE_SCATTER:
-            start, stop = self._own(len(values))
-            return values[start:stop] == whole[start:stop]
-        if operation is Operation.ALL_GATHER:
-            for rank in range(self.core.world_size):
-                start, stop = self._own(len(values), rank)
-                whole[start:stop] = [1 << rank] * (stop - start)
+        if shape.operation is Operation.REDUCE_SCATTER:
+            held = held_segments(self.core.rank, self.core.world_size, shape.copies)
+            ranges = [self._segments(shape).segment(segment) for segment in held]
+            return all(values[start:stop] == whole[start:stop] for start, stop in ranges)
+        if shape.operation is Operation.ALL_GATHER:
+            whole = [GARBAGE] * len(values)
+            furthest = self.core.world_size if shape.hops is None else shape.hops
+            self._write_owned(whole, shape, max(furthest, shape.copies))
         return values == whole
 
     def may_run(self) -> bool:
@@ -269,6 +289,7 @@ class _Node:
 
     def _send_chunk(self, effect: SendChunk) -> None:
         bucket = self.buckets[effect.chunk.bucket]
+        self.sent_elements += effect.stop - effect.start
         if effect.chunk.loan:
             assert effect.chunk.bucket in self.lent
             bucket.lend(effect.start, effect.stop)
@@ -297,10 +318,10 @@ class _Node:
             assert self.contributions[index, rank] == [1 << rank] * size
         bucket.write(0, [(1 << self.core.world_size) - 1] * size)
 
-    def receive(self, message: Chunk | Word, payload: Callable[[], list[int]]) -> bool:
+    def receive(self, message: Chunk | SmallGather, payload: Callable[[], list[int]]) -> bool:
         """Take a frame from the previous rank, or leave it where it is."""
         values = payload()
-        if isinstance(message, Word):
+        if isinstance(message, SmallGather):
             if isinstance(self.core.accept_word(message), Hold):
                 return False
             self.handle(WordReceived(word=message))
@@ -333,9 +354,12 @@ def run_network(
     lending: float = 0.0,
     item_bytes: int = ITEM_BYTES,
     added: Sequence[int] = (),
-    operations: Sequence[Operation] = (Operation.SUM,),
-) -> None:
+    kinds: Sequence[BucketShape] = (SUM,),
+    uneven: bool = False,
+) -> list[_Node]:
     """Run all ranks' programs; in every turn one thing that can happen does, chosen at random.
+
+    Buckets take turns in what they are (`kinds`, whatever their sizes).
 
     Each link lends nothing, or each bucket of a step with the probability `lending`.
     """
@@ -355,7 +379,8 @@ def run_network(
             lending=random.choice((0.0, lending, lending)),
             random=random,
             added=added,
-            operations=operations,
+            kinds=kinds,
+            uneven=uneven,
         )
         for rank in range(world_size)
     ]
@@ -380,6 +405,7 @@ def run_network(
     assert not any(node.outbox or node.answers for node in nodes)
     assert not any(node.slots for node in nodes)
     assert {node.core.explain() for node in nodes} == {f"step {len(steps) - 1}: waits for nothing"}
+    return nodes
 
 
 def _deliver_some(node: _Node, following: _Node, random: Random) -> bool:
@@ -402,6 +428,19 @@ def _answer(node: _Node, random: Random) -> bool:
 
 
 sizes = st.one_of(st.integers(0, 9), st.integers(10, 200))
+copies = st.integers(0, 9)
+kinds_of_bucket = st.one_of(
+    st.just(SUM),
+    st.just(replace(SUM, operation=Operation.MAXIMUM)),
+    st.builds(
+        lambda copies: replace(SUM, operation=Operation.REDUCE_SCATTER, copies=copies), copies
+    ),
+    st.builds(
+        lambda copies, hops: replace(SUM, operation=Operation.ALL_GATHER, copies=copies, hops=hops),
+        copies,
+        st.none() | copies,
+    ),
+)
 
 
 @settings(max_examples=100)
@@ -431,12 +470,13 @@ def test_every_element_is_summed_exactly_once_in_any_interleaving(
     )
 
 
-@settings(max_examples=75)
+@settings(max_examples=150)
 @given(
     world_size=st.integers(1, 8),
     steps=st.lists(st.lists(sizes, max_size=3), min_size=1, max_size=2),
     added=st.lists(sizes, max_size=3),
-    operations=st.lists(st.sampled_from(Operation), min_size=1, max_size=4),
+    kinds=st.lists(kinds_of_bucket, min_size=1, max_size=4),
+    uneven=st.booleans(),
     chunk_elements=st.one_of(st.integers(1, 12), st.just(1000)),
     slots=st.integers(1, 4),
     lending=st.sampled_from([0.0, 0.5, 1.0]),
@@ -446,7 +486,8 @@ def test_halves_of_a_sum_and_buckets_that_are_added_in_any_interleaving(
     world_size: int,
     steps: list[list[int]],
     added: list[int],
-    operations: list[Operation],
+    kinds: list[BucketShape],
+    uneven: bool,
     chunk_elements: int,
     slots: int,
     lending: float,
@@ -460,8 +501,38 @@ def test_halves_of_a_sum_and_buckets_that_are_added_in_any_interleaving(
         lending=lending,
         random=Random(seed),
         added=added,
-        operations=operations,
+        kinds=kinds,
+        uneven=uneven,
     )
+
+
+@settings(max_examples=75)
+@given(
+    world_size=st.integers(1, 8),
+    elements=sizes,
+    copies=copies,
+    lending=st.sampled_from([0.0, 1.0]),
+    uneven=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_both_halves_send_what_a_sum_sends_whatever_is_copied(
+    world_size: int, elements: int, copies: int, lending: float, uneven: bool, seed: int
+) -> None:
+    halves = [
+        replace(SUM, operation=Operation.REDUCE_SCATTER, copies=copies),
+        replace(SUM, operation=Operation.ALL_GATHER, copies=copies),
+    ]
+    nodes = run_network(
+        world_size,
+        [[elements, elements]],
+        chunk_elements=5,
+        slots=2,
+        lending=lending,
+        random=Random(seed),
+        kinds=halves,
+        uneven=uneven,
+    )
+    assert sum(node.sent_elements for node in nodes) == 2 * (world_size - 1) * elements
 
 
 @settings(max_examples=100)

@@ -31,12 +31,16 @@ SAID: dict[m.Role, list[tuple[m.Message, int]]] = {
     m.Role.CTL: [(m.GetStatus(), 0), (m.PutPackage(digest="d", offset=0, size=1), 700)],
     m.Role.RING: [
         (m.Chunk(generation=1, step=0, phase=0, hop=0, bucket=0, chunk=0, source=0), 9000),
-        (m.Word(generation=1, step=0, sequence=0, hop=0, origin=0, source=0), 40),
-        (m.Beat(generation=1), 0),
+        (m.SmallGather(generation=1, step=0, sequence=0, hop=0, origin=0, source=0), 40),
+        (m.LinkHeartbeat(generation=1), 0),
     ],
     m.Role.LIFELINE: [],
     m.Role.FETCH: [(m.FetchOpen(resource="state/1"), 0)],
     m.Role.JOIN: [(m.GetAuthority(), 0)],
+    m.Role.STAR: [
+        (m.Chunk(generation=1, step=0, phase=3, hop=0, bucket=0, chunk=0, source=0), 9000),
+        (m.LinkHeartbeat(generation=1), 0),
+    ],
 }
 ENDS: list[tuple[m.Message, int]] = [
     (m.Goodbye(reason="done"), 0),

@@ -22,7 +22,7 @@ later = st.sampled_from(TAG_FLAGS)
 
 def sealed(contents: list[bytes], later: int, key: bytes = KEY) -> list[bytes]:
     tag = KeyedTag(key, later=later)
-    word = m.Word(generation=1, step=2, sequence=3, hop=0, origin=0, source=0)
+    word = m.SmallGather(generation=1, step=2, sequence=3, hop=0, origin=0, source=0)
     return [m.message_bytes(word, content, tag) for content in contents]
 
 

@@ -317,7 +317,7 @@ class Cluster:
         self.handle(Ticked())
 
     def submit(self) -> None:
-        if len(self.core.books.queue) < 2:
+        if len(self.core.cluster.queue) < 2:
             self.jobs += 1
             limits = {
                 "min_workers": self.rng.randrange(1, 3),
@@ -331,11 +331,11 @@ class Cluster:
                 "checkpoint": {"copies": self.rng.randrange(1, 3)},
             }
             name = f"j-{self.jobs}"
-            self.handle(Submitted(job=Job(id=name, spec=spec, store_epoch=self.core.books.epoch)))
+            self.handle(Submitted(job=Job(id=name, spec=spec, store_epoch=self.core.cluster.epoch)))
 
     def order(self, worker: Process) -> Event:
         """What an operator may ask for, or what the shell may tell of."""
-        job = self.core.books.job
+        job = self.core.cluster.job
         name = job.id if job is not None else "j-0"
         return self.rng.choice(
             [

@@ -17,6 +17,7 @@ from dtd.wire import fields, frames
 from dtd.wire import messages as m
 from dtd.wire.frames import HOLD, FrameDecoder, Hold
 from dtd.wire.header import Header, _any_map, _flat_map
+from dtd.wire.step_rows import STEP_ROW_BYTES
 
 LIMIT_BYTES = 4096
 TYPES = sorted(m.message_types().values(), key=m.message_name)
@@ -60,8 +61,10 @@ KINDS: dict[str, st.SearchStrategy[Any]] = {
     "words<=4096": st.text(max_size=300),
     "host": st.from_regex(r"[A-Za-z0-9._:%-]{0,253}", fullmatch=True),
     "octets<=64": st.binary(max_size=64),
+    "octets<=16384": st.integers(0, 2).map(lambda rows: bytes(rows * STEP_ROW_BYTES)),
     "map": maps,
     "names<=2048": st.lists(st.text(PRINTABLE, max_size=9), max_size=4).map(tuple),
+    "shards<=256": st.lists(st.integers(0, 65536), max_size=8).map(tuple),
     "map of figure": st.dictionaries(
         st.text(PRINTABLE, min_size=1, max_size=9), st.floats(), max_size=4
     ),

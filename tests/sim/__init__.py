@@ -1,1 +1,1 @@
-"""A whole cluster in one process and in virtual time, driving the very cores the daemons use."""
+"""A whole cluster in one process and in virtual time, driving the same cores as the daemons."""

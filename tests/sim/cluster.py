@@ -1,16 +1,16 @@
-"""A whole cluster in virtual time: one coordinator, workers, a plan of what befalls them.
+"""A whole cluster in virtual time: one coordinator, workers and a plan of faults.
 
     Cluster(7, workers=4).submit(steps=10, buckets=(40, 7)).crash("worker-2", at_s=2.0).run()
     Cluster(7, workers=4).submit(steps=10).crash(rank=3).at(step=7, phase=ALL_GATHER).run()
 
-Everything that happens follows from the seed and the plan.  The oracle judges after every event;
-`run` also raises when the job does not end in time although the plan is over.
+Seed and plan determine everything that happens.  The oracle checks its rules after every event;
+`run` also raises if a job does not end in time after the last fault.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, overload
@@ -21,7 +21,7 @@ from dtd.core.membership.transitions import JobState
 from tests.sim import faults
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle
-from tests.sim.phases import Ambush, Phase
+from tests.sim.phases import Phase, Trigger
 from tests.sim.replica import DATA
 from tests.sim.surroundings import COORDINATOR, Pace
 
@@ -30,15 +30,15 @@ SUBMIT_AGAIN_S = 0.5
 
 
 class Moment:
-    """A fault that still needs its moment: `at` says where it strikes, and gives the cluster back.
+    """A fault without its moment: `at` defines the phase in which it strikes.
 
     Args:
-        cluster: whose plan it is.
-        verb: what happens, from `tests.sim.faults`.
-        whom: the processes that it strikes; empty for the worker that comes along.
-        name: for whom it waits; empty for whoever has the rank.
-        rank: for which rank; None for any.
-        back_after_s: then the worker's process is started again; None for never.
+        cluster: the cluster to whose plan the fault is added.
+        verb: the fault, from `tests.sim.faults`.
+        whom: the processes that it strikes; empty for the worker that triggers it.
+        name: name of the worker that triggers it; empty for any worker with the rank.
+        rank: rank of the worker that triggers it; None for any.
+        back_after_s: delay after which the worker's process is started again; None for never.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Moment:
         self._back_after_s = back_after_s
 
     def at(self, *, phase: Phase, step: int | None = None) -> Cluster:
-        """Once a worker reaches this phase, in this step counted from 1, or in any."""
+        """Strike once a worker reaches this phase, in this step (counted from 1) or in any."""
 
         def strike(name: str) -> None:
             fault = faults.Fault(verb=self._verb, names=self._whom or (name,))
@@ -67,8 +67,8 @@ class Moment:
             if self._back_after_s is not None:
                 self._cluster.machines.start_soon(name, self._back_after_s)
 
-        ambush = Ambush(phase=phase, name=self._name, rank=self._rank, step=step, strike=strike)
-        self._cluster.machines.ambushes.lay(ambush)
+        trigger = Trigger(phase=phase, name=self._name, rank=self._rank, step=step, strike=strike)
+        self._cluster.machines.triggers.lay(trigger)
         return self._cluster
 
 
@@ -76,9 +76,9 @@ class Cluster:
     """One simulation.
 
     Args:
-        seed: where all chance comes from.
-        workers: how many start at the beginning, as worker-1, worker-2, ...
-        pace: how long things take.
+        seed: seed of all random choices.
+        workers: number of workers that start at the beginning, as worker-1, worker-2, ...
+        pace: durations and sizes.
     """
 
     def __init__(self, seed: int, *, workers: int, pace: Pace | None = None) -> None:
@@ -88,6 +88,11 @@ class Cluster:
         self._plan: list[tuple[float, faults.Fault]] = []
         self._jobs: list[tuple[float, Job]] = []
         self._at_start = [f"worker-{number}" for number in range(1, workers + 1)]
+
+    def serve(self, names: Sequence[str]) -> int:
+        """Let these be parameter servers; returns how many of the first workers are none."""
+        self.machines.surroundings.servers = frozenset(names)
+        return len(set(self._at_start) - set(names))
 
     # --- planning --------------------------------------------------------------------------
 
@@ -100,17 +105,25 @@ class Cluster:
         batch: int = DATA.batch,
         min_workers: int = 1,
         max_workers: int = 64,
+        workers: int = 0,
         checkpoint_every: int = 0,
         evaluate_every: int = 0,
+        strategy: Mapping[str, Any] | None = None,
+        hands_on: bool = False,
         drifts_at: int = 0,
         copies: int = 1,
         settle_s: float = 1.0,
         busy_s: float = 1800.0,
         at_s: float = 0.0,
+        from_job: str = "",
     ) -> Self:
-        """Submit a job; jobs are called job-1, job-2, ...
+        """Plan the submission of a job; jobs are called job-1, job-2, ...
 
-        From step `drifts_at` on its replicas differ, as with state that dtd does not know.
+        With `from_job` it begins with that job's weights.
+
+        Its [strategy] table defines the number of steps of a round; without one it is 1.  With
+        `hands_on`, leaving ranks pass their residuals on to those that stay.  From step
+        `drifts_at` on, its replicas differ, as with state that is unknown to dtd.
         """
         if drifts_at:
             self.oracle.flipped()
@@ -119,6 +132,7 @@ class Cluster:
             "elastic": {
                 "min_workers": min_workers,
                 "max_workers": max_workers,
+                "workers": workers,
                 "settle_s": settle_s,
                 "stall_timeout_s": 5.0,
                 "busy_timeout_s": busy_s,
@@ -133,13 +147,19 @@ class Cluster:
                 "checkpoint_every": checkpoint_every,
                 "evaluate_every": evaluate_every,
                 "drifts_at": drifts_at,
+                "hands_on": int(hands_on),
             },
         }
-        self._jobs.append((at_s, Job(id=f"job-{len(self._jobs) + 1}", spec=spec)))
+        if strategy is not None:
+            spec["strategy"] = dict(strategy)
+        name = f"job-{len(self._jobs) + 1}"
+        mode = "weights" if from_job else ""
+        job = Job(id=name, spec=spec, from_job=from_job, from_mode=mode)
+        self._jobs.append((at_s, job))
         return self
 
     def do(self, verb: str, *names: str, at_s: float) -> Self:
-        """Plan any fault; the verbs are in `tests.sim.faults`."""
+        """Plan a fault at a given time; `tests.sim.faults` defines the verbs."""
         self._plan.append((at_s, faults.Fault(verb=verb, names=names)))
         return self
 
@@ -151,11 +171,15 @@ class Cluster:
         rank: int | None = None,
         back_after_s: float | None = None,
     ) -> Moment:
-        """Plan a fault that strikes when a worker comes to where `at` says."""
+        """Plan a fault that strikes when a worker reaches the phase passed to `Moment.at`."""
         return Moment(self, verb, whom, name=name, rank=rank, back_after_s=back_after_s)
 
+    def further_jobs(self) -> list[str]:
+        """Ids of the jobs after the second one."""
+        return [job.id for _, job in self._jobs[2:]]
+
     def planned(self, verb: str) -> bool:
-        """Whether the plan has such a fault."""
+        """Whether the plan contains a fault with this verb."""
         return any(fault.verb == verb for _, fault in self._plan)
 
     @overload
@@ -172,13 +196,13 @@ class Cluster:
         rank: int | None = None,
         back_after_s: float | None = None,
     ) -> Self | Moment:
-        """Kill a process like by SIGKILL; `name` may be the coordinator when a time is given."""
+        """Kill a process as by SIGKILL; `name` may be the coordinator if a time is given."""
         if at_s is not None:
             return self.do("crash", name, at_s=at_s)
         return self.when("crash", name=name, rank=rank, back_after_s=back_after_s)
 
     def restart(self, name: str, *, at_s: float) -> Self:
-        """Start a process that does not run, or one that never ran."""
+        """Start a process that is not running, or has never run."""
         return self.do("restart", name, at_s=at_s)
 
     def bounce(self, name: str, *, at_s: float, down_s: float = 0.5) -> Self:
@@ -186,24 +210,24 @@ class Cluster:
         return self.crash(name, at_s=at_s).restart(name, at_s=at_s + down_s)
 
     def hold(self, one: str, other: str, *, at_s: float, until_s: float) -> Self:
-        """Stall everything between two processes for a while."""
+        """Stall all traffic between two processes for a while."""
         return self.do("hold", one, other, at_s=at_s).do("release", one, other, at_s=until_s)
 
     def partition_oneway(self, source: str, to: str, *, at_s: float, until_s: float) -> Self:
-        """Stall what one process sends to another for a while."""
+        """Stall the traffic from one process to another for a while."""
         self.do("partition_oneway", source, to, at_s=at_s)
         return self.do("release", source, to, at_s=until_s)
 
     def pause(self, name: str, *, at_s: float, until_s: float) -> Self:
-        """Stop a worker like by SIGSTOP, or by code that keeps the GIL, for a while."""
+        """Stop a worker for a while, as by SIGSTOP or by code that holds the GIL."""
         return self.do("pause", name, at_s=at_s).do("unpause", name, at_s=until_s)
 
     def stick(self, name: str, *, at_s: float) -> Self:
-        """Let a training thread not come back from the task's own code."""
+        """Make a training thread hang in the task's own code."""
         return self.do("stick", name, at_s=at_s)
 
     def corrupt(self, name: str, *, at_s: float) -> Self:
-        """Flip bits of a worker's state."""
+        """Flip bits in a worker's state."""
         return self.do("corrupt", name, at_s=at_s)
 
     def reset(self, one: str, other: str, *, at_s: float) -> Self:
@@ -211,24 +235,24 @@ class Cluster:
         return self.do("reset", one, other, at_s=at_s)
 
     def misfit(self, name: str) -> Self:
-        """Give a worker other data than everybody else's."""
+        """Give a worker data that differs from all others."""
         self.machines.datasets[name] = f"data of {name}"
         return self
 
     def failing(self, name: str, *, step: int) -> Self:
-        """Let the job's own code raise on a worker in this step."""
+        """Make the job's own code raise an error on a worker in this step."""
         self.machines.failing[name] = step
         return self
 
     def broken(self, name: str, *, until_s: float) -> Self:
-        """Let a worker's host lack something until then: it cannot warm up."""
+        """Make a worker's warm-up fail until this time, as if its host lacked something."""
         self.machines.broken[name] = until_s
         return self
 
     # --- running ---------------------------------------------------------------------------
 
     def run(self, *, patience_s: float = 200.0) -> Self:
-        """Let it all happen.
+        """Run the simulation.
 
         Raises:
             Broken: a rule was broken, or a job had not ended `patience_s` after the last fault.
@@ -249,12 +273,12 @@ class Cluster:
         return self
 
     def strike(self, fault: faults.Fault, where: str = "") -> None:
-        """Let a fault happen now."""
+        """Apply a fault now."""
         self.machines.surroundings.tell(f"* {fault}" + (f" ({where})" if where else ""))
         faults.apply(fault, self.machines)
 
     def _submit(self, job: Job) -> None:
-        """Like an operator who looks whether his job has arrived, and tries again."""
+        """Submit a job repeatedly until the coordinator knows it, as an operator would."""
         if self.machines.store.knows(job.id):
             return
         if not self.machines.has_heard_of(job.id):
@@ -268,17 +292,17 @@ class Cluster:
 
     @property
     def oracle(self) -> Oracle:
-        """The judge, and what it has counted."""
+        """The oracle, with its counters."""
         return self.machines.oracle
 
     @property
     def story(self) -> list[str]:
-        """What happened, a line each."""
+        """The events of the simulation, one line each."""
         return self.machines.surroundings.story
 
     @property
     def now_s(self) -> float:
-        """Virtual time."""
+        """Virtual time in seconds."""
         return self._scheduler.now
 
     def job(self, number: int = 1) -> Job:
@@ -290,11 +314,11 @@ class Cluster:
         return {name: one.core.state.value for name, one in self.machines.running().items()}
 
     def lost_steps(self, number: int = 1) -> int:
-        """Committed steps that had to be done again."""
+        """Number of committed steps that were lost and had to be repeated."""
         return self.job(number).steps_lost
 
     def succeeded(self, number: int = 1) -> bool:
-        """The job has done all its steps."""
+        """Whether the job has completed all its steps."""
         return self.job(number).state is JobState.DONE
 
     def _all_ended(self) -> bool:
@@ -302,6 +326,9 @@ class Cluster:
 
     def _explain(self) -> str:
         coordinator = self.machines.coordinator
-        says = coordinator.membership.explain() if coordinator is not None else "it is away"
+        says: object = "it is away"
+        if coordinator is not None:
+            pools = coordinator.membership
+            says = {**pools.explanations(), "queue": pools.explain_queue()}
         workers = ", ".join(f"{name} is {state}" for name, state in self.workers_state().items())
         return f"the coordinator says {says!r}; {workers}"

@@ -1,7 +1,7 @@
-"""A simulated worker's control connection: opened again and again, and dropped when it is dead.
+"""A simulated worker's control connection: reopened whenever it is closed or dead.
 
-The counterpart of `dtd.worker.control`: who hears no acknowledgement of its heartbeats for a while
-connects again, for a dead connection looks like a coordinator that is merely slow.
+The counterpart of `dtd.worker.control`: a worker whose heartbeats are not acknowledged for a while
+reconnects, since it cannot tell a dead connection from a slow coordinator.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tests.sim.network import Port
 from tests.sim.surroundings import COORDINATOR, Surroundings
 
 PATIENCE: Final = 2
-"""Heartbeat time-outs without a word from the coordinator."""
+"""Number of heartbeat timeouts without a message from the coordinator before reconnecting."""
 
 
 class Control:
     """One worker's link to the coordinator.
 
     Args:
-        surroundings: clock, network, chance.
-        name: the worker's.
-        after: does something later, unless the process has died by then.
+        surroundings: clock, network, random generators.
+        name: name of the worker.
+        after: runs an action after a delay, unless the process has died by then.
         received: called with every message.
     """
 
@@ -47,19 +47,19 @@ class Control:
         )
 
     def connect(self) -> None:
-        """Call the coordinator."""
+        """Connect to the coordinator."""
         self._detector.watch(COORDINATOR, self._surroundings.scheduler.now)
         self._port = self._surroundings.network.connect(
             self._name, COORDINATOR, None, receive=self._on_message, closed=self._on_closed
         )
 
     def send(self, message: m.Message) -> None:
-        """Send something; lost when the connection is down."""
+        """Send a message; it is lost if the connection is down."""
         if self._port is not None:
             self._port.send(message)
 
     def look(self) -> None:
-        """Drop a connection over which nothing has come for too long."""
+        """Drop the connection if nothing has arrived on it for too long."""
         for _, reason in self._detector.suspects(self._surroundings.scheduler.now):
             if self._port is not None:
                 self._port.close(reason)

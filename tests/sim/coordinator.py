@@ -25,8 +25,8 @@ from dtd.core.membership.events import (
     Ticked,
     WorkerLost,
 )
-from dtd.core.membership.machine import Membership
 from dtd.core.membership.outbox import Item, Outbox
+from dtd.core.membership.pools import Pools
 from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.wire import messages as m
 from tests.sim.network import Port
@@ -41,8 +41,8 @@ class CoordinatorProcess:
     """One life of the coordinator.
 
     Args:
-        surroundings: clock, network, chance, oracle, story.
-        store: what earlier lives have written.
+        surroundings: clock, network, random generators, oracle, story.
+        store: the store, with the records of earlier processes.
     """
 
     def __init__(self, surroundings: Surroundings, store: SimulatedStore) -> None:
@@ -51,7 +51,7 @@ class CoordinatorProcess:
         self.alive = True
         unfinished = store.open()
         store_id, epoch = store.identity()
-        self.membership = Membership(
+        self.membership = Pools(
             heartbeat_interval_s=surroundings.heartbeat_interval_s,
             heartbeat_timeout_s=surroundings.heartbeat_timeout_s,
             last_generation=store.last_generation(),
@@ -61,6 +61,7 @@ class CoordinatorProcess:
         self._names: dict[Port, tuple[str, int]] = {}
         self._outbox: Outbox[Note, Port | None] = Outbox()
         self._timer: Timer | None = None
+        surroundings.oracle.beliefs.started(surroundings.scheduler.now)
         for job in store.ended():
             if job.id not in surroundings.oracle.ended_jobs:
                 surroundings.oracle.ended(job, written=True)
@@ -69,7 +70,7 @@ class CoordinatorProcess:
         surroundings.network.listen(COORDINATOR, self)
 
     def crash(self) -> None:
-        """Die at once; what was not written is forgotten."""
+        """Die immediately; what is not stored is lost."""
         self.alive = False
         self.store.close()
         self.surroundings.network.vanish(COORDINATOR)
@@ -79,7 +80,7 @@ class CoordinatorProcess:
     # --- connections -----------------------------------------------------------------------
 
     def accept(self, port: Port, greeting: object) -> bool:
-        """A worker connects; see `tests.sim.network.Host`."""
+        """Accept a worker's connection; see `tests.sim.network.Host`."""
         del greeting
         port.receive = lambda content: self._on_message(port, content)
         port.closed = lambda reason: self._on_closed(port, reason)
@@ -93,7 +94,8 @@ class CoordinatorProcess:
         assert isinstance(content, m.Message)
         if isinstance(content, m.Register):
             now = self.surroundings.scheduler.now
-            if registration.name_holder(self.membership.books, content, now) is not None:
+            cluster = self.membership.cluster_of(content.name)
+            if registration.name_holder(cluster, content, now) is not None:
                 port.close("the name is taken")
                 return True
             old = self._ports.get(content.name)
@@ -102,11 +104,13 @@ class CoordinatorProcess:
                 old.close("registered again")
             self._ports[content.name] = port
             self._names[port] = content.name, content.incarnation
+            self.surroundings.oracle.beliefs.connected(content.name)
         if port in self._names:
             self._from_worker(self._names[port][0], content)
         return True
 
     def _from_worker(self, name: str, message: m.Message) -> None:
+        self.surroundings.oracle.beliefs.heard(name, self.surroundings.scheduler.now)
         counts = self.membership.hears(name, message)
         self.handle(FromWorker(name=name, message=message))
         honest = name not in self.surroundings.oracle.liars
@@ -124,10 +128,10 @@ class CoordinatorProcess:
     # --- core ------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Hand an event to the core and do what it answers.
+        """Pass an event to the core and perform the resulting effects.
 
         Raises:
-            RequestRefused: the core says no.
+            RequestRefused: the core refuses the request.
         """
         now = self.surroundings.scheduler.now
         decided: list[Item[Note, Port | None]] = []
@@ -137,7 +141,9 @@ class CoordinatorProcess:
             decided.append(Item(copy.deepcopy(effect) if changes else effect, port))
             if isinstance(effect, Send) and port is not None:
                 self._tell_oracle(effect, port)
-        self.surroundings.oracle.membership(self.membership, now)
+        self.membership.check_invariants()
+        for machine in self.membership.machines():
+            self.surroundings.oracle.membership(machine, now, self._ports)
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.membership.next_deadline(now)
@@ -147,10 +153,10 @@ class CoordinatorProcess:
             self._do(self._outbox.put(item))
 
     def ask(self, event: Event) -> None:
-        """An operator asks for something, and is answered when it is written down.
+        """Handle an operator's request, which is answered once the result is stored.
 
         Raises:
-            RequestRefused: the core says no.
+            RequestRefused: the core refuses the request.
         """
         self.handle(event)
         if isinstance(event, CancelRequested):
@@ -158,6 +164,7 @@ class CoordinatorProcess:
             self._do(self._outbox.put(Item(answer, None)))
 
     def _tell_oracle(self, effect: Send, port: Port) -> None:
+        self.surroundings.oracle.beliefs.told(effect.name, effect.message)
         if isinstance(effect.message, m.Release) and effect.message.state == "evicted":
             self.surroundings.oracle.lineage.expelled(*self._names[port])
 
@@ -166,7 +173,7 @@ class CoordinatorProcess:
             self.handle(Ticked())
 
     def _port_of(self, effect: Effect) -> Port | None:
-        """The connection that an effect is meant for; a later one must not get it."""
+        """The connection for which an effect is meant; a later one must not receive it."""
         return self._ports.get(effect.name) if isinstance(effect, Send | Disconnect) else None
 
     def _do(self, items: list[Item[Note, Port | None]]) -> None:
@@ -186,6 +193,8 @@ class CoordinatorProcess:
             written = self.store.has_ended(effect.job.id)
             self.surroundings.oracle.ended(effect.job, written=written)
         elif port is not None and isinstance(effect, Send):
+            if self._ports.get(effect.name) is port:
+                self.surroundings.oracle.beliefs.says(effect.name, effect.message)
             self.surroundings.oracle.told(effect.name, effect.message, self.store)
             self.surroundings.said.setdefault(effect.name, []).append(effect.message)
             port.send(effect.message)

@@ -1,7 +1,8 @@
-"""A simulated worker's data port: neighbours connect their rings, joiners fetch the state.
+"""A simulated worker's data port: neighbours connect for the ring, joiners fetch the state.
 
-The counterpart of `dtd.net.data_server`: a ring that comes early waits, a stale one is refused, and
-so is a lifeline of any ring but ours; a state is served piece by piece once it is offered.
+The counterpart of `dtd.net.data_server`: a ring connection that arrives early waits; a stale one is
+refused, and so is a lifeline of any ring but the current one.  A state is served in pieces once it
+is offered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.sim.surroundings import Pace
 
 PIECES: Final = 8
 PIECE_BYTES: Final = 50_000_000
-"""A large state comes in more pieces, so that a slow donor is told from a dead one."""
+"""A larger state has more pieces, so that a slow donor can be told from a dead one."""
 WELCOME: Final = "welcome"
 PAYLOAD: Final = "payload"
 PROBE_BYTES: Final = 256 * 1024
@@ -25,28 +26,28 @@ RingKey = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingHello:
-    """A neighbour connects: generation, roster id and its rank."""
+    """Greeting of a ring neighbour: generation, roster id and its rank."""
 
     key: RingKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifelineHello:
-    """A neighbour whose ring is up: generation, roster id and its rank; nothing follows."""
+    """Greeting of a lifeline, sent once the ring is up: generation, roster id and rank."""
 
     key: RingKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchHello:
-    """A joiner will ask for pieces of the state that a generation starts from."""
+    """Greeting of a joiner that will request pieces of a generation's starting state."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHello:
-    """Somebody only wants to know whether frames get through, small and large."""
+    """Greeting of a probe, which tests whether small and large frames get through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +66,24 @@ class _Asked:
 
 
 class RingAcceptor(Protocol):
-    """A generation that waits for its neighbours."""
+    """The ring of a generation that waits for its neighbours."""
 
     def accept_ring(self, port: Port) -> None:
-        """The previous neighbour's port."""
+        """Accept the connection of the previous rank."""
         ...
 
     def accept_lifeline(self, port: Port, rank: int) -> None:
-        """The lifeline of whoever has this rank."""
+        """Accept the lifeline of the neighbour with this rank."""
         ...
 
 
 class DataPort:
-    """What listens under a worker's name.
+    """The listener under a worker's name.
 
     Args:
-        sending: called before each piece of a state is sent; False when the process is gone.
-        pace: says how large a state is.
+        sending: called before each piece of a state is sent; returns False if the process has
+            ended.
+        pace: defines the size of a state.
     """
 
     def __init__(self, sending: Callable[[], bool], *, pace: Pace) -> None:
@@ -97,7 +99,7 @@ class DataPort:
         self._fetching: list[Port] = []
 
     def accept(self, port: Port, greeting: object) -> bool:
-        """Somebody connects; see `tests.sim.network.Host`."""
+        """Accept a connection; see `tests.sim.network.Host`."""
         if isinstance(greeting, FetchHello):
             self._fetching.append(port)
             port.receive = lambda index: self._on_asked(greeting.generation, index, port)
@@ -126,7 +128,7 @@ class DataPort:
         return True
 
     def _accept_lifeline(self, port: Port, key: RingKey) -> None:
-        """It comes when its ring is up, so the ring is the one that we expect, or over."""
+        """A lifeline arrives once its ring is up, so that ring is the expected one, or is over."""
         expected = self._expected
         if self._acceptor is None or expected is None or expected[:2] != key[:2]:
             port.close("stale generation")
@@ -136,7 +138,7 @@ class DataPort:
     # --- rings -----------------------------------------------------------------------------
 
     def expect_ring(self, key: RingKey, by: RingAcceptor) -> None:
-        """Give the neighbours' ports to `by`; refuse those of older generations."""
+        """Pass the neighbours' connections to `by`; refuse those of older generations."""
         self._generation, self._expected = key[0], key
         self._acceptor, self._taken = by, False
         for old in [known for known in self._early if known[0] < key[0]]:
@@ -157,11 +159,11 @@ class DataPort:
             self._on_asked(one.generation, one.index, one.port)
 
     def withdraw(self) -> None:
-        """Serve nothing, and send away who is waiting."""
+        """Stop serving, and close waiting connections."""
         self._offers.clear()
         self._asked.clear()
         for port in self._fetching:
-            port.close("not offered any more")
+            port.close("no longer offered")
         self._fetching.clear()
 
     def _on_asked(self, generation: int, index: object, port: Port) -> bool:
@@ -175,7 +177,7 @@ class DataPort:
 
 
 def pieces_of(pace: Pace) -> int:
-    """How many pieces a state is fetched in."""
+    """Number of pieces in which a state is fetched."""
     return max(PIECES, int(pace.state_bytes[1]) // PIECE_BYTES)
 
 

@@ -1,8 +1,8 @@
-"""What can befall a simulated cluster, as verbs with names.
+"""The faults of a simulated cluster, each a verb with the names of the processes concerned.
 
-A plan is a list of faults, each with its moment: a time, or a worker that reaches a phase
-(`tests.sim.phases`).  The verbs are those of stories (`tests.sim.story`) and of random plans
-(`tests.sim.plans`).  Whom a fault touches is told to the oracle: everybody else must not suffer.
+A plan is a list of faults, each of which strikes at a given time or when a worker reaches a phase
+(`tests.sim.phases`).  Stories (`tests.sim.story`) and random plans (`tests.sim.plans`) use these
+verbs.  The oracle is told which processes a fault affects; all others must not suffer from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtd.core.membership.events import (
 )
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
-from tests.sim.phases import Ambushes
+from tests.sim.phases import Triggers
 from tests.sim.replica import Disk
 from tests.sim.store import SimulatedStore
 from tests.sim.worker import WorkerProcess
@@ -28,7 +28,7 @@ from tests.sim.worker import WorkerProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that befalls the cluster."""
+    """A fault: a verb and the names of the processes that it affects."""
 
     verb: str
     names: tuple[str, ...]
@@ -38,23 +38,23 @@ class Fault:
 
 
 class Target(Protocol):
-    """What faults act on: the machines of the cluster."""
+    """The machines of the cluster, on which faults act."""
 
     network: Network
     oracle: Oracle
     store: SimulatedStore
-    ambushes: Ambushes
+    triggers: Triggers
 
     def start(self, name: str) -> None:
-        """Start a process; nothing when it runs."""
+        """Start a process; does nothing if it is running."""
         ...
 
     def stop(self, name: str) -> None:
-        """Kill a process at once; nothing when it does not run."""
+        """Kill a process immediately; does nothing if it is not running."""
         ...
 
     def process(self, name: str) -> WorkerProcess | None:
-        """A worker's process, if it runs."""
+        """A worker's process, if it is running."""
         ...
 
     def disk(self, name: str) -> Disk:
@@ -62,19 +62,19 @@ class Target(Protocol):
         ...
 
     def back_up(self) -> None:
-        """Copy the coordinator's store."""
+        """Take a backup of the coordinator's store."""
         ...
 
     def go_back(self) -> None:
-        """Kill the coordinator and put the copy in the place of its store."""
+        """Kill the coordinator and restore its store from the backup."""
         ...
 
     def waits_in_vain(self, job: str) -> bool:
-        """Whether the job waits, and nobody is left who is not here."""
+        """Whether the job waits although every running worker is connected."""
         ...
 
     def ask(self, event: Event) -> None:
-        """Hand an operator's request to the coordinator, if it can be reached."""
+        """Pass an operator's request to the coordinator, if it is running."""
         ...
 
 
@@ -111,7 +111,7 @@ def _unstick(target: Target, name: str) -> None:
 
 
 def _block(target: Target, name: str) -> None:
-    """Let a training thread wait in the kernel for a file server that does not answer."""
+    """Make a training thread wait in the kernel for a file server that does not respond."""
     process = target.process(name)
     if process is not None and process.trainer is not None:
         process.trainer.thread.stick("a disk or a file server")
@@ -128,6 +128,13 @@ def _corrupt(target: Target, name: str) -> None:
     if process is not None and process.trainer is not None:
         target.oracle.flipped()
         process.trainer.session.corrupt()
+
+
+def _damage(target: Target, name: str) -> None:
+    """Flip bits of one shard in a worker's memory."""
+    process = target.process(name)
+    if process is not None and process.trainer is not None:
+        process.trainer.session.damage()
 
 
 def _fill(target: Target, name: str) -> None:
@@ -165,7 +172,7 @@ def _partition_oneway(target: Target, source: str, to: str) -> None:
 
 
 def _narrow(target: Target, one: str, other: str) -> None:
-    """Small packets pass between them and large ones do not, as with a wrong MTU."""
+    """Lose large packets between two processes but deliver small ones, as with a wrong MTU."""
     target.network.narrow(one, other)
     target.network.narrow(other, one)
 
@@ -176,7 +183,7 @@ def _widen(target: Target, one: str, other: str) -> None:
 
 
 def _lose(target: Target, one: str, other: str) -> None:
-    """Many packets between them are lost, and sent again."""
+    """Lose many packets between two processes, which are then retransmitted."""
     target.network.lose(one, other)
     target.network.lose(other, one)
 
@@ -187,14 +194,14 @@ def _keep(target: Target, one: str, other: str) -> None:
 
 
 def _echo(target: Target, name: str) -> None:
-    """What an earlier coordinator has said comes again, as from a copy of it that was forgotten."""
+    """Deliver an old message of the coordinator again, as from a forgotten second coordinator."""
     process = target.process(name)
     if process is not None:
         process.hear_again()
 
 
 def _look_after(target: Target, job: str) -> None:
-    """The operator resumes a job that waits for somebody who will not come back."""
+    """Resume, as the operator, a job that waits for a worker that will not return."""
     if target.waits_in_vain(job):
         target.ask(ResumeRequested(job=job))
 
@@ -204,7 +211,7 @@ def _reset(target: Target, one: str, other: str) -> None:
 
 
 def _sever(target: Target, one: str, other: str) -> None:
-    """Reset their lifelines, as a middlebox does to a connection on which nothing is said."""
+    """Reset the lifelines between two processes, as a middlebox does with idle connections."""
     target.network.reset(one, other, lifelines_only=True)
 
 
@@ -217,12 +224,12 @@ def _back_up(target: Target) -> None:
 
 
 def _restore(target: Target, _coordinator: str) -> None:
-    """Like `dtd-coordinator restore`; the coordinator is started by another fault."""
+    """Restore the store as `dtd-coordinator restore` does; another fault starts the coordinator."""
     target.go_back()
 
 
 def _fail_store(target: Target, _coordinator: str) -> None:
-    """The disk of the coordinator's store is full, or fails."""
+    """Make the disk of the coordinator's store fail, as if it were full."""
     target.store.fill()
 
 
@@ -248,12 +255,12 @@ def _kill(target: Target, name: str, signal: str) -> None:
 
 
 def _lie(target: Target, name: str) -> None:
-    """From now on it tells the coordinator what is not so."""
+    """Make a worker lie to the coordinator from now on."""
     target.oracle.liars.add(name)
 
 
 def _calm(target: Target) -> None:
-    target.ambushes.lift()
+    target.triggers.lift()
     target.network.heal()
 
 
@@ -267,6 +274,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "block": _block,
     "loop": _loop,
     "corrupt": _corrupt,
+    "damage": _damage,
     "spoil": _spoil,
     "fill": _fill,
     "clear": _clear,
@@ -300,11 +308,11 @@ HARMLESS: Final = frozenset(
         *("cancel", "look_after", "echo"),
     }
 )
-"""Whoever these touch suffers nothing by them."""
+"""Faults that cause no harm to the processes they affect."""
 
 
 def apply(fault: Fault, target: Target) -> None:
-    """Let it happen now."""
+    """Apply a fault now."""
     if fault.verb not in HARMLESS:
         target.oracle.struck(fault.names)
     VERBS[fault.verb](target, *fault.names)

@@ -1,7 +1,7 @@
-"""A simulated joiner takes over the state: piece by piece, striped over all who hold it.
+"""A simulated joiner fetches the state in pieces, striped over all of its holders.
 
-The counterpart of `dtd.worker.fetch`: when a donor dies or sends nothing for too long, the others
-are asked for its pieces; when none is left, the generation cannot begin.
+The counterpart of `dtd.worker.fetch`: if a donor dies or sends nothing for too long, its pieces are
+requested from the others; if none is left, the generation cannot begin.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from tests.sim.surroundings import Surroundings
 
 
 class Process(Protocol):
-    """What a fetch uses of its process."""
+    """A fetch's interface to its process."""
 
     name: str
     surroundings: Surroundings
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later, unless the process has died by then."""
+        """Run an action after a delay, unless the process has died by then."""
         ...
 
 
 class Fetch:
-    """One state on its way to one joiner.
+    """The transfer of one state to one joiner.
 
     Args:
-        process: where it is fetched to.
-        generation: whose start it is.
-        donors: names of those who hold it.
-        receiving: called before the first piece is taken; False when the process is gone.
-        changed: called when the fetch is over, one way or the other.
+        process: the joiner's process.
+        generation: the generation that starts from the state.
+        donors: names of the holders of the state.
+        receiving: called before the first piece is accepted; returns False if the process has
+            ended.
+        changed: called when the fetch has completed or failed.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Fetch:
             self._ask(donor)
 
     def over(self) -> bool:
-        """Complete, or failed."""
+        """Whether the fetch has completed or failed."""
         return len(self._pieces) == self._count or bool(self.why_failed)
 
     def states(self) -> list[State]:
-        """What each piece is a piece of."""
+        """For each piece, the state to which it belongs."""
         return [self._pieces[index] for index in range(self._count)]
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """Request nothing more."""
         for port in self._ports.values():
             port.close("done")
         self._ports.clear()
@@ -91,7 +92,7 @@ class Fetch:
         self._process.after(patience_s, lambda: self._check(donor, index))
 
     def _check(self, donor: str, index: int) -> None:
-        """Without an answer by now the donor is given up."""
+        """Give up the donor if it has not answered by now."""
         if self._asked.get(donor) == index and not self.over() and donor in self._ports:
             self._ports[donor].close("silent")
             self._give_up(donor, "sent nothing for too long")

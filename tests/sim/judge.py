@@ -1,7 +1,7 @@
-"""Does this code break a rule?  Stories and random plans, one after another, until one does.
+"""Runs stories and random plans, one after another, until a rule is broken.
 
-What `scripts/mutate` asks of a copy of the tree in which a fault was planted.  Stories count by the
-rules alone; that one is told in other words is said beside it.
+`scripts/mutate` uses it to judge a copy of the tree with a planted fault.  Only broken rules count
+for stories; a story whose text changed is reported separately.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STORIES = Path(__file__).parent.parent / "simulation" / "stories"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of all plans until a rule was broken, or the time was over.
+    """The result of all plans until a rule was broken or the time was up.
 
     Attributes:
-        rule: the one that was broken first, in the words of the judge; empty for none.
+        rule: the first broken rule, in the oracle's words; empty if none was broken.
         by: the story or the seed that broke it.
-        told_otherwise: a story that kept the rules and came out different.
-        plans: how many were played.
-        seconds: of processor time.
+        told_otherwise: a story that kept the rules but whose text changed.
+        plans: number of plans that were run.
+        seconds: processor time in seconds.
     """
 
     rule: str
@@ -38,12 +38,12 @@ class Verdict:
 
 
 def judge(seeds: Iterable[int], *, first: str, most_s: float) -> Verdict:
-    """Play stories and seeds in turn.
+    """Run stories and seeds in turn.
 
     Args:
-        seeds: of random plans.
+        seeds: seeds of random plans.
         first: a story or a seed to begin with; empty for none.
-        most_s: of processor time.
+        most_s: limit of processor time in seconds.
     """
     begun_s, plans, told_otherwise = time.process_time(), 0, ""
     for by in _in_turn(seeds, first):
@@ -80,12 +80,12 @@ def _tell(name: str) -> tuple[str, bool]:
     text = (STORIES / f"{name}.txt").read_text()
     try:
         return "", story.tell(text) != text
-    except Exception as error:  # noqa: BLE001 - whatever it is, the story belongs to it
+    except Exception as error:  # noqa: BLE001 - any error is reported with its story
         return f"{type(error).__name__}: {error}", True
 
 
 def _in_short(failure: str) -> str:
-    """The rule without the details: those differ from plan to plan."""
+    """The rule without the details, which differ from plan to plan."""
     kind, _, words = failure.partition(": ")
     rule = re.split(r"[:;(\[]", words)[0].strip()
     if kind == "Broken":

@@ -1,7 +1,7 @@
-"""What a lying worker says instead of the truth: to the coordinator, of steps, digests and others.
+"""The false reports of a lying worker to the coordinator: of steps, digests and other members.
 
-It trains with the others as it should, for gradients are another matter.  What it says is drawn by
-chance from what its credential lets it say, whether that can be true or not.
+The worker trains correctly, since false gradients are a separate subject.  Its lies are drawn at
+random from the reports that its credential permits, whether or not they can be true.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ import random
 from dataclasses import replace
 from typing import Any, Final
 
+from dtd.core.engine.shards import ShardSet
 from dtd.wire import messages as m
 
 TRUTHFUL: Final = 0.4
-"""Who never tells the truth is cut off at once, and does little harm."""
+"""Share of true reports; a worker that always lies is soon disconnected and does little harm."""
 
 SLANDERS: Final = 0.1
-"""How often a heartbeat is replaced by the word that another member is gone, or differs."""
+"""Share of heartbeats replaced by a claim that another member is gone or its state differs."""
+
+SHARDS: Final = 0.5
+"""Share of lies about which shards it holds, where the state is sharded."""
 
 MOST_WORKERS: Final = 7
 FAR: Final = (3, 40, 5_000, 10**9)
-"""How far from the truth: within what the job has, and beyond it."""
+"""Distances of false steps from the true one, within and beyond the length of the job."""
 
 
 def instead_of(message: m.Message, rng: random.Random) -> m.Message:
-    """A lie, or the truth."""
+    """The message, or a lie in its place."""
     if rng.random() < TRUTHFUL:
         return message
+    if _parts(message) and rng.random() < SHARDS:
+        return _of_shards(message, rng)
     if isinstance(message, m.Heartbeat) and message.generation and rng.random() < SLANDERS:
         return _slander(message, rng)
     if isinstance(message, m.Frozen) and rng.random() < 0.5:
@@ -34,8 +40,39 @@ def instead_of(message: m.Message, rng: random.Random) -> m.Message:
     return _other(message, rng.choice(FAR) * rng.choice((1, 1, -1)))
 
 
+def _parts(message: m.Message) -> bool:
+    """Whether a report names shards of a state."""
+    if isinstance(message, m.Frozen | m.Warmed):
+        return any(one.part for one in message.held)
+    return isinstance(message, m.CheckpointSaved | m.Finished) and bool(message.part)
+
+
+def _of_shards(message: m.Message, rng: random.Random) -> m.Message:
+    """Claims to hold other shards, perhaps all, of another digest or of another size."""
+    if isinstance(message, m.Frozen | m.Warmed):
+        held = tuple(
+            replace(one, part=_claimed(rng), digest=rng.choice((one.digest, "f0" * 16)))
+            for one in message.held
+        )
+        return replace(message, held=held)
+    if isinstance(message, m.CheckpointSaved):
+        size_bytes = rng.choice((0, 1, 10**12))
+        return replace(message, part=_claimed(rng), size_bytes=size_bytes)
+    assert isinstance(message, m.Finished)
+    return replace(message, part=_claimed(rng))
+
+
+def _claimed(rng: random.Random) -> tuple[int, ...]:
+    """Some shards, as messages name them; none stands for all."""
+    world_size = rng.randint(1, MOST_WORKERS)
+    first = rng.randrange(world_size)
+    last = rng.randint(first, world_size - 1)
+    part = ShardSet.segments(range(first, last + 1), world_size)
+    return () if part.is_whole else tuple(part.to_wire())
+
+
 def _slander(beat: m.Heartbeat, rng: random.Random) -> m.Frozen:
-    """It has left its generation, it says, since something was wrong with another one."""
+    """A claim to have left the generation because of a fault of another member."""
     held = m.Held(
         job=beat.job, generation=beat.generation, step=beat.step, digest="", where="memory"
     )
@@ -54,7 +91,7 @@ def _slander(beat: m.Heartbeat, rng: random.Random) -> m.Frozen:
 
 
 def _accusation(rng: random.Random) -> dict[str, Any]:
-    """Somebody's process has ended or its state differs, or nobody's state is to be trusted."""
+    """Claims that a member's process has ended, that its state differs, or that all states do."""
     suspect = rng.choice(("", f"worker-{rng.randint(1, MOST_WORKERS)}"))
     return {
         "suspect": suspect,

@@ -1,8 +1,9 @@
 """A simulated process's lifeline: connections to its neighbours that end first when it is killed.
 
-The counterpart of `dtd.net.lifeline`, and of what the kernel does to a process that is killed: its
-threads end, then its memory is freed, and only then its sockets are closed, unless a thread held
-them alone (docs/adr/0007).  Now and then that thread ends last, and now and then there is none.
+The counterpart of `dtd.net.lifeline`, and of the kernel's actions when a process is killed: its
+threads end, its memory is freed, and only then are its sockets closed, except those that only one
+thread held (docs/adr/0007).  In some simulated deaths that thread ends last, and some processes
+have no such thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.sim.data_port import LifelineHello
 from tests.sim.network import Network, Port
 
 NO_LIFELINE: Final = 0.1
-"""Share of processes whose kernel knows no descriptors of a thread's own."""
+"""Share of processes whose kernel does not support file descriptors private to a thread."""
 
 THREAD_ENDS_LAST: Final = 0.125
 """Share of deaths in which a lifeline gains nothing."""
@@ -27,19 +28,19 @@ MEMORY_IS_FREE_S: Final = (0.03, 0.2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How long after its end a process's lifelines are closed, and all its other streams."""
+    """Delays after a process's end until its lifelines, and all its other streams, are closed."""
 
     lifelines_s: float
     streams_s: float
 
 
 class Lifeline:
-    """What one process holds.  One for the life of the process.
+    """The lifelines of one process; one object for the life of the process.
 
     Args:
-        network: connects.
-        name: the process.
-        rng: chance of its own, so that a plan in which nobody dies goes as if there were none.
+        network: the network on which to connect.
+        name: name of the process.
+        rng: a separate random generator, so that lifelines do not affect plans without deaths.
     """
 
     def __init__(self, network: Network, name: str, rng: random.Random) -> None:
@@ -50,13 +51,13 @@ class Lifeline:
         self._held: list[Port] = []
 
     def hold(self, targets: Collection[str], hello: LifelineHello) -> None:
-        """Connect to `targets`; what was held before is let go."""
+        """Connect to `targets`, and close the previous lifelines."""
         for port in self._held:
             port.close("let go")
         self._held = [self._connect(target, hello) for target in sorted(targets) if self._works]
 
     def death(self) -> Death:
-        """How a process that dies now is noticed."""
+        """The delays with which peers notice the death of the process, if it dies now."""
         streams_s = self._rng.uniform(*MEMORY_IS_FREE_S)
         lifelines_s = self._rng.uniform(*THREAD_ENDS_S)
         if self._rng.random() < THREAD_ENDS_LAST:

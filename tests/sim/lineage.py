@@ -1,39 +1,41 @@
-"""The safety argument as a judge: one line of committed steps per job, and nothing of it is lost.
+"""The oracle's safety rules: each job has one line of committed steps, and none of them is lost.
 
 Once any rank has committed a step, or the coordinator has decided that it is committed:
 
-* nobody commits it in another way (the lineage names the generation of every step);
-* every later generation starts from it or from a later one, unless nobody is left who remembers it
-  or holds it prepared: of the last generation's members all are gone, or have forgotten because no
-  majority could say who is right;
-* whoever took part in the generation that committed it never copies it from another;
+* no rank commits it differently (the lineage names the generation of every step);
+* every later generation starts from it or from a later step, unless no worker is left that holds it
+  in memory or has prepared it: every member of the last generation is gone, or was waited for as
+  long as the product promises, or has discarded its state because replicas differed without a
+  majority;
+* a member of the generation that committed it never copies it from another worker;
 * steps that the coordinator counts as lost were lost;
-* checkpoints of steps that are lost are not deleted by retention.
+* retention does not delete checkpoints of lost steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtd.core.engine.shards import united
 from dtd.wire import messages as m
 from tests.sim.replica import Key, State
 
 
 class Broken(AssertionError):
-    """A rule was broken; the message says which, and who did it."""
+    """A rule was broken; the message names the rule and the process that broke it."""
 
 
 def require(holds: bool, rule: str, *details: Any) -> None:
-    """Raise when a rule does not hold."""
+    """Raise Broken if a rule does not hold."""
     if not holds:
         raise Broken(": ".join([rule, *map(str, details)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a living worker remembers of a job: `prepared` is what it would hold after a commit."""
+    """A living worker's state of a job; `prepared` is the state it would hold after a commit."""
 
     name: str
     incarnation: int
@@ -43,11 +45,16 @@ class Memory:
 
 @dataclass(slots=True)
 class Line:
-    """One job's committed steps: the lineage after each, the last one, how many were lost."""
+    """One job's committed steps: the lineage after each, the last one, and how many were lost."""
 
     lineages: dict[int, str] = field(default_factory=lambda: {0: ""})
     last: int = 0
     lost: int = 0
+
+
+def _is_whole(witnesses: Iterable[tuple[str, State]], state: State) -> bool:
+    """Whether those that remember a state have all shards of it."""
+    return united(one.part for _, one in witnesses if one.key == state.key).is_whole
 
 
 class Lineage:
@@ -59,10 +66,11 @@ class Lineage:
         self._expelled: set[tuple[str, int]] = set()
         self._members: dict[str, Collection[str]] = {}
         self._given_up: set[str] = set()
+        self._fell_back: set[tuple[str, int]] = set()
         self._took_part: set[tuple[str, int, int]] = set()
 
     def lost(self, job: str) -> int:
-        """Committed steps that nobody remembered any more."""
+        """Number of committed steps that no worker held in memory any more."""
         return self._line(job).lost
 
     # --- generations -----------------------------------------------------------------------
@@ -75,37 +83,50 @@ class Lineage:
         *,
         members: Collection[str],
         living: Iterable[Memory],
+        excused: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """The coordinator has decided who is in a generation and what it starts from."""
+        """The coordinator has decided the members and the starting state of a generation.
+
+        The decision may ignore the states of workers that are `excused`.
+        """
         if self._starts.get((job, generation)) == start:
             return
         self._starts[job, generation] = start
         line, memories = self._line(job), list(living)
         if start[1] < line.last:
-            self._lose(job, generation, start, memories)
+            self._lose(job, generation, start, memories, excused)
         self._take_in(line, start, memories)
         self._members[job] = members
 
     def expelled(self, name: str, incarnation: int) -> None:
-        """The coordinator has told a worker to start afresh: it is as good as gone."""
+        """The coordinator has told a worker to restart, so its state no longer counts."""
         self._expelled.add((name, incarnation))
 
-    def _lose(self, job: str, generation: int, start: Key, memories: list[Memory]) -> None:
+    def _lose(
+        self,
+        job: str,
+        generation: int,
+        start: Key,
+        memories: list[Memory],
+        excused: Callable[[str], bool],
+    ) -> None:
         line, last_members = self._line(job), self._members.get(job, ())
         witnesses = [
-            memory.name
+            (memory.name, state)
             for memory in memories
             if memory.name in last_members
+            and not excused(memory.name)
             and (memory.name, memory.incarnation) not in self._expelled
             for state in (memory.state, memory.prepared)
             if state and state.step > start[1] and line.lineages.get(state.step) == state.lineage
         ]
         require(
-            not witnesses,
+            not any(_is_whole(witnesses, state) for _, state in witnesses),
             "committed steps are lost that somebody remembers",
             f"generation {generation} starts from {start}, not from step {line.last}",
-            witnesses,
+            [name for name, _ in witnesses],
         )
+        self._fell_back.add((job, generation))
         line.lost += line.last - start[1]
         line.last = start[1]
         self._given_up |= {known for step, known in line.lineages.items() if step > start[1]}
@@ -121,7 +142,7 @@ class Lineage:
                     line.lineages.setdefault(start[1], state.lineage)
 
     def assigned(self, assign: m.Assign) -> None:
-        """A worker has been told what its generation starts from."""
+        """A worker has been told the starting state of its generation."""
         decided = self._starts.get((assign.job, assign.generation))
         told = (assign.held_generation, assign.held_step)
         require(decided == told, "a worker is told of another start than was decided", told)
@@ -133,7 +154,7 @@ class Lineage:
         self._took_part.add((assign.job, assign.generation, incarnation))
 
     def copies(self, assign: m.Assign, incarnation: int, own: State | None) -> None:
-        """A worker is about to copy the state that its generation starts from."""
+        """A worker is about to copy the starting state of its generation."""
         key = (assign.job, assign.held_generation, incarnation)
         require(
             own is None or key not in self._took_part,
@@ -144,14 +165,25 @@ class Lineage:
         )
 
     def adopted(self, assign: m.Assign, state: State) -> None:
-        """A worker has the state that its generation starts from."""
+        """A worker has the starting state of its generation."""
         require(
             state.key == (assign.held_generation, assign.held_step),
             "a worker starts from another state than it was told",
             assign,
             state,
         )
+        if (assign.job, assign.generation) in self._fell_back:
+            self._fell_back.discard((assign.job, assign.generation))
+            self._take_up(state)
         self._in_line(state, "starts from")
+
+    def _take_up(self, state: State) -> None:
+        """A job that goes back may resume an abandoned branch, and abandon the current one."""
+        line = self._line(state.job)
+        if state.lineage in self._given_up and line.lineages.get(state.step) != state.lineage:
+            self._given_up |= set(line.lineages.values())
+            self._given_up.discard(state.lineage)
+            line.lineages = {state.step: state.lineage}
 
     def removed(self, states: Iterable[State]) -> None:
         """Retention has removed these checkpoints."""
@@ -163,7 +195,7 @@ class Lineage:
             )
 
     def is_given_up(self, state: State) -> bool:
-        """A worker that nobody waited for finishes what it had begun, of steps that are lost."""
+        """Whether the state is of lost steps that a worker not waited for was still completing."""
         return state.lineage in self._given_up
 
     def committed(self, state: State) -> None:

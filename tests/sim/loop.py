@@ -10,20 +10,23 @@ from collections.abc import Generator
 from dtd.core.engine.agenda import after_commit, before_step
 from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare, decode_entry
 from dtd.core.engine.difference import search
+from dtd.core.engine.shard_digests import ShardDigests, combined
 from dtd.core.engine.step_protocol import Ruling
 from dtd.core.membership import member
 from dtd.errors import DivergenceError, RingBroken, TaskError
-from tests.sim import reports
+from dtd.strategy.hand_on import HandOn
+from tests.sim import regroup, reports, shards
 from tests.sim.oracle import require
 from tests.sim.phases import Phase
 from tests.sim.replica import State
+from tests.sim.residuals import add, given, taken, value
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.rows import share
-from tests.sim.session import Session
+from tests.sim.session import JobSession
 from tests.sim.thread import Busy, Reach, Request, Routine, Wait
 
 
-def train(session: Session, ring: RingEndpoint) -> Routine:
+def train(session: JobSession, ring: RingEndpoint) -> Routine:
     """Train until the job or the generation ends.
 
     Raises:
@@ -32,7 +35,7 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         TaskError: the job's own code failed.
     """
     session.discard()
-    met = False
+    met, exchange_number = False, ring.assign.held_step
     while True:
         state = session.live
         last = state.step == session.steps
@@ -42,9 +45,14 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
             evaluates=session.evaluation_due(state.step),
             awaits_digest=session.deferred.awaits(state.step),
         )
-        _open(session, ring)
+        _open(session, ring, exchange_number)
+        exchange_number += 1
+        if not met and session.mirrors is not None:
+            yield from _regroup(session, ring)
         if due.agree:
             yield from _agree(session, ring, first=not met)
+        if not met and session.mirrors is not None:
+            regroup.drop(session, ring)
         if due.greet:
             _joined(session, ring)
         met = True
@@ -56,10 +64,11 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
             return "finished"
         yield from _step(session, ring)
         session.prepare(ring.assign.generation, ring.node.total())
-        yield Reach(Phase.CONTROL_WORD, state.step + 1)
+        ends_at = session.round.stop
+        yield Reach(Phase.CONTROL_WORD, ends_at)
         flags = session.flags
         word = yield from _vote(session, ring, flags)
-        yield Reach(Phase.OPTIMIZER, state.step + 1)
+        yield Reach(Phase.OPTIMIZER, ends_at)
         session.engine.apply()
         yield session.busy("optimizer_s")
         state = _commit(session, ring)
@@ -74,46 +83,114 @@ def train(session: Session, ring: RingEndpoint) -> Routine:
         yield from _report(session, ring, state, digests=after.checkpoint)
         if after.ending is not None:
             if after.agree:
-                ring.node.open_step(state.step, ())
-                yield from _agree(session, ring)
-                yield from _save(session, ring)
+                hands_on = session.hands_on and not word.stop  # some ranks leave, others continue
+                leaves = (after.ending == "left") if hands_on else None
+                yield from _end_early(session, ring, exchange_number, leaves)
             return after.ending
 
 
-def _open(session: Session, ring: RingEndpoint) -> None:
+def _open(session: JobSession, ring: RingEndpoint, exchange_number: int) -> None:
     session.engine.open()
-    step, assign = session.live.step, ring.assign
-    if step == session.steps:
-        ring.node.open_step(step, ())
+    if session.live.step == session.steps:
+        ring.node.open_step(exchange_number, ())
         return
-    world_size = len(assign.roster)
-    mine = share(session.data, step, rank=assign.rank, world_size=world_size)
-    ring.node.open_step(step, session.buckets, share=mine)
+    ring.ahead = session.round.stop - exchange_number
+    mine = [_share(session, ring)] * len(session.buckets)
+    ring.node.open_step(exchange_number, session.buckets, mine)
+
+
+def _share(session: JobSession, ring: RingEndpoint) -> int:
+    """The sum of this rank's rows in the open round."""
+    rank, roster = ring.assign.rank, ring.assign.roster
+    if roster[rank].serves:
+        return 0
+    trainers = sum(not member.serves for member in roster)
+    return sum(share(session.data, one, rank=rank, world_size=trainers) for one in session.round)
+
+
+def _end_early(
+    session: JobSession, ring: RingEndpoint, exchange_number: int, leaves: bool | None
+) -> Generator[Request, None, None]:
+    """Agree once more; with `leaves` not None, leaving ranks also hand on their residuals."""
+    residuals = session.shell.surroundings.oracle.residuals
+    hand_on, shares = None, []
+    if leaves is not None:
+        hand_on = HandOn([session.residual], leaves=leaves)
+        shares = given(hand_on)
+        residuals.gives(ring.assign, leaves=leaves)
+    ring.node.open_step(exchange_number, [1] * len(shares), shares)
+    for bucket in range(len(shares)):
+        ring.node.start(bucket)
+    yield from _agree(session, ring)
+    if hand_on is not None:
+        yield Wait(ring.node.buckets_done, ring)
+        taken(hand_on, ring.node.totals())
+        residuals.handed_on(ring.assign, value(session.residual))
+    yield from _save(session, ring)
+
+
+def _regroup(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """Obtain this rank's shards; ends the generation if their holders differ."""
+    digests = yield from regroup.gather(session, ring, _exchange)
+    if digests:
+        yield from _judge(session, ring, digests, _holders(ring))
+
+
+def _holders(ring: RingEndpoint) -> set[int]:
+    """The ranks that did not copy the state from others in this generation."""
+    return {rank for rank, one in enumerate(ring.assign.roster) if one.holds}
+
+
+def _judge(
+    session: JobSession, ring: RingEndpoint, digests: list[bytes], voters: set[int] | None
+) -> Generator[Request, None, None]:
+    """Compare the ranks' digests of the current state."""
+    step = session.live.step
+    session.compared = (ring.assign.generation, step, digests[ring.assign.rank].hex())
+    compared = compare([(step, one) for one in digests], voters=voters)
+    if compared.dissenters:
+        yield from _diverge(session, ring, step, compared, digests, voters)
 
 
 def _agree(
-    session: Session, ring: RingEndpoint, *, first: bool = False
+    session: JobSession, ring: RingEndpoint, *, first: bool = False
 ) -> Generator[Request, None, None]:
-    """Compare what all ranks hold now; at first only who has not copied it has a say."""
-    state, holders = session.live, None
+    """Compare all ranks' current states; with `first`, ranks that copied theirs have no vote."""
+    state = session.live
     if not session.deferred.awaits(state.step):
         yield from _digest(session, ring)
-    if first:
-        holders = {rank for rank, one in enumerate(ring.assign.roster) if one.holds}
     _check(ring)
-    session.compared = (ring.assign.generation, state.step, state.content)
-    words = yield from _exchange(ring, bytes.fromhex(state.content))
-    compared = compare([(state.step, word) for word in words], voters=holders)
-    if compared.dissenters:
-        yield from _diverge(session, ring, state.step, compared, words, holders)
-    _agreed(session, state)
+    if session.mirrors is None:
+        session.compared = (ring.assign.generation, state.step, state.content)
+        digests = yield from _exchange(ring, bytes.fromhex(state.content))
+    else:
+        hashed = regroup.hashed(session, ring, state)
+        digests = yield from _tallied(session, ring, hashed)
+        session.deferred.combine(state.step, hashed, digests[ring.assign.rank])
+    yield from _judge(session, ring, digests, _holders(ring) if first else None)
+    _agreed(session, ring, state)
+    if session.mirrors is not None:
+        session.drop()  # what another division has hashed is not comparable
+
+
+def _tallied(
+    session: JobSession, ring: RingEndpoint, hashed: ShardDigests
+) -> Generator[Request, None, list[bytes]]:
+    """The digests of a sharded state on all ranks, from what each has hashed."""
+    words = yield from _exchange(ring, hashed.encode())
+    tally = combined(words, regroup.division_of(session, ring))
+    return shards.said(tally, [ShardDigests.decode(one).common.hex() for one in words])
 
 
 def _vote(
-    session: Session, ring: RingEndpoint, flags: Flags
+    session: JobSession, ring: RingEndpoint, flags: Flags
 ) -> Generator[Request, None, ControlWord]:
     """Exchange control words; returns only if the step is to be committed."""
     _check(ring)
+    if session.deferred.uncombined is not None:
+        of_step, hashed = session.deferred.uncombined
+        combined_digests = yield from _tallied(session, ring, hashed)
+        session.deferred.combine(of_step, hashed, combined_digests[ring.assign.rank])
     digest_step, digest = session.deferred.said
     entry = session.engine.entry(flags, digest_step=digest_step, digest=digest)
     if session.pending is not None:
@@ -127,26 +204,28 @@ def _vote(
         yield from _diverge(session, ring, digest_step, compared, digests, None)
     require(verdict.ruling is Ruling.COMMIT, "somebody vetoed", ring.assign)
     if session.pending is not None:
-        _agreed(session, session.pending)
+        _agreed(session, ring, session.pending)
     return word
 
 
 def _diverge(
-    session: Session,
+    session: JobSession,
     ring: RingEndpoint,
     step: int,
     compared: Comparison,
     digests: list[bytes],
     voters: set[int] | None,
 ) -> Generator[Request, None, None]:
-    """Find what differs first, and give up the generation.
+    """Find the first difference, and end the generation.
 
     Raises:
         DivergenceError: always.
     """
     session.discard()
     session.drop()
-    session.shell.surroundings.oracle.differ(digests, voters, majority=compared.majority)
+    session.shell.surroundings.oracle.differ(
+        ring.assign, step, digests, voters, majority=compared.majority
+    )
     differs = yield from _first_difference(ring, session.live)
     raise DivergenceError(
         f"after step {step} ranks {list(compared.dissenters)} hold another state",
@@ -158,7 +237,7 @@ def _diverge(
 
 
 def _catch_up(
-    session: Session, ring: RingEndpoint, *, last: bool
+    session: JobSession, ring: RingEndpoint, *, last: bool
 ) -> Generator[Request, None, None]:
     """Save an agreed state that was due when its generation ended, or its writer did."""
     state = session.live
@@ -171,8 +250,8 @@ def _catch_up(
         session.save_soon(state)
 
 
-def _joined(session: Session, ring: RingEndpoint) -> None:
-    """All ranks hold the same state: nobody needs to fetch it any more."""
+def _joined(session: JobSession, ring: RingEndpoint) -> None:
+    """Stop serving the state: all ranks hold it."""
     assign = ring.assign
     session.shell.data_port.withdraw()
     session.shell.surroundings.oracle.joined(assign, session.shell.incarnation)
@@ -180,7 +259,7 @@ def _joined(session: Session, ring: RingEndpoint) -> None:
     session.shell.feed(running)
 
 
-def _evaluate(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
+def _evaluate(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
     yield Reach(Phase.EVALUATE, session.live.step)
     session.watch.begins("evaluation", specialises=False)
     yield session.busy("evaluate_s")
@@ -188,24 +267,35 @@ def _evaluate(session: Session, ring: RingEndpoint) -> Generator[Request, None, 
     yield from _exchange(ring, b"metrics")
 
 
-def _step(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
-    """Forward; then gradients become ready bucket by bucket, in whatever order."""
-    step = session.live.step
-    session.engine.begin(ring.assign.generation)
-    yield Reach(Phase.FORWARD, step + 1)
-    session.watch.begins("batch", len(ring.assign.roster), specialises=False)
-    if step == session.shell.fails_at_step:
-        raise TaskError(f"the task raised in step {step}")
+def _step(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """Compute the forward pass; then buckets of gradients become ready in arbitrary order."""
+    steps = session.round
+    session.engine.begin(ring.assign.generation, steps=len(steps))
+    yield Reach(Phase.FORWARD, steps.stop)
+    for step in steps:
+        session.watch.begins("batch", len(ring.assign.roster), specialises=False)
+        if step == session.shell.fails_at_step:
+            raise TaskError(f"the task raised in step {step}")
+        if step + 1 < steps.stop:
+            yield session.busy("compute_s")
+    _keep_back(session, ring)
     order = list(range(len(session.buckets)))
     session.shell.surroundings.rng.shuffle(order)
     piece_s = session.draw("compute_s") / (len(order) + 1)
     yield Busy(piece_s)
-    yield Reach(Phase.BACKWARD, step + 1)
+    yield Reach(Phase.BACKWARD, steps.stop)
     for bucket in order:
         yield Busy(piece_s)
         _check(ring)
         ring.node.start(bucket)
     yield Wait(ring.node.buckets_done, ring)
+
+
+def _keep_back(session: JobSession, ring: RingEndpoint) -> None:
+    """Prepare the next residual: the part of its share that this rank does not send."""
+    residuals = session.shell.surroundings.oracle.residuals
+    residuals.computed(session.shell.name, session.job, value(session.residual))
+    add(session.residual, _share(session, ring))
 
 
 def _exchange(ring: RingEndpoint, word: bytes) -> Generator[Request, None, list[bytes]]:
@@ -217,7 +307,7 @@ def _exchange(ring: RingEndpoint, word: bytes) -> Generator[Request, None, list[
 
 
 def _first_difference(ring: RingEndpoint, state: State) -> Generator[Request, None, str]:
-    """All ranks search together; nothing is found if the ring breaks meanwhile."""
+    """Search for a difference with all ranks; nothing is found if the ring breaks meanwhile."""
     looking = search(state.hashes())
     try:
         word = next(looking)
@@ -235,9 +325,11 @@ def _check(ring: RingEndpoint) -> None:
         raise RingBroken(ring.why_broken, suspect=ring.suspect, evidence=ring.evidence)
 
 
-def _agreed(session: Session, state: State) -> None:
+def _agreed(session: JobSession, ring: RingEndpoint, state: State) -> None:
     """A checkpoint is valid once all ranks have the same digest."""
     session.shell.surroundings.oracle.agreed(state)
+    if session.mirrors is not None:
+        regroup.agreed(session, ring, state)
     session.agreed = state
     pending = session.pending
     if pending is None or not session.deferred.matches(state.step, bytes.fromhex(state.content)):
@@ -249,34 +341,35 @@ def _agreed(session: Session, state: State) -> None:
         session.save_soon(pending)
 
 
-def _save(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
-    """The writers save the state before they say that they are done."""
-    if ring.assign.rank < session.copies:
+def _save(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """Save the state on ranks that write, before they report that they have finished."""
+    if session.writes:
         yield session.busy("checkpoint_s")
         assert session.agreed is not None
         session.save(session.agreed)
 
 
-def _commit(session: Session, ring: RingEndpoint) -> State:
+def _commit(session: JobSession, ring: RingEndpoint) -> State:
     state = session.commit()
     session.watch.committed()
     session.shell.surroundings.oracle.committed(ring.assign, state)
     return state
 
 
-def _digest(session: Session, ring: RingEndpoint) -> Generator[Request, None, None]:
-    """A generation that has ended needs none."""
+def _digest(session: JobSession, ring: RingEndpoint) -> Generator[Request, None, None]:
+    """Compute the digest, unless the generation ends meanwhile."""
     for piece in session.digest():
         yield piece
         _check(ring)
 
 
 def _report(
-    session: Session, ring: RingEndpoint, state: State, *, digests: bool
+    session: JobSession, ring: RingEndpoint, state: State, *, digests: bool
 ) -> Generator[Request, None, None]:
     assign = ring.assign
     if assign.rank == 0:
         session.shell.tell(reports.progress(state, rows=len(assign.roster)))
     if digests and state.step < session.steps:
         yield from session.digest()
-        session.defer(state)
+        sharded = session.mirrors is not None
+        session.defer(state, regroup.division_of(session, ring).segments if sharded else 0)

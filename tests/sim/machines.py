@@ -1,36 +1,41 @@
-"""The machines of a simulated cluster: which processes run, and what outlives them.
+"""The machines of a simulated cluster: the running processes, and the data that outlives them.
 
-What faults act on (`tests.sim.faults`).  Plans and their course are the business of
-`tests.sim.cluster`.
+Faults act on them (`tests.sim.faults`); `tests.sim.cluster` plans and runs the simulation.
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dtd.core.engine.shards import united
 from dtd.core.membership.events import Event, ResumeRequested
-from dtd.core.membership.transitions import GenerationState
+from dtd.core.membership.transitions import GONE, GenerationState
 from dtd.errors import RequestRefused
 from tests.sim.coordinator import CoordinatorProcess
 from tests.sim.lineage import Memory
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
-from tests.sim.replica import Disk
+from tests.sim.replica import Disk, State
 from tests.sim.scheduler import Scheduler
 from tests.sim.store import SimulatedStore, in_memory
 from tests.sim.surroundings import COORDINATOR, Pace, Surroundings
 from tests.sim.worker import WorkerProcess
 
 
+def _is_whole(states: Iterable[State], state: State) -> bool:
+    """Whether these parts of a state are all of it."""
+    return united(one.part for one in states if one.key == state.key).is_whole
+
+
 class Machines:
     """All processes, disks, and the coordinator's store.
 
     Args:
-        seed: where all chance comes from.
-        pace: how long things take.
+        seed: seed of all random choices.
+        pace: durations and sizes.
     """
 
     def __init__(self, seed: int, *, pace: Pace) -> None:
@@ -47,7 +52,7 @@ class Machines:
             pace=pace,
             restarted=self.start_soon,
         )
-        self.ambushes = self.surroundings.ambushes
+        self.triggers = self.surroundings.triggers
         self.store = SimulatedStore()
         self.coordinator: CoordinatorProcess | None = None
         self.datasets: dict[str, str] = {}
@@ -61,7 +66,7 @@ class Machines:
     # --- processes -------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a process; nothing when it runs."""
+        """Start a process; does nothing if it is running."""
         if name == COORDINATOR:
             if self.coordinator is None:
                 self.coordinator = CoordinatorProcess(self.surroundings, self.store)
@@ -80,12 +85,12 @@ class Machines:
             )
 
     def start_soon(self, name: str, after_s: float = 0.0) -> None:
-        """Start a process as a service manager does."""
+        """Start a process after a delay, as a service manager does."""
         delay_s = after_s or self.surroundings.draw(self.surroundings.pace.start_s)
         self.surroundings.scheduler.after(delay_s, lambda: self.start(name))
 
     def stop(self, name: str) -> None:
-        """Kill a process at once; nothing when it does not run."""
+        """Kill a process immediately; does nothing if it is not running."""
         if name == COORDINATOR:
             if self.coordinator is not None:
                 self.coordinator.crash()
@@ -96,66 +101,71 @@ class Machines:
             process.crash()
 
     def process(self, name: str) -> WorkerProcess | None:
-        """A worker's process, if it runs."""
+        """A worker's process, if it is running."""
         process = self._processes.get(name)
         return process if process is not None and process.alive else None
 
     def running(self) -> dict[str, WorkerProcess]:
-        """All workers' processes that run, by name."""
+        """All running worker processes, by name."""
         return {name: one for name, one in sorted(self._processes.items()) if one.alive}
 
     def disk(self, name: str) -> Disk:
-        """A worker's disk; it is there before the worker is."""
+        """A worker's disk, created on first use; it exists independently of the process."""
         if name not in self._disks:
             self._disks[name] = Disk(Path(self._disk_root.name) / name)
         return self._disks[name]
 
     def back_up(self) -> None:
-        """Keep a copy of the coordinator's store as it is now."""
+        """Take a backup of the coordinator's store."""
         self.store.back_up()
 
     def go_back(self) -> None:
-        """The coordinator dies and its store is the copy, with a new epoch like a restored one.
+        """Kill the coordinator and restore its store from the backup, with a new epoch.
 
-        Nothing happens when the copy lacks a job, or has one that has ended since: then it would
-        be another story.
+        Does nothing if the backup lacks a job, or contains one that has ended since, because that
+        would be a different scenario.
         """
         if not self.store.has_backup_of(set(self.oracle.ended_jobs)):
             return
-        self.oracle.struck(self.running())  # whoever trains is called back
+        self.oracle.struck(self.running())  # training workers are told to leave their generation
         self.stop(COORDINATOR)
+        self.oracle.went_back()
         self.store.go_back()
 
     def has_heard_of(self, job: str) -> bool:
-        """Whether the coordinator that runs lists a job."""
+        """Whether the running coordinator knows a job."""
         if self.coordinator is None:
             return False
-        books = self.coordinator.membership.books
-        known = [*([books.job] if books.job is not None else []), *books.queue]
+        pools = self.coordinator.membership
+        known = [*pools.active(), *pools.home.cluster.queue]
         return any(one.id == job for one in known)
 
     def waits_in_vain(self, job: str) -> bool:
-        """Whether the job waits, and every process that runs is here and has said what it holds."""
+        """Whether the job waits though every running worker is available to the coordinator."""
         if self.coordinator is None:
             return False
-        books = self.coordinator.membership.books
-        waits = books.run.phase is GenerationState.NONE
-        if books.job is None or books.job.id != job or not waits or books.warming_since:
+        cluster = self.coordinator.membership.cluster_with(job)
+        waits = cluster.run.phase is GenerationState.NONE
+        if cluster.job is None or cluster.job.id != job or not waits or cluster.warming_since:
             return False
-        here = {(one.name, one.incarnation) for one in books.available()}
+        here = {(one.name, one.incarnation) for one in cluster.available()}
+        pools = self.coordinator.membership.clusters()
+        others = (one for pool in pools if pool is not cluster for one in pool.workers.values())
+        here |= {(one.name, one.incarnation) for one in others if one.state not in GONE}
         return all((name, one.incarnation) in here for name, one in self.running().items())
 
     def ask(self, event: Event) -> None:
-        """Hand an operator's request to the coordinator, if it can be reached."""
+        """Pass an operator's request to the coordinator, if it is running."""
         if self.coordinator is None:
             self.surroundings.tell("nobody answers the operator")
             return
+        resumes = isinstance(event, ResumeRequested) and self.oracle.resumes(event.job)
         try:
             self.coordinator.ask(event)
-            if isinstance(event, ResumeRequested):
-                self.oracle.resumed(event.job)
         except RequestRefused as error:
             self.surroundings.tell(f"refused: {error}")
+            if isinstance(event, ResumeRequested) and resumes:
+                self.oracle.does_not_resume(event.job)
 
     # --- what the oracle looks at ----------------------------------------------------------
 
@@ -171,5 +181,8 @@ class Machines:
                 )
 
     def _saved(self, job: str) -> int:
-        states = [disk.newest(job) for disk in self._disks.values()]
-        return max((state.step for state in states if state), default=-1)
+        states = [state for disk in self._disks.values() for state in disk.states(job)]
+        return max(
+            (one.step for one in states if _is_whole(states, one)),
+            default=-1,
+        )

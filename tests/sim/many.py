@@ -1,20 +1,23 @@
-"""Many random plans, one after another or several at a time, and what they came to."""
+"""Runs many random plans, one after another or in parallel, and summarizes the results."""
 
 from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
 from tests.sim import plans
+from tests.sim.cluster import Cluster
 
 SEEDS_AT_A_TIME = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of one seed; `failure` is empty when no rule was broken."""
+    """The result of one seed; `failure` is empty if no rule was broken."""
 
     seed: int
     failure: str
@@ -25,23 +28,17 @@ class Played:
     virtual_s: float
 
 
-def play(seed: int) -> Played:
-    """Run the plan of a seed."""
-    cluster = plans.draw(seed)
+def play(seed: int, *, sharded: bool = False, beside: bool = False) -> Played:
+    """Run the plan of a seed: of one job, perhaps sharded, or of several beside each other."""
+    cluster = plans.draw_beside(seed) if beside else plans.draw(seed, sharded=sharded)
     failure = ""
     try:
         cluster.run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the seed belongs to it
+    except Exception as error:  # noqa: BLE001 - any error is reported with its seed
         failure = f"{type(error).__name__}: {error}"
     else:
-        ended = cluster.job()
-        may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
-        reasons = ("the task raised", *(("there is no driver",) if cluster.machines.broken else ()))
-        may_have_failed = ended.state is JobState.FAILED and any(
-            reason in ended.reason for reason in reasons
-        )
-        if ended.state is not JobState.DONE and not may_be_cancelled and not may_have_failed:
-            failure = f"job {ended.id} is {ended.state}: {ended.reason}"
+        judged = cluster.oracle.ended_jobs.values() if beside else [cluster.job()]
+        failure = next(filter(None, (_why_wrong(cluster, ended) for ended in judged)), "")
     return Played(
         seed=seed,
         failure=failure,
@@ -53,17 +50,34 @@ def play(seed: int) -> Played:
     )
 
 
-def play_all(seeds: Sequence[int], *, jobs: int) -> Iterator[Played]:
-    """Run the plans of all seeds, in whatever order they come to their end."""
+def _why_wrong(cluster: Cluster, ended: Job) -> str:
+    """Why a job must not have ended as it has; empty if it may."""
+    may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
+    reasons = ["the task raised", *(["there is no driver"] if cluster.machines.broken else [])]
+    if cluster.oracle.lineage.lost(ended.id):  # repeated steps prove no progress
+        reasons.append("kills worker after worker")
+    may_have_failed = ended.state is JobState.FAILED and any(
+        reason in ended.reason for reason in reasons
+    )
+    if ended.state is JobState.DONE or may_be_cancelled or may_have_failed:
+        return ""
+    return f"job {ended.id} is {ended.state}: {ended.reason}"
+
+
+def play_all(
+    seeds: Sequence[int], *, jobs: int, sharded: bool = False, beside: bool = False
+) -> Iterator[Played]:
+    """Run the plans of all seeds; yields the results in order of completion."""
+    one_plan = partial(play, sharded=sharded, beside=beside)
     if jobs == 1:
-        yield from map(play, seeds)
+        yield from map(one_plan, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(play, seeds, chunksize=SEEDS_AT_A_TIME)
+        yield from pool.imap_unordered(one_plan, seeds, chunksize=SEEDS_AT_A_TIME)
 
 
 def summary(played: Sequence[Played]) -> str:
-    """What all of them came to, in words."""
+    """A summary of all results as text."""
     failed = [one for one in played if one.failure]
     return (
         f"{len(played)} seeds, {sum(one.commits for one in played)} commits,"

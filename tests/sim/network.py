@@ -1,10 +1,10 @@
 """The network between simulated processes: connections that are slow, stalled or cut.
 
-A connection behaves like TCP: bytes arrive in order or not at all, a dying process is noticed by
-its peers as an end of stream after everything it had sent, as soon as the kernel has closed it, a
-stalled link delivers everything later, a reset one forgets what was under way.  On a narrow one a
-connection gets stuck with the first thing that is large, and others go on.  What is damaged on its
-way is noticed, as by a checksum, and ends the connection.  Knows nothing of what it carries.
+A connection behaves like TCP.  Data arrives in order or not at all.  When a process dies, its peers
+receive everything it had sent and then the end of the stream, as soon as the kernel has closed it.
+A stalled link delivers everything later; a reset one loses what is in transit.  On a narrow link, a
+connection gets stuck at the first large packet, while other connections continue.  Damaged data is
+detected, as by a checksum, and ends the connection.  The content is opaque to the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.sim.scheduler import Scheduler
 
 SMALL_BYTES = 64
 LARGE_BYTES = 160
-"""What a narrow path loses, again and again."""
+"""Larger packets are always lost on a narrow link."""
 LOSS = 0.3
 """Share of packets that a lossy link loses."""
 RETRANSMIT_S, MOST_RETRANSMIT_S = 0.2, 3.0
@@ -30,10 +30,10 @@ Link = tuple[str, str]
 
 
 class Host(Protocol):
-    """A process that others can connect to."""
+    """A process that accepts connections."""
 
     def accept(self, port: Port, greeting: object) -> bool:
-        """Take a connection and set the port's callbacks; False refuses it."""
+        """Accept a connection and set the port's callbacks; False refuses it."""
         ...
 
 
@@ -49,7 +49,7 @@ class _Greeting:
 
 @dataclass(frozen=True, slots=True)
 class _Damaged:
-    """Something whose checksum is wrong."""
+    """Content whose checksum is wrong."""
 
 
 class Port:
@@ -58,11 +58,12 @@ class Port:
     Attributes:
         local: name of the process at this end.
         remote: name of the process at the other end.
-        is_open: this end may send, and hears what arrives.
-        is_lifeline: closed before the others when its process dies.
-        clogged: what is stuck on its way here, behind something that does not get through.
-        receive: called with what arrives; False holds it, and all that follows, until `resume`.
-        closed: called once when the other end is gone.
+        is_open: whether this end can send and receive.
+        is_lifeline: whether it is closed before the others when its process dies.
+        clogged: content in transit to this end, stuck behind a packet that does not get through.
+        receive: called with content that arrives; False holds it, and all that follows, until
+            `resume`.
+        closed: called once when the other end is closed.
     """
 
     def __init__(self, network: Network, local: str, remote: str, *, is_lifeline: bool) -> None:
@@ -83,35 +84,35 @@ class Port:
         self._draining = False
 
     def send(self, content: object, size_bytes: int = SMALL_BYTES) -> None:
-        """Send something; silently nothing when this end is closed."""
+        """Send content; does nothing if this end is closed."""
         if self.is_open:
             self._network.transmit(self, content, size_bytes)
 
     def resume(self) -> None:
-        """Offer what was held once more."""
+        """Offer held content again."""
         self._held = False
         self._drain()
 
     def close(self, reason: str) -> None:
-        """Send what is under way, then end the stream; no callback comes here any more."""
+        """End the stream after the content in transit; this end receives no further callback."""
         if self.is_open:
             self._network.transmit(self, _End(reason), SMALL_BYTES)
             self.is_open = False
 
     def abort(self, reason: str) -> None:
-        """End the stream at once; what is under way may be lost."""
+        """End the stream immediately; content in transit may be lost."""
         if self.is_open:
             self.peer.misses_rest = self._network.chance()
             self.close(reason)
 
     def cut(self) -> None:
-        """The connection was reset under this end."""
+        """Handle a reset of the connection."""
         if self.is_open:
             self.is_open = False
             self.closed("connection reset")
 
     def arrive(self, content: object) -> None:
-        """Something has come over the network."""
+        """Handle content that has arrived."""
         if self.misses_rest and not isinstance(content, _End):
             return
         self._inbox.append(content)
@@ -156,9 +157,9 @@ class Network:
 
     Args:
         scheduler: the clock.
-        rng: where latencies come from.
-        lifeline_rng: where those of lifelines come from.
-        latency_s: least and most time on the way.
+        rng: random generator for latencies.
+        lifeline_rng: random generator for latencies of lifelines.
+        latency_s: least and most time in transit.
         bytes_per_s: bandwidth of every connection and direction.
     """
 
@@ -188,17 +189,17 @@ class Network:
     # --- processes -------------------------------------------------------------------------
 
     def listen(self, name: str, host: Host) -> None:
-        """A process has started; of one before it nothing is left."""
+        """Register a process that has started; nothing is left of its predecessor."""
         for ports in self._remains.pop(name, []):
             self._end_streams(ports)
         self._hosts[name] = host
 
     def vanish(self, name: str) -> None:
-        """A process is gone: its peers see the end of their streams."""
+        """End a process; its peers receive the end of their streams."""
         self._end_streams(self._bereave(name))
 
     def kill(self, name: str, *, lifelines_s: float, streams_s: float) -> None:
-        """A process is gone, and only so much later its streams are closed."""
+        """Kill a process; its streams are closed only after these delays."""
         dead = self._bereave(name)
         for is_lifeline, delay_s in ((True, lifelines_s), (False, streams_s)):
             ports = [port for port in dead if port.is_lifeline is is_lifeline]
@@ -206,7 +207,7 @@ class Network:
             self._scheduler.after(delay_s, partial(self._end_streams, ports))
 
     def _bereave(self, name: str) -> list[Port]:
-        """Nobody sends or hears at these ports any more."""
+        """Close all ports of a process to sending and receiving, and return them."""
         self._hosts.pop(name, None)
         self._paused.pop(name, None)
         ports = [port for port in self._ports if port.local == name and port.is_open]
@@ -215,7 +216,7 @@ class Network:
         return ports
 
     def _end_streams(self, ports: list[Port]) -> None:
-        """Once: the list is empty afterwards."""
+        """End these streams once: the list is empty afterwards."""
         while ports:
             self.transmit(ports.pop(0), _End("connection closed by peer"), SMALL_BYTES)
 
@@ -229,7 +230,7 @@ class Network:
         closed: Callable[[str], None],
         lifeline: bool = False,
     ) -> Port:
-        """Open a connection; a refusal comes as its end."""
+        """Open a connection; a refusal is signalled as its end."""
         near = Port(self, local, remote, is_lifeline=lifeline)
         far = Port(self, remote, local, is_lifeline=lifeline)
         near.peer, far.peer = far, near
@@ -240,21 +241,21 @@ class Network:
         return near
 
     def greet(self, port: Port, greeting: object) -> None:
-        """A connection has reached the process that it is for."""
+        """Deliver a connection to its target process."""
         host = self._hosts.get(port.local)
         if host is None or not host.accept(port, greeting):
             port.close("connection refused")
 
     def chance(self) -> bool:
-        """One or the other."""
+        """A random boolean."""
         return self._rng.random() < 0.5
 
     # --- carrying --------------------------------------------------------------------------
 
     def transmit(self, port: Port, content: object, size_bytes: int) -> None:
-        """Carry something from a port to its peer, after all that was sent before."""
+        """Carry content from a port to its peer, after everything sent before."""
         begins = max(self._scheduler.now, port.free_at)
-        if isinstance(content, m.Agreed):  # nothing depends on it in a plan without lies
+        if isinstance(content, m.Agreed):  # it has no effect in a plan without lies
             port.arrives_at = max(port.arrives_at, begins)
         else:
             port.free_at = begins + size_bytes / self._bytes_per_s
@@ -266,7 +267,7 @@ class Network:
         self._scheduler.at(port.arrives_at, arrive)
 
     def _sent_again_s(self, port: Port) -> float:
-        """What a packet costs that is lost now and then: it is sent again, later and later."""
+        """Delay of a packet on a lossy link, which is retransmitted at growing intervals."""
         if (port.local, port.remote) not in self._lossy:
             return 0.0
         waits_s, next_s = 0.0, RETRANSMIT_S
@@ -297,12 +298,12 @@ class Network:
         self._stalled.setdefault((source, target), [])
 
     def release(self, source: str, target: str) -> None:
-        """Deliver what was stalled, and go on."""
+        """Deliver what was stalled, and end the stall."""
         for port, content in self._stalled.pop((source, target), []):
             self._arrive(port, content)
 
     def heal(self) -> None:
-        """All links work again."""
+        """Make all links work again."""
         self._flips.clear()
         self._lossy.clear()
         for narrow in list(self._narrow):
@@ -315,15 +316,15 @@ class Network:
         self._lossy.add((source, target))
 
     def keep(self, source: str, target: str) -> None:
-        """Lose nothing any more."""
+        """End `lose`."""
         self._lossy.discard((source, target))
 
     def narrow(self, source: str, target: str) -> None:
-        """Lose whatever is large from one process to another, however often it is sent again."""
+        """Lose all large packets from one process to another, including retransmissions."""
         self._narrow.add((source, target))
 
     def widen(self, source: str, target: str) -> None:
-        """Deliver everything again, also what was stuck."""
+        """End `narrow`, and deliver what was stuck."""
         self._narrow.discard((source, target))
         for port in [p for p in self._ports if (p.remote, p.local) == (source, target)]:
             stuck, port.clogged = port.clogged, None
@@ -331,20 +332,20 @@ class Network:
                 self._arrive(port, content)
 
     def pause(self, name: str) -> None:
-        """A process reads nothing until `unpause`."""
+        """Let a process read nothing until `unpause`."""
         self._paused.setdefault(name, [])
 
     def unpause(self, name: str) -> None:
-        """A process reads again."""
+        """Let a process read again."""
         for port, content in self._paused.pop(name, []):
             self._arrive(port, content)
 
     def reset(self, one: str, other: str, *, lifelines_only: bool = False) -> None:
-        """Reset the connections between two processes; what is under way is lost."""
+        """Reset the connections between two processes; content in transit is lost."""
         for port in [p for p in self._ports if {p.local, p.remote} == {one, other}]:
             if port.is_lifeline or not lifelines_only:
                 port.cut()
 
     def flip(self, source: str, target: str) -> None:
-        """Damage what next comes from one process to another on an open connection."""
+        """Damage the next content from one process to another on an open connection."""
         self._flips.add((source, target))

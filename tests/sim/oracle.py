@@ -1,37 +1,52 @@
-"""The judge of a simulation: what must never happen, whatever the faults.
+"""The oracle of a simulation: rules that must hold under all faults.
 
-Every process tells it what it does; it compares with what all others did.  It knows more than any
-process could, so it never takes part in a decision.  What no committed step may suffer is in
-`tests.sim.lineage`; the other rules:
+Every process reports its actions to the oracle, which compares them with those of all others.  The
+oracle knows more than any process can, so it never takes part in a decision.  The rules for
+committed steps are in `tests.sim.lineage`; the other rules are:
 
-* a generation's number belongs to one roster, whose workers have the same data; it begins when
-  somebody has left the one before for certain, with as many workers as the job asks for;
-* nobody is told what is not written down, and what is written down is found again;
-* what belongs to an older generation is not obeyed; who is ready is let in;
-* a ring accepts frames of its own roster only, and sums every rank once and nobody twice;
-* a state is what its step says, unless its bits were flipped;
-* within a generation nobody is more than one step ahead of anybody, and replicas that differ commit
-  nothing more;
-* once a newer generation runs, an older one commits only what that one has started from;
-* nobody is evicted or restarted, no ring breaks and no link is called bad without a cause in the
-  plan that touches one of those concerned;
-* a job that is done has done all its steps, equally everywhere, and its result is on a disk;
-* a job that was cancelled or has failed leaves on a disk what those remember whom nothing befell;
-* what an honest worker says is never called false or out of turn;
-* the cores' own invariants hold after every event, and whoever waits says what for.
+* a generation number belongs to one roster, whose workers have the same data; the generation begins
+  only after a member has certainly left the previous one, and with as many workers as the job
+  requires;
+* no worker is told a decision that is not stored, and whatever is stored is found again;
+* commands for an older generation are not obeyed; a worker that is ready is admitted;
+* a ring accepts only frames of its own roster, and each sum contains every rank exactly once;
+* a state has the content that belongs to its step, unless its bits were flipped;
+* within a generation no rank is more than one step, or one round of steps, ahead of another, and
+  replicas that differ commit nothing more;
+* the shards of a state are all there, and of one step (`tests.sim.shard_rules`);
+* a rank's residual goes forward and back with its steps (`tests.sim.residuals`);
+* once a newer generation runs, an older one commits only the state from which the newer one
+  started;
+* no worker is evicted or restarted, no ring breaks and no link is reported as bad unless a fault of
+  the plan affects one of the processes concerned;
+* a job that is done has completed all its steps, with equal results on all workers, and its result
+  is on a disk;
+* a job that is to start from another one's checkpoint does not begin at step 0 unless the operator
+  says so;
+* a job that was cancelled or has failed leaves on a disk the state held by workers that no fault
+  affected;
+* a report of an honest worker is never judged false or out of turn;
+* the coordinator relies on nothing that is untrue (`tests.sim.beliefs`);
+* the cores' own invariants hold after every event, and a job or worker that waits states the
+  reason.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from dtd.core.engine.control_word import Flags
+from dtd.core.engine.shards import NOTHING, ShardSet, united
+from dtd.core.membership.allocation import SURPLUS
 from dtd.core.membership.events import Incident
 from dtd.core.membership.machine import Membership
 from dtd.core.membership.member import Member
 from dtd.core.membership.member_events import Tell
 from dtd.core.membership.records import Job
+from dtd.core.membership.state import most_workers
 from dtd.core.membership.transitions import (
     ENDED,
     GenerationState,
@@ -41,9 +56,12 @@ from dtd.core.membership.transitions import (
 )
 from dtd.core.ring.machine import Ring
 from dtd.wire import messages as m
+from tests.sim.beliefs import Beliefs
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected
-from tests.sim.rows import RANK_BITS, Data, entered
+from tests.sim.residuals import Residuals
+from tests.sim.rows import RANK_BITS, data_of, entered, page_of, round_begin
+from tests.sim.shard_rules import ShardRules, known
 from tests.sim.store import SimulatedStore
 
 __all__ = ["Broken", "Oracle", "require"]
@@ -51,18 +69,20 @@ __all__ = ["Broken", "Oracle", "require"]
 Generation = tuple[str, int]
 EXPLAIN_EVERY = 16
 JOINS_S = 20.0
-"""A worker that is ready joins a generation that runs within so long."""
+"""Time within which a ready worker joins a running generation."""
 HANGS = ("is stuck", "has been stuck", "does not answer", "training hangs")
+HURRIES = 2
+"""More requests to cancel a job than these may end it before its state is saved."""
 ENDING = ("stopping", "saving")
 MASK = (1 << RANK_BITS) - 1
 COORDINATOR = "coordinator"
 
 
 class Oracle:
-    """What has happened so far, seen from above.
+    """Everything that has happened so far, as known to no single process.
 
     Args:
-        remembered: what living workers have in memory of a job.
+        remembered: the states of a job that living workers have in memory.
         saved: the newest step of a job on any disk.
     """
 
@@ -75,11 +95,14 @@ class Oracle:
         self.commits = 0
         self.checks = 0
         self.ended_jobs: dict[str, Job] = {}
-        self.liars: set[str] = set()  # what these tell the coordinator is not so
+        self.liars: set[str] = set()  # workers that lie to the coordinator
         self._ended_for_good: set[str] = set()
         self.lineage = Lineage()
+        self.residuals = Residuals(self.liars)
+        self.shards = ShardRules(self.liars)
         self._touched: set[str] = set()
         self._flipped = False
+        self._went_back = False
         self._task_failed = False
         self._cancels = 0
         self._rosters: dict[Generation, m.Assign] = {}
@@ -87,27 +110,37 @@ class Oracle:
         self._steps: dict[Generation, dict[int, int]] = {}
         self._contents: dict[tuple[str, int, int], set[str]] = {}
         self._running: dict[str, tuple[int, int]] = {}
-        self._waiting: dict[tuple[str, int], float] = {}
+        self._waiting: dict[str, dict[tuple[str, int], float]] = {}
         self._numbers: set[int] = set()
         self._newest: dict[str, Job] = {}
         self._trains: dict[str, int] = {}
         self._resumed: set[str] = set()
-        self._published: set[tuple[str, str, int, int]] = set()
+        self._published: dict[tuple[str, str, int, int], ShardSet] = {}
+        self._connected: set[str] = set()
+        self._dead: set[str] = set()
+        self._condemned: dict[tuple[str, int, int], int] = {}
+        self._origins: dict[str, str] = {}
+        self._waived: set[str] = set()
+        self.beliefs = Beliefs(remembered=remembered, trains=self._trains, resumed=self._resumed)
 
     @property
     def generations(self) -> int:
-        """How many were decided."""
+        """Number of generations that were decided."""
         return len(self._numbers)
 
     # --- the plan --------------------------------------------------------------------------
 
     def struck(self, names: Collection[str]) -> None:
-        """A fault touches these."""
+        """A fault affects these processes."""
         self._touched.update(names)
 
     def flipped(self) -> None:
-        """Bits of a state have flipped: from now on anybody may be taken for the one who errs."""
+        """Bits of a state have flipped: from now on any worker may be taken for the faulty one."""
         self._flipped = True
+
+    def went_back(self) -> None:
+        """The coordinator's store is restored from a backup."""
+        self._went_back = True
 
     def task_failed(self, name: str) -> None:
         """The job's own code has raised on a worker, and its ring ends."""
@@ -115,18 +148,18 @@ class Oracle:
         self.struck([name])
 
     def cancelled(self) -> None:
-        """The operator cancels a job: asked twice, its generation does not end at a boundary."""
+        """The operator cancels a job; a second request ends the generation before its boundary."""
         self._cancels += 1
 
     def caused(self, names: Collection[str], what: str, *details: object) -> None:
-        """Something happens to these that must not happen to the innocent."""
+        """Check that a fault accounts for what happens to one of these processes."""
         guilty = self._flipped or not self._touched.isdisjoint(names)
         require(guilty, f"{what} without a cause", sorted(names), *details)
 
     # --- data plane ------------------------------------------------------------------------
 
     def accepted(self, ring_roster: int, frame_roster: int) -> None:
-        """A ring has taken a frame in."""
+        """A ring has accepted a frame."""
         self.frames += 1
         require(ring_roster == frame_roster, "a frame of another roster was accepted")
 
@@ -144,45 +177,63 @@ class Oracle:
         if self.checks % EXPLAIN_EVERY == 0:
             require(bool(core.explain()), "a ring does not say what it waits for")
 
+    def prepares(self, prepare: m.Prepare) -> None:
+        """A worker is told of a job, and perhaps of another one with whose weights it begins."""
+        self._origins[prepare.job] = prepare.from_job
+
     # --- disks -----------------------------------------------------------------------------
 
     def published(self, name: str, state: State) -> None:
         """A worker has published a checkpoint."""
-        self._published.add((name, state.job, *state.key))
+        key = (name, state.job, *state.key)
+        self._published[key] = self._published.get(key, NOTHING) | state.part
 
     def written(self, job: Job) -> None:
-        """The coordinator writes a job down: who is said to have its newest checkpoint has it."""
+        """The coordinator stores a job; the recorded holders of its checkpoint must have it."""
         key = (job.checkpoint_generation, job.checkpoint_step)
         for name in set(job.checkpoint_holders) - self.liars:
             known = (name, job.id, *key) in self._published
             require(known, "a checkpoint is said to be where it is not", name, key)
+        if job.terms.sharded and job.checkpoint_step and not self.liars:
+            parts = [self._published[name, job.id, *key] for name in job.checkpoint_holders]
+            require(united(parts).is_whole, "a part of a checkpoint counts as all of it", job.id)
 
     # --- members ---------------------------------------------------------------------------
 
     def member(self, name: str, core: Member) -> None:
         """A member has handled an event."""
         self.checks += 1
+        self._dead.discard(name)
         core.check_invariants()
         in_ring = core.state in (MemberState.FORMING, MemberState.RUNNING)
         self._trains[name] = core.assign.generation if in_ring and core.assign is not None else 0
         silent = core.state is MemberState.RUNNING
         require(silent != bool(core.explain()), "a member waits and does not say for what", name)
 
+    def idles(self, name: str, core: Member) -> None:
+        """A member's training thread has nothing to do."""
+        trains = core.state in (MemberState.FORMING, MemberState.RUNNING)
+        require(not trains, "a member has left its generation and does not say so", name)
+
     def obeyed(
         self, name: str, before: m.Assign | None, message: m.Message, effects: Sequence[object]
     ) -> None:
-        """A member has heard the coordinator, when `before` was its generation."""
+        """A member has received a message of the coordinator, when `before` was its assignment."""
         if before is None or not isinstance(message, m.Assign | m.Freeze):
             return
+        if isinstance(message, m.Freeze) and message.generation == before.generation:
+            require(bool(effects), "a member does not heed that its generation ends", name)
         newest = before.generation + isinstance(message, m.Assign)
         if message.generation < newest:
             deeds = [one for one in effects if not isinstance(one, Tell)]
             require(not deeds, "what belongs to an older generation is obeyed", name, message)
 
     def restarted(self, name: str, reason: str) -> None:
-        """A worker starts afresh of its own accord."""
+        """A worker restarts on its own decision."""
         if self.ended_jobs:
-            self.struck([name])  # it served a job that is over, and is missed until it is back
+            self.struck([name])  # it served a job that is over, and is absent until it reconnects
+        if "this process served another" in reason and COORDINATOR in self._touched:
+            self.struck([name])  # a new coordinator does not know for which job it is ready
         self.caused([name], "a worker restarts", reason)
 
     def assigned(self, assign: m.Assign, dataset: str) -> None:
@@ -195,18 +246,26 @@ class Oracle:
         self.lineage.assigned(assign)
 
     def adopted(self, assign: m.Assign, state: State) -> None:
-        """A worker has the state that its generation starts from."""
+        """A worker has the starting state of its generation."""
         self._honest(state)
+        own = assign.roster[assign.rank]
+        wrong = self._condemned.get((own.name, own.incarnation, state.generation))
+        begins = state.key == (0, 0) and self._origins.get(assign.job)
+        waived = not begins or assign.job in self._waived
+        require(waived, "a job begins without what it is to start from", assign.job)
+        kept = own.holds and wrong is not None and state.step >= wrong
+        require(not kept, "a state is trained on that differs from the majority's", own.name)
         self.lineage.adopted(assign, state)
 
     def joined(self, assign: m.Assign, incarnation: int) -> None:
         """A rank knows that all ranks have joined with the same state."""
         newest = (assign.generation, assign.held_step)
         self._running[assign.job] = max(self._running.get(assign.job, (0, 0)), newest)
+        self.beliefs.joined(assign)
         self.lineage.took_part(assign, incarnation)
 
     def froze(self, assign: m.Assign, evidence: str, reason: str) -> None:
-        """A ring has broken under a rank."""
+        """A rank's ring has broken."""
         names = {member.name for member in assign.roster}
         if self._task_failed or self._cancels > 1:
             return
@@ -224,7 +283,7 @@ class Oracle:
         steps[assign.rank] = state.step
         others = [steps.get(rank, start) for rank in range(len(assign.roster))]
         require(
-            max(others) - min(others) <= 1,
+            min(others) >= round_begin(state.data, max(others)),
             "a rank is two steps ahead of another",
             f"generation {assign.generation}",
             others,
@@ -232,7 +291,7 @@ class Oracle:
         self._not_fenced(assign, state)
 
     def completed(self, state: State) -> None:
-        """A rank commits what it had prepared, because a newer generation starts from it."""
+        """A rank commits its prepared step because a newer generation starts from it."""
         self.commits += 1
         self._honest(state)
         self.lineage.committed(state)
@@ -247,32 +306,58 @@ class Oracle:
         )
 
     def agreed(self, state: State) -> None:
-        """A rank has seen that all have the same digest of this state, and goes on."""
+        """A rank has seen that all ranks have the same digest of this state, and continues."""
         here = self._contents.setdefault((state.job, *state.key), set())
         here.add(state.content)
         require(len(here) == 1, "replicas that differ go on", state)
 
     def differ(
-        self, said: Sequence[bytes], voters: Collection[int] | None, *, majority: bool
+        self,
+        assign: m.Assign,
+        step: int,
+        said: Sequence[bytes],
+        voters: Collection[int] | None,
+        *,
+        majority: bool,
     ) -> None:
-        """A rank has seen that digests differ, and has been told who has the majority."""
+        """A rank has seen that digests of a step differ, and knows the majority's."""
         votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
         most = max(votes.count(one) for one in votes)
         require(majority == (2 * most > len(votes)), "a majority is none", len(votes), most)
+        right = max(votes, key=votes.count) if majority else None
+        for one, word in zip(assign.roster, said, strict=True):
+            if word != right:
+                self._condemned[one.name, one.incarnation, assign.generation] = step
+
+    def forgets(self, name: str, *, majority: bool) -> None:
+        """A rank discards its state because the replicas differ."""
+        require(not majority, "a state is forgotten although a majority holds one", name)
+
+    def keeps(self, name: str, *, differs: bool) -> None:
+        """A rank keeps its state because a majority has the same."""
+        require(not differs, "a state is kept that differs from the majority's", name)
+
+    def asked(self, name: str, before: Flags, after: Flags) -> None:
+        """A rank is asked to end its generation at a step boundary, perhaps again."""
+        lost = (before.stop and not after.stop) or (before.leave and not after.leave)
+        require(not lost, "what a rank was asked for is forgotten", name, before, after)
 
     def _honest(self, state: State) -> None:
+        self.shards.honest(state)
         honest = state.corrupt or state.content == expected(state.job, state.step, state.data)
         require(honest, "a state is not what its step says", state)
         ledger = json.loads(state.ledger)
         account = (ledger["epoch"], ledger["committed"])
         require(account == entered(state.data, state.step), "rows are entered wrongly", ledger)
+        page = page_of(account[1], state.data)
+        require(b64decode(ledger["bits"]) == page, "the ledger forgets rows", ledger)
         wrong = ledger["rows_missing"] + ledger["rows_repeated"]
         require(not wrong, "the ledger misses rows, or has some twice", ledger)
 
     # --- coordinator -----------------------------------------------------------------------
 
     def told(self, name: str, message: m.Message, store: SimulatedStore) -> None:
-        """A message goes out to a worker: what it follows from must be written down."""
+        """A message is sent to a worker: the decision that it follows from must be stored."""
         if isinstance(message, m.Assign):
             body = store.written(message.job) or {}
             newest = (body.get("generation"), body.get("roster_id"))
@@ -283,59 +368,75 @@ class Oracle:
         elif isinstance(message, m.Release) and message.state in ENDED:
             ended = store.has_ended(message.job) or store.refused(message.job)
             require(ended, "a worker is let go before the end is written down")
-        elif isinstance(message, m.Release) and any(one in message.reason for one in HANGS):
+        elif isinstance(message, m.Release) and message.reason == SURPLUS:
+            self.struck([name])  # the one that it had replaced has come back
+        elif isinstance(message, m.Release) and (
+            message.state == "left" or any(one in message.reason for one in HANGS)
+        ):
             self._is_spare(name, message.job, store)
 
     def _is_spare(self, name: str, job: str, store: SimulatedStore) -> None:
-        """Who is put out because it hangs takes no committed step with it."""
+        """The release of a worker while the job continues must not lose a committed step."""
         memories = list(self._remembered(job))
+        if self._dead & self._connected:
+            return  # the coordinator has not heard of it yet
         own = [memory.state.step for memory in memories if memory.name == name]
         others = [memory.state.step for memory in memories if memory.name != name]
+        if any(memory.state.atoms for memory in memories):  # together they hold a state, or none
+            most = max(memory.state.step for memory in memories)
+            others = [known((one for one in memories if one.name != name), most=most)]
+            own = [known(memories, most=most)] if own else []
         ends = (store.written(job) or {}).get("state") in ENDING
         if own and not ends:
             kept = max([*others, self._saved(job), 0])
-            require(kept >= own[0], "the last one that remembers is put out", name, own[0], kept)
+            require(kept >= own[0], "the last one that remembers is let go", name, own[0], kept)
 
     def answered(self, job: str, store: SimulatedStore) -> None:
-        """The operator hears that a job is cancelled."""
+        """The operator is told that a job is cancelled."""
         state = (store.written(job) or {}).get("state")
         stands = state in ENDING or state in ENDED or store.refused(job)
         require(stands, "a cancel is answered before it is written down", job, state)
 
-    def membership(self, core: Membership, now: float) -> None:
-        """The coordinator has handled an event."""
+    def membership(self, core: Membership, now: float, connected: Collection[str]) -> None:
+        """The coordinator, to which these are `connected`, has handled an event."""
         self.checks += 1
         core.check_invariants()
-        books = core.books
-        if books.job is not None and books.run.phase is GenerationState.FORMING:
-            job = books.job
+        self._connected = set(connected)
+        if not self.liars:
+            self.beliefs.check(core, now, connected)
+        cluster = core.cluster
+        if cluster.job is not None and cluster.run.phase is GenerationState.FORMING:
+            job = cluster.job
             start = (job.start_generation, job.start_step)
             self._numbers.add(job.generation)
             self._one_after_the_other(job)
             least = int(job.spec["elastic"]["min_workers"])
-            require(len(books.run.roster) >= least, "a generation has fewer workers than asked for")
+            require(
+                len(cluster.run.roster) >= least, "a generation has fewer workers than asked for"
+            )
             self.lineage.decided(
                 job.id,
                 job.generation,
                 start,
                 members=job.roster,
                 living=self._remembered(job.id),
+                excused=self.beliefs.waited_for(job.id, connected),
             )
-        waits = books.job is not None and books.run.phase is not GenerationState.RUNNING
+        waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
         require(
             bool(core.explain()) or not waits,
             "the job waits and the coordinator does not say for what",
-            books.run.phase,
+            cluster.run.phase,
         )
         if self.checks % EXPLAIN_EVERY == 0:
             self._joiners(core, now)
         deadline = core.next_deadline(now)
         require(deadline is None or deadline > now, "a deadline that has passed is asked for again")
-        watched = books.job is None or not books.members() or deadline is not None
+        watched = cluster.job is None or not cluster.members() or deadline is not None
         require(watched, "a generation has members and nobody looks at the clock")
 
     def _one_after_the_other(self, job: Job) -> None:
-        """Somebody has left the last generation for certain, or the operator says so."""
+        """Check that a member has certainly left the last generation, or the operator said so."""
         known = self._newest.get(job.id)
         if known is not None and known.generation == job.generation:
             return
@@ -347,43 +448,56 @@ class Oracle:
         left = len(trains) < len(known.roster) or not trains
         require(left, "a generation begins and nobody has left the last one", known.roster)
 
-    def resumed(self, job: str) -> None:
-        """The operator says that nobody trains any more."""
+    def resumes(self, job: str) -> bool:
+        """The operator says that no worker trains the job any more; returns whether that is new."""
+        known = job in self._resumed
         self._resumed.add(job)
+        self._waived.add(job)
+        return not known
+
+    def does_not_resume(self, job: str) -> None:
+        """Undo `resumes`, because the coordinator has refused the request."""
+        self._resumed.discard(job)
 
     def died(self, name: str) -> None:
-        """A process is gone."""
+        """A process has ended."""
         self._trains.pop(name, None)
+        self._dead.add(name)
 
     def _joiners(self, core: Membership, now: float) -> None:
-        """Who is ready joins what runs, if there is room and its links work."""
-        books, waiting = core.books, {}
-        job = books.job
-        runs = books.run.phase is GenerationState.RUNNING
-        if (
-            runs
-            and job is not None
-            and job.state is JobState.RUNNING
-            and not books.isolation.links.bad
-        ):
-            most = int(job.spec["elastic"]["max_workers"])
-            finishing = any(one.state is WorkerState.FINISHED for one in books.members())
-            if len(books.run.roster) < most and not finishing:
-                ready = (one for one in books.workers.values() if one.state is WorkerState.READY)
+        """Check that ready workers join the running generation if there is room and links work."""
+        cluster, waiting = core.cluster, {}
+        job = cluster.job
+        runs = cluster.run.phase is GenerationState.RUNNING
+        if job is None:
+            return
+        if runs and job.state is JobState.RUNNING and not cluster.isolation.links.bad:
+            most = most_workers(job)
+            finishing = any(one.state is WorkerState.FINISHED for one in cluster.members())
+            if len(cluster.run.roster) < most and not finishing:
+                ready = (one for one in cluster.workers.values() if one.state is WorkerState.READY)
                 waiting = {
-                    (one.name, books.run.generation): now for one in ready if not one.leaving
+                    (one.name, cluster.run.generation): now for one in ready if not one.leaving
                 }
-        self._waiting = {one: self._waiting.get(one, now) for one in waiting}
-        for one, since in self._waiting.items():
+        known = self._waiting.get(job.id, {})
+        self._waiting[job.id] = {one: known.get(one, now) for one in waiting}
+        for one, since in self._waiting[job.id].items():
             require(now - since < JOINS_S, "a worker that is ready is not let in", one)
 
     def incident(self, incident: Incident) -> None:
-        """The coordinator tells of something."""
+        """The coordinator reports an incident."""
+        if self._went_back and self.shards.regroups and "starts afresh" in incident.message:
+            return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
             require(
                 incident.worker in self.liars, "an honest word does not count", incident.message
             )
+        if "the job begins afresh" in incident.message:  # with others that a fault has struck
+            self.struck([incident.worker])
+        never_told = (incident.job, incident.generation) not in self._rosters
+        if incident.generation and never_told and COORDINATOR in self._touched:
+            self.struck([incident.worker])  # it crashed before it could announce the generation
         if incident.kind == "worker_lost":
             self.caused([incident.worker], "a worker is evicted", incident.message)
         elif incident.kind in ("worker_barred", "link_bad"):
@@ -391,7 +505,7 @@ class Oracle:
             self.caused(concerned, "a link is called bad", incident.message)
 
     def ended(self, job: Job, *, written: bool) -> None:
-        """A job has reached its last state; one that could not be `written` down ends again."""
+        """A job has reached its last state; if that was not `written`, it ends again later."""
         require(job.id not in self._ended_for_good, "a job ends twice", job.id)
         self.ended_jobs[job.id] = job
         if written:
@@ -400,24 +514,39 @@ class Oracle:
         require(job.steps_lost <= lost, "steps are called lost that are not", job.steps_lost, lost)
         if job.state is JobState.DONE:
             self._done(job)
-        elif COORDINATOR not in self._touched:
+        elif COORDINATOR not in self._touched and self._cancels <= HURRIES:
             self._kept(job)
 
     def _kept(self, job: Job) -> None:
         saved = self._saved(job.id)
+        sharded = job.terms.sharded
         for memory in self._remembered(job.id):
+            if sharded and known(self._untouched(job), most=memory.state.step) <= saved:
+                continue
             require(
                 memory.name in self._touched or memory.state.step <= max(saved, 0),
                 "a job ends and discards steps that somebody holds",
                 f"{memory.name} holds step {memory.state.step}, saved is {saved}",
             )
 
+    def _untouched(self, job: Job) -> list[Memory]:
+        return [one for one in self._remembered(job.id) if one.name not in self._touched]
+
+    def _copied(self, job: Job) -> None:
+        """Check that the requested number of disks, or those of all holders, have the result."""
+        has = {name for name, of, _, step in self._published if (of, step) == (job.id, job.step)}
+        holders = {one.name for one in self._remembered(job.id) if one.state.step == job.step}
+        enough = len(has) >= int(job.spec["checkpoint"]["copies"])
+        all_have = holders & self._connected <= has
+        enough = enough or job.terms.sharded  # that the parts cover the state is checked before
+        require(enough or all_have, "too few disks have the result", sorted(has), sorted(holders))
+
     def _done(self, job: Job) -> None:
         require(self._saved(job.id) == job.step, "no disk has the result", job.id)
         require(job.step == job.total_steps, "a job is done before its last step", job.step)
+        self._copied(job)
         digests = set(job.result["replica_digests"].values())
-        model = job.spec["model"]
-        data = Data(length=int(model["rows"]), batch=int(model["batch"]))
+        data = data_of(job.spec)
         require(len(digests) == 1, "the replicas of a finished job differ", job.result)
         require(
             self._flipped or digests == {expected(job.id, job.step, data)},

@@ -1,9 +1,9 @@
-"""Where a simulated worker is in its work, so that a fault can strike it exactly there.
+"""The phases of a simulated worker's work, at which faults can strike.
 
     cluster.crash(rank=3).at(step=7, phase=ALL_GATHER)
 
-A process says that it reaches a phase; whoever waits for that moment strikes at once, before
-anything of the phase is done.  Steps count from 1: step 7 is under way while six are committed.
+A process reports each phase that it reaches; a fault that waits for it strikes immediately, before
+any work of the phase is done.  Steps count from 1: step 7 is in progress while six are committed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 
 class Phase(StrEnum):
-    """What a worker is about to do."""
+    """The work that a worker is about to do."""
 
     REGISTER = "register"
     RECEIVE_STATE = "receive_state"
@@ -31,6 +31,7 @@ class Phase(StrEnum):
     COMMITTED = "committed"
     CHECKPOINT = "checkpoint"
     EVALUATE = "evaluate"
+    REGROUP = "regroup"
 
 
 REGISTER: Final = Phase.REGISTER
@@ -47,27 +48,32 @@ OPTIMIZER: Final = Phase.OPTIMIZER
 COMMITTED: Final = Phase.COMMITTED
 CHECKPOINT: Final = Phase.CHECKPOINT
 EVALUATE: Final = Phase.EVALUATE
+REGROUP: Final = Phase.REGROUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """A worker at a phase; rank and step are -1 where they mean nothing."""
+    """A worker at a phase; rank and step are -1 if they do not apply.
+
+    A round of steps reaches a phase as a whole: it covers all steps after `begin`, up to `step`.
+    """
 
     name: str
     phase: Phase
     rank: int = -1
     step: int = -1
+    begin: int = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ambush:
-    """Something that waits for a worker at a phase.
+class Trigger:
+    """A fault that waits for a worker to reach a phase.
 
     Attributes:
-        phase: where.
-        name: for which worker; empty for any.
-        rank: for which rank; None for any.
-        step: in which step; None for any.
+        phase: the phase.
+        name: name of the worker; empty for any.
+        rank: rank of the worker; None for any.
+        step: the step; None for any.
         strike: called once, with the worker's name.
     """
 
@@ -78,32 +84,32 @@ class Ambush:
     strike: Callable[[str], None]
 
     def is_for(self, here: Here) -> bool:
-        """This is the moment."""
+        """Whether the worker and phase match."""
         return (
             here.phase is self.phase
             and self.name in ("", here.name)
             and self.rank in (None, here.rank)
-            and self.step in (None, here.step)
+            and (self.step is None or here.begin < self.step <= here.step)
         )
 
 
-class Ambushes:
-    """All that wait."""
+class Triggers:
+    """All waiting triggers."""
 
     def __init__(self) -> None:
-        self._waiting: list[Ambush] = []
+        self._waiting: list[Trigger] = []
 
-    def lay(self, ambush: Ambush) -> None:
-        """Let it wait."""
-        self._waiting.append(ambush)
+    def lay(self, trigger: Trigger) -> None:
+        """Add a trigger."""
+        self._waiting.append(trigger)
 
     def lift(self) -> None:
-        """Nothing waits any more."""
+        """Remove all triggers."""
         self._waiting.clear()
 
     def reached(self, here: Here) -> None:
-        """A worker comes along; the first that waits for it here strikes."""
-        ambush = next((one for one in self._waiting if one.is_for(here)), None)
-        if ambush is not None:
-            self._waiting.remove(ambush)
-            ambush.strike(here.name)
+        """A worker reaches a phase; the first matching trigger strikes."""
+        trigger = next((one for one in self._waiting if one.is_for(here)), None)
+        if trigger is not None:
+            self._waiting.remove(trigger)
+            trigger.strike(here.name)

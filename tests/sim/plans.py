@@ -1,36 +1,35 @@
-"""Random plans: a cluster, a job, and a few seconds in which much goes wrong.
+"""Random plans: a cluster, a job, and a period with many faults.
 
-Everything follows from the seed, so a run that fails is repeated by `python -m tests.sim SEED`.
-All faults are over when a plan calms down, after seconds or after minutes: then every worker that
-is down is started again, and from then on the job must end.
+The seed determines everything, so `python -m tests.sim SEED` repeats a run that failed.  A plan
+calms down after seconds or minutes: all faults end, and every worker that is down is started again.
+From then on the job must reach its end.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tests.sim import scenes, shards
 from tests.sim.cluster import Cluster
 from tests.sim.phases import Phase
 from tests.sim.surroundings import COORDINATOR, Pace
 
 CALM_S: Final = 14.0
-WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32, 64)
+WORLDS: Final = (*(2, 3, 4) * 18, *(5, 6) * 8, *(8, 12, 16) * 3, 24, 32)
 MOST_FAULTS: Final = 9
-HOME_S: Final = 6.0
-"""After so long in calm everybody is back."""
-LOOKS: Final = 30
-"""So often the operator looks after them."""
 STORES: Final = ("restore", "fill", *("",) * 4)
 NEIGHBOURS: Final = 0.6
+LOCAL_STEPS: Final = 0.3
+"""Share of jobs that take rounds of several steps."""
+HANDS_ON: Final = 0.5
+"""Share of jobs in which leaving ranks hand on their residuals."""
+PHASES: Final = tuple(phase for phase in Phase if phase is not Phase.REGROUP)
+"""Phases of every job; shards change hands only in some."""
 AMBUSHED: Final = ("crash", "crash", "crash", "pause", "stick", "corrupt")
 AFTER_CALM: Final = ("restart", "unpause", "unstick", "clear")
-WINDOW: Final = (
-    *(Phase.ALL_GATHER, Phase.CONTROL_WORD, Phase.CONTROL_WORD),
-    *(Phase.OPTIMIZER, Phase.COMMITTED, Phase.COMMITTED, Phase.FORWARD, Phase.TAKE_OVER),
-)
-"""Where a step is committed by some and not by all."""
 SMALL: Final = (2, 3, 3, 4)
 
 
@@ -39,31 +38,31 @@ USUAL_PACE: Final = Pace()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What a plan is like.
+    """The parameters of a kind of plan.
 
     Attributes:
-        worlds: how many workers there may be.
-        pace: how long things take.
-        steps: of a job, at most.
-        calm_s: when all faults are over.
-        aims: strikes several at once where steps are committed.
-        exiles: those who train cannot be heard for longer than anybody is waited for.
+        worlds: possible numbers of workers.
+        pace: durations and sizes.
+        steps: maximum number of steps of a job.
+        calm_s: time at which all faults are over.
+        scene: planned sequence of faults, in addition to random ones.
+        faults: maximum number of random faults.
     """
 
     worlds: tuple[int, ...] = WORLDS
     pace: Pace = USUAL_PACE
     steps: int = 60
     calm_s: float = CALM_S
-    aims: bool = False
-    exiles: bool = False
+    scene: Callable[[scenes.Setting], None] | None = None
+    faults: int = MOST_FAULTS
 
 
 USUAL: Final = Kind()
-AIMED: Final = Kind(worlds=(2, 3, 3, 4, 5), steps=30, aims=True)
+AIMED: Final = Kind(worlds=(2, 3, 3, 4, 5), steps=30, scene=scenes.commit_window)
 LONG: Final = Kind(
     worlds=SMALL, pace=Pace(compute_s=(0.5, 2.5), evaluate_s=(1.0, 5.0)), steps=60, calm_s=100.0
 )
-SLOW_STORE: Final = Kind(worlds=SMALL, pace=Pace(store_s=(0.2, 2.5)), aims=True)
+SLOW_STORE: Final = Kind(worlds=SMALL, pace=Pace(store_s=(0.2, 2.5)), scene=scenes.commit_window)
 LARGE: Final = Kind(
     worlds=SMALL,
     pace=Pace(
@@ -72,21 +71,68 @@ LARGE: Final = Kind(
     calm_s=40.0,
 )
 EXILE: Final = Kind(
-    worlds=(2, 2, 3), pace=Pace(compute_s=(0.5, 1.5)), steps=40, calm_s=120.0, exiles=True
+    worlds=(2, 2, 3),
+    pace=Pace(compute_s=(0.5, 1.5)),
+    steps=40,
+    calm_s=120.0,
+    scene=scenes.exile,
 )
+RELAY: Final = Kind(
+    worlds=SMALL, pace=Pace(load_s=(0.01, 1.0)), steps=20, scene=scenes.relay, faults=2
+)
+BLACKOUT: Final = Kind(
+    worlds=SMALL, pace=Pace(compute_s=(0.1, 0.5)), calm_s=25.0, scene=scenes.blackouts, faults=1
+)
+CUT: Final = Kind(worlds=(3, 3, 4, 4, 5), calm_s=25.0, steps=40, scene=scenes.cut_off, faults=3)
+GONE_BACK: Final = Kind(
+    worlds=SMALL, pace=Pace(compute_s=(0.2, 0.8)), calm_s=22.0, scene=scenes.gone_back, faults=1
+)
+FLIPPED: Final = Kind(worlds=(2, 3, 3, 4, 5), steps=30, scene=scenes.flipped, faults=2)
+ENDING: Final = Kind(worlds=SMALL, steps=12, scene=scenes.ending, faults=1)
+DEPARTURES: Final = Kind(worlds=SMALL, steps=40, scene=scenes.departures, faults=1)
 KINDS_OF_PLANS: Final = (
-    *(USUAL, AIMED, EXILE, USUAL, LONG, AIMED, EXILE, SLOW_STORE, AIMED, LARGE),
+    *(USUAL, AIMED, EXILE, RELAY, ENDING, GONE_BACK, LONG, BLACKOUT, CUT, SLOW_STORE, AIMED),
+    *(FLIPPED, DEPARTURES, USUAL, EXILE, LARGE, BLACKOUT),
 )
 
 
-def draw(seed: int) -> Cluster:
-    """The cluster of a seed, ready to run."""
-    rng = random.Random(f"plan {seed}")
-    kind = KINDS_OF_PLANS[seed % len(KINDS_OF_PLANS)]
-    workers = rng.choice(kind.worlds)
+SHARDED_PLANS: Final = (
+    *(USUAL, AIMED, RELAY, ENDING, GONE_BACK, LONG, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
+    *(USUAL, AIMED, EXILE, USUAL, AIMED, RELAY, USUAL),
+)
+MIRRORS: Final = (0, 1, 1, 1, 2)
+AT_A_REGROUP: Final = 0.3
+SERVED: Final = 0.4
+"""Share of the sharded plans in which parameter servers own the state."""
+DAMAGED: Final = 0.25
+"""Share of plans with damaged shards."""
+ONE_IN_LIES: Final = 8
+"""Of so many plans with shards one has a worker that lies about what it holds."""
+BESIDE: Final = (
+    *(USUAL, AIMED, RELAY, ENDING, USUAL, GONE_BACK, BLACKOUT, CUT, SLOW_STORE, DEPARTURES),
+    *(USUAL, AIMED, EXILE, USUAL),
+)
+"""Kinds of plans with several jobs at once."""
+SHARDED_BESIDE: Final = 0.2
+
+
+def draw(seed: int, *, sharded: bool = False) -> Cluster:
+    """The cluster of a seed, ready to run; perhaps the first job's state is sharded."""
+    if sharded and seed % ONE_IN_LIES == ONE_IN_LIES - 1:
+        return with_liar(seed, sharded=True)
+    rng = random.Random(f"sharded plan {seed}" if sharded else f"plan {seed}")
+    kinds = SHARDED_PLANS if sharded else KINDS_OF_PLANS
+    kind = kinds[seed % len(kinds)]
+    worlds = [world for world in kind.worlds if world < shards.LARGEST_WORLD or not sharded]
+    workers = rng.choice(worlds)
     cluster = Cluster(seed, workers=workers, pace=kind.pace)
     steps = rng.randint(5, kind.steps if workers < 8 else 15 if workers < 24 else 6)
+    strategy_rng = random.Random(f"strategy {seed}")
     least = rng.randint(1, max(1, workers // 2))
+    strategy = _shards(strategy_rng) if sharded else _rounds(strategy_rng)
+    if sharded and workers > 1 and strategy_rng.random() < SERVED:
+        least = min(least, cluster.serve(_servers(strategy_rng, workers)))
+        strategy = {**(strategy or {}), "owners": "servers"}
     cluster.submit(
         steps=steps,
         buckets=[rng.choice((0, 1, 5, 17, 40)) for _ in range(rng.randint(1, 3))],
@@ -98,31 +144,146 @@ def draw(seed: int) -> Cluster:
         evaluate_every=rng.choice((0, 0, 3)),
         copies=rng.choice((1, 1, 2)),
         settle_s=rng.choice((0.2, 1.0)),
+        strategy=strategy,
+        hands_on=not sharded and strategy_rng.random() < HANDS_ON,
     )
     if rng.random() < 0.2:
         cluster.submit(steps=3, at_s=rng.uniform(0, 3))
     names = [f"worker-{number}" for number in range(1, workers + 2)]
     if rng.random() < 0.1 and workers > 2:
-        cluster.misfit(rng.choice(names))
+        _unless_server(cluster, rng.choice(names), cluster.misfit)
     if rng.random() < 0.05:
-        cluster.failing(rng.choice(names), step=rng.randint(1, steps))
+        failing, step = rng.choice(names), rng.randint(1, steps)
+        _unless_server(cluster, failing, lambda name: cluster.failing(name, step=step))
     if rng.random() < 0.1:
         cluster.broken(rng.choice(names), until_s=rng.uniform(1.0, kind.calm_s))
-    for _ in range(rng.randint(0, MOST_FAULTS)):
-        _add_fault(cluster, rng, names, steps, kind.calm_s)
-    if kind.exiles:
-        _exile(cluster, rng, names)
-    if kind.aims:
-        _aim(cluster, rng, names, steps)
-    if not cluster.machines.broken:  # one that cannot warm up, left alone, rightly fails the job
+    for _ in range(rng.randint(0, kind.faults)):
+        _add_fault(cluster, rng, names, steps, kind.calm_s, sharded=sharded)
+    if kind.scene is not None:
+        setting = scenes.Setting(
+            cluster=cluster, rng=rng, names=names, steps=steps, calm_s=kind.calm_s
+        )
+        kind.scene(setting)
+    if not cluster.machines.broken:  # a job may rightly fail if its only worker cannot warm up
         _hurt_the_store(cluster, seed, names, kind.calm_s)
+    if sharded:
+        _harm_shards(cluster, seed, names, kind.calm_s)
     _look_after(cluster, rng, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
 
 
+def draw_beside(seed: int) -> Cluster:
+    """The cluster of a seed with several jobs, most of which run beside each other."""
+    rng = random.Random(f"plan of jobs {seed}")
+    kind = BESIDE[seed % len(BESIDE)]
+    workers = rng.choice((3, 4, 4, 5, 6, 8))
+    cluster = Cluster(seed, workers=workers, pace=kind.pace)
+    steps = rng.randint(5, kind.steps)
+    for _ in range(rng.randint(2, 5)):
+        takes = rng.choice((0, 1, 1, 2, 2, 3))
+        cluster.submit(
+            steps=rng.randint(3, steps),
+            workers=takes,
+            min_workers=rng.randint(1, max(1, takes)),
+            checkpoint_every=rng.choice((0, 2, 5)),
+            evaluate_every=rng.choice((0, 0, 3)),
+            copies=rng.choice((1, 1, 2)),
+            settle_s=rng.choice((0.2, 1.0)),
+            strategy=_shards(rng) if takes and rng.random() < SHARDED_BESIDE else _rounds(rng),
+            at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
+        )
+    names = [f"worker-{number}" for number in range(1, workers + 2)]
+    if rng.random() < 0.1:
+        cluster.broken(rng.choice(names), until_s=rng.uniform(1.0, kind.calm_s))
+    for _ in range(rng.randint(0, kind.faults)):
+        _add_fault(cluster, rng, names, steps, kind.calm_s, sharded=True)
+    if kind.scene is not None:
+        setting = scenes.Setting(
+            cluster=cluster, rng=rng, names=names, steps=steps, calm_s=kind.calm_s
+        )
+        kind.scene(setting)
+    if not cluster.machines.broken:
+        _hurt_the_store(cluster, seed, names, kind.calm_s)
+    _calm(cluster, names, kind.calm_s)
+    return cluster
+
+
+def _rounds(rng: random.Random) -> dict[str, object] | None:
+    """The [strategy] table of some jobs: rounds of several steps, perhaps later, perhaps growing.
+
+    Uses a separate random generator, so that other plans do not change.
+    """
+    if rng.random() >= LOCAL_STEPS:
+        return None
+    inner_steps = rng.choice((2, 3, 4, 8))
+    grows = rng.random() < 0.3
+    return {
+        "name": rng.choice(("local_sgd", "diloco")),
+        "inner_steps": inner_steps,
+        "local_start_step": rng.choice((0, 0, 3, 7)),
+        **({"inner_steps_double_every": 10, "inner_steps_max": 3 * inner_steps} if grows else {}),
+    }
+
+
+def _shards(rng: random.Random) -> dict[str, object]:
+    """The [strategy] table of a job whose state is sharded."""
+    return {"name": "sharded", "mirrors": rng.choice(MIRRORS)}
+
+
+def _unless_server(cluster: Cluster, name: str, fault: Callable[[str], object]) -> None:
+    """Plan what takes a worker out for good; without its only server a job rightly waits."""
+    if name not in cluster.machines.surroundings.servers:
+        fault(name)
+
+
+def _servers(rng: random.Random, workers: int) -> list[str]:
+    """Names of some workers, not of all, that are parameter servers."""
+    count = rng.randint(1, min(3, workers - 1))
+    return rng.sample([f"worker-{number}" for number in range(1, workers + 1)], count)
+
+
+def _harm_shards(cluster: Cluster, seed: int, names: list[str], calm_s: float) -> None:
+    """In some plans, damage shards in memory.
+
+    Uses a separate random generator, so that other plans do not change.
+    """
+    rng = random.Random(f"shards {seed}")
+    if rng.random() >= DAMAGED:
+        return
+    for _ in range(rng.choice((1, 1, 2))):
+        at_s = rng.uniform(1.0, calm_s)
+        cluster.do("damage", rng.choice(names), at_s=at_s)
+        if rng.random() < 0.5:  # so that shards change hands soon
+            cluster.bounce(rng.choice(names), at_s=at_s + rng.uniform(0.0, 0.3))
+
+
+def with_liar(seed: int, *, sharded: bool = False) -> Cluster:
+    """A job, one liar from some moment on, and one who joins: then what is held is asked for.
+
+    With more faults a liar can be the only one left, and no rule can hold then.
+    """
+    rng = random.Random(f"sharded liar {seed}" if sharded else f"liar {seed}")
+    workers = rng.randint(4, 5 if sharded else 6)
+    liar = f"worker-{rng.randint(1, workers)}"
+    cluster = Cluster(seed, workers=workers)
+    cluster.submit(
+        steps=rng.randint(20, 60),
+        checkpoint_every=rng.choice((2, 5)),
+        copies=rng.choice((1, 2)),
+        min_workers=2,
+        strategy={"name": "sharded", "mirrors": rng.choice((1, 2))} if sharded else None,
+    )
+    cluster.do("lie", liar, at_s=rng.uniform(0.0, 6.0))
+    cluster.restart(f"worker-{workers + 1}", at_s=rng.uniform(3.0, 6.0))
+    honest = [f"worker-{number}" for number in range(1, workers + 1) if f"worker-{number}" != liar]
+    if rng.random() < 0.5:
+        cluster.bounce(rng.choice(honest), at_s=rng.uniform(3.0, 7.0))
+    return cluster
+
+
 def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:
-    """Everything is mended, and everybody starts who does not run."""
+    """End all faults, and start all processes that are down."""
     cluster.do("calm", at_s=calm_s).restart(COORDINATOR, at_s=calm_s)
     for name in names:
         for verb in AFTER_CALM:
@@ -131,52 +292,19 @@ def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:
 
 
 def _look_after(cluster: Cluster, rng: random.Random, calm_s: float) -> None:
-    """An operator who looks now and then, and resumes what waits for somebody who is gone."""
+    """Let an operator look at jobs at intervals and resume those waiting for absent workers."""
     for _ in range(rng.choice((0, 0, 0, 1, 4))):
         cluster.do("look_after", "job-1", at_s=rng.uniform(2.0, calm_s))
 
 
-def _exile(cluster: Cluster, rng: random.Random, names: list[str]) -> None:
-    """Most who train are out of hearing, some are dead, and somebody is here who knows nothing."""
-    begun_s = rng.uniform(4.0, 15.0)
-    *trains, spare = names
-    for name in trains:
-        until_s = begun_s + rng.choice((rng.uniform(5.0, 30.0), rng.uniform(70.0, 100.0)))
-        if rng.random() < 0.3:
-            cluster.crash(name, at_s=begun_s).restart(name, at_s=until_s)
-        else:
-            cluster.hold(name, COORDINATOR, at_s=begun_s, until_s=until_s)
-    cluster.restart(spare, at_s=begun_s + 0.5)
-    if rng.random() < 0.7:
-        cluster.bounce(COORDINATOR, at_s=begun_s + 0.1, down_s=rng.uniform(0.2, 3.0))
-
-
-def _aim(cluster: Cluster, rng: random.Random, names: list[str], steps: int) -> None:
-    """Several things strike in one step, while some ranks have committed it and others have not.
-
-    And the coordinator is away, or the members that remember cannot be heard.
-    """
-    for _ in range(rng.randint(1, 2)):
-        step = rng.randint(2, max(2, min(steps, 8)))
-        for _ in range(rng.randint(1, 3)):
-            worker, phase = rng.choice(names), rng.choice(WINDOW)
-            verb = rng.choice(("crash", "crash", "pause", "hold", "hold", "partition_oneway"))
-            other = rng.choice([COORDINATOR, *(name for name in names if name != worker)])
-            if verb in ("hold", "partition_oneway"):
-                whom = (worker, other) if rng.random() < 0.5 else (other, worker)
-                cluster.when(verb, *whom, name=worker).at(phase=phase, step=step)
-            else:
-                back_after_s = rng.choice((None, rng.uniform(0.05, 4.0)))
-                moment = cluster.when(verb, name=worker, back_after_s=back_after_s)
-                moment.at(phase=phase, step=None if phase is Phase.TAKE_OVER else step)
-        if rng.random() < 0.5:
-            worker = rng.choice(names)
-            cluster.when("crash", COORDINATOR, name=worker).at(phase=rng.choice(WINDOW), step=step)
-            cluster.restart(COORDINATOR, at_s=rng.uniform(3.0, 9.0))
-
-
 def _add_fault(
-    cluster: Cluster, rng: random.Random, names: list[str], steps: int, calm_s: float
+    cluster: Cluster,
+    rng: random.Random,
+    names: list[str],
+    steps: int,
+    calm_s: float,
+    *,
+    sharded: bool,
 ) -> None:
     at_s = rng.uniform(0.5, calm_s * 0.6)
     longest_s = max(6.5, calm_s * 0.4)
@@ -184,8 +312,10 @@ def _add_fault(
     one, other = _pair(rng, names)
     worker = rng.choice(names)
     kind = rng.choice(KINDS)
+    if sharded and kind == "corrupt":
+        kind = "crash"  # nobody can tell which of two holders of a shard is right
     if kind == "ambush":
-        _lay(cluster, rng, worker, steps)
+        _lay(cluster, rng, worker, steps, sharded=sharded)
     elif kind == "bounce":
         cluster.bounce(worker, at_s=at_s, down_s=until_s - at_s)
     elif kind == "bounce coordinator":
@@ -205,7 +335,7 @@ def _add_fault(
 
 
 def _ask_or_tell(cluster: Cluster, rng: random.Random, kind: str, worker: str, at_s: float) -> None:
-    """What somebody does to one worker, or to the job."""
+    """Add an action of an operator on one worker or on the job, or a lie."""
     if kind == "echo":
         for _ in range(3):
             cluster.do("echo", worker, at_s=at_s + rng.uniform(0.0, 6.0))
@@ -223,12 +353,12 @@ def _ask_or_tell(cluster: Cluster, rng: random.Random, kind: str, worker: str, a
 
 
 def _hurt_the_store(cluster: Cluster, seed: int, names: list[str], calm_s: float) -> None:
-    """In some plans the store goes back to a backup, or cannot be written; both across a restart.
+    """In some plans, restore the store from a backup or make it unwritable, across a restart.
 
-    Meanwhile generations come and go, of which the store then knows nothing, and some who know
-    are out of hearing when the coordinator is back.  Chance of its own, so that other plans stay
-    what they are.  Once everybody is back who will come back, the operator lets jobs go on that
-    wait for somebody.
+    Meanwhile generations begin and end that the store then does not know, and some workers that
+    know them cannot be reached when the coordinator is back.  Uses a separate random generator, so
+    that other plans do not change.  Once all workers that will return have done so, the operator
+    resumes jobs that wait for an absent one.
     """
     rng = random.Random(f"store {seed}")
     kind = rng.choice(STORES)
@@ -248,21 +378,23 @@ def _hurt_the_store(cluster: Cluster, seed: int, names: list[str], calm_s: float
     for _ in range(rng.randint(0, 2)):
         at_s = rng.uniform(begun_s, up_s)
         cluster.hold(rng.choice(names), COORDINATOR, at_s=at_s, until_s=rng.uniform(up_s, calm_s))
-    for job in ("job-1", "job-2"):
-        for look in range(LOOKS):
-            cluster.do("resume", job, at_s=calm_s + HOME_S * (1 + look))
+    scenes.looks_after(cluster, calm_s)
 
 
-def _lay(cluster: Cluster, rng: random.Random, worker: str, steps: int) -> None:
-    """Let something strike a worker in the midst of a step, or wherever it is at last."""
+def _lay(cluster: Cluster, rng: random.Random, worker: str, steps: int, *, sharded: bool) -> None:
+    """Add a fault that strikes a worker at a random phase, of one step or of any."""
     back_after_s = rng.choice((None, rng.uniform(0.05, 3.0)))
-    moment = cluster.when(rng.choice(AMBUSHED), name=worker, back_after_s=back_after_s)
+    verb = rng.choice(AMBUSHED[:-1] if sharded else AMBUSHED)
+    moment = cluster.when(verb, name=worker, back_after_s=back_after_s)
     step = rng.choice((None, rng.randint(1, steps)))
-    moment.at(phase=rng.choice(tuple(Phase)), step=step)
+    if sharded and rng.random() < AT_A_REGROUP:
+        moment.at(phase=Phase.REGROUP)
+    else:
+        moment.at(phase=rng.choice(PHASES), step=step)
 
 
 def _pair(rng: random.Random, names: list[str]) -> tuple[str, str]:
-    """Two processes with much to say to each other: ring neighbours, or one and the coordinator."""
+    """Two processes with much traffic: ring neighbours, or a worker and the coordinator."""
     index = rng.randrange(len(names) - 1)
     if rng.random() < NEIGHBOURS:
         return names[index], names[(index + 1) % (len(names) - 1)]
@@ -272,7 +404,7 @@ def _pair(rng: random.Random, names: list[str]) -> tuple[str, str]:
 
 
 PASSING: Final = {"hold": "release", "narrow": "widen", "lose": "keep"}
-"""What befalls a link, and how it ends."""
+"""Faults of a link, each with the verb that ends it."""
 KINDS: Final = (
     *("ambush",) * 10,
     *("bounce",) * 4,

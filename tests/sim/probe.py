@@ -1,4 +1,4 @@
-"""Can one simulated worker fetch from another?  The counterpart of `dtd.worker.probe`."""
+"""Tests whether a simulated worker can fetch from another; counterpart of `dtd.worker.probe`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def probe(
     after: Callable[[float, Callable[[], None]], None],
     answer: Callable[[m.Probed], None],
 ) -> None:
-    """Try it, and say once what became of it.
+    """Probe a worker, and report the result once.
 
     Args:
         surroundings: clock and network.
-        asked: whom to reach.
-        by: who tries.
-        after: does something later, unless the process has died by then.
+        asked: the request, which names the worker to reach.
+        by: name of the probing worker.
+        after: runs an action after a delay, unless the process has died by then.
         answer: called with the answer.
     """
     answered = greeted = False

@@ -1,9 +1,9 @@
-"""What a simulated worker trains: a state that remembers how it came about, and a disk to keep it.
+"""The training state of a simulated worker, which records its own history, and the worker's disk.
 
-The content after step s is what the rows of all steps sum up to, as the ring has added them; a step
-that is redone is redone exactly.  The lineage also remembers in which generation each step was
-committed.  So the oracle can tell a state that skipped, repeated or mixed steps, or that left out a
-row or used one twice, from an honest one.
+The content after step s depends on the sums of the rows of all steps, as the ring has added them; a
+repeated step gives the same result.  The lineage also contains the generation that committed each
+step.  This lets the oracle detect a state that skipped, repeated or mixed steps, or that omitted a
+row or used one twice.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from functools import cache
 from pathlib import Path
 
 from dtd.core.data.ledger import Ledger
+from dtd.core.engine.shards import ShardSet
 from dtd.core.membership.branches import Branch
 from dtd.train.checkpoint.format import checkpoint_name
 from dtd.train.checkpoint.retention import Rules, retain
 from dtd.wire import messages as m
-from tests.sim import rows
+from tests.sim import rows, shards
 from tests.sim.rows import Data
+from tests.sim.shards import Atoms
 
 ENTRIES = 40
-"""Tensors of a state, as far as it matters which of them differ."""
+"""Number of entries of a state that can differ individually, like tensors."""
 KEPT = 3
 DATA = Data(length=50, batch=16)
 Key = tuple[int, int]
@@ -36,15 +38,16 @@ class State:
     """A committed state of a job.
 
     Attributes:
-        job: whose state.
-        generation: the one that committed its last step; 0 when nothing is committed.
+        job: id of the job.
+        generation: the generation that committed its last step; 0 if nothing is committed.
         step: number of committed steps.
         content: hash over all steps.
         lineage: hash over all steps and the generations that committed them.
-        data: what it is trained on.
-        ledger: the account of its rows, as JSON.
-        corrupt: its content was changed behind everybody's back; known to the oracle alone.
-        changed: the entries that were changed so.
+        data: the data on which it is trained.
+        ledger: the ledger of its rows, as JSON.
+        corrupt: its content was changed by flipped bits; known only to the oracle.
+        changed: the entries that were changed in this way.
+        atoms: of a sharded state, what this worker holds of it (`tests.sim.shards`).
     """
 
     job: str
@@ -56,9 +59,10 @@ class State:
     ledger: str = ""
     corrupt: bool = False
     changed: frozenset[int] = frozenset()
+    atoms: Atoms = ()
 
     def hashes(self) -> list[bytes]:
-        """A short hash of every entry; those that nobody has changed are as they should be."""
+        """A short hash of every entry; only changed entries have unexpected hashes."""
         honest = expected(self.job, self.step, self.data)
         return [
             _hash(self.content if entry in self.changed else honest, str(entry)).encode()
@@ -67,8 +71,13 @@ class State:
 
     @property
     def key(self) -> Key:
-        """Its name: who committed the last step, and how many there are."""
+        """Its key: the generation that committed the last step, and the number of steps."""
         return self.generation, self.step
+
+    @property
+    def part(self) -> ShardSet:
+        """Which shards of it this worker holds."""
+        return shards.part_of(self.atoms)
 
     def held(self, where: str) -> m.Held:
         """The state as a worker reports it."""
@@ -78,46 +87,69 @@ class State:
             step=self.step,
             digest=self.content if where == "checkpoint" else "",
             where=where,
+            part=tuple(self.part.to_wire()) if self.atoms else (),
         )
 
 
-def fresh(job: str, data: Data = DATA) -> State:
+def fresh(job: str, data: Data = DATA, *, sharded: bool = False) -> State:
     """The state before the first step."""
     ledger = json.dumps(Ledger(data.length).to_mapping())
     content = expected(job, 0, data)
     return State(
-        job=job, generation=0, step=0, content=content, lineage="", data=data, ledger=ledger
+        job=job,
+        generation=0,
+        step=0,
+        content=content,
+        lineage="",
+        data=data,
+        ledger=ledger,
+        atoms=shards.whole(content) if sharded else (),
     )
 
 
-def after_commit(state: State, generation: int, total: int) -> State:
-    """The state after one more step, of which the ring has summed up the rows to `total`."""
+def after_commit(state: State, generation: int, total: int, *, steps: int = 1) -> State:
+    """The state after one more round, in which the ring's sum of the rows was `total`."""
     ledger = Ledger.from_mapping(json.loads(state.ledger))
-    epoch, places = rows.places(state.data, state.step, rank=0, world_size=1)
-    ledger.commit(epoch, places)
+    for step in range(state.step, state.step + steps):
+        epoch, places = rows.places(state.data, step, rank=0, world_size=1)
+        ledger.commit(epoch, places)
+        assert rows.follows(state.data, step), "a step does not begin where the last one ended"
     return replace(
         state,
         generation=generation,
-        step=state.step + 1,
+        step=state.step + steps,
         content=_hash(state.content, str(total)),
         lineage=_hash(state.lineage, f"{generation}:{state.step}"),
         ledger=json.dumps(ledger.to_mapping()),
+        atoms=shards.changed(state.atoms, lambda content: _hash(content, str(total))),
     )
 
 
 def corrupted(state: State, by: str, entry: int | None = None) -> State:
-    """The state after bits have flipped in it: in this entry, or in one that chance has chosen."""
+    """The state after bits have flipped in this entry, or in one derived from `by`."""
     content = _hash(state.content, f"flipped by {by}")
     hit = int(content, 16) % ENTRIES if entry is None else entry
     return replace(state, content=content, corrupt=True, changed=state.changed | {hit})
 
 
+def damaged(state: State, by: str) -> State:
+    """The state after bits have flipped in one of the shards that this worker holds of it."""
+    held = [index for index, content in enumerate(state.atoms) if content]
+    if not held:
+        return state
+    content = _hash(state.content, f"damaged by {by}")
+    hit = held[int(content, 16) % len(held)]
+    return replace(state, atoms=(*state.atoms[:hit], content, *state.atoms[hit + 1 :]))
+
+
 @cache
 def expected(job: str, step: int, data: Data = DATA) -> str:
-    """The content of an honest state after so many steps."""
+    """The content of a correct state after this number of steps."""
     if step == 0:
         return _hash(job, "initial")
-    return _hash(expected(job, step - 1, data), str(rows.expected(data, step - 1)))
+    begin = rows.round_begin(data, step)
+    total = sum(rows.expected(data, one) for one in range(begin, step))
+    return _hash(expected(job, begin, data), str(total))
 
 
 def _hash(before: str, then: str) -> str:
@@ -125,12 +157,13 @@ def _hash(before: str, then: str) -> str:
 
 
 class Disk:
-    """A worker's disk: the newest checkpoints that were published; outlives the process.
+    """A worker's disk with its newest published checkpoints; it outlives the process.
 
-    Which ones stay is for the product's own retention to say: each has a directory.
+    The product's own retention, to which each checkpoint appears as a directory, decides which
+    ones are kept.
 
     Args:
-        directory: where these are made.
+        directory: parent of these directories.
 
     Attributes:
         full: nothing can be written.
@@ -145,10 +178,14 @@ class Disk:
     def publish(
         self, state: State, branches: Sequence[Branch]
     ) -> tuple[list[State], tuple[str, ...]]:
-        """Keep a checkpoint; returns what goes for it, and the names of all that stay."""
+        """Store a checkpoint; returns those removed for it, and the names of all that are kept."""
         known = self._published.setdefault(state.job, [])
-        if all(one.key != state.key for one in known):
+        earlier = self.find(state.job, state.key)
+        if earlier is None:
             known.append(state)
+        elif state.atoms:
+            atoms = shards.joined(earlier.atoms, state.atoms)
+            known[known.index(earlier)] = replace(state, atoms=atoms)
         known.sort(key=lambda one: one.key)
         self._path(state).mkdir(parents=True, exist_ok=True)
         rules = Rules(keep=KEPT)
@@ -161,7 +198,7 @@ class Disk:
         return self._directory / state.job / checkpoint_name(*state.key)
 
     def spoil(self) -> None:
-        """Bits flip in the newest checkpoint of every job: it is passed over from now on."""
+        """Flip bits in the newest checkpoint of every job, which is ignored from then on."""
         for known in self._published.values():
             self._spoilt += known[-1:]
             for one in known[-1:]:
@@ -169,8 +206,12 @@ class Disk:
             del known[-1:]
 
     def is_spoilt(self, job: str, key: Key) -> bool:
-        """Whether this checkpoint was here and is damaged."""
+        """Whether this checkpoint was stored here and is damaged."""
         return any((one.job, one.key) == (job, key) for one in self._spoilt)
+
+    def states(self, job: str) -> list[State]:
+        """All checkpoints of a job, the newest first."""
+        return self._published.get(job, [])[::-1]
 
     def newest(self, job: str) -> State | None:
         """The newest checkpoint of a job."""
@@ -178,5 +219,5 @@ class Disk:
         return known[-1] if known else None
 
     def find(self, job: str, key: Key) -> State | None:
-        """The checkpoint of this name."""
+        """The checkpoint with this key."""
         return next((one for one in self._published.get(job, []) if one.key == key), None)

@@ -1,4 +1,4 @@
-"""What a simulated worker reports of its training, as the messages and events of the real one."""
+"""A simulated worker's reports of its training, with the product's messages and events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dtd.wire import messages as m
 from tests.sim.replica import State
 
 
-def warmed(prepare: m.Prepare, held: m.Held, *, dataset: str) -> member.TrainerWarm:
-    """Model and data are here."""
+def warmed(
+    prepare: m.Prepare, held: m.Held, *, dataset: str, saved: tuple[m.Held, ...] = ()
+) -> member.TrainerWarm:
+    """Model and data are ready."""
     return member.TrainerWarm(
         warmed=m.Warmed(
             job=prepare.job,
@@ -19,7 +21,7 @@ def warmed(prepare: m.Prepare, held: m.Held, *, dataset: str) -> member.TrainerW
             numerics_fingerprint="numerics",
             parameters=1,
             steps_total=int(prepare.spec["model"]["steps"]),
-            held=(held,),
+            held=(held, *saved)[: m.MAX_HELD],
         )
     )
 
@@ -45,7 +47,7 @@ def progress(state: State, *, rows: int) -> m.Progress:
 
 
 def saved(state: State, kept: tuple[str, ...]) -> m.CheckpointSaved:
-    """A checkpoint was published, and these are on that disk now."""
+    """A checkpoint was published, and the disk now holds those in `kept`."""
     return m.CheckpointSaved(
         job=state.job,
         generation=state.generation,
@@ -55,11 +57,12 @@ def saved(state: State, kept: tuple[str, ...]) -> m.CheckpointSaved:
         directory=checkpoint_name(*state.key),
         metrics={},
         kept=kept,
+        part=state.held("checkpoint").part,
     )
 
 
 def agreed(state: State) -> m.Agreed:
-    """All ranks hold this state, which is to be saved."""
+    """All ranks agree on this state, which is to be saved."""
     return m.Agreed(
         job=state.job, generation=state.generation, step=state.step, digest=state.content
     )
@@ -81,5 +84,6 @@ def finished(assign: m.Assign, state: State) -> member.TrainerFinished:
             step=state.step,
             digest=state.content,
             result={"steps": state.step} if assign.rank == 0 else {},
+            part=state.held("memory").part,
         )
     )

@@ -1,7 +1,7 @@
 """One generation's two links in the simulation: to the next rank and from the previous one.
 
-The counterpart of `dtd.transport.tcp_ring`: connects, calls again when the neighbour is not there
-yet, hands frames to the node, sends and expects beats, has lifelines held, and says once that the
+The counterpart of `dtd.transport.tcp_ring`: connects, retries while the neighbour is not ready,
+passes frames to the node, sends and expects heartbeats, opens lifelines, and reports once that the
 ring is up and once that it is broken, with the evidence.
 """
 
@@ -23,7 +23,7 @@ from tests.sim.ring_node import CHUNK_BYTES, SCRATCH_SLOTS, Frame, RingNode
 from tests.sim.surroundings import Surroundings
 
 CONNECT_PAUSE_S: Final = 0.05
-BEAT: Final = "beat"
+LINK_HEARTBEAT: Final = "beat"
 NEXT: Final = "next"
 PREVIOUS: Final = "previous"
 
@@ -34,11 +34,15 @@ class RingEndpoint:
     Args:
         surroundings: clock, network, oracle.
         assign: the generation.
-        data_port: where the previous rank will connect.
+        data_port: port to which the previous rank connects.
         lifeline: holds a connection to each neighbour that ends with this process.
-        after: does something later, unless the process has died by then.
-        changed: called whenever a waiting trainer should look again.
-        reached: called with the phase of every chunk that comes; False when the process is gone.
+        after: runs an action after a delay, unless the process has died by then.
+        changed: called whenever a waiting trainer should check its condition again.
+        reached: called with the phase of every chunk that arrives; returns False if the process
+            has ended.
+
+    Attributes:
+        ahead: the job's steps after the open round, minus the number of its exchange.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class RingEndpoint:
         self.suspect = ""
         self.evidence = ""
         self.why_broken = ""
+        self.ahead = 1
         self._surroundings = surroundings
         self._data_port = data_port
         self._lifeline = lifeline
@@ -94,7 +99,7 @@ class RingEndpoint:
         )
 
     def is_up(self) -> bool:
-        """Both links stand."""
+        """Whether both links are connected."""
         return len(self.assign.roster) == 1 or (self._in is not None and self._answered)
 
     def connect(self) -> None:
@@ -110,7 +115,7 @@ class RingEndpoint:
         self._connect_next()
 
     def end(self, reason: str) -> None:
-        """Take no further part."""
+        """Leave the ring."""
         self._fail("", "", reason)
 
     # --- links -----------------------------------------------------------------------------
@@ -135,12 +140,12 @@ class RingEndpoint:
         self._in = port
         self._heard(PREVIOUS)
         port.receive, port.closed = self._on_frame, self._on_in_closed
-        port.send(BEAT)
+        port.send(LINK_HEARTBEAT)
         self._hold_lifelines()
         self._changed()
 
     def accept_lifeline(self, port: Port, rank: int) -> None:
-        """A neighbour's lifeline: idle until his process ends."""
+        """Accept a neighbour's lifeline, which is idle until the neighbour's process ends."""
         roster = self.assign.roster
         name = roster[rank].name if rank < len(roster) else ""
         if self.why_broken or name not in self._names.values():
@@ -150,7 +155,7 @@ class RingEndpoint:
         port.closed = lambda _: self._fail(name, ENDED, "its process has ended")
 
     def _hold_lifelines(self) -> None:
-        """Both neighbours are there, so they know this ring and will take a lifeline of it."""
+        """Open lifelines; both neighbours have connected, so they know this ring."""
         if self.is_up():
             assign = self.assign
             key = (assign.generation, assign.roster_id, assign.rank)
@@ -190,13 +195,13 @@ class RingEndpoint:
     # --- silence ---------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Say that we live, and see who does not."""
+        """Send heartbeats, and check for silent neighbours."""
         if self.why_broken:
             return
         if self._out is not None and self._answered:
-            self._out.send(BEAT)
+            self._out.send(LINK_HEARTBEAT)
         if self._in is not None:
-            self._in.send(BEAT)
+            self._in.send(LINK_HEARTBEAT)
         if self._holds:
             self._heard(PREVIOUS)
         now = self._surroundings.scheduler.now
@@ -215,7 +220,7 @@ class RingEndpoint:
 
     def _on_frame(self, content: object) -> bool:
         self._heard(PREVIOUS)
-        if content == BEAT:
+        if content == LINK_HEARTBEAT:
             return True
         try:
             self._holds = not self.node.receive(content)

@@ -1,8 +1,8 @@
 """The shell of the ring machine in the simulation: buckets are lists of integers.
 
-Rank r contributes `1 << r` to every element, so a sum tells who is in it: after the all-reduce the
-lower bits must be `(1 << world) - 1`, every rank once and nobody twice.  The bits above are the sum
-of what the rows of its slice amount to (`tests.sim.rows`).  The counterpart over bytes is
+Rank r contributes `1 << r` to every element, so a sum shows which ranks it contains: after the
+all-reduce the lower bits must be `(1 << world) - 1`, that is, every rank exactly once.  The bits
+above are the sum of the values of all rows (`tests.sim.rows`).  The counterpart over bytes is
 `dtd.transport.ring_node`; both drive `dtd.core.ring.machine`.
 """
 
@@ -33,7 +33,7 @@ from dtd.core.ring.events import (
 )
 from dtd.core.ring.machine import Ring
 from dtd.wire.frames import Hold
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import Chunk, SmallGather
 from tests.sim.oracle import Oracle
 from tests.sim.rows import RANK_BITS
 
@@ -45,10 +45,10 @@ WORD_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What goes over a ring link; `roster_id` is for the oracle only."""
+    """A frame on a ring link; `roster_id` is only for the oracle."""
 
     roster_id: int
-    message: Chunk | Word
+    message: Chunk | SmallGather
     payload: tuple[int, ...] | bytes
 
 
@@ -56,14 +56,14 @@ class RingNode:
     """One rank's node of one generation's ring.
 
     Args:
-        core: the machine.
-        roster_id: which roster the ring is of.
-        oracle: told of every frame accepted and every sum.
-        send: sends a frame and its size to the next rank.
+        core: the ring machine.
+        roster_id: id of the ring's roster.
+        oracle: is told of every accepted frame and every sum.
+        send: sends a frame of the given size to the next rank.
         resume: offers the held frame again.
         changed: called when a bucket or an exchange of words is complete.
-        reached: called with phase and step of every chunk that comes; False when the process
-            is gone.
+        reached: called with phase and step of every chunk that arrives; returns False if the
+            process has ended.
     """
 
     def __init__(
@@ -93,10 +93,14 @@ class RingNode:
 
     # --- the trainer -----------------------------------------------------------------------
 
-    def open_step(self, step: int, bucket_elements: Sequence[int], *, share: int = 0) -> None:
-        """Begin a step, in which this rank's rows amount to `share`."""
-        own = share << RANK_BITS | 1 << self.core.rank
-        self._buckets = [[own] * elements for elements in bucket_elements]
+    def open_step(
+        self, step: int, bucket_elements: Sequence[int], shares: Sequence[int] = ()
+    ) -> None:
+        """Begin a step in which this rank contributes one of `shares` to each bucket."""
+        self._buckets = [
+            [share << RANK_BITS | 1 << self.core.rank] * elements
+            for elements, share in zip(bucket_elements, shares, strict=True)
+        ]
         self._unfinished = set(range(len(self._buckets)))
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = tuple(
@@ -105,34 +109,38 @@ class RingNode:
         self._handle(StepOpened(step=step, buckets=shapes))
 
     def start(self, bucket: int) -> None:
-        """The bucket's own contribution is complete."""
+        """Begin the reduction of a bucket whose own contribution is complete."""
         self._handle(BucketStarted(bucket=bucket))
 
     def offer(self, word: bytes) -> None:
-        """This rank's word for the next exchange."""
+        """Provide this rank's control word for the next exchange."""
         self._exchanged = None
         self._words[self.core.rank].append(word)
         self._handle(WordOffered())
 
     def buckets_done(self) -> bool:
-        """Every bucket of the open step holds the sum."""
+        """Whether every bucket of the open step holds the sum."""
         return not self._unfinished
 
     def total(self) -> int:
-        """What the rows of all ranks amount to, once the buckets are done."""
-        return self._buckets[-1][-1] >> RANK_BITS
+        """The sum of the values of all ranks' rows, once the buckets are done."""
+        return self.totals()[-1]
+
+    def totals(self) -> list[int]:
+        """The sum of all ranks' shares for each non-empty bucket, once the buckets are done."""
+        return [bucket[-1] >> RANK_BITS for bucket in self._buckets if bucket]
 
     def words(self) -> list[bytes] | None:
-        """All ranks' words in rank order, once they are here."""
+        """All ranks' control words in rank order, once they have arrived."""
         return self._exchanged
 
     # --- the network -----------------------------------------------------------------------
 
     def receive(self, content: object) -> bool:
-        """Take a frame from the previous rank; False when its turn has not come."""
+        """Accept a frame from the previous rank; False if it is not its turn yet."""
         assert isinstance(content, Frame)
         message, payload = content.message, content.payload
-        if isinstance(message, Word):
+        if isinstance(message, SmallGather):
             if isinstance(self.core.accept_word(message), Hold):
                 return False
             assert isinstance(payload, bytes)
@@ -201,5 +209,7 @@ class RingNode:
         else:
             self._resume()
 
-    def _transmit(self, message: Chunk | Word, payload: tuple[int, ...] | bytes, size: int) -> None:
+    def _transmit(
+        self, message: Chunk | SmallGather, payload: tuple[int, ...] | bytes, size: int
+    ) -> None:
         self._send(Frame(self._roster_id, message, payload), 64 + size)

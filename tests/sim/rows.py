@@ -1,44 +1,71 @@
-"""Which rows the steps of a simulated job use, and what they sum to.
+"""The rows used by the steps of a simulated job, and their sums.
 
-A rank adds up a number for each row of its slice; the ring adds those of all ranks, and the sum
-goes into the state.  So a row that is left out, or used twice, changes what the state is.  Workers
-ask the product which rows are theirs (`dtd.core.data.sampler`, `dtd.train.data.sampling`) and keep
-its ledger; what the judge expects is worked out here, another way.
+A rank sums a number for each row of its slice; the ring adds the sums of all ranks, and the result
+becomes part of the state.  A row that is omitted, or used twice, therefore changes the state.
+Workers determine their rows with the product's code (`dtd.core.data.sampler`,
+`dtd.train.data.sampling`) and keep its ledger; the values that the oracle expects are computed here
+independently.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
-from dtd.core.data.sampler import position_of_step, slice_bounds, steps_per_epoch
+from dtd.core.data.sampler import advance, position_of_step, slice_bounds, steps_per_epoch
 from dtd.train.data.sampling import ordered_rows
 
 SEED: Final = 11
 ROW_BITS: Final = 32
 RANK_BITS: Final = 64
-"""Below the sum of rows an element has a bit for each rank that is in it."""
+"""Lower bits of an element, one for each rank that contributed; the sum of rows is above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A dataset and how it is cut: `length` rows, `batch` of them in a step."""
+    """A dataset of `length` rows, `batch` of them per step, and the length of rounds.
+
+    Attributes:
+        round_steps: initial number of steps between two exchanges.
+        local_from: before this step, every step has an exchange.
+        double_every: number of steps after which the length of rounds doubles; 0: never.
+        longest: maximum number of steps in a round.
+    """
 
     length: int
     batch: int
+    round_steps: int = 1
+    local_from: int = 0
+    double_every: int = 0
+    longest: int = 1
+
+
+def data_of(spec: Mapping[str, Any]) -> Data:
+    """The data defined by a job's specification."""
+    model, strategy = spec["model"], spec.get("strategy", {})
+    round_steps = int(strategy.get("inner_steps", 1))
+    return Data(
+        length=int(model["rows"]),
+        batch=int(model["batch"]),
+        round_steps=round_steps,
+        local_from=int(strategy.get("local_start_step", 0)),
+        double_every=int(strategy.get("inner_steps_double_every", 0)),
+        longest=max(round_steps, int(strategy.get("inner_steps_max", 0))),
+    )
 
 
 def value(epoch: int, row: int) -> int:
-    """The number of a row in an epoch."""
+    """The number that a row contributes in an epoch."""
     mixed = (epoch * 0x9E3779B1 + row * 0x85EBCA77 + 0x165667B1) & 0xFFFFFFFF
     mixed ^= mixed >> 15
     return (mixed * 0x2C1B3C6D & 0xFFFFFFFF) | 1
 
 
 def places(data: Data, step: int, *, rank: int, world_size: int) -> tuple[int, list[int]]:
-    """(epoch, places in its order) of a rank's slice of a step, as the product has them."""
+    """(epoch, positions in its order) of a rank's slice of a step, computed by the product."""
     position = position_of_step(step, global_batch_size=data.batch, length=data.length)
     rows = min(data.batch, data.length - position.offset)
     start, stop = slice_bounds(rows, world_size, rank)
@@ -46,8 +73,18 @@ def places(data: Data, step: int, *, rank: int, world_size: int) -> tuple[int, l
 
 
 @cache
+def follows(data: Data, step: int) -> bool:
+    """Whether, by the product's count, the next step begins where this one ends."""
+    here, after = (
+        position_of_step(one, global_batch_size=data.batch, length=data.length)
+        for one in (step, step + 1)
+    )
+    return advance(here, len(places(data, step, rank=0, world_size=1)[1]), data.length) == after
+
+
+@cache
 def share(data: Data, step: int, *, rank: int, world_size: int) -> int:
-    """What a rank adds up in a step."""
+    """The sum of a rank's rows in a step."""
     epoch, mine = places(data, step, rank=rank, world_size=world_size)
     if not mine:
         return 0
@@ -56,7 +93,7 @@ def share(data: Data, step: int, *, rank: int, world_size: int) -> int:
 
 
 def steps_in(data: Data, epochs: int) -> int:
-    """Steps of so many epochs, as the product counts them."""
+    """Number of steps in a number of epochs, computed by the product."""
     return epochs * steps_per_epoch(data.length, data.batch)
 
 
@@ -65,16 +102,53 @@ def steps_in(data: Data, epochs: int) -> int:
 
 @cache
 def expected(data: Data, step: int) -> int:
-    """The sum over all ranks in a step: each row of an epoch once, the last batch being short."""
+    """The sum over all ranks in a step: each row of an epoch once; the last batch may be short."""
+    epoch, own = _batch(data, step)
+    return sum(value(epoch, row) for row in own)
+
+
+@cache
+def expected_share(data: Data, end: int, *, rank: int, world_size: int) -> int:
+    """The sum of a rank's rows in the round that ends at this step."""
+    total = 0
+    for step in range(round_begin(data, end), end):
+        epoch, batch = _batch(data, step)
+        start, stop = (len(batch) * one // world_size for one in (rank, rank + 1))
+        total += sum(value(epoch, row) for row in batch[start:stop])
+    return total
+
+
+@cache
+def round_begin(data: Data, end: int) -> int:
+    """First step of the round that ends at this step; a job's last round may end early."""
+    begin = 0
+    while True:
+        after = _round_end(data, begin)
+        if after >= end:
+            return begin
+        begin = after
+
+
+def _round_end(data: Data, begin: int) -> int:
+    if begin < data.local_from:
+        return begin + 1
+    length, doubles_at = data.round_steps, data.local_from + data.double_every
+    while data.double_every and length < data.longest and begin >= doubles_at:
+        length, doubles_at = min(2 * length, data.longest), doubles_at + data.double_every
+    grows = data.double_every and length < data.longest
+    return min(begin + length, doubles_at) if grows else begin + length
+
+
+def _batch(data: Data, step: int) -> tuple[int, list[int]]:
     batches = -(-data.length // data.batch)
     epoch, batch = step // batches, step % batches
     stop = min((batch + 1) * data.batch, data.length)
-    return sum(value(epoch, row) for row in _order(data, epoch)[batch * data.batch : stop])
+    return epoch, _order(data, epoch)[batch * data.batch : stop]
 
 
 @cache
 def _order(data: Data, epoch: int) -> list[int]:
-    """The rows of an epoch; an order that is none is left with what it has twice, or not at all."""
+    """The rows of an epoch in order; an invalid order keeps its duplicates and gaps."""
     rows = [int(row) for row in ordered_rows(SEED, epoch, 0, data.length, data.length)]
     wrong = Counter(rows) - Counter(range(data.length))
     assert not wrong, f"rows {sorted(wrong)} come twice in an epoch of {data.length}"
@@ -83,6 +157,12 @@ def _order(data: Data, epoch: int) -> list[int]:
 
 @cache
 def entered(data: Data, step: int) -> tuple[int, int]:
-    """(epoch, rows of it that are committed) after so many steps."""
+    """(epoch, number of its committed rows) after a number of steps."""
     batches = -(-data.length // data.batch)
     return step // batches, (step % batches) * data.batch
+
+
+@cache
+def page_of(committed: int, data: Data) -> bytes:
+    """The page of a ledger that records the first `committed` positions of an epoch."""
+    return ((1 << committed) - 1).to_bytes(-(-data.length // 8), "little") if committed else b""

@@ -1,7 +1,7 @@
-"""Virtual time: a queue of what happens when, and a clock that jumps from one to the next.
+"""Virtual time: a queue of timed actions, and a clock that jumps from one to the next.
 
-Nothing sleeps and nothing depends on the machine: two actions at the same moment happen in the
-order in which they were asked for, so a run is repeated exactly by its seed.
+Nothing sleeps and nothing depends on the machine.  Actions due at the same moment run in the order
+in which they were scheduled, so a seed always reproduces the same run.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 MAX_ACTIONS_AT_ONE_MOMENT = 100_000
 MAX_ACTIONS = 400_000
-"""Of a whole plan: in one with more of them something is tried again and again."""
+"""Limit for a whole plan; a plan that exceeds it repeats some action endlessly."""
 
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """Something that will happen; `cancel` prevents it."""
+    """A scheduled action; `cancel` prevents it."""
 
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Prevent the action."""
         self.action = None
 
 
@@ -37,14 +37,14 @@ class Scheduler:
         self._at_this_moment = 0
 
     def at(self, moment_s: float, action: Callable[[], None]) -> Timer:
-        """Have something happen at a moment, at the earliest now."""
+        """Schedule an action at a moment, now at the earliest."""
         timer = Timer(action)
         self._asked += 1
         heapq.heappush(self._queue, (max(moment_s, self.now), self._asked, timer))
         return timer
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
-        """Have something happen after a while."""
+        """Schedule an action after a delay."""
         return self.at(self.now + delay_s, action)
 
     def run(self, *, until_s: float, done: Callable[[], bool]) -> None:

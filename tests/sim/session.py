@@ -1,85 +1,96 @@
-"""What a modelled trainer works with: its state, what it has prepared, and the job's settings.
+"""The session of a modelled trainer: its state, its prepared step and the job's settings.
 
-The counterpart of `dtd.train.session`.  What may be named, committed or taken over is decided by
-the product's own step protocol (`dtd.core.engine`).  `Shell` is what the trainer uses of its
+The counterpart of `dtd.train.session`.  The product's own step protocol (`dtd.core.engine`) decides
+which states may be reported, committed or taken over.  `Shell` is the trainer's interface to its
 process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.deferred_digest import DeferredDigest
+from dtd.core.engine.rounds import Rounds
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.core.membership import member
 from dtd.core.membership.branches import Branch
 from dtd.core.progress import ProgressWatch
+from dtd.job.terms import terms_of
+from dtd.strategy.codec.local_state import LocalState
 from dtd.wire import messages as m
-from tests.sim import reports
+from tests.sim import reports, shards
 from tests.sim.data_port import DataPort
 from tests.sim.oracle import require
 from tests.sim.phases import Phase
-from tests.sim.replica import Disk, Key, State, after_commit, corrupted, fresh
-from tests.sim.rows import Data
+from tests.sim.replica import Disk, Key, State, after_commit, corrupted, damaged, fresh
+from tests.sim.residuals import value, zero
+from tests.sim.rows import Data, data_of
 from tests.sim.surroundings import Surroundings
 from tests.sim.thread import Busy
 
 DRIFTING = 7
-"""Entry of the state that a task of its own changes, otherwise on every rank."""
+"""Entry of the state that the task changes outside dtd, differently on every rank."""
 TAIL = 1
-"""Elements of a step's last bucket, which is never empty."""
+"""Number of elements of a step's last bucket, which is never empty."""
 PIECE_S = 0.5
-"""How long the piece of a digest takes that is done between two marks of progress."""
+"""Duration of one piece of a digest, computed between two marks of progress."""
 
 
 class Shell(Protocol):
-    """What a trainer uses of its process."""
+    """A trainer's interface to its process."""
 
     name: str
     incarnation: int
+    alive: bool
     disk: Disk
     data_port: DataPort
     surroundings: Surroundings
     fails_at_step: int | None
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later, unless the process has died by then."""
+        """Run an action after a delay, unless the process has died by then."""
         ...
 
     def feed(self, event: member.Event) -> None:
-        """Hand an event to the member core."""
+        """Pass an event to the member core."""
         ...
 
     def tell(self, message: m.Message) -> None:
-        """Send something to the coordinator, if it can be reached."""
+        """Send a message to the coordinator, if it can be reached."""
         ...
 
     def reached(self, phase: Phase, *, rank: int, step: int) -> bool:
-        """The worker comes to a phase; False when that was its end."""
+        """Report that the worker reaches a phase; False if a fault ended the process."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class JobSession:
     """One job in one process.
 
     Attributes:
-        engine: says which state is live, and which is prepared.
+        engine: the step protocol, which determines the live and the prepared state.
         deferred: a digest that the next control word carries.
-        state: what memory holds; of the live state, if there is one.
-        prepared: what it becomes with the step under way, once all its buckets are averaged.
+        state: content of the memory; the live state, if there is one.
+        prepared: the state after the current step, once all its buckets are averaged.
         agreed: the newest state whose digest all ranks have.
-        compared: (generation, step, digest) that it has offered to the others last.
-        pending: the state of the digest that is deferred.
-        saving: states on their way to the disk.
-        branches: what the job has left behind.
-        flags: what is asked of this rank.
-        watch: does the thread get on?
-        writes: this rank writes checkpoints in its generation.
-        drifts_at: from this step on every rank's state goes its own way; 0 for never.
+        compared: (generation, step, digest) that it last offered to the others.
+        pending: the state whose digest is deferred.
+        saving: states that are being written to disk.
+        branches: states on the job's abandoned branches.
+        flags: requests to this rank.
+        rounds: which steps are committed together.
+        hands_on: whether leaving ranks hand on their residuals.
+        residual: the part of its shares that this rank has not sent.
+        watch: watches the thread's progress.
+        writes: whether this rank writes checkpoints in its generation.
+        mirrors: how many more members hold each shard of the state; None if it is not sharded.
+        lacks_part: memory has only the common part of a state of which it is to get shards.
+        drifts_at: from this step on, the ranks' states differ; 0 for never.
+        origin: the job whose weights it begins with; empty for none.
     """
 
     shell: Shell
@@ -91,7 +102,13 @@ class Session:
     evaluate_every: int
     copies: int
     watch: ProgressWatch
+    rounds: Rounds = field(default_factory=Rounds)
+    hands_on: bool = False
+    residual: LocalState = field(default_factory=zero)
     drifts_at: int = 0
+    mirrors: int | None = None
+    lacks_part: bool = False
+    origin: str = ""
     writes: bool = False
     engine: StepProtocol = field(default_factory=StepProtocol)
     deferred: DeferredDigest = field(default_factory=DeferredDigest)
@@ -107,107 +124,153 @@ class Session:
     # --- the state -------------------------------------------------------------------------
 
     def held(self) -> m.Held:
-        """What this worker can start from: memory, else its newest checkpoint."""
+        """The state that this worker can start from: in memory, or else its newest checkpoint."""
         if self.engine.live is not None:
             return self.live.held("memory")
-        saved = self.shell.disk.newest(self.job)
+        saved, begun = self.shell.disk.newest(self.job), self.begun()
+        if saved is None and begun is not None:
+            return replace(begun, job=self.origin, atoms=()).held("checkpoint")
         fresh_state = fresh(self.job, self.data)
         return saved.held("checkpoint") if saved is not None else fresh_state.held("none")
 
+    def begun(self) -> State | None:
+        """The state that begins with another job's weights, if they are on this disk.
+
+        It has the generation of that job's checkpoint, and no steps.
+        """
+        weights = self.shell.disk.newest(self.origin) if self.origin else None
+        if weights is None or not weights.part.is_whole:
+            return None
+        unborn = fresh(self.job, self.data, sharded=self.mirrors is not None)
+        return replace(unborn, generation=weights.generation)
+
+    def saved(self) -> tuple[m.Held, ...]:
+        """Its parts of checkpoints of a sharded job, besides what `held` says."""
+        if self.mirrors is None:
+            return ()
+        first = self.held()
+        known = (one.held("checkpoint") for one in self.shell.disk.states(self.job))
+        return tuple(one for one in known if one != first)
+
     def prepared_key(self) -> Key:
-        """What it would hold after committing what it has prepared."""
+        """Key of the state it would hold after committing its prepared step."""
         held = self.held()
         return self.engine.prepared or (held.generation, held.step)
 
     @property
     def live(self) -> State:
-        """The live state; there is one."""
+        """The live state, which must exist."""
         live, state = self.engine.live, self.state
         require(state is not None and live == state.key, "memory holds another state", live, state)
         assert state is not None
         return state
 
+    @property
+    def round(self) -> range:
+        """The steps that are computed next and committed together."""
+        step = self.live.step
+        return range(step, self.rounds.end(step, self.steps))
+
     def compared_in(self, generation: int) -> tuple[int, str]:
-        """(step, digest) that it has offered to the others of a generation last."""
+        """(step, digest) that it last offered to the others in a generation."""
         known, step, digest = self.compared
         return (step, digest) if known == generation else (0, "")
 
     def prepare(self, generation: int, total: int) -> None:
-        """All buckets of the step under way are averaged, its rows summed up to `total`."""
+        """Prepare the current step: its buckets are averaged, and its rows sum up to `total`."""
         self.engine.prepare()
-        self.prepared = after_commit(self.live, generation, total)
+        self.prepared = after_commit(self.live, generation, total, steps=len(self.round))
 
     def commit(self) -> State:
-        """The update is done."""
+        """Commit the prepared step."""
         assert self.prepared is not None, "a step is committed that was not prepared"
         state, self.prepared = self.prepared, None
         key = self.engine.commit()
         require(key == state.key, "a step is committed under another name", key, state.key)
+        self.residual.commit()
+        residuals = self.shell.surroundings.oracle.residuals
+        residuals.committed(self.shell.name, state, value(self.residual))
         if 0 < self.drifts_at <= state.step:
             state = corrupted(state, self.shell.name, DRIFTING)
         self.state = state
         return state
 
     def discard(self) -> None:
-        """Nothing of the step at hand happened."""
+        """Discard the current step."""
         if self.engine.discard():
             self.prepared = None
+            self.residual.rollback()
 
     def adopt(self, state: State) -> None:
-        """Hold another state than before."""
+        """Replace the held state."""
         self.engine.replace()
         self.state, self.prepared = state, None
+        self.residual.reset()
         self.drop()
         self.engine.replaced(StateKey(*state.key))
 
-    def defer(self, state: State) -> None:
-        """Have the digest of a state compared with the next word, and the state saved then."""
-        self.pending = state
-        digest = bytes.fromhex(state.content)
-        self.deferred.take(state.step, digest, key=StateKey(*state.key))
+    def defer(self, state: State, cut_into: int) -> None:
+        """Compare the digest of a state with the next control word, and save the state then."""
+        self.pending, key = state, StateKey(*state.key)
+        if self.mirrors is None:
+            self.deferred.take(state.step, bytes.fromhex(state.content), key=key)
+        else:
+            hashed = shards.digests(state.atoms, state.content, cut_into)
+            self.deferred.take_shards(state.step, hashed, key=key)
 
     def drop(self) -> None:
-        """What is deferred will not be agreed on."""
+        """Drop the deferred digest, on which the ranks will not agree."""
         self.pending = None
         self.deferred.drop()
 
     def checkpoint_due(self, step: int) -> bool:
-        """By the step's number."""
-        return self.checkpoint_every > 0 and step > 0 and step % self.checkpoint_every == 0
+        """Whether it is due after this number of steps."""
+        return self.checkpoint_every > 0 and self.rounds.crossed(step, self.checkpoint_every)
 
     def evaluation_due(self, step: int) -> bool:
-        """By the step's number."""
-        return self.evaluate_every > 0 and step > 0 and step % self.evaluate_every == 0
+        """Whether it is due after this number of steps."""
+        return self.evaluate_every > 0 and self.rounds.crossed(step, self.evaluate_every)
 
     def forget(self) -> None:
-        """Hold only what is on disk: nobody can say whose memory is right."""
+        """Discard the state in memory, since no majority can tell which one is right."""
         self.discard()
         self.engine.forget()
+        self.shell.surroundings.oracle.residuals.forgets(self.shell.name, self.job)
         self.state = self.prepared = None
         self.drop()
         for state in list(self.saving):
             self._publish(state)
 
     def corrupt(self) -> None:
-        """Bits flip in memory, and nobody notices."""
+        """Flip bits in memory, unnoticed."""
         if self.state is not None:
             self.state = corrupted(self.state, self.shell.name)
             self.prepared = corrupted(self.prepared, self.shell.name) if self.prepared else None
 
+    def damage(self) -> None:
+        """Flip bits of one shard in memory, unnoticed, if any is held."""
+        oracle = self.shell.surroundings.oracle
+        if self.state is None or not self.state.part or self.mirrors is None:
+            return
+        before, self.state = self.state, damaged(self.state, self.shell.name)
+        self.prepared = damaged(self.prepared, self.shell.name) if self.prepared else None
+        oracle.flipped()
+        oracle.shards.damages(self.shell.name, before, self.state)
+
     # --- the disk --------------------------------------------------------------------------
 
     def save_soon(self, state: State) -> None:
-        """Begin to write a checkpoint while training goes on."""
+        """Begin to write a checkpoint while training continues."""
         self.saving.append(state)
         self.shell.after(self.draw("checkpoint_s"), lambda: self._publish(state))
 
     def save(self, state: State) -> None:
-        """A checkpoint has been written while training waited."""
+        """Publish a checkpoint that was written while training waited."""
         self.saving.append(state)
         self._publish(state)
 
     def _publish(self, state: State) -> None:
-        """Put a checkpoint in its place and say so, unless that was done before."""
+        """Publish a checkpoint and report it, unless that was done before."""
         if state not in self.saving:
             return
         self.saving.remove(state)
@@ -219,17 +282,17 @@ class Session:
         gone, kept = self.shell.disk.publish(state, self.branches)
         self.shell.surroundings.oracle.lineage.removed(gone)
         self.shell.surroundings.oracle.published(self.shell.name, state)
-        self.shell.tell(reports.saved(state, kept))
+        self.shell.tell(reports.saved(self.shell.disk.find(state.job, state.key) or state, kept))
 
     # --- time ------------------------------------------------------------------------------
 
     def draw(self, what: str) -> float:
-        """How long something takes this time."""
+        """A random duration of a kind of work."""
         surroundings = self.shell.surroundings
         return surroundings.draw(getattr(surroundings.pace, what))
 
     def digest(self) -> Iterator[Busy]:
-        """Hash or copy the state, a piece at a time."""
+        """Hash or copy the state piece by piece."""
         if self.shell.surroundings.pace.digest_s[1]:
             left_s = self.draw("digest_s")
             while left_s > 0:
@@ -237,26 +300,31 @@ class Session:
                 left_s -= PIECE_S
 
     def busy(self, what: str) -> Busy:
-        """Do something for a while."""
+        """A computation of random duration."""
         return Busy(self.draw(what))
 
 
-def begin(shell: Shell, job: str, spec: Mapping[str, Any]) -> Session:
+def begin(shell: Shell, job: str, spec: Mapping[str, Any], origin: str = "") -> JobSession:
     """The session of a job that this process is told to prepare for."""
-    model = spec["model"]
-    return Session(
+    model, terms = spec["model"], terms_of(spec)
+    shell.surroundings.oracle.residuals.begins(shell.name, job)
+    return JobSession(
         shell=shell,
         job=job,
         steps=int(model["steps"]),
         buckets=[*(int(elements) for elements in model["buckets"]), TAIL],
-        data=Data(length=int(model["rows"]), batch=int(model["batch"])),
+        data=data_of(spec),
+        rounds=Rounds.of(terms.strategy),
+        hands_on=bool(model["hands_on"]),
         checkpoint_every=int(model["checkpoint_every"]),
         evaluate_every=int(model["evaluate_every"]),
         drifts_at=int(model["drifts_at"]),
+        mirrors=terms.mirrors if terms.sharded else None,
+        origin=origin,
         copies=int(spec["checkpoint"]["copies"]),
         watch=ProgressWatch(
-            first_patience_s=float(spec["elastic"]["warmup_timeout_s"]),
-            least_patience_s=float(spec["elastic"]["stall_timeout_s"]),
-            busy_patience_s=float(spec["elastic"]["busy_timeout_s"]),
+            first_stall_limit_s=float(spec["elastic"]["warmup_timeout_s"]),
+            least_stall_limit_s=float(spec["elastic"]["stall_timeout_s"]),
+            busy_limit_s=float(spec["elastic"]["busy_timeout_s"]),
         ),
     )

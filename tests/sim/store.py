@@ -1,8 +1,8 @@
-"""The coordinator's store in the simulation: the product's own, and what it must remember.
+"""The coordinator's store in the simulation: the product's own, and a reference copy.
 
-Everything goes through `dtd.coordinator.store.store`.  Beside it stands what was written, as a
-plain table: a coordinator that opens the store must find exactly that.  The store outlives the
-process; it can be full, and it can go back to a backup.
+All access goes through `dtd.coordinator.store.store`.  A plain table records what was written; a
+coordinator that opens the store must find exactly that.  The store outlives the process; it can be
+full, and it can be restored from a backup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TABLES: Final = ("jobs", "checkpoints")
 
 
 def in_memory() -> str | None:
-    """Where files cost no disk; None for wherever temporary files are."""
+    """A directory in memory; None for the default directory of temporary files."""
     return str(MEMORY) if MEMORY.is_dir() else None
 
 
@@ -40,7 +40,7 @@ class SimulatedStore:
 
     Attributes:
         full: nothing can be written.
-        epoch: how often it has begun anew, from 1 on.
+        epoch: its epoch, from 1 on, increased by every restore.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class SimulatedStore:
     # --- as the coordinator uses it ------------------------------------------------------------
 
     def open(self) -> list[Job]:
-        """A coordinator starts: the jobs that had not ended, oldest first."""
+        """Open the store for a new coordinator; returns its unfinished jobs, oldest first."""
         store = self._opened()
         require(store.identity()[1] == self.epoch, "the store has another epoch than was written")
         last = max((body["generation"] for body in self._bodies.values()), default=0)
@@ -71,13 +71,13 @@ class SimulatedStore:
         return jobs
 
     def close(self) -> None:
-        """The coordinator is gone."""
+        """Close the store as the coordinator ends."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
     def save(self, job: Job) -> str:
-        """Write a job down; returns why it could not be."""
+        """Store a job; returns why that failed, or an empty text."""
         store, body = self._opened(), job_body(job)
         number = self._numbers.get(job.id) or store.next_job_number()
         require(number not in self._others(job.id), "two jobs have one number")
@@ -95,7 +95,7 @@ class SimulatedStore:
         return ""
 
     def save_checkpoint(self, worker: str, saved: m.CheckpointSaved) -> None:
-        """A worker has published a checkpoint, and tells which ones it keeps."""
+        """Store the checkpoint that a worker has published, and which ones it keeps."""
         if self.full:
             return
         self._opened().save_checkpoint(worker, saved)
@@ -110,7 +110,7 @@ class SimulatedStore:
         require(told == listed, "checkpoints are listed that are gone, or not listed", worker, told)
 
     def last_generation(self) -> int:
-        """The highest number of a generation in any job."""
+        """The highest generation number of any job."""
         return self._opened().last_generation()
 
     def identity(self) -> tuple[str, int]:
@@ -120,15 +120,15 @@ class SimulatedStore:
     # --- as the plan and the oracle use it -----------------------------------------------------
 
     def knows(self, job: str) -> bool:
-        """It has been written down."""
+        """Whether the job has been stored."""
         return job in self._bodies
 
     def refused(self, job: str) -> bool:
-        """What was to be written of it last could not be."""
+        """Whether the last attempt to store the job failed."""
         return job in self._refused
 
     def written(self, job: str) -> dict[str, Any] | None:
-        """What was written of a job last."""
+        """The record of a job that was stored last."""
         return self._bodies.get(job)
 
     def ended(self) -> list[Job]:
@@ -140,11 +140,11 @@ class SimulatedStore:
         ]
 
     def has_ended(self, job: str) -> bool:
-        """It is written down that it has."""
+        """Whether the stored record says that the job has ended."""
         return job in self._bodies and self._bodies[job]["state"] in ENDED
 
     def fill(self) -> None:
-        """Nothing can be written from now on."""
+        """Make all writes fail from now on."""
         self._opened()
         if not self.full:
             self.full = True
@@ -152,14 +152,14 @@ class SimulatedStore:
                 self._execute(FULL.format(table))
 
     def mend(self) -> None:
-        """Everything can be written again."""
+        """Make writes succeed again."""
         if self.full:
             self.full = False
             for table in TABLES:
                 self._execute(f"DROP TRIGGER IF EXISTS full_{table}")
 
     def back_up(self) -> None:
-        """Keep a copy of everything as it is now."""
+        """Take a backup."""
         self._opened()
         with sqlite3.connect(self._state_dir / "kept") as kept:
             self._raw().backup(kept)
@@ -168,14 +168,14 @@ class SimulatedStore:
         self._backup = copy.deepcopy(kept_state)
 
     def has_backup_of(self, ended: set[str]) -> bool:
-        """Whether the copy knows the same jobs, and one of them was still to do and is."""
+        """Whether the backup has the same jobs, and some unfinished ones, none of them `ended`."""
         if self._backup is None or self._backup[0].keys() != self._bodies.keys():
             return False
         left = {name for name, body in self._backup[0].items() if body["state"] not in ENDED}
         return bool(left) and not left & ended
 
     def go_back(self) -> None:
-        """The copy takes the place of the store, as a later epoch; no coordinator runs."""
+        """Restore the store from the backup with a later epoch; no coordinator is running."""
         assert self._backup is not None
         self.close()
         for leftover in self._state_dir.glob(f"{FILE_NAME}*"):
@@ -211,6 +211,6 @@ class SimulatedStore:
 
 
 def _plain(job: Job) -> dict[str, Any]:
-    """A job as JSON has it; what is a tuple in a job must not have become a list."""
+    """A job as JSON stores it; tuples of the job must not have become lists."""
     assert isinstance(job.roster, tuple), "a roster is a tuple"
     return dict(json.loads(json.dumps(job_body(job))))

@@ -1,4 +1,4 @@
-"""Stories: a script of what befalls a cluster, and below a line what then happened.
+"""Stories: a script of a cluster and its faults, and below a rule the events that follow.
 
     # Why the story is worth telling.
     cluster seed=7 workers=3 evaluate_s=600 store_s=3,6
@@ -13,7 +13,7 @@
         0.020  job job-1 begins to warm up
         ...
 
-A story that is told again must be the same, word for word.
+Running a story again must reproduce its text exactly.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.sim.surroundings import Pace
 
 RULE: Final = "-" * 8
 PATIENCE_S: Final = 10_000.0
-"""Of the story's own time: some things take long."""
+"""Limit in the story's virtual time; some stories take long."""
 
 
 def tell(text: str) -> str:
-    """The script of a story and what happens; what the text says below the rule is not looked at.
+    """Run a story: returns its script and the events; the text below the rule is ignored.
 
     Raises:
         UsageError: a line of the script is not understood.
@@ -68,7 +68,7 @@ def _cluster(script: str) -> Cluster:
 
 
 def _begin(words: list[str]) -> Cluster:
-    """How long a thing takes is one figure, or the least and the most."""
+    """Parse the cluster line; a duration is one number, or the least and the most."""
     values = dict(word.split("=") for word in words[1:])
     seed, workers = int(values.pop("seed")), int(values.pop("workers"))
     limits = {what: [float(value) for value in one.split(",")] for what, one in values.items()}

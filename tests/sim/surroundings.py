@@ -1,6 +1,6 @@
-"""What every simulated process shares: the clock, the network, chance, the oracle, the story.
+"""The objects shared by all simulated processes: clock, network, random generators, oracle, story.
 
-Processes are given this one object and reach nothing else of each other.
+Every process receives this object and has no other access to other processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dtd.wire import messages as m
 from tests.sim.network import Network
 from tests.sim.oracle import Oracle
-from tests.sim.phases import Ambushes
+from tests.sim.phases import Triggers
 from tests.sim.scheduler import Scheduler
 
 COORDINATOR = "coordinator"
@@ -21,10 +21,10 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long things take, and how large they are: each time between least and most.
+    """Durations, each as (least, most), and sizes.
 
     Attributes:
-        state_bytes: size of a state, which takes its time on the network.
+        state_bytes: size of a state, which determines its transfer time on the network.
     """
 
     start_s: Range = (0.05, 0.3)
@@ -45,13 +45,14 @@ class Surroundings:
     """The world of one simulation.
 
     Attributes:
-        lifeline_rng: chance of lifelines and of deaths: without a death it changes nothing else.
-        restarted: called with the name of a worker whose process ended and shall come again.
-        ambushes: what waits for a worker to reach a phase.
-        heartbeat_interval_s: how often workers, and neighbours on a ring, say that they live.
-        heartbeat_timeout_s: silence after which somebody is suspected.
-        story: what happened, a line each.
-        said: what coordinators have told each worker.
+        lifeline_rng: random generator for lifelines and deaths; it affects no plan without deaths.
+        restarted: called with the name of a worker whose process ended and is to be restarted.
+        triggers: faults that wait for a worker to reach a phase.
+        heartbeat_interval_s: interval of heartbeats to the coordinator and between ring neighbours.
+        heartbeat_timeout_s: silence after which a process is suspected.
+        story: the events of the simulation, one line each.
+        said: the messages that coordinators have sent to each worker.
+        servers: names of the workers that are parameter servers.
     """
 
     scheduler: Scheduler
@@ -61,14 +62,15 @@ class Surroundings:
     oracle: Oracle
     pace: Pace
     restarted: Callable[[str], None]
-    ambushes: Ambushes = field(default_factory=Ambushes)
+    triggers: Triggers = field(default_factory=Triggers)
     heartbeat_interval_s: float = 0.25
     heartbeat_timeout_s: float = 1.5
     story: list[str] = field(default_factory=list)
     said: dict[str, list[m.Message]] = field(default_factory=dict)
+    servers: frozenset[str] = frozenset()
 
     def draw(self, limits: Range) -> float:
-        """A duration between the limits."""
+        """A random duration between the limits."""
         return self.rng.uniform(*limits)
 
     def tell(self, text: str) -> None:

@@ -1,9 +1,9 @@
 """A simulated training thread: a generator that computes, waits, and is interrupted by its ring.
 
-It yields how long it computes (nothing interrupts that, as nothing interrupts a forward pass), what
-it waits for, or which phase it reaches; a wait that stands on a ring ends with RingBroken when the
-ring does.  Whatever it yields is a mark of progress (`dtd.core.progress`); while it computes,
-something moves.
+The generator yields a duration of computation (which cannot be interrupted, like a forward pass), a
+condition to wait for, or a phase that it reaches; a wait for a ring ends with RingBroken if the
+ring breaks.  Every yield is a mark of progress (`dtd.core.progress`); while the thread computes,
+there is evidence of activity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.sim.ring_endpoint import RingEndpoint
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Compute for so long."""
+    """Compute for this duration."""
 
     seconds: float
 
@@ -34,7 +34,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Come to a phase of a step, counted from 1."""
+    """Reach a phase of a step, counted from 1."""
 
     phase: Phase
     step: int = -1
@@ -48,10 +48,10 @@ class Thread:
     """Drives one routine after another.
 
     Args:
-        after: does something later, unless the process has died by then.
-        clock: tells the time.
-        got_on: called with every piece that is done.
-        reached: called with every phase; False when the process is gone.
+        after: runs an action after a delay, unless the process has died by then.
+        clock: returns the time.
+        got_on: called for every completed piece of work.
+        reached: called with every phase; returns False if the process has ended.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Thread:
         self._computes_from = self._computes_until = 0.0
 
     def run(self, routine: Routine) -> None:
-        """Begin a routine, once the last one has ended."""
+        """Start a routine once the previous one has ended."""
         if self._routine is not None:
             self._next.append(routine)
             return
@@ -84,31 +84,36 @@ class Thread:
         self._go_on()
 
     def look(self) -> None:
-        """Something has happened that the routine may be waiting for."""
+        """Check again whether the routine's wait is over."""
         if isinstance(self._request, Wait):
             self._go_on()
 
     def stick(self, waits_for: str = "") -> None:
-        """Never return from the next piece of computing; the kernel may say what it waits for."""
+        """Hang in the next computation, without activity; `waits_for` is the kernel's report."""
         self._stuck, self._waits_for = True, waits_for
 
     def loop(self) -> None:
-        """Never return from the next piece of computing, and compute on."""
+        """Hang in the next computation, and keep computing."""
         self._stuck = self._loops = True
 
     def unstick(self) -> None:
-        """Return from it after all."""
+        """End the hang."""
         self._stuck, self._loops, self._waits_for = False, False, ""
         if self._put_off:
             self._put_off = False
             self._go_on()
 
+    @property
+    def idle(self) -> bool:
+        """Whether the thread has nothing to do."""
+        return self._routine is None
+
     def waits(self) -> bool:
-        """It waits for others, or has nothing to do."""
+        """Whether the thread waits for other workers, or has nothing to do."""
         return not isinstance(self._request, Busy)
 
     def seen(self, now: float) -> Evidence:
-        """What moves: it computes until a piece is done, and beyond that when it is stuck not."""
+        """Evidence of activity: CPU time grows during a computation, or always in a loop."""
         until = now if self._loops else min(now, self._computes_until)
         computing_s = max(0.0, until - self._computes_from)
         waits_for = self._waits_for if self._put_off else ""

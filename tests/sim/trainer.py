@@ -1,7 +1,7 @@
-"""A modelled trainer: takes over a state, trains in one generation, says how that ended, and again.
+"""A modelled trainer: takes over a state, trains in a generation, reports its end, and repeats.
 
-Its life follows `dtd.worker.training_thread`, on a thread of its own (`tests.sim.thread`); the loop
-is in `tests.sim.loop`.
+It is modelled on `dtd.worker.training_thread` and runs on a simulated thread (`tests.sim.thread`);
+the loop is in `tests.sim.loop`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from dtd.core.membership import member
 from dtd.core.membership.branches import told_by
 from dtd.errors import DivergenceError, RingBroken, TaskError
 from dtd.wire import messages as m
-from tests.sim import loop, reports
+from tests.sim import loop, regroup, reports
 from tests.sim.fetch import Fetch
 from tests.sim.oracle import require
 from tests.sim.phases import Phase
 from tests.sim.replica import State, fresh
+from tests.sim.residuals import value
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.session import Shell, begin
 from tests.sim.thread import Reach, Request, Routine, Thread, Wait
 
 
-class Trainer:
+class TrainingThread:
     """One job's training thread.
 
     Args:
-        shell: the process that it lives in.
+        shell: the process to which it belongs.
         prepare: the job.
     """
 
     def __init__(self, shell: Shell, prepare: m.Prepare) -> None:
-        self.session = begin(shell, prepare.job, prepare.spec)
+        self.session = begin(shell, prepare.job, prepare.spec, prepare.from_job)
+        shell.surroundings.oracle.prepares(prepare)
         self.thread = Thread(
             shell.after,
             clock=lambda: shell.surroundings.scheduler.now,
@@ -48,11 +50,14 @@ class Trainer:
         self.session.flags = Flags()
         self._rank = ring.assign.rank
         self.session.branches = told_by(ring.assign)
-        self.session.writes = ring.assign.rank < self.session.copies
+        sharded = self.session.mirrors is not None
+        roster, rank = ring.assign.roster, ring.assign.rank
+        owns = roster[rank].serves or not any(member.serves for member in roster)
+        self.session.writes = owns if sharded else rank < self.session.copies
         self.thread.run(self._serve(ring))
 
     def save(self, save: m.Save) -> None:
-        """Write what is held, between generations."""
+        """Write the held state between generations."""
         self.thread.run(self._write(save))
 
     def _write(self, save: m.Save) -> Routine:
@@ -82,6 +87,8 @@ class Trainer:
         except RingBroken as error:
             if self.session.engine.interrupted():
                 self.session.discard()
+            self._shell.surroundings.oracle.shards.froze(self._shell.name, self.session.state)
+            regroup.leave(self.session)
             self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
             return "broken"
@@ -124,6 +131,7 @@ class Trainer:
             member.TrainerFroze(
                 generation=ring.assign.generation,
                 held=self.session.held(),
+                saved=self.session.saved(),
                 prepared_generation=generation,
                 prepared_step=step,
                 suspect=suspect,
@@ -137,23 +145,27 @@ class Trainer:
         )
 
     def _diverged(self, ring: RingEndpoint, error: DivergenceError) -> None:
-        """The majority keeps its state, the others start afresh; without one all forget."""
+        """The majority keeps its state, the others restart; without one all discard theirs."""
         assign = ring.assign
         answer = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
         if answer is Reaction.FORGET:
+            self._shell.surroundings.oracle.forgets(self._shell.name, majority=error.majority)
             self.session.forget()
             self._froze(ring, "", "diverged", error.message, diverged=error)
         elif answer is Reaction.START_AFRESH:
             diverged = member.TrainerDiverged(generation=assign.generation, reason=error.message)
             self._shell.feed(diverged)
+            require(not self._shell.alive, "one that differs from most goes on", self._shell.name)
         else:
+            differs = assign.rank in error.dissenters
+            self._shell.surroundings.oracle.keeps(self._shell.name, differs=differs)
             first = assign.roster[error.dissenters[0]].name
             self._froze(ring, first, "diverged", error.message, diverged=error)
 
     # --- the state -------------------------------------------------------------------------
 
     def _take_over(self, ring: RingEndpoint) -> Generator[Request, None, None]:
-        """Have the state that the generation starts from: hold it, commit it, or fetch it."""
+        """Obtain the generation's starting state: it is held already, or committed, or fetched."""
         assign, session = ring.assign, self.session
         yield Reach(Phase.TAKE_OVER, assign.held_step)
         yield session.busy("load_s")
@@ -172,28 +184,37 @@ class Trainer:
             yield from session.digest()
         elif way not in (TakeOver.COMMIT, TakeOver.KEEP):
             self._load(ring, start)
-        self._shell.surroundings.oracle.adopted(assign, session.live)
+        oracle = self._shell.surroundings.oracle
+        oracle.adopted(assign, session.live)
+        oracle.shards.adopted(self._shell.name, session.live)
+        oracle.residuals.adopted(assign, session.live, value(session.residual))
         if holds and not all(one.holds for one in assign.roster):
             self._shell.data_port.offer(assign.generation, session.live)
 
     def _load(self, ring: RingEndpoint, start: StateKey) -> None:
-        """The checkpoint, or what is fresh, takes the place of what is in memory."""
+        """Replace the state in memory by the checkpoint, or by a fresh state."""
         session, assign = self.session, ring.assign
         if self._shell.disk.is_spoilt(assign.job, start):
-            why = "what it has offered is damaged"
+            why = "the state that it offered is damaged"
             ring.end(why)
             raise RingBroken(why)
         saved = self._shell.disk.find(assign.job, start)
-        unborn = fresh(assign.job, session.data)
-        own = [state for state in (saved, unborn) if state and state.key == start]
+        unborn = fresh(assign.job, session.data, sharded=session.mirrors is not None)
+        known = (saved, session.begun(), unborn)
+        own = [state for state in known if state and state.key == start]
         require(bool(own), "a worker is told to hold what it has not", assign, session.state)
         session.adopt(own[0])
 
     def _fetch(self, ring: RingEndpoint) -> Generator[Request, None, None]:
         assign, session = ring.assign, self.session
-        oracle = self._shell.surroundings.oracle
-        if self._shell.name not in oracle.liars:  # one of them may have denied what it holds
+        oracle, fetched = (
+            self._shell.surroundings.oracle,
+            (assign.held_generation, assign.held_step),
+        )
+        if self._shell.name not in oracle.liars:  # a liar may have denied the state it holds
             held = session.live if session.engine.live is not None else None
+            if session.mirrors is not None and held is not None and held.key != fetched:
+                held = None  # it is told to return to an older state, of which it has no shard
             oracle.lineage.copies(assign, self._shell.incarnation, held)
         fetch = Fetch(
             self._shell,
@@ -211,9 +232,9 @@ class Trainer:
             raise RingBroken(
                 fetch.why_failed, suspect=fetch.donors_lost[-1], evidence="unreachable"
             )
-        session.adopt(_whole(fetch.states()))
+        session.adopt(regroup.common(session, _whole(fetch.states())))
 
 
 def _whole(pieces: list[State]) -> State:
-    """Pieces of states that differ do not fit together: then all are asked of one donor."""
+    """Combine pieces; if they are of different states, all are requested from one donor."""
     return pieces[0]

@@ -1,7 +1,8 @@
 """A simulated worker process: member core, control connection, data port and modelled trainer.
 
 The counterpart of `dtd.worker.daemon`.  A process lives until it crashes, restarts or exits; its
-disk outlives it.  Paused like by SIGSTOP it does nothing, and later does everything that came due.
+disk outlives it.  While paused, as by SIGSTOP, it does nothing; actions that became due run when it
+resumes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from tests.sim.probe import probe
 from tests.sim.replica import Disk
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.surroundings import Surroundings
-from tests.sim.trainer import Trainer
+from tests.sim.trainer import TrainingThread
 
 
 class WorkerProcess:
     """One incarnation of a worker.
 
     Args:
-        surroundings: clock, network, chance, oracle, story.
+        surroundings: clock, network, random generators, oracle, story.
         name: its stable name.
         incarnation: a number that no other process has.
-        disk: what earlier incarnations have saved.
+        disk: the worker's disk, with the checkpoints of earlier incarnations.
         dataset: fingerprint of its data; workers with different ones must not train together.
-        fails_at_step: in this step the job's own code raises here.
-        pid: number of the process; one that replaces itself keeps it.
-        broken_until_s: before this time it cannot warm up.
+        fails_at_step: step in which the job's own code raises an error on this worker.
+        pid: process id; a process that replaces itself keeps it.
+        broken_until_s: time before which its warm-up fails.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class WorkerProcess:
         self.alive = True
         self.pid = pid
         self.replaces_itself = False
-        self.trainer: Trainer | None = None
+        self.trainer: TrainingThread | None = None
         self._dataset = dataset
         self._broken_until_s = broken_until_s
         self._paused = False
@@ -79,6 +80,7 @@ class WorkerProcess:
                 data_port=7118,
                 version="0",
                 instance=f"disk of {name}",
+                serves=name in surroundings.servers,
             )
         )
         surroundings.network.listen(name, self.data_port)
@@ -88,7 +90,7 @@ class WorkerProcess:
     # --- life ------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Die at once; others are told when the kernel closes the streams."""
+        """Die immediately; peers notice when the kernel closes the streams."""
         self.alive = False
         self.surroundings.oracle.died(self.name)
         death = self._lifeline.death()
@@ -97,12 +99,12 @@ class WorkerProcess:
         )
 
     def pause(self) -> None:
-        """Stop like by SIGSTOP."""
+        """Stop as by SIGSTOP."""
         self._paused = True
         self.surroundings.network.pause(self.name)
 
     def unpause(self) -> None:
-        """Go on like by SIGCONT."""
+        """Continue as by SIGCONT."""
         self._paused = False
         due, self._due = self._due, []
         for action in due:
@@ -110,7 +112,7 @@ class WorkerProcess:
         self.surroundings.network.unpause(self.name)
 
     def hear_again(self) -> None:
-        """Something comes that was said of an earlier generation."""
+        """Receive a random earlier message about an older generation again."""
         known = self.core.assign
         old = [
             one
@@ -121,11 +123,11 @@ class WorkerProcess:
             self.feed(member.FromCoordinator(message=self.surroundings.rng.choice(old)))
 
     def leave(self) -> None:
-        """The administrator stops it in good order."""
+        """Shut down as on the administrator's request."""
         self.feed(member.StopAsked(reason="stopped by the administrator"))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Do something later, unless the process has died by then."""
+        """Run an action after a delay, unless the process has died by then."""
         self.surroundings.scheduler.after(delay_s, lambda: self._when_due(action))
 
     def _when_due(self, action: Callable[[], None]) -> None:
@@ -135,9 +137,12 @@ class WorkerProcess:
             action()
 
     def reached(self, phase: Phase, *, rank: int, step: int) -> bool:
-        """The worker comes to a phase; False when that was its end."""
-        here = Here(name=self.name, phase=phase, rank=rank, step=step)
-        self.surroundings.ambushes.reached(here)
+        """Report that the worker reaches a phase; False if a fault ended the process."""
+        begin = step - 1
+        if step > 0 and self.trainer is not None:
+            begin = self.trainer.session.rounds.begin(step)
+        here = Here(name=self.name, phase=phase, rank=rank, step=step, begin=begin)
+        self.surroundings.triggers.reached(here)
         return self.alive
 
     def _on_sending(self) -> bool:
@@ -154,12 +159,14 @@ class WorkerProcess:
             self.feed(member.ControlOpened())
 
     def tell(self, message: m.Message) -> None:
-        """Send something to the coordinator; lost when the connection is down."""
+        """Send a message to the coordinator; it is lost if the connection is down."""
         if self.name in self.surroundings.oracle.liars:
             message = lies.instead_of(message, self.surroundings.rng)
         self._control.send(message)
 
     def _beat(self) -> None:
+        if self.trainer is not None and self.trainer.thread.idle:
+            self.surroundings.oracle.idles(self.name, self.core)
         self._control.look()
         self.tell(self._heartbeat())
         self.after(self.surroundings.heartbeat_interval_s, self._beat)
@@ -178,7 +185,7 @@ class WorkerProcess:
             where="task.py:12 in loss" if verdict.stalled_s > TELL_AFTER_S else "",
         )
 
-    def _verdict(self, trainer: Trainer) -> Verdict:
+    def _verdict(self, trainer: TrainingThread) -> Verdict:
         now, tick_s = self.surroundings.scheduler.now, self.surroundings.heartbeat_interval_s
         watch = trainer.session.watch
         stalled_s = watch.look(now, tick_s=tick_s, waits=trainer.thread.waits())
@@ -189,7 +196,7 @@ class WorkerProcess:
     # --- member ----------------------------------------------------------------------------
 
     def feed(self, event: member.Event) -> None:
-        """Hand an event to the core and do what it answers."""
+        """Pass an event to the core and perform the resulting effects."""
         before = self.core.assign
         effects = self.core.handle(event, self.surroundings.scheduler.now)
         if isinstance(event, member.FromCoordinator):
@@ -203,7 +210,7 @@ class WorkerProcess:
         if isinstance(effect, member.Tell):
             self.tell(effect.message)
         elif isinstance(effect, member.WarmUp):
-            self.trainer = Trainer(self, effect.prepare)
+            self.trainer = TrainingThread(self, effect.prepare)
             delay_s = self.surroundings.draw(self.surroundings.pace.warm_up_s)
             self.after(delay_s, lambda: self._on_warm(effect.prepare))
         elif isinstance(effect, member.FormRing):
@@ -230,8 +237,11 @@ class WorkerProcess:
             self.surroundings.oracle.struck([self.name])
             self.feed(member.TrainerFailed(failed=failed))
             return
-        held = self.trainer.session.held()
-        self.feed(reports.warmed(prepare, held, dataset=self._dataset))
+        session = self.trainer.session
+        warmed = reports.warmed(
+            prepare, session.held(), dataset=self._dataset, saved=session.saved()
+        )
+        self.feed(warmed)
 
     def _form_ring(self, assign: m.Assign) -> None:
         assert self.trainer is not None
@@ -254,10 +264,10 @@ class WorkerProcess:
     def _on_chunk(self, phase: int, step: int) -> bool:
         assert self._ring is not None
         here = Phase(m.Phase(phase).name.lower())
-        return self.reached(here, rank=self._ring.assign.rank, step=step + 1)
+        return self.reached(here, rank=self._ring.assign.rank, step=step + self._ring.ahead)
 
     def _look_soon(self) -> None:
-        """Outside the current callback: a trainer that goes on may send and receive."""
+        """Resume the trainer outside the current callback, since it may send and receive."""
         if not self._look_asked:
             self._look_asked = True
             self.after(0.0, self._look)
@@ -270,7 +280,9 @@ class WorkerProcess:
     def _end_at_boundary(self, effect: member.EndAtBoundary) -> None:
         assert self.trainer is not None
         session = self.trainer.session
-        session.flags = session.flags.asked(stop=effect.stop, leave=effect.leave)
+        before = session.flags
+        session.flags = before.asked(stop=effect.stop, leave=effect.leave)
+        self.surroundings.oracle.asked(self.name, before, session.flags)
 
     def _probe(self, asked: m.Probe) -> None:
         def answer(probed: m.Probed) -> None:

@@ -1,5 +1,6 @@
 """The judge itself: every rule is broken here once, and noticed."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from dtd.core.engine.control_word import Flags
 from dtd.core.membership.events import Incident
 from dtd.core.membership.records import Job
-from dtd.core.membership.transitions import GenerationState, JobState
+from dtd.core.membership.transitions import GenerationState, JobState, MemberState
 from dtd.wire import messages as m
 from tests.sim import rows
 from tests.sim.lineage import Memory
@@ -175,10 +177,11 @@ def test_replicas_that_differ_and_go_on(oracle: Oracle) -> None:
 
 def test_majority_that_is_none(oracle: Oracle) -> None:
     said = [b"a", b"a", b"b"]
-    oracle.differ(said, None, majority=True)
-    oracle.differ(said, {1, 2}, majority=False)
+    assign = an_assign(ranks=3)
+    oracle.differ(assign, 4, said, None, majority=True)
+    oracle.differ(assign, 4, said, {1, 2}, majority=False)
     with pytest.raises(Broken, match="a majority is none"):
-        oracle.differ(said, {1, 2}, majority=True)
+        oracle.differ(assign, 4, said, {1, 2}, majority=True)
 
 
 def test_row_that_is_left_out(oracle: Oracle) -> None:
@@ -233,13 +236,15 @@ def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
 
 def core(**more: Any) -> Any:
     """A core that says what the test wants."""
-    books = SimpleNamespace(
-        job=object(),
-        run=SimpleNamespace(phase=GenerationState.NONE),
+    cluster = SimpleNamespace(
+        job=Job(id="j", spec={}),
+        workers={},
+        epoch=0,
+        run=SimpleNamespace(phase=GenerationState.NONE, generation=0, roster=[], decision=None),
         members=lambda: more.get("members", []),
     )
     return SimpleNamespace(
-        books=books,
+        cluster=cluster,
         check_invariants=lambda: None,
         explain=lambda: more.get("explain", "why"),
         next_deadline=lambda now: more.get("deadline"),
@@ -250,9 +255,9 @@ def core(**more: Any) -> Any:
 @pytest.mark.parametrize(
     ("judge", "rule"),
     [
-        (lambda o: o.membership(core(explain=""), 1.0), "does not say for what"),
-        (lambda o: o.membership(core(deadline=1.0), 1.0), "asked for again"),
-        (lambda o: o.membership(core(members=["w"]), 1.0), "nobody looks at the clock"),
+        (lambda o: o.membership(core(explain=""), 1.0, ()), "does not say for what"),
+        (lambda o: o.membership(core(deadline=1.0), 1.0, ()), "asked for again"),
+        (lambda o: o.membership(core(members=["w"]), 1.0, ()), "nobody looks at the clock"),
         (lambda o: o.member("w", core(explain="")), "a member waits"),
         (lambda o: [o.ring(core(explain="")) for _ in range(16)], "a ring does not say"),
     ],
@@ -269,7 +274,7 @@ def done(job: str = "j", **more: Any) -> Job:
     digests = {"w": values.pop("digest", expected(job, values["step"]))}
     return Job(
         id=job,
-        spec={"model": {"rows": 50, "batch": 16}},
+        spec={"model": {"rows": 50, "batch": 16}, "checkpoint": {"copies": 1}},
         state=JobState.DONE,
         result={"replica_digests": digests},
         **values,
@@ -281,6 +286,94 @@ def test_honest_end(oracle: Oracle) -> None:
     assert oracle.ended_jobs["j"].step == 3
     with pytest.raises(Broken, match="ends twice"):
         oracle.ended(done(), written=True)
+
+
+def test_result_on_too_few_disks(oracle: Oracle) -> None:
+    held = replace(fresh("j"), step=3, generation=1)
+    oracle = Oracle(remembered=lambda job: [memory(held)], saved=lambda job: 3)
+    oracle.membership(core(deadline=2.0), 1.0, {"w-0"})
+    job = done()
+    job.spec["checkpoint"]["copies"] = 2
+    with pytest.raises(Broken, match="too few disks have the result"):
+        oracle.ended(job, written=True)
+
+
+def test_result_on_all_disks_there_are(oracle: Oracle) -> None:
+    held = replace(fresh("j"), step=3, generation=1)
+    oracle = Oracle(remembered=lambda job: [memory(held)], saved=lambda job: 3)
+    oracle.membership(core(deadline=2.0), 1.0, {"w-0"})
+    oracle.published("w-0", held)
+    job = done()
+    job.spec["checkpoint"]["copies"] = 2
+    oracle.ended(job, written=True)
+
+
+def test_ledger_that_forgets_rows(oracle: Oracle) -> None:
+    assign = running(oracle, an_assign())
+    known = json.loads(state(1).ledger)
+    forgetful = json.dumps({**known, "bits": ""})
+    with pytest.raises(Broken, match="the ledger forgets rows"):
+        oracle.committed(assign, replace(state(1), ledger=forgetful))
+
+
+def test_member_that_does_not_say_that_it_has_left(oracle: Oracle) -> None:
+    member = core()
+    oracle.idles("w-0", member)
+    member.state = MemberState.RUNNING
+    with pytest.raises(Broken, match="does not say so"):
+        oracle.idles("w-0", member)
+
+
+def test_member_that_does_not_heed_that_its_generation_ends(oracle: Oracle) -> None:
+    freeze = m.Freeze(generation=2, at_boundary=False, stop=False, reason="", leave=False)
+    oracle.obeyed("w-0", an_assign(2), freeze, ["breaks its ring"])
+    with pytest.raises(Broken, match="does not heed"):
+        oracle.obeyed("w-0", an_assign(2), freeze, [])
+
+
+def test_state_that_is_forgotten_although_a_majority_holds_one(oracle: Oracle) -> None:
+    oracle.forgets("w-0", majority=False)
+    with pytest.raises(Broken, match="is forgotten"):
+        oracle.forgets("w-0", majority=True)
+
+
+def test_state_that_is_kept_although_it_differs(oracle: Oracle) -> None:
+    oracle.keeps("w-0", differs=False)
+    with pytest.raises(Broken, match="is kept that differs"):
+        oracle.keeps("w-0", differs=True)
+
+
+def test_state_that_is_trained_on_although_it_differs(oracle: Oracle) -> None:
+    oracle.differ(an_assign(1), 2, [b"a", b"b"], None, majority=False)
+    oracle.adopted(decided(oracle, an_assign(2, start=(1, 1))), state(1))
+    with pytest.raises(Broken, match="trained on that differs"):
+        oracle.adopted(decided(oracle, an_assign(3, start=(1, 2))), state(1, 1))
+
+
+def test_request_that_is_forgotten(oracle: Oracle) -> None:
+    oracle.asked("w-0", Flags(), Flags(stop=True))
+    with pytest.raises(Broken, match="asked for is forgotten"):
+        oracle.asked("w-0", Flags(stop=True), Flags(leave=True))
+
+
+def test_branch_that_was_left_may_be_taken_up_again(oracle: Oracle) -> None:
+    oracle.committed(running(oracle, an_assign(1, ranks=1)), state(1))
+    back = running(oracle, an_assign(2, ranks=1))
+    oracle.committed(back, state(2))
+    oracle.committed(back, state(2, 2))
+    assign = replace(an_assign(3, start=(1, 1), ranks=1), held_generation=1)
+    oracle.adopted(decided(oracle, assign), state(1))
+    with pytest.raises(Broken, match="in two ways"):
+        oracle.adopted(assign, replace(state(2), generation=1))
+
+
+def test_loss_is_excused_after_a_wait(oracle: Oracle) -> None:
+    decided(oracle, an_assign(1))
+    oracle.committed(running(oracle, an_assign(1)), state(1))
+    oracle.lineage.decided(
+        "j", 2, (0, 0), members=["w-0"], living=[memory(state(1))], excused=lambda name: True
+    )
+    assert oracle.lineage.lost("j") == 1
 
 
 @pytest.mark.parametrize(

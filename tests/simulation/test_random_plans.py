@@ -7,7 +7,9 @@ import pytest
 
 from tests.sim import many, plans
 
-SEEDS = 200
+SEEDS = 180
+SEEDS_BESIDE = 60
+"""Plans of several jobs; `python -m tests.sim --beside SEED` tells one."""
 SEEDS_AT_A_TIME = 10
 
 
@@ -16,6 +18,13 @@ def test_no_rule_is_broken(first: int) -> None:
     seeds = range(first, first + SEEDS_AT_A_TIME)
     failed = [f"{one.seed}: {one.failure}" for one in many.play_all(seeds, jobs=1) if one.failure]
     assert not failed
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS_BESIDE, SEEDS_AT_A_TIME))
+def test_no_rule_is_broken_by_several_jobs(first: int) -> None:
+    seeds = range(first, first + SEEDS_AT_A_TIME)
+    played = many.play_all(seeds, jobs=1, beside=True)
+    assert not [f"{one.seed}: {one.failure}" for one in played if one.failure]
 
 
 def test_same_seed_tells_the_same_story() -> None:

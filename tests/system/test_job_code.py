@@ -180,7 +180,7 @@ def test_a_strict_job_calls_nobody_and_trains(strict: Host) -> None:
 def test_an_ordinary_worker_refuses_a_strict_job_and_says_why(host: Host) -> None:
     assert not pry(host, more=ASKS)
     why = outcome_of(host, "failed")
-    assert 'the job says sandbox = "strict", and this worker has no such sandbox' in why
+    assert 'the job requires sandbox = "strict", and this worker has no such sandbox' in why
     assert pry(host, addresses=STRANGERS[:1])
     assert found(host, "cpu")["send 192.0.2.1:9"].startswith("got"), "it would have been possible"
 
@@ -192,6 +192,6 @@ def test_a_worker_whose_sandbox_has_a_hole_does_not_start(host: Host) -> None:
     host.run("systemctl", "daemon-reload")
     assert host.attempt("systemctl", "start", name).returncode != 0
     said = host.run("journalctl", "--no-pager", "--output=cat", f"--unit={name}")
-    assert "strangers such as 192.0.2.1 can be called" in said
+    assert "outside the cluster, such as 192.0.2.1, can be reached" in said
     assert show(host, name).active == "failed"
     assert show(host, name).restarts == 0

@@ -178,7 +178,7 @@ def test_everything_wrong_is_reported_at_once_with_its_place(file: Path) -> None
         'DTD_LISTEN: must have an IPv6 address in brackets, as in [::1]:7117, not "::1:4"',
         r'DTD_STATE_DIR: must be a path without control characters, not "a\nb"',
         'DTD_LOG_FORMAT: must be one of "auto", "json", "console", not "jsn"; did you mean "json"?',
-        'advertise: must end in a port from 0 to 65535, not "x", nor is it a host alone',
+        'advertise: must end in a port from 0 to 65535, not "x", and is not a host name alone',
     ]
 
 

@@ -63,10 +63,26 @@ def test_what_differs_is_told_with_both_values() -> None:
         ('schedule.name="cosine"', False),
         ("checkpoint.keep=9", False),
         ("task.width=8", False),
+        ("strategy.name='diloco'", True),
+        ("strategy.codec='bfloat16'", False),
     ],
 )
 def test_what_a_whole_state_does_not_survive(override: str, hinders: bool) -> None:
     assert bool(obstacles(differences(spec(), spec(override)))) is hinders
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "hinders"),
+    [
+        ("replicated", "sharded", False),
+        ("sharded", "replicated", False),
+        ("sharded", "diloco", True),
+        ("local_sgd", "sharded", True),
+    ],
+)
+def test_a_divided_state_has_the_same_content(was: str, now: str, hinders: bool) -> None:
+    found = [Difference("strategy.name", was, now), Difference("strategy.mirrors", 1, 2)]
+    assert bool(obstacles(found)) is hinders
 
 
 def test_the_settings_that_differ_among_jobs_of_one_task() -> None:

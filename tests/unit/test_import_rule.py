@@ -2,6 +2,7 @@
 
     ctl | coordinator | worker -> transport -> net -> core -> wire -> job | errors
                         worker -> train -> transport.api -> core
+             ctl | coordinator | train -> parts -> core
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
 them; net and train never meet but in worker.  Importing dtd (anything but dtd.train and the modules
@@ -34,7 +35,7 @@ BASE = {
         "names",
         "notify",
     ),
-    *("places", "platform", "rules", "setting_values", "shown", "toml_source", "troubles"),
+    *("places", "platform", "rules", "setting_values", "shown", "toml_source", "diagnostics"),
 }
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
@@ -43,21 +44,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules": {"shown"},
     "shown": set(),
     "wire": {"errors", "event_names", "job", "names", "shown"},
-    "core": {"errors", "job", "shown", "troubles", "wire"},
+    "core": {"errors", "job", "names", "rules", "shown", "diagnostics", "wire"},
     "security": BASE | {"wire"},
-    "packages": {"errors", "names"},
+    "packages": {"durable", "errors", "names"},
     "net": BASE | {"core", "security", "wire"},
     "transport.api": {"core"},
     "transport": BASE | {"core", "net", "security", "transport.api", "wire"},
+    "parts": {"core", "errors", "job", "rules"},
+    "holders": BASE | {"core", "net", "parts", "wire"},
     "tasks": BASE | {"core"},
     "strategy": BASE | {"core", "transport.api"},
-    "train": BASE | {"core", "strategy", "tasks", "transport.api", "wire"},
+    "train": BASE | {"core", "parts", "strategy", "tasks", "transport.api", "wire"},
     "metrics": BASE | {"core", "wire"},
-    "coordinator": BASE | {"core", "metrics", "net", "packages", "security", "wire"},
+    "web": BASE | {"core", "net", "security", "wire"},
+    "coordinator": BASE
+    | {"core", "metrics", "net", "packages", "parts", "security", "web", "wire"},
     "worker": BASE
-    | {"core", "metrics", "net", "packages", "security", "tasks", "train", "transport", "wire"}
-    | {"transport.api"},
-    "ctl": BASE | {"core", "net", "packages", "security", "wire"},
+    | {"core", "holders", "metrics", "net", "packages", "parts", "security", "tasks", "train"}
+    | {"transport", "transport.api", "wire"},
+    "ctl": BASE | {"core", "holders", "net", "packages", "parts", "security", "wire"},
 }
 PURE = {"wire", "core", "transport.api"}
 IMPURE = {
@@ -65,7 +70,11 @@ IMPURE = {
     *("selectors", "subprocess", "multiprocessing", "concurrent", "secrets", "uuid", "uvloop"),
 }
 HAS_TORCH = {"strategy", "tasks", "train"}
-NEEDS_TORCH = {"dtd.transport.process_group", "dtd.transport.rendezvous"}
+NEEDS_TORCH = {
+    "dtd.transport.group_backends",
+    "dtd.transport.process_group",
+    "dtd.transport.rendezvous",
+}
 """Modules of other folders that a worker imports when its job wants them, and nobody else."""
 
 LIBRARIES_OF_TORCH = {"torch", "torchvision", "safetensors"}
@@ -227,7 +236,7 @@ from dtd.transport.api import Collective
 from dtd import __version__, job
 from dtd.wire import messages as m
 if TYPE_CHECKING:
-    from dtd.train.run import TrainingRun
+    from dtd.train.run import JobSessionRunner
 def late():
     import torch.nn as nn
 """

@@ -82,8 +82,8 @@ directory = "ckpt"
 chunk_kib = 3
 """
     assert problems_of(text) == (
-        "line 1: [stray]: every key stands in a table",
-        "line 2: [lr]: every key stands in a table; it belongs to [optimizer]",
+        "line 1: [stray]: every key must be in a table",
+        "line 2: [lr]: every key must be in a table; it belongs to [optimizer]",
         "line 3: [job] global_batch_size: is required",
         (
             "line 4: [job] name: must be 1 to 64 letters, digits, dots, dashes or underscores, the"
@@ -120,7 +120,7 @@ def test_the_message_counts_the_problems_and_names_the_file() -> None:
         "  line 1: [job] name: is required\n"
         "  line 1: [job] task: is required\n"
         "  line 1: [job] global_batch_size: is required\n"
-        "  line 1: [job] epochs: is required, or steps instead"
+        "  line 1: [job] epochs: is required unless steps is given"
     )
 
 
@@ -145,10 +145,23 @@ def test_text_that_is_no_toml_is_one_problem_with_its_line() -> None:
         ("elastic.min_workers=65", "must be at most max_workers = 64, not 65"),
         ("sync.chunk_kib=8", "at least 16 and at most 16384, not 8"),
         ("sync.wire_dtype='float16'", 'one of "", "bfloat16", not "float16"; did you mean'),
-        ("strategy.codec='int3'", 'one of "none", "bfloat16", "float16", not "int3"'),
-        ("strategy.name='exact'", 'must be one of "replicated", not "exact"'),
+        (
+            "strategy.codec='int3'",
+            'one of "none", "bfloat16", "float16", "int8", "powersgd", "top_k"',
+        ),
+        ("strategy.rank=2", 'rank: has no effect with codec = "none", only with "powersgd"'),
+        (
+            "strategy.rank=65",
+            "[strategy] rank: must be an integer, at least 1 and at most 64, not 65",
+        ),
+        (
+            "strategy.name='exact'",
+            'one of "replicated", "local_sgd", "diloco", "streaming_diloco", "sharded", not',
+        ),
         ("optimizer.beta1=0.5", 'beta1: has no effect with name = "sgd", only with "adam" or'),
         ("schedule.gamma=0.5", 'has no effect with name = "constant", only with "step"'),
+        ("strategy.density=0.1", 'has no effect with codec = "none", only with "top_k" or "random'),
+        ("strategy.density=0.6", "must be a number, above 0 and at most 0.5, not 0.6"),
     ],
 )
 def test_fields_that_contradict_one_another(change: str, problem: str) -> None:
@@ -160,7 +173,7 @@ def test_an_encrypted_job_keeps_to_the_ring_unless_told(transport: str) -> None:
     group, tls = f"sync.transport='{transport}'", "sync.encryption='tls'"
     (problem,) = problems_of(MINIMAL, group, tls)
     assert (
-        f'encrypts nothing: with encryption = "tls" use "ring" instead of "{transport}"' in problem
+        f'does not encrypt: with encryption = "tls" use "ring" instead of "{transport}"' in problem
     )
     told = parse_job(MINIMAL, source="x", overrides=(group, tls, "sync.plain_gradients=true"))
     assert told.sync.transport == transport
@@ -180,21 +193,56 @@ def test_the_earlier_name_of_the_codec_means_the_same(changes: list[str], codec:
     assert parse_job(MINIMAL, source="job.toml", overrides=changes).codec == codec
 
 
+@pytest.mark.parametrize("codec", ["top_k", "random_k"])
+def test_momentum_stands_in_one_place(codec: str) -> None:
+    few = (f"strategy.codec='{codec}'", "strategy.momentum=0.9")
+    parse_job(MINIMAL, source="x", overrides=few)
+    (problem,) = problems_of(MINIMAL, *few, "optimizer.momentum=0.9")
+    assert "[strategy] momentum: replaces the optimizer's momentum: set [optimizer] mom" in problem
+    adam = (*few, "optimizer.name='adamw'")
+    (problem,) = problems_of(MINIMAL, *adam)
+    assert "set [optimizer] beta1 = 0, or remove it" in problem
+    parse_job(MINIMAL, source="x", overrides=(*adam, "optimizer.beta1=0"))
+    parse_job(MINIMAL, source="x", overrides=(few[0], "optimizer.momentum=0.9"))
+
+
+@pytest.mark.parametrize("codec", ["top_k", "random_k"])
+def test_what_has_added_up_is_not_clipped(codec: str) -> None:
+    (problem,) = problems_of(MINIMAL, f"strategy.codec='{codec}'", "train.clip_norm=1")
+    assert (
+        f'[train] clip_norm: would cut what has added up over many steps with codec = "{codec}"'
+        in problem
+    )
+    parse_job(MINIMAL, source="x", overrides=("strategy.codec='int8'", "train.clip_norm=1"))
+    local = (f"strategy.codec='{codec}'", "train.clip_norm=1", "strategy.name='local_sgd'")
+    parse_job(MINIMAL, source="x", overrides=local)  # inner steps are clipped before
+    (problem,) = problems_of(MINIMAL, *local, "strategy.local_start_step=5")
+    assert "[train] clip_norm: would cut" in problem
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+def test_changes_of_weights_have_no_momentum_of_gradients(name: str) -> None:
+    changes = (f"strategy.name='{name}'", "strategy.codec='top_k'")
+    parse_job(MINIMAL, source="x", overrides=changes)
+    (problem,) = problems_of(MINIMAL, *changes, "strategy.momentum=0.9")
+    assert "[strategy] momentum: applies to gradients, and name = " in problem
+
+
 def test_a_codec_is_not_given_twice() -> None:
     text = MINIMAL + '[sync]\nwire_dtype = "bfloat16"\n[strategy]\ncodec = "float16"\n'
     (problem,) = problems_of(text)
     assert problem == (
         'line 7: [sync] wire_dtype: is the earlier name of [strategy] codec, which is "float16";'
-        " leave it out"
+        " remove it"
     )
 
 
 def test_length_is_given_once() -> None:
     assert problems_of(MINIMAL + "steps = 3\n") == (
-        "line 6: [job] steps: stands beside epochs; give one of the two",
+        "line 6: [job] steps: cannot be used together with epochs; give one of the two",
     )
     assert problems_of(MINIMAL.replace("epochs = 5\n", "")) == (
-        "line 1: [job] epochs: is required, or steps instead",
+        "line 1: [job] epochs: is required unless steps is given",
     )
 
 
@@ -328,10 +376,10 @@ def test_a_spec_shares_nothing_with_the_map_it_came_from() -> None:
         ({"job": None}, "[job]: must be a table, not nothing"),
         ({3: {}}, "[3]: unknown table"),
         ({"job": {4: 1}}, "[job] 4: unknown key"),
-        ({"\ud800": 1}, "[\\ud800]: every key stands in a table"),
+        ({"\ud800": 1}, "[\\ud800]: every key must be in a table"),
         ({"task": {"a": None}}, "[task] a: must be a boolean, number, string, array or table"),
         ({"task": {"a": b"x"}}, "[task] a: must be a boolean, number, string, array or table"),
-        ({"task": {"a": "\ud800"}}, '[task] a: is no valid text: "\\ud800"'),
+        ({"task": {"a": "\ud800"}}, '[task] a: is not valid text: "\\ud800"'),
         ({"task": {"a": {"\udcff": 1}}}, "[task] a.\\udcff: must be a name"),
         ({"task": {"a": {7: 1}}}, "[task] a.7: must be a name"),
     ],
@@ -376,3 +424,105 @@ def test_the_examples_are_valid_jobs(example: Path) -> None:
 def test_reading_a_job_does_not_import_torch() -> None:
     code = "import sys, dtd.job, dtd.config, dtd.logs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ("inner_steps=4", 'has no effect with name = "replicated", only with "local_sgd" or'),
+        ("name='local_sgd' outer_lr=1.0", 'has no effect with name = "local_sgd", only with'),
+        (
+            "name='diloco' inner_steps=0",
+            "inner_steps: must be an integer, at least 1 and at most 65536, not 0",
+        ),
+        ("name='diloco' fragments=2", 'has no effect with name = "diloco", only with "streaming_'),
+        (
+            "name='streaming_diloco' inner_steps=10",
+            "inner_steps: must be a multiple of fragments = 4, not 10",
+        ),
+        (
+            "name='streaming_diloco' inner_steps_double_every=9 inner_steps_max=64",
+            'inner_steps_double_every: has no effect with name = "streaming_diloco"',
+        ),
+        ("name='diloco' inner_steps_max=64", "has no effect without inner_steps_double_every"),
+        (
+            "name='diloco' inner_steps_double_every=100",
+            "inner_steps_max: must be above inner_steps = 16 where rounds grow",
+        ),
+    ],
+)
+def test_rounds_that_cannot_be(changes: str, problem: str) -> None:
+    overrides = [f"strategy.{change}" for change in changes.split()]
+    assert any(problem in one for one in problems_of(MINIMAL, *overrides))
+
+
+def test_a_round_fits_the_job_and_its_precision() -> None:
+    diloco = "strategy.name='diloco'"
+    (problem,) = problems_of(MINIMAL, diloco, "job.steps=15")
+    assert "[strategy] inner_steps: must be at most the job's 15 steps, not 16" in problem
+    (problem,) = problems_of(MINIMAL, diloco, "train.precision='float16'")
+    assert "[train] precision: cannot be float16" in problem
+    assert 'use "bfloat16"' in problem
+
+
+SHARDED = "strategy.name='sharded'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ("strategy.stage=4", "[strategy] stage: must be an integer, at least 1 and at most 3"),
+        ("strategy.mirrors=8", "[strategy] mirrors: must be an integer, at least 0 and at most 7"),
+        (
+            "strategy.codec='int8'",
+            'codec: cannot be "int8" with [strategy] name = "sharded"; use "none", "bfloat16" or',
+        ),
+        ("sync.transport='gloo'", '[sync] transport: must be "ring" with [strategy] name = '),
+        (
+            "train.ema_decay=0.9",
+            '[train] ema_decay: cannot be used with [strategy] name = "sharded"; remove it, or',
+        ),
+        (
+            "checkpoint.directory='/mnt/shared'",
+            '[checkpoint] directory: cannot be used with [strategy] name = "sharded": each worker',
+        ),
+        (
+            "checkpoint.copies=2",
+            "each part is written by its owner and its mirrors, 2 in all; raise [strategy] mirrors",
+        ),
+        (
+            "strategy.mirrors=3 elastic.max_workers=3",
+            "[strategy] mirrors: must be below [elastic] max_workers = 3, not 3",
+        ),
+    ],
+)
+def test_what_does_not_go_with_sharded_state(changes: str, problem: str) -> None:
+    (found,) = problems_of(MINIMAL, SHARDED, *changes.split())
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "strategy.mirrors=2 elastic.max_workers=3",
+        "strategy.mirrors=3 elastic.min_workers=2",  # fewer workers each hold everything
+        "strategy.codec='bfloat16' train.clip_norm=1",
+        "sync.wire_dtype='bfloat16' train.activation_checkpointing=true",
+        "strategy.stage=3 strategy.mirrors=0",
+    ],
+)
+def test_what_goes_with_sharded_state(changes: str) -> None:
+    spec = parse_job(MINIMAL, source="x", overrides=(SHARDED, *changes.split()))
+    assert spec.strategy.name == "sharded"
+
+
+@pytest.mark.parametrize("key", ["stage", "mirrors"])
+def test_keys_of_sharded_state_have_no_effect_without_it(key: str) -> None:
+    (problem,) = problems_of(MINIMAL, f"strategy.{key}=2")
+    assert f'{key}: has no effect with name = "replicated", only with "sharded"' in problem
+
+
+@pytest.mark.parametrize("stage", [0, 4])
+def test_there_are_stages_1_to_3(stage: int) -> None:
+    (problem,) = problems_of(MINIMAL, SHARDED, f"strategy.stage={stage}")
+    assert f"[strategy] stage: must be an integer, at least 1 and at most 3, not {stage}" in problem

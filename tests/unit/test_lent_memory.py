@@ -137,7 +137,7 @@ def test_what_a_borrower_forces_into_its_own_mapping_stays_there(lent: LentMemor
 
 
 def test_the_owner_goes_on_writing(lent: LentMemory) -> None:
-    lent.recall()
+    lent.revoke()
     lent.view(HEAD_BYTES, len(WORDS))[:] = b"something"
     assert bytes(borrowed(lent).view(HEAD_BYTES, len(WORDS))) == b"something"
     assert borrowed(lent).loan == 2
@@ -149,12 +149,12 @@ def test_memory_that_cannot_be_sealed_is_not_lent(monkeypatch: pytest.MonkeyPatc
     memory = LentMemory(100)
     assert not memory.lendable
     memory.view(HEAD_BYTES, 4)[:] = b"own "
-    memory.recall()
+    memory.revoke()
     memory.close()
 
 
 def test_another_process_reads_and_sees_a_recall(lent: LentMemory) -> None:
-    lent.recall()
+    lent.revoke()
     named = [str(lent.descriptor), lent.nonce.hex(), str(lent.size_bytes)]
     with subprocess.Popen(
         [sys.executable, "-c", READER, *named],
@@ -172,7 +172,7 @@ def test_another_process_reads_and_sees_a_recall(lent: LentMemory) -> None:
             return reader.stdout.readline()
 
         assert asked() == "2 gradients\n"
-        lent.recall()
+        lent.revoke()
         lent.view(HEAD_BYTES, len(WORDS))[:] = b"something"
         assert asked() == "3 something\n"
         reader.stdin.close()

@@ -35,7 +35,7 @@ def test_this_system_has_barriers() -> None:
 def test_without_barriers_nothing_is_lent_or_borrowed() -> None:
     memory = LentMemory(10)
     assert not memory.lendable
-    memory.recall()
+    memory.revoke()
     assert memory.loan == 2
     assert borrow(memory.descriptor, nonce=memory.nonce, size_bytes=memory.size_bytes) is None
     memory.close()
@@ -66,7 +66,7 @@ def test_the_number_is_raised_before_the_barrier_and_nothing_is_written_after_it
         seen.append((loan, bytes(memory.view(HEAD_BYTES, 10))))
 
     monkeypatch.setattr(memory_barrier, "barrier", look)
-    memory.recall()
+    memory.revoke()
     memory.view(HEAD_BYTES, 10)[:] = b"gradients!"
     assert seen == [(2, bytes(10))]
     memory.close()
@@ -92,6 +92,6 @@ def test_a_recall_costs_no_registration_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(memory_barrier, "_membarrier", counted)
     memory = LentMemory(1)
     for _ in range(3):
-        memory.recall()
+        memory.revoke()
     memory.close()
     assert asked == [0, 4, 2, 2, 2]

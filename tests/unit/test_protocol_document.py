@@ -29,13 +29,13 @@ from scripts.gen_docs.protocol import with_octets
 
 TEXT = (Path(__file__).resolve().parents[2] / "protocol.md").read_text()
 TYPES = {m.message_name(cls): cls for cls in m.message_types().values()}
-RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.Branch, m.BlobInfo)}
+RECORDS = {cls.__name__: cls for cls in (m.Member, m.Held, m.MemoryPart, m.Branch, m.BlobInfo)}
 PARTIES = {
     m.Role.WORKER: ("worker", "coordinator"),
     m.Role.CTL: ("dtdctl", "coordinator"),
     m.Role.RING: ("rank r", "rank r + 1"),
     m.Role.FETCH: ("fetcher", "holder"),
-    m.Role.JOIN: ("whoever joins", "coordinator"),
+    m.Role.JOIN: ("opener", "coordinator"),
 }
 HANDSHAKE = ((0x01, "HELLO"), (0x02, "WELCOME"), (0x05, "PROVE"))
 EXAMPLES = [
@@ -154,11 +154,15 @@ def test_table_of_frames_is_what_connections_allow() -> None:
             }[cls]
             continue
         if cls is m.Prove:
-            assert (role, sender, state) == ("ring, lifeline, fetch", "opener", "await prove")
+            assert (role, sender, state) == ("ring, lifeline, fetch, star", "opener", "await prove")
             continue
         assert state == "open"
         if cls in (m.Renew, m.Renewed):
             assert (role, sender) == ("worker, ctl", "opener" if cls is m.Renew else "coordinator")
+            continue
+        if cls in (m.Chunk, m.LinkHeartbeat):
+            said_by = "either" if cls is m.LinkHeartbeat else "rank r; on a star either"
+            assert (role, sender) == ("ring, star", said_by)
             continue
         by_opener = [r for r in m.Role if cls in m.from_opener(r)]
         by_acceptor = [r for r in m.Role if cls in m.from_acceptor(r)]

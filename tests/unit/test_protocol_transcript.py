@@ -79,12 +79,12 @@ def _said(sender: Session, line: Line) -> bytes:
 
 
 def test_transcript_of_the_ring_is_what_the_machines_send() -> None:
-    ring = [line for line in transcript() if isinstance(line.message, m.Chunk | m.Word)]
+    ring = [line for line in transcript() if isinstance(line.message, m.Chunk | m.SmallGather)]
     first_step = [line for line in ring if line.message.step == 0]
     words = {
         (line.message.origin, line.message.sequence): line.payload
         for line in first_step
-        if isinstance(line.message, m.Word)
+        if isinstance(line.message, m.SmallGather)
     }
     sent: dict[int, list[tuple[Any, bytes]]] = {0: [], 1: []}
     under_way: list[tuple[int, Any, bytes]] = []
@@ -135,7 +135,7 @@ def _node(rank: int, sent: list[Any], under_way: list[Any]) -> RingNode:
     class Wire:
         """Keeps what the rank sends, and hands it to the other."""
 
-        def send(self, message: m.Chunk | m.Word, payload: bytes | memoryview) -> None:
+        def send(self, message: m.Chunk | m.SmallGather, payload: bytes | memoryview) -> None:
             sent.append((message, bytes(payload)))
             under_way.append((1 - rank, message, bytes(payload)))
 

@@ -14,8 +14,7 @@ import pytest
 from dtd.ctl.install.service_files import Parts, is_ours, sealed, service_files, shipped
 from dtd.errors import ConfigError, UsageError
 from dtd.net.server import MAX_CONNECTIONS
-from dtd.worker.instance import device_of
-from dtd.worker.main import STOP_PATIENCE_S
+from dtd.worker.main import STOP_PATIENCE_S, what_it_is
 
 UNITS = shipped("units")
 SERVICES = ("dtd-coordinator.service", "dtd-worker@.service")
@@ -110,7 +109,9 @@ def test_a_worker_may_finish_its_step(name):
 @pytest.mark.parametrize("name", [name for name in EVERYWHERE if "worker" in name])
 def test_instances_in_the_text_name_devices(name):
     instances = re.findall(r"dtd-worker@([a-z0-9-]+)\b(?!\.)", (UNITS / name).read_text())
-    assert {device_of(instance) for instance in instances} == {"cpu", "cuda:0"}
+    named = [what_it_is(instance) for instance in instances]
+    assert {one["device"] for one in named} == {"cpu", "cuda:0"}
+    assert "user/" in name or {"role": "server", "device": "cpu"} in named
 
 
 def setting(name, key):

@@ -1,6 +1,6 @@
-"""What operators ask about tokens and credentials (protocol.md, "dtdctl and coordinator").
+"""Requests of operators about tokens and credentials (protocol.md, "dtdctl and coordinator").
 
-A token's secret stands in the answer to CREATE_TOKEN and nowhere else.
+A token's secret is in the answer to CREATE_TOKEN and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dtd.coordinator.handlers.revocation import Evictions
 from dtd.errors import RequestRefused
 from dtd.security.authority import Authority
 from dtd.security.credential_book import IssuedRecord
-from dtd.security.worker_names import split_names
+from dtd.security.identity import split_names
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -35,12 +35,12 @@ AccessRequest = (
 
 
 class AccessHandler:
-    """Answers requests about who may join and who has joined.
+    """Answers requests about tokens and credentials.
 
     Args:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
-        evictions: puts those out whose credentials are taken back.
+        evictions: evicts members whose credentials are revoked.
         renewals: replaces the authority step by step.
     """
 
@@ -67,7 +67,7 @@ class AccessHandler:
         authority = self._port.authority
         if authority is None:
             raise RequestRefused(
-                "this coordinator serves its own host only, where nobody needs to join",
+                "this coordinator serves its own host only, where joining is not needed",
                 remedy="to serve other hosts, start it with --listen 0.0.0.0:7117",
             )
         if isinstance(request, m.CreateToken):
@@ -119,7 +119,7 @@ class AccessHandler:
         }
 
     async def _revoke(self, authority: Authority, name: str) -> dict[str, Any]:
-        """Goes on when whoever asks is gone: what is written down must also be carried out."""
+        """Continues if the caller has disconnected: what is recorded must also be carried out."""
         task = asyncio.create_task(self._take_back(authority, name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -141,7 +141,7 @@ class AccessHandler:
 
 
 def shown_authority(authority: Authority) -> dict[str, Any]:
-    """The authority, and how far its replacement is."""
+    """The authority, and the progress of its replacement."""
     signers, rotation = authority.signers, authority.signers.rotation
     expires_s = signers.current.certificate.not_valid_after_utc.timestamp()
     shown: dict[str, Any] = {"sha256": authority.sha256, "expires_s": expires_s, "rotation": None}

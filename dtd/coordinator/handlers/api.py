@@ -1,4 +1,4 @@
-"""What answering operators needs of the coordinator behind it."""
+"""The interface of the coordinator that the request handlers need."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from dtd.coordinator.handlers.access import AccessHandler
 from dtd.coordinator.handlers.measurements import MeasurementBroker
 from dtd.coordinator.handlers.packages import PackageCounter
 from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.coordinator.history.recorder import MetricsRecorder
 from dtd.coordinator.store.store import Store
+from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.core.membership.events import Event
-from dtd.core.membership.machine import Membership
+from dtd.core.membership.pools import Pools
 from dtd.errors import RequestRefused
+from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 
 if TYPE_CHECKING:  # it asks the coordinator for jobs itself
     from dtd.coordinator.handlers.deletions import Deletions
+    from dtd.coordinator.models.copies import Copies
+    from dtd.coordinator.models.registry import ModelRegistry
+    from dtd.coordinator.web_desk import WebDesk
 
 T = TypeVar("T")
 
@@ -33,15 +39,20 @@ class CoordinatorApi(Protocol):
     store: Store
     packages: PackageCounter
     weights: PackageCounter
-    membership: Membership
+    membership: Pools
     figures: Figures
     measurement_broker: MeasurementBroker
     access: AccessHandler
-    troubles: DiagnosticsCollector
+    diagnostics: DiagnosticsCollector
     deletions: Deletions
+    copies: Copies
+    models: ModelRegistry
+    history: MetricsRecorder
     audit: AuditLog
     renewals: RenewalHandler
     containment: Containment
+    web: WebDesk
+    sweeps: Sweeps
 
     @property
     def now(self) -> float:
@@ -55,6 +66,10 @@ class CoordinatorApi(Protocol):
 
     def handle(self, event: Event) -> None:
         """Hand an event to the core; raises RequestRefused."""
+        ...
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Report something that the core has no part in, for an operator to read."""
         ...
 
     async def settled(self) -> None:
@@ -78,7 +93,7 @@ class CoordinatorApi(Protocol):
         ...
 
     def connected(self) -> frozenset[str]:
-        """Names of the workers whose control connection stands."""
+        """Names of the workers that are connected."""
         ...
 
     def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
@@ -94,5 +109,7 @@ async def known_job(coordinator: CoordinatorApi, job_id: str) -> dict[str, Any]:
     """
     found = await coordinator.in_store(coordinator.store.job, job_id)
     if found is None:
-        raise RequestRefused(f"job {job_id!r} does not exist", remedy="see `dtdctl jobs`")
+        known = [job["id"] for job in await coordinator.in_store(coordinator.store.jobs)]
+        near = did_you_mean(job_id, known)
+        raise RequestRefused(f"job {job_id!r} does not exist{near}", remedy="see `dtdctl jobs`")
     return found

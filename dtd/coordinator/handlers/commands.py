@@ -1,4 +1,4 @@
-"""What operators want done with jobs and workers; whether it is done the core decides."""
+"""Operators' requests that change jobs and workers; the core accepts or refuses them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from dtd.core.trust.vouching import CONTRADICTED
 from dtd.errors import RequestRefused
 from dtd.job.differences import Difference, differences, obstacles, shown_value
 from dtd.job.identity import identity_of
+from dtd.parts.cover import complete
 from dtd.wire import messages as m
 from dtd.wire.header import MAX_HEADER_BYTES
 
-# --- what a job takes over of another one, and whether it can.  Pure ---------------------------
-#
-# Here is judged what the two jobs' settings tell; whether a state fits a model is found out where
-# both are, by the workers.
+# --- what a job takes over from another one, and whether that is possible.  Pure ---------------
+# This compares the two jobs' settings only; the workers find out whether the state fits the model.
 
 
 RESUME: Final = "resume"
@@ -52,7 +51,7 @@ def origin_mode(asked: str, parent_state: str) -> str:
 
 
 def check_same_course(differs: Sequence[Difference], parent: str) -> None:
-    """Refuse to take a whole state over into a job that would go on with it otherwise than it says.
+    """Refuse to continue from a whole state with settings that would change the course of training.
 
     Raises:
         RequestRefused: settings differ that must be equal; all are named with both values.
@@ -65,11 +64,11 @@ def check_same_course(differs: Sequence[Difference], parent: str) -> None:
         )
         raise RequestRefused(
             f"the whole state of {parent} cannot be taken over with other settings: {named}",
-            remedy="set them as they were, or start from the weights alone: --weights-from",
+            remedy="restore their values, or start from the weights only: --weights-from",
         )
 
 
-# --- what operators want done with jobs and workers; whether it is done the core decides -------
+# --- requests that change jobs and workers; the core decides whether they are carried out ------
 
 
 SIGNALS: Final = ("KILL", "TERM", "STOP")
@@ -90,7 +89,7 @@ class Commands:
         self._ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def job_ended(self, ended: Job) -> None:
-        """Wake whoever waits for the job."""
+        """Wake the requests that wait for the job."""
         waiting = self._ended.pop(ended.id, None)
         if waiting is not None:
             result = {"state": ended.state.value, "reason": ended.reason, "result": ended.result}
@@ -118,9 +117,10 @@ class Commands:
         await self._coordinator.packages.check(request.package)
         await self._coordinator.weights.check(request.weights)
         if request.weights and request.from_job:
-            raise RequestRefused("a job begins with another one or with a file of weights")
+            raise RequestRefused("a job starts either from another job or from a file of weights")
         begins: dict[str, Any] = {}
         mode = from_identity = ""
+        step = 0
         if request.from_job:
             parent = await known_job(self._coordinator, request.from_job)
             mode = origin_mode(request.from_mode, parent["state"])
@@ -132,7 +132,7 @@ class Commands:
             begins = {"from_mode": mode, "from_step": step, "differs": [list(d) for d in differs]}
             from_identity = parent["identity"]
         job_id = self._coordinator.new_job_id(spec.job.name)
-        here, settings = self._coordinator.membership.books.identity, job.to_mapping(spec)
+        here, settings = self._coordinator.membership.home.cluster.identity, job.to_mapping(spec)
         submitted = Job(
             id=job_id,
             spec=settings,
@@ -141,6 +141,7 @@ class Commands:
             from_identity=from_identity,
             from_job=request.from_job,
             from_step=request.from_step,
+            from_newest=0 if request.from_step else step,
             from_mode=mode,
             package=request.package,
             weights=request.weights,
@@ -156,20 +157,20 @@ class Commands:
             raise RequestRefused(
                 "[sync] encryption: this coordinator serves its own host only, where workers have"
                 " no credentials",
-                remedy="leave it out, or start the coordinator with --listen HOST:PORT",
+                remedy="remove it, or start the coordinator with --listen HOST:PORT",
             )
 
     async def _starting_step(self, request: m.SubmitJob) -> int:
         """Steps in the checkpoint that the job starts from."""
         store = self._coordinator.store
         listed = await self._coordinator.in_store(store.checkpoints, request.from_job)
-        found = [one for one in listed if one["confirmation"] != CONTRADICTED]
+        found = complete([one for one in listed if one["confirmation"] != CONTRADICTED])
         steps = sorted({one["step"] for one in found})
         if not steps:
-            but = ", but ones that all ranks contradict" if listed else ""
+            but = ", except ones that all ranks contradict or of which parts lack" if listed else ""
             raise RequestRefused(
                 f"job {request.from_job} has no checkpoint{but}",
-                remedy="submit its job file again: that begins afresh",
+                remedy="submit its job file again to start from the beginning",
             )
         if request.from_step and request.from_step not in steps:
             raise RequestRefused(
@@ -205,10 +206,11 @@ class Commands:
             return {"name": request.name}
         if request.signal not in SIGNALS:
             raise RequestRefused(
-                f"signal {request.signal!r} is not offered", remedy=f"one of {', '.join(SIGNALS)}"
+                f"signal {request.signal!r} cannot be sent", remedy=f"one of {', '.join(SIGNALS)}"
             )
         self._coordinator.handle(KillRequested(name=request.name, signal=request.signal))
-        worker = self._coordinator.membership.books.workers[request.name]
+        name = request.name
+        worker = self._coordinator.membership.cluster_of(name).workers[name]
         return {"name": request.name, "pid": worker.registration.pid, "signal": request.signal}
 
 
@@ -217,13 +219,13 @@ def _can_be_sent(submitted: Job) -> None:
     size = len(m.encode_header(what_to_prepare(submitted)))
     if size > MAX_HEADER_BYTES:
         raise RequestRefused(
-            f"the job takes {size} bytes to tell a worker, {MAX_HEADER_BYTES} at most",
-            remedy="shorten its tables, [task] above all: a long list belongs in a file",
+            f"the job takes {size} bytes in a message to a worker; the limit is {MAX_HEADER_BYTES}",
+            remedy="shorten its tables, [task] above all: put a long list into a file",
         )
 
 
 def _ends_later(spec: job.JobSpec, step: int, origin: str) -> None:
-    """A job must not begin past its end; of one given in epochs the workers know the end."""
+    """A job must not start past its end; with epochs only the workers know the end."""
     steps = spec.job.steps
     if steps is not None and step > steps:
         raise RequestRefused(

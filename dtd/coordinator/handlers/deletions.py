@@ -1,7 +1,7 @@
 """Ended jobs and their checkpoints are deleted: here from the store, by workers from their disks.
 
-What is to go is written down first, so a worker that is away deletes it when it is back, whatever
-becomes of this process meanwhile.  A checkpoint that a job still starts from is not deleted.
+Deletions are recorded first, so a disconnected worker deletes its copy when it reconnects, even if
+this process has restarted meanwhile.  A checkpoint that a job still starts from is not deleted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
 from dtd.coordinator.store.thread import StoreThread
+from dtd.coordinator.tracking.files import curves_of
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.membership.events import DeleteRequested
 from dtd.errors import RequestRefused
@@ -23,7 +24,7 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 ANSWERS_WITHIN_S: Final = 3.0
-"""So long whoever asks is kept waiting for the workers; they go on deleting after that."""
+"""How long a request waits for the workers; they continue deleting after that."""
 
 Doomed = dict[str, Any]
 
@@ -35,7 +36,7 @@ class Deletions:
         coordinator: the daemon that is operated.
         links: the workers' connections.
         thread: the thread that the store's methods run in.
-        curves: the directory of TensorBoard's files.
+        state_dir: the coordinator's, in which curves are.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Deletions:
         coordinator: CoordinatorApi,
         links: WorkerLinks,
         thread: StoreThread,
-        curves: Path,
+        state_dir: Path,
     ) -> None:
         self._coordinator = coordinator
         self._links = links
         self._thread = thread
-        self._curves = curves
+        self._state_dir = state_dir
         self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}
         self._asked: set[tuple[str, str]] = set()
         self._reminders: set[asyncio.Task[None]] = set()
@@ -57,7 +58,7 @@ class Deletions:
         """Delete a job, or its checkpoints of one step.
 
         Raises:
-            RequestRefused: it has not ended, another job needs it, or there is no such thing.
+            RequestRefused: it has not ended, another job or a model needs it, or there is none.
         """
         known = await known_job(self._coordinator, request.job)
         store, in_store = self._coordinator.store, self._coordinator.in_store
@@ -65,25 +66,36 @@ class Deletions:
         if request.step and request.step not in there:
             raise RequestRefused(
                 f"job {request.job} has no checkpoint of step {request.step}",
-                remedy=f"see what there is with: dtdctl checkpoints {request.job}",
+                remedy=f"list its checkpoints with: dtdctl checkpoints {request.job}",
             )
+        self._is_free(request)
         self._coordinator.handle(DeleteRequested(job=request.job, step=request.step))
         doomed = await in_store(store.doom, request.job, known["identity"], request.step)
         if not request.step:
             await in_store(store.delete_job, request.job)
-            await in_store(_remove, self._curves / request.job)
+            await in_store(_remove, self._state_dir, request.job, known["identity"])
+            await self._coordinator.history.forget(request.job)
         return {"job": request.job, "step": request.step, **await self._drop(doomed)}
 
+    def _is_free(self, request: m.Delete) -> None:
+        """Copies of a model's version are files of their own, once there is one."""
+        version = self._coordinator.copies.depends_on(request.job, request.step)
+        if version:
+            raise RequestRefused(
+                f"version {version} of a model has no copy yet, and is made of this checkpoint",
+                remedy=f"wait until `dtdctl models show {version}` calls it ready, or delete it",
+            )
+
     def registered(self, worker: str) -> None:
-        """A worker is here (again): it may have something to delete."""
+        """A worker has (re)connected: it may have something to delete."""
         task = asyncio.create_task(self._remind(worker))
         self._reminders.add(task)
         task.add_done_callback(self._reminded)
 
     def dropped(self, worker: str, message: m.CheckpointDropped) -> None:
-        """A worker has deleted a checkpoint, or says why not; heard once for each time it is asked.
+        """A worker has deleted a checkpoint, or says why not; accepted once for each request.
 
-        Else it could have the log filled, and the store's thread wait for the disk, without end.
+        Otherwise it could fill the log and keep the store's thread waiting for the disk.
         """
         if (worker, message.directory) not in self._asked:
             return
@@ -143,9 +155,10 @@ class Deletions:
             )
 
 
-def _remove(directory: Path) -> None:
+def _remove(state_dir: Path, job: str, identity: str) -> None:
     """Curves are a convenience: what cannot be removed stays."""
-    shutil.rmtree(directory, ignore_errors=True)
+    for directory in curves_of(state_dir, job, identity):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _outcome(one: Doomed, answers: dict[tuple[str, str], asyncio.Future[str]]) -> dict[str, Any]:

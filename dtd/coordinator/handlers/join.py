@@ -1,14 +1,14 @@
-"""Lets hosts and people join: shows the authority, and gives a credential for a token.
+"""Lets hosts and users join: shows the authority, and issues a credential for a token.
 
-Only GET_AUTHORITY and ENROL come here, from callers who have shown no certificate yet; the
-connection limiter bounds their number and their time.  Each is answered when all strangers, and
-those of its address, have kept to their rate, and what is done for it comes after everything that
-is done for those who are known.
+Handles GET_AUTHORITY and ENROL only, from callers without a certificate; the connection limiter
+bounds their number and their time.  Requests are limited by a common rate and a rate for each
+address, and are served after all work for authenticated members.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -18,15 +18,14 @@ import structlog
 from dtd.coordinator.audit_log import AuditLog
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.revocation import Evictions
-from dtd.coordinator.throttles import go_on
+from dtd.coordinator.throttles import Contain, go_on
 from dtd.core.limits.connection_limiter import origin_of
 from dtd.core.limits.rates import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
 from dtd.security.admission import Admitted, Enrolment
 from dtd.security.authority import Authority
-from dtd.security.identity import WORKER
-from dtd.security.worker_names import split_names, worker_names
+from dtd.security.identity import WORKER, split_names, worker_names
 from dtd.wire import messages as m
 
 log = structlog.get_logger()
@@ -46,23 +45,30 @@ MAX_QUESTIONS: Final = 4
 
 
 class JoinHandler:
-    """Answers those who want to join.
+    """Answers requests to join.
 
     Args:
         port: the control port, with the authority.
-        in_store: runs a blocking function in the thread where all writing is done, after what
-            others want there.
-        evictions: puts those out whose credentials give way to new ones.
-        audit: where it is entered who was let in.
+        in_store: runs a blocking function in the thread where all writing is done, after other work
+            there.
+        evictions: evicts members whose credentials are replaced.
+        audit: records each member that joins.
+        contain: where an error ends that keeps a caller from being answered.
     """
 
     def __init__(
-        self, port: ControlPort, in_store: InStore, evictions: Evictions, audit: AuditLog
+        self,
+        port: ControlPort,
+        in_store: InStore,
+        evictions: Evictions,
+        audit: AuditLog,
+        contain: Contain,
     ) -> None:
         self._port = port
         self._in_store = in_store
         self._evictions = evictions
         self._audit = audit
+        self._contain = contain
         self._tasks: dict[Link, asyncio.Task[None]] = {}
         self._begun: set[Link] = set()
         self._left: set[asyncio.Task[None]] = set()
@@ -79,7 +85,8 @@ class JoinHandler:
         authority = self._port.authority
         if authority is None:
             raise ProtocolError(
-                ErrorCode.REFUSED, "this coordinator serves its own host only: nobody need join"
+                ErrorCode.REFUSED,
+                "this coordinator serves its own host only, where joining is not needed",
             )
         running = self._tasks.get(link)
         if running is not None and not running.done():
@@ -89,12 +96,12 @@ class JoinHandler:
             raise ProtocolError(
                 ErrorCode.REFUSED, f"more than {MAX_QUESTIONS} requests to join on one connection"
             )
-        self._tasks[link] = asyncio.create_task(self._answer(link, authority, message))
+        self._tasks[link] = asyncio.create_task(self._contained(link, authority, message))
 
     def forget(self, link: Link) -> None:
         """The connection is gone; an enrolment that has begun is done all the same.
 
-        Else a credential could give way to another one, and its connections stand.
+        Otherwise a credential could be replaced while its connections remain.
         """
         self._questions.pop(link, None)
         task = self._tasks.pop(link, None)
@@ -103,6 +110,12 @@ class JoinHandler:
         elif task is not None:
             self._left.add(task)
             task.add_done_callback(self._left.discard)
+
+    async def _contained(
+        self, link: Link, authority: Authority, message: m.GetAuthority | m.Enrol
+    ) -> None:
+        with self._contain(f"answering {m.message_name(type(message))}", link):
+            await self._answer(link, authority, message)
 
     async def _answer(
         self, link: Link, authority: Authority, message: m.GetAuthority | m.Enrol
@@ -128,6 +141,11 @@ class JoinHandler:
             self._port.note_refusal(link.peer_host(), f"joining: {error.message}", error.remedy)
             link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
             return
+        except (OSError, sqlite3.Error) as error:
+            log.error("store_failed", error=str(error))
+            why = f"the coordinator's disk failed: {error}"
+            link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
+            return
         log.info(
             "credential_issued",
             role=request.role,
@@ -149,7 +167,7 @@ class JoinHandler:
 
 
 def _told(admitted: Admitted) -> dict[str, Any]:
-    """What the audit log says of somebody who was let in."""
+    """The audit entry of a member that joined."""
     return {"replaced": [one.serial for one in admitted.replaced]}
 
 

@@ -8,6 +8,7 @@ measured one at a time in the whole cluster, so that no transfer slows another o
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import shutil
 import time
@@ -17,8 +18,9 @@ from typing import Any, Final
 from dtd import __version__
 from dtd.coordinator.data_secrets import DataSecrets
 from dtd.coordinator.worker_links import WorkerLinks
-from dtd.core.membership.machine import Membership
+from dtd.core.membership.pools import Pools
 from dtd.core.membership.records import Worker
+from dtd.core.observe.profiling.clock import Reading
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
 
@@ -26,6 +28,7 @@ CLOCK_READINGS: Final = 5
 TIMEOUTS_S: Final = {"host": 3.0, "latency": 15.0, "bandwidth": 30.0, "step": 150.0}
 """How long a worker may take; its own bounds are tighter."""
 
+PROFILE: Final = "profile"
 LINK_MEASURES: Final = ("latency", "bandwidth")
 HEAVY_MEASURES: Final = ("bandwidth", "step")
 
@@ -42,7 +45,7 @@ class MeasurementBroker:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: Pools,
         links: WorkerLinks,
         secrets: DataSecrets,
         state_dir: Path,
@@ -70,11 +73,11 @@ class MeasurementBroker:
         worker = self._worker(request.worker)
         if request.what == "host":
             return await self._host(worker)
-        busy = self._membership.books.job
-        if request.what in HEAVY_MEASURES and busy is not None and not request.force:
+        busy = ", ".join(job.id for job in self._membership.active())
+        if request.what in HEAVY_MEASURES and busy and not request.force:
             raise RequestRefused(
-                f"measuring {request.what} would slow job {busy.id} down",
-                remedy="wait for its end, or measure all the same with --force",
+                f"measuring {request.what} would slow job {busy} down",
+                remedy="wait for its end, or use --force to measure anyway",
             )
         if request.what == "bandwidth":
             async with self._one_transfer:
@@ -95,14 +98,14 @@ class MeasurementBroker:
 
     def _own_figures(self) -> dict[str, Any]:
         usage = shutil.disk_usage(self._state_dir)
-        books = self._membership.books
+        cluster = self._membership.cluster
         return {
             "version": __version__,
             "state_dir": str(self._state_dir),
             "disk_free_bytes": usage.free,
             "disk_bytes": usage.total,
-            "heartbeat_interval_s": books.heartbeat_interval_s,
-            "heartbeat_timeout_s": books.detector.timeout_s,
+            "heartbeat_interval_s": cluster.heartbeat_interval_s,
+            "heartbeat_timeout_s": cluster.detector.timeout_s,
             "time_s": time.time(),
         }
 
@@ -115,25 +118,57 @@ class MeasurementBroker:
             figures = await self._ask(worker, request)
             round_trip_s = time.time() - sent_s
             if not best or round_trip_s < best["round_trip_s"]:
-                skew_s = float(figures.get("time_s", 0.0)) - (sent_s + round_trip_s / 2)
+                skew_s = _clock_of(figures, worker.name) - (sent_s + round_trip_s / 2)
                 best = {**figures, "round_trip_s": round_trip_s, "skew_s": skew_s}
         return best
 
     async def _ask(self, worker: Worker, request: m.Examine) -> dict[str, Any]:
-        link = self._links.link_to(worker.name)
+        measure = self._measure(next(self._numbers), request)
+        return await self._answered(worker.name, measure, timeout_s=TIMEOUTS_S[request.what])
+
+    async def order(self, name: str, measure: m.Measure, wait_s: float) -> dict[str, Any]:
+        """Have a worker do what an order says, whose number is set here.
+
+        Args:
+            name: the worker's.
+            measure: the order.
+            wait_s: how long it may take.
+
+        Raises:
+            RequestRefused: it does not.
+        """
+        numbered = dataclasses.replace(measure, number=next(self._numbers))
+        return await self._answered(name, numbered, timeout_s=wait_s)
+
+    async def clock(self, name: str) -> list[Reading]:
+        """Read a worker's clock a few times.
+
+        Raises:
+            RequestRefused: it does not answer.
+        """
+        readings = []
+        for _ in range(CLOCK_READINGS):
+            measure = m.Measure(number=next(self._numbers), what="host", spec={})
+            sent_s = time.time()
+            figures = await self._answered(name, measure, timeout_s=TIMEOUTS_S["host"])
+            readings.append(Reading(sent_s, time.time(), _clock_of(figures, name)))
+        return readings
+
+    async def _answered(self, name: str, measure: m.Measure, *, timeout_s: float) -> dict[str, Any]:
+        """Send a request to a worker, and return the figures that it answers."""
+        link = self._links.link_to(name)
         if link is None:
-            raise RequestRefused(f"{worker.name} is not connected")
-        number = next(self._numbers)
+            raise RequestRefused(f"{name} is not connected")
+        number = measure.number
         answer: asyncio.Future[m.Measured] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (worker.name, answer)
-        link.send(self._secrets.filled(self._measure(number, request), worker.name))
-        timeout_s = TIMEOUTS_S[request.what]
+        self._waiting[number] = (name, answer)
+        link.send(self._secrets.filled(measure, name))
         try:
             async with asyncio.timeout(timeout_s):
                 measured = await answer
         except TimeoutError:
             raise RequestRefused(
-                f"{worker.name} did not measure {request.what} within {timeout_s:g} s"
+                f"{name} did not measure {measure.what} within {timeout_s:g} s"
             ) from None
         finally:
             del self._waiting[number]
@@ -161,7 +196,22 @@ class MeasurementBroker:
         )
 
     def _worker(self, name: str) -> Worker:
-        worker = self._membership.books.workers.get(name)
+        worker = self._membership.cluster_of(name).workers.get(name)
         if worker is None or name not in self._links.names():
             raise RequestRefused(f"no worker {name!r} is connected", remedy="see `dtdctl status`")
         return worker
+
+
+def _clock_of(figures: dict[str, Any], name: str) -> float:
+    """What a worker's clock shows, in Unix seconds.
+
+    Raises:
+        RequestRefused: it says something else.
+    """
+    time_s = figures.get("time_s")
+    if not isinstance(time_s, int | float):
+        raise RequestRefused(
+            f"{name} does not say what time it is",
+            remedy=f"compare the version of dtd on {name} with the coordinator's",
+        )
+    return float(time_s)

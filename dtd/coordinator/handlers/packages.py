@@ -1,7 +1,7 @@
-"""Operators bring the code of a task here, and workers are given it, piece by piece.
+"""Receives tasks' packages from operators, and sends them to workers, piece by piece.
 
-A worker asks for the next piece when it has the last, so nothing piles up however slow it is.  One
-that asks on and on and does not read is cut off: what it has not read is not answered yet.
+A worker asks for the next piece when it has the last, so nothing piles up however slow it is.  A
+worker that keeps asking without reading is disconnected: unread answers count as unanswered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.store.thread import StoreThread
-from dtd.coordinator.throttles import read_out
+from dtd.coordinator.throttles import Contain, read_out
 from dtd.errors import ErrorCode, ProtocolError, RequestRefused, TaskError
 from dtd.net.link import Link
 from dtd.packages.archives import Archives, InUse
@@ -38,6 +38,7 @@ class PackageCounter:
         in_use: tells which must not be forgotten; runs in the store's thread.
         store_thread: the store's.
         thread: where they are read and written.
+        contain: where an error ends that keeps a worker from being answered.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class PackageCounter:
         in_use: InUse,
         store_thread: StoreThread,
         thread: StoreThread,
+        contain: Contain,
     ) -> None:
         self._archives = archives
         self._in_use = in_use
         self._store_thread = store_thread
         self._thread = thread
+        self._contain = contain
         self._tasks: dict[asyncio.Task[None], Link] = {}
 
     async def put(self, request: m.PutPackage, piece: bytes) -> dict[str, Any]:
@@ -95,9 +98,13 @@ class PackageCounter:
         """
         if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
             raise ProtocolError(ErrorCode.REFUSED, f"{MAX_UNANSWERED} GET_PACKAGE are unanswered")
-        task = asyncio.create_task(self._serve(link, request))
+        task = asyncio.create_task(self._contained(link, request))
         self._tasks[task] = link
         task.add_done_callback(self._tasks.pop)
+
+    async def _contained(self, link: Link, request: m.GetPackage) -> None:
+        with self._contain("answering GET_PACKAGE", link):
+            await self._serve(link, request)
 
     async def _serve(self, link: Link, request: m.GetPackage) -> None:
         try:

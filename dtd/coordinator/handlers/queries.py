@@ -1,4 +1,4 @@
-"""What operators ask that changes nothing: status, jobs, logs, events, audit, checkpoints."""
+"""Operators' requests that change nothing: status, jobs, logs, events, audit, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dtd import __version__
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
+from dtd.coordinator.handlers.runs import compare_jobs
 from dtd.core.observe.status import EndedJob, status_of
 from dtd.core.trust.vouching import VERIFIED
 from dtd.wire import messages as m
@@ -16,7 +17,10 @@ from dtd.wire import messages as m
 QUESTIONS: Final = (
     m.GetStatus,
     m.GetFigures,
+    m.GetMetrics,
     m.ListJobs,
+    m.CompareJobs,
+    m.ListModels,
     m.ShowJob,
     m.ReadLogs,
     m.ReadEvents,
@@ -26,7 +30,7 @@ QUESTIONS: Final = (
 
 
 class Queries:
-    """Answers made of the membership's books and the store.
+    """Answers made of the membership's state and the store.
 
     Args:
         coordinator: the daemon that is asked about.
@@ -42,7 +46,7 @@ class Queries:
         self._news = asyncio.Event()
 
     def something_happened(self) -> None:
-        """Wake whoever follows events."""
+        """Wake the requests that follow events."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -55,13 +59,20 @@ class Queries:
         if isinstance(request, m.GetStatus):
             return self._status()
         if isinstance(request, m.GetFigures):
-            return self._figures()
+            return self._figures(request.job)
         store = self._coordinator.store
         in_store = self._coordinator.in_store
         if isinstance(request, m.ListJobs):
-            return {"jobs": await in_store(store.jobs)}
+            return {"jobs": await in_store(store.jobs, request.tag)}
+        if isinstance(request, m.ListModels):
+            return await self._coordinator.models.listed(request)
+        if isinstance(request, m.CompareJobs):
+            return await compare_jobs(self._coordinator, request)
         if isinstance(request, m.ShowJob):
             return await self._show(request.job)
+        if isinstance(request, m.GetMetrics):
+            await known_job(self._coordinator, request.job)
+            return await self._coordinator.history.answer(request)
         if isinstance(request, m.ReadLogs):
             await known_job(self._coordinator, request.job)
             lines = await self._coordinator.after_lines(store.lines, request.job, request.after)
@@ -86,7 +97,7 @@ class Queries:
         details = await self._coordinator.after_lines(store.job_details, job_id)
         found = await in_store(store.checkpoints, job_id)
         assert details is not None
-        active = self._coordinator.membership.books.job
+        active = self._coordinator.membership.cluster_with(job_id).job
         if active is not None and active.id == job_id:
             details |= {
                 "step": active.step,
@@ -99,20 +110,23 @@ class Queries:
     def _status(self) -> dict[str, Any]:
         coordinator = self._coordinator
         return status_of(
-            coordinator.membership.books,
+            coordinator.membership.cluster,
             explain=coordinator.membership.explain(),
             address=coordinator.address,
             uptime_s=time.monotonic() - coordinator.started_s,
             version=__version__,
             now=coordinator.now,
             last_job=self.last_job,
-            troubles=coordinator.troubles.listing(),
+            diagnostics=coordinator.diagnostics.listing(),
+            beside=coordinator.membership.beside(),
         )
 
-    def _figures(self) -> dict[str, Any]:
-        books = self._coordinator.membership.books
-        beats = {worker.name: worker.liveness.heartbeat for worker in books.workers.values()}
-        return self._coordinator.figures.answer(beats, books.run.roster)
+    def _figures(self, job_id: str) -> dict[str, Any]:
+        pools = self._coordinator.membership
+        cluster = pools.cluster_with(job_id) if job_id else pools.cluster
+        known = job_id or (cluster.job.id if cluster.job is not None else "")
+        beats = {worker.name: worker.liveness.heartbeat for worker in cluster.workers.values()}
+        return self._coordinator.figures.answer(beats, cluster.run.roster, job=known)
 
     async def _events(self, request: m.ReadEvents) -> dict[str, Any]:
         store = self._coordinator.store
@@ -124,7 +138,8 @@ class Queries:
             await news.wait()
 
     def _checkpoint(self, found: dict[str, Any], *, ticket: bool) -> dict[str, Any]:
-        worker = self._coordinator.membership.books.workers.get(found["worker"])
+        name = found["worker"]
+        worker = self._coordinator.membership.cluster_of(name).workers.get(name)
         alive = found["worker"] in self._coordinator.connected()
         path = PurePosixPath(found["directory"])
         folder, name = path.parent.name, path.name

@@ -1,8 +1,9 @@
-"""Renews certificates over the connections that were opened with them, and ends what was not.
+"""Renews certificates over their connections, and closes connections of expired ones.
 
 A connection does not outlive its certificate.  Workers are told when it is time, by the clock of
-the coordinator; dtdctl asks by itself.  Who has renewed over a connection goes on, everybody else
-is told to join again.  The coordinator's own certificate and its operator's are renewed here, too.
+the coordinator; dtdctl asks by itself.  A connection over which the certificate was renewed
+continues, any other is closed and its holder told to join again.  The coordinator's own certificate
+and its operator's are renewed here, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ import structlog
 
 from dtd.coordinator.control_port import ControlPort
 from dtd.coordinator.handlers.revocation import Evictions
-from dtd.coordinator.throttles import SingleAnswers, go_on
+from dtd.coordinator.throttles import Contain, Refusals, SingleAnswers, go_on
 from dtd.core.limits.rates import Pacing
 from dtd.errors import DtdError, ErrorCode, ProtocolError, RequestRefused
 from dtd.net.link import Link
@@ -41,14 +43,15 @@ RENEWALS_AT_ONCE: Final = 64.0
 
 
 class RenewalHandler:
-    """Answers RENEW, and watches how long everybody may stay.
+    """Answers RENEW, and closes connections whose certificates have expired.
 
     Args:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
         own_ends: told when the coordinator's own certificate ends, Unix seconds.
         workers: the connections of all registered workers.
-        evictions: puts those out who have not renewed when the authority was replaced.
+        evictions: evicts members that had not renewed when the authority was replaced.
+        contain: where an error ends that keeps a RENEW from being answered.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class RenewalHandler:
         own_ends: Callable[[float], None],
         workers: Callable[[], Iterable[Link]],
         evictions: Evictions,
+        contain: Contain,
     ) -> None:
         self._port = port
         self._in_store = in_store
@@ -65,8 +69,9 @@ class RenewalHandler:
         self._workers = workers
         self._evictions = evictions
         self._told: dict[Link, float] = {}
-        self._answers = SingleAnswers("a RENEW")
+        self._answers = SingleAnswers("a RENEW", contain)
         self._doubted = False
+        self._failures = Refusals()
         self._pacing = Pacing(rate_per_s=RENEWALS_PER_S, burst=RENEWALS_AT_ONCE)
 
     def ask(self, link: Link, request: m.Renew) -> None:
@@ -104,15 +109,21 @@ class RenewalHandler:
             if authority is not None:
                 self.look(authority)
                 if authority.signers.rotation is not None:
-                    await self.go_on(authority)
+                    await self._go_on_rotating(authority)
                 if authority.own.are_due():
                     await self._renew_own(authority)
                 if looks % TIME_KEPT_EVERY_LOOKS == 0:
                     await self._keep_time(authority)
             await asyncio.sleep(LOOK_S)
 
+    async def _go_on_rotating(self, authority: Authority) -> None:
+        try:
+            await self.go_on(authority)
+        except (DtdError, OSError) as error:
+            self._note_failure(error)
+
     async def go_on(self, authority: Authority, *, at_once: bool = False) -> list[str]:
-        """Take the next step in replacing the authority, if it is time; returns who is out.
+        """Take the next step in replacing the authority if it is due; returns who lost access.
 
         Raises:
             RequestRefused: `at_once`, and nothing is being replaced.
@@ -124,7 +135,7 @@ class RenewalHandler:
         )
         if not step.changed:
             return []
-        self._evictions.put_out(step.out, "is of an authority that was replaced")
+        self._evictions.put_out(step.out, "was issued by an authority that has been replaced")
         await self._in_store(authority.own.equip, self._port.coordinators)
         await self.authority_changed(authority)
         await self._evictions.tell_all()
@@ -132,7 +143,7 @@ class RenewalHandler:
         return sorted({f"{one.role}/{one.name}" for one in step.out})
 
     async def authority_changed(self, authority: Authority) -> None:
-        """Trust other authorities from now on, and tell everybody."""
+        """Trust other authorities from now on, and tell all members."""
         await self._port.use_new_certificate()
         self._own_ends(authority.own.server_expires_s())
         self._told = {}
@@ -145,7 +156,7 @@ class RenewalHandler:
         return authority.is_due(who)
 
     def look(self, authority: Authority) -> None:
-        """End the connections whose certificates have ended, and tell workers that it is time."""
+        """Close connections whose certificates have expired, and tell workers to renew."""
         now = asyncio.get_running_loop().time()
         workers = frozenset(self._workers())
         self._told = {link: when for link, when in self._told.items() if not link.closing}
@@ -174,13 +185,16 @@ class RenewalHandler:
             answer = await self._renew(link, request)
         except DtdError as error:
             answer = m.Renewed(reason=error.message)
+        except (OSError, sqlite3.Error) as error:
+            log.error("store_failed", error=str(error))
+            answer = m.Renewed(reason=f"the coordinator's disk failed: {error}")
         link.send(answer)
         await self._answers.answered(link)
 
     async def _renew(self, link: Link, request: m.Renew) -> m.Renewed:
         authority, who = self._port.authority, link.identity
         if authority is None or who is None:
-            raise RequestRefused("nothing was shown that could be renewed")
+            raise RequestRefused("the request shows no certificate that can be renewed")
         renewal: Renewal = await self._in_store(authority.admission.renew, who, request.request_pem)
         if renewal.certificate_pem:
             log.info("credential_renewed", role=who.role, name=who.name, host=link.peer_host())
@@ -197,18 +211,24 @@ class RenewalHandler:
             if await self._in_store(authority.own.renew_server):
                 await self._port.use_new_certificate()
                 self._own_ends(authority.own.server_expires_s())
-        except DtdError as error:
-            log.error("own_credential_not_renewed", error=error.message)
+        except (DtdError, OSError) as error:
+            self._note_failure(error)
 
     async def _keep_time(self, authority: Authority) -> None:
         try:
             off_s = await self._in_store(authority.keep_time)
-        except DtdError as error:
-            log.error("own_credential_not_renewed", error=error.message)
+        except (DtdError, OSError) as error:
+            self._note_failure(error)
             return
         if off_s and not self._doubted:
             log.warning("clock_doubted", off_s=round(off_s))
         self._doubted = bool(off_s)
+
+    def _note_failure(self, error: DtdError | OSError) -> None:
+        """The disk has failed: everything else continues, and the next check retries."""
+        message = getattr(error, "message", str(error))
+        if self._failures.note("", message, asyncio.get_running_loop().time()):
+            log.error("own_credential_not_renewed", error=message)
 
 
 def _phase(authority: Authority) -> str:

@@ -1,4 +1,4 @@
-"""What workers report of their jobs, within each worker's share, on its way to store and core.
+"""Passes workers' reports of their jobs to the store and the core, within each worker's quota.
 
 Lines of output are written in the store's last turn, a few at a time; what a worker sends beyond
 its share (`dtd.core.limits.quotas`) is left out, and said: in the output, as an event, as a figure.
@@ -36,7 +36,7 @@ class _Batch(NamedTuple):
 
 
 class Teller(Protocol):
-    """Whoever has operators told of what happens."""
+    """Reports incidents to operators."""
 
     def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
         """Something for an operator to read."""
@@ -44,7 +44,7 @@ class Teller(Protocol):
 
 
 class ReportHandler:
-    """Lets through what workers may report; belongs to the event loop.
+    """Passes reports that are within a worker's quota; belongs to the event loop.
 
     Args:
         quotas: each worker's share.
@@ -146,6 +146,6 @@ class ReportHandler:
                 del self._outputs[worker]
         for worker, counts in self._quotas.to_tell(self._clock()):
             what = " and ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-            why = f"{worker} reports more than its share: {what} were left out"
+            why = f"{worker} reports more than its quota: {what} were dropped"
             self._teller.incident("share_exceeded", why, worker=worker, **counts)
         self._watch()

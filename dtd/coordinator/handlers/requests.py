@@ -1,8 +1,8 @@
-"""The desk where operators are answered.
+"""Answers operators' requests.
 
 Requests on one connection are answered in order, one RESULT (or ERROR) each, and each when the
-answer before it has been read (`dtd.coordinator.throttles`).  What is asked is
-looked up by `questions`, what is to be done goes to `orders`; decisions are the core's.
+answer before it has been read (`dtd.coordinator.throttles`).  `Queries` answers requests that
+change nothing, `Commands` performs the others; the core decides.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from typing import Any, Final
 
 import msgpack
 
+from dtd.coordinator.audit_log import Caller
 from dtd.coordinator.handlers.access import AccessRequest
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.coordinator.handlers.commands import Commands, Order
+from dtd.coordinator.handlers.profiles import Profiles
 from dtd.coordinator.handlers.queries import QUESTIONS, Queries
+from dtd.coordinator.handlers.runs import annotate_job
+from dtd.coordinator.models.registry import ModelRequest
 from dtd.coordinator.throttles import Turns, read_out
 from dtd.core.membership.records import Job
 from dtd.core.observe.status import EndedJob
@@ -27,6 +31,7 @@ from dtd.net.link import Link
 from dtd.wire import messages as m
 
 Request = tuple[m.Message, bytes]
+SweepRequest = m.BeginSweep | m.ShowSweep | m.CancelSweep | m.ListSweeps
 
 CTL_REQUESTS: Final = tuple(m.from_opener(m.Role.CTL) - {m.Error, m.Goodbye, m.Renew})
 MAX_PENDING_REQUESTS: Final = 64
@@ -46,6 +51,7 @@ class RequestHandler:
         self._coordinator = coordinator
         self._questions = Queries(coordinator, last_job=last_job)
         self._orders = Commands(coordinator)
+        self._profiles = Profiles(coordinator)
         self._turns = Turns()
         self._pending: dict[Link, asyncio.Queue[Request]] = {}
         self._pending_bytes: dict[Link, int] = {}
@@ -82,13 +88,29 @@ class RequestHandler:
             task.cancel()
 
     def job_ended(self, ended: Job) -> None:
-        """Wake whoever waits for the job."""
+        """Wake the requests that wait for the job."""
         self._questions.last_job = EndedJob(job=ended, ended_s=time.time())
         self._orders.job_ended(ended)
 
     def something_happened(self) -> None:
-        """Wake whoever follows events."""
+        """Wake the requests that follow events."""
         self._questions.something_happened()
+
+    async def carry_out(
+        self, caller: Caller, request: m.Message, payload: bytes = b""
+    ) -> dict[str, Any]:
+        """Do what somebody asks who may ask it, and enter it if it changes something.
+
+        Raises:
+            DtdError: it cannot be done.
+        """
+        return await self._coordinator.audit.around(
+            caller,
+            request,
+            functools.partial(self._answer, caller, request, payload),
+            payload_bytes=len(payload),
+            told=dict,
+        )
 
     async def _contained(self, link: Link, requests: asyncio.Queue[Request]) -> None:
         with self._coordinator.containment.around("answering a request", link):
@@ -102,13 +124,7 @@ class RequestHandler:
             self._pending_bytes[link] -= len(payload)
             try:
                 async with self._turns.turn(link, request):
-                    answer = await self._coordinator.audit.around(
-                        link,
-                        request,
-                        functools.partial(self._answer, request, payload),
-                        payload_bytes=len(payload),
-                        told=dict,
-                    )
+                    answer = await self.carry_out(link, request, payload)
                     due = self._coordinator.renewals.is_due(link)
                     link.send(m.Result(renew=due), msgpack.packb(answer, use_bin_type=True))
                     del answer
@@ -116,12 +132,12 @@ class RequestHandler:
             except DtdError as error:
                 link.fail(ProtocolError(ErrorCode.REFUSED, error.message, remedy=error.remedy))
                 return
-            except sqlite3.Error as error:
-                why = f"the coordinator's store fails: {error}"
-                link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="look after its disk"))
+            except (OSError, sqlite3.Error) as error:
+                why = f"the coordinator's store failed: {error}"
+                link.fail(ProtocolError(ErrorCode.REFUSED, why, remedy="check its disk"))
                 return
 
-    async def _answer(self, request: m.Message, payload: bytes) -> dict[str, Any]:
+    async def _answer(self, caller: Caller, request: m.Message, payload: bytes) -> dict[str, Any]:
         if isinstance(request, m.PutPackage):
             return await self._coordinator.counter(request).put(request, payload)
         if isinstance(request, QUESTIONS):
@@ -130,7 +146,42 @@ class RequestHandler:
             return await self._coordinator.access.answer(request)
         if isinstance(request, m.Examine):
             return await self._coordinator.measurement_broker.examine(request)
+        if isinstance(request, m.OpenWeb):
+            return await self._coordinator.web.open(caller)
+        if isinstance(request, m.Profile):
+            return await self._profiles.profile(request)
         if isinstance(request, m.Delete):
             return await self._coordinator.deletions.delete(request)
+        if isinstance(request, ModelRequest):
+            return await self._coordinator.models.carry_out(request, _named(caller))
+        if isinstance(request, SweepRequest):
+            return await self._answer_sweep(request)
+        if isinstance(request, m.AnnotateJob):
+            return await annotate_job(self._coordinator, request)
         assert isinstance(request, Order)
         return await self._orders.carry_out(request)
+
+    async def submit(self, request: m.SubmitJob) -> dict[str, Any]:
+        """Submit a job for the coordinator itself.
+
+        Raises:
+            DtdError: it cannot be done, or the job is not valid.
+        """
+        return await self._orders.carry_out(request)
+
+    async def _answer_sweep(self, request: SweepRequest) -> dict[str, Any]:
+        sweeps = self._coordinator.sweeps
+        if isinstance(request, m.BeginSweep):
+            await self._coordinator.packages.check(request.package)
+            return await sweeps.begin(request)
+        if isinstance(request, m.CancelSweep):
+            return await sweeps.cancel(request.sweep)
+        if isinstance(request, m.ShowSweep):
+            return await sweeps.show(request.sweep)
+        return await sweeps.listing()
+
+
+def _named(caller: Caller) -> str:
+    """Who asks, as the audit log calls them."""
+    who = caller.identity
+    return f"{who.role}/{who.name}" if who is not None else ""

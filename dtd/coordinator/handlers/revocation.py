@@ -1,4 +1,4 @@
-"""What follows when credentials count no more, and how workers remember what was revoked."""
+"""The effects of revoking credentials, and how workers remember revocations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from dtd.coordinator.control_port import ControlPort
-from dtd.coordinator.throttles import SingleAnswers, go_on
+from dtd.coordinator.throttles import Contain, SingleAnswers, go_on
 from dtd.core.limits.rates import Pacing
 from dtd.core.membership.events import Event, Revoked
 from dtd.errors import DtdError
@@ -19,17 +19,16 @@ from dtd.security.credential_book import IssuedRecord
 from dtd.security.identity import WORKER
 from dtd.wire import messages as m
 
-# --- what follows when credentials count no more: connections end, and workers are evicted -----
-#
-# Everything happens before anything else can, so that nobody whose credential was taken back is in
-# the next generation.
+# --- the effects of a revocation: connections are closed, and workers are evicted --------------
+# All of this happens in one turn of the event loop, so that no member whose credential was revoked
+# is in the next generation.
 
 
 log = structlog.get_logger()
 
 
 class Evictions:
-    """Puts those out whose credentials were taken back.
+    """Evicts members whose credentials were revoked.
 
     Args:
         port: ends the connections.
@@ -55,7 +54,7 @@ class Evictions:
         self._in_store = in_store
 
     def put_out(self, revoked: Iterable[IssuedRecord], how: str = "was revoked") -> list[str]:
-        """End all that these certificates have opened; returns the workers that were evicted."""
+        """Close all connections of these certificates; returns the workers that were evicted."""
         evicted = []
         for one in revoked:
             why = f"the credential {one.role}/{one.name} ({one.serial}) {how}"
@@ -75,10 +74,10 @@ class Evictions:
                 link.send(m.Revocations(), document)
 
 
-# --- has workers remember what was revoked, for a coordinator that is restored from a backup ---
-#
-# Each worker says what it remembers when it has registered, is told what is known here, and told
-# anew at each revocation.  What it knows and this coordinator does not is revoked here, too.
+# --- has workers remember revocations, for a coordinator that is restored from a backup --------
+# Each worker reports the revocations that it remembers when it has registered, and receives the
+# current list then and after each revocation.  Revocations that only the worker knows are applied
+# here, too.
 
 
 LISTS_PER_S: Final = 2.0
@@ -87,12 +86,13 @@ LISTS_AT_ONCE: Final = 128.0
 
 
 class RevocationHandler:
-    """Tells workers what was revoked, and hears what they remember.
+    """Sends revocations to workers, and receives those that they remember.
 
     Args:
         port: the control port, with the authority.
         in_store: runs a blocking function in the thread where all writing is done.
-        evictions: puts those out who turn out to be revoked.
+        evictions: evicts members that turn out to be revoked.
+        contain: where an error ends that keeps a list from being answered.
     """
 
     def __init__(
@@ -100,11 +100,12 @@ class RevocationHandler:
         port: ControlPort,
         in_store: Callable[..., Awaitable[Any]],
         evictions: Evictions,
+        contain: Contain,
     ) -> None:
         self._port = port
         self._in_store = in_store
         self._evictions = evictions
-        self._answers = SingleAnswers("a REVOCATIONS")
+        self._answers = SingleAnswers("a REVOCATIONS", contain)
         self._begun: set[asyncio.Task[None]] = set()
         self._pacing = Pacing(rate_per_s=LISTS_PER_S, burst=LISTS_AT_ONCE)
 
@@ -138,7 +139,7 @@ class RevocationHandler:
         await self._answers.answered(link)
 
     async def _merge(self, link: Link, authority: Authority, document: bytes) -> None:
-        """What is not believed is no reason to send a worker away: it may be of another cluster."""
+        """A refused list is no reason to reject a worker: it may be from another cluster."""
         known = await self._in_store(authority.revocations)
         revoked: list[IssuedRecord] = []
         if document and document.partition(b"\n")[2] != known.partition(b"\n")[2]:

@@ -1,1 +1,1 @@
-"""What the coordinator must not forget: its SQLite file, backup and restore."""
+"""The coordinator's durable state: its SQLite file, backup and restore."""

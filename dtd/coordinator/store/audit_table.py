@@ -1,4 +1,4 @@
-"""The audit log as the store's file holds it: entries are added, the oldest of too many removed.
+"""The audit log in the store's file: entries are appended, and the oldest removed beyond a limit.
 
 No entry is ever changed.  Each has the hash of the one before it (`dtd.core.trust.audit`), and what
 is removed is said by an entry.  The newest entry is read anew each time, since `dtd-coordinator

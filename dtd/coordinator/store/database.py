@@ -19,7 +19,6 @@ from typing import IO, Final
 from dtd.durable import make_directory
 from dtd.errors import ConfigError
 
-SCHEMA_VERSION: Final = 5
 FILE_NAME: Final = "coordinator.sqlite3"
 LOCK_NAME: Final = "lock"
 LOG_PAGES: Final = 1000
@@ -67,6 +66,33 @@ CREATE TABLE audit (
     skipped INTEGER NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL
 );
 """
+_PARTS: Final = "ALTER TABLE checkpoints ADD COLUMN part TEXT NOT NULL DEFAULT '[]';"
+_NOTES: Final = """
+CREATE TABLE notes (job TEXT PRIMARY KEY, tags TEXT NOT NULL, note TEXT NOT NULL);
+"""
+_MODELS: Final = """
+CREATE TABLE models (
+    name TEXT NOT NULL, number INTEGER NOT NULL, id TEXT UNIQUE NOT NULL, record TEXT NOT NULL,
+    files TEXT NOT NULL, copies INTEGER NOT NULL, card TEXT NOT NULL, deleted_s REAL,
+    PRIMARY KEY (name, number)
+);
+CREATE TABLE model_aliases (
+    name TEXT NOT NULL, alias TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (name, alias)
+);
+CREATE TABLE model_copies (
+    id TEXT NOT NULL, worker TEXT NOT NULL, PRIMARY KEY (id, worker)
+);
+"""
+_SWEEPS: Final = """
+CREATE TABLE sweeps (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, spec TEXT NOT NULL, package TEXT NOT NULL,
+    state TEXT NOT NULL, reason TEXT NOT NULL, began_s REAL NOT NULL, ended_s REAL
+);
+CREATE TABLE trials (
+    sweep INTEGER NOT NULL, number INTEGER NOT NULL, job TEXT NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (sweep, number)
+);
+"""
 # What leads from the schema of a file to the next one; a new file takes all the steps.
 STEPS: Final = (
     _FIRST_SCHEMA,
@@ -74,7 +100,12 @@ STEPS: Final = (
     _IDENTITY,
     _DELETED,
     _AUDIT,
+    _PARTS,
+    _NOTES,
+    _MODELS,
+    _SWEEPS,
 )
+SCHEMA_VERSION: Final = len(STEPS)
 
 
 class Database:

@@ -1,4 +1,4 @@
-"""Jobs as the store's file holds them: JSON, read with the defaults of what it does not have.
+"""Jobs as JSON in the store's file; fields that are missing have their defaults.
 
 Pure.  A file may come from an older or a newer dtd: fields that it lacks have their defaults, those
 that are not known here are passed over.
@@ -7,7 +7,7 @@ that are not known here are passed over.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Final
 
 from dtd import job as jobs
 from dtd.core.membership.records import Job
@@ -15,22 +15,25 @@ from dtd.core.membership.transitions import JobState
 from dtd.core.observe.figures import finite
 from dtd.errors import JobSpecError
 
+_STORED: Final = {field.name: field for field in fields(Job) if field.init}
+"""What is not read from the specification again."""
+
 
 def job_body(job: Job) -> dict[str, Any]:
     """A job as JSON can hold it; a snapshot, safe to hand to another thread.
 
     A loss that is not finite is null: not every SQLite and no other reader takes NaN for JSON.
     """
-    body = {field.name: getattr(job, field.name) for field in fields(Job)}
+    body = {name: getattr(job, name) for name in _STORED}
     return {**{name: finite(value) for name, value in body.items()}, "state": job.state.value}
 
 
 def job_from_body(body: dict[str, Any]) -> Job:
     """The job that `job_body` was made of."""
-    known = {field.name: body[field.name] for field in fields(Job) if field.name in body}
-    for field in fields(Job):
-        if field.name in known and isinstance(field.default, tuple):
-            known[field.name] = tuple(known[field.name])
+    known = {name: body[name] for name in _STORED if name in body}
+    for name, field in _STORED.items():
+        if name in known and isinstance(field.default, tuple):
+            known[name] = tuple(known[name])
     return Job(**{**known, "state": JobState(body["state"])})
 
 
@@ -55,7 +58,7 @@ def job_row(
         "id": job.id,
         "name": job.name,
         "identity": job.identity,
-        "task": job.spec["job"]["task"],
+        "task": job.terms.task,
         "state": job.state.value,
         "submitted_s": submitted_s,
         "started_s": started_s,
@@ -77,7 +80,9 @@ def job_details(body: dict[str, Any]) -> dict[str, Any]:
         "from_job": job.from_job,
         "from_step": job.from_step,
         "from_mode": job.from_mode,
+        "from_newest": job.from_newest,
         "weights": job.weights,
+        "strict": job.strict,
         "epoch": job.epoch,
         "world_size": job.world_size,
         "workers": list(job.roster),
@@ -87,4 +92,5 @@ def job_details(body: dict[str, Any]) -> dict[str, Any]:
         "dataset_rows": job.dataset_rows,
         "dataset_fingerprint": job.dataset_fingerprint,
         "task_digest": job.task_digest,
+        "environment": job.environment,
     }

@@ -1,4 +1,4 @@
-"""A backup becomes a state directory, of a later epoch than the one that it was made of.
+"""Restores a backup into a state directory, with a later epoch than the original store.
 
 Workers follow the highest epoch that they have seen, so the coordinator that the backup was taken
 from cannot take them back when it returns.  Restore a backup once: two copies would be equals.

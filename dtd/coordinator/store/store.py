@@ -1,4 +1,4 @@
-"""What the coordinator must not forget: a small SQLite file in its state directory.
+"""The coordinator's durable state: a small SQLite file in its state directory.
 
 Jobs with their results, incidents, what jobs printed, checkpoints.  Every method blocks and belongs
 in the store's own thread (`dtd.coordinator.store.thread`).  Jobs and checkpoints are synced to the
@@ -15,9 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from dtd.coordinator.store.annotations import Annotations
 from dtd.coordinator.store.audit_table import AuditTable
 from dtd.coordinator.store.database import Database
+from dtd.coordinator.store.models import Models
 from dtd.coordinator.store.records import completed, job_details, job_from_body, job_row
+from dtd.coordinator.store.sweep_tables import SweepTables
 from dtd.core.membership.branches import is_left, remembered
 from dtd.core.membership.events import Incident
 from dtd.core.membership.records import Job
@@ -26,6 +29,7 @@ from dtd.core.observe.figures import PAGE_ROWS, finite, page
 from dtd.core.observe.status import EndedJob
 from dtd.core.trust import vouching
 from dtd.job.differences import differing
+from dtd.job.terms import terms_of
 from dtd.wire import messages as m
 
 MAX_EVENTS: Final = 100_000
@@ -46,6 +50,9 @@ class Store:
 
     Attributes:
         audit: who did what.
+        sweeps: sweeps and their trials.
+        annotations: tags and notes of jobs.
+        models: registered models.
 
     Raises:
         ConfigError: the directory cannot be used, or another coordinator uses it.
@@ -54,6 +61,9 @@ class Store:
     def __init__(self, state_dir: Path) -> None:
         self._database = Database(state_dir)
         self.audit = AuditTable(self._database)
+        self.sweeps = SweepTables(self._database)
+        self.annotations = Annotations(self._database)
+        self.models = Models(self._database)
         self._epoch = self.identity()[1]
 
     def close(self) -> None:
@@ -109,8 +119,9 @@ class Store:
         return [(number, completed(job)) for number, job in jobs if job.state not in ENDED]
 
     def packages_in_use(self) -> set[str]:
-        """Digests of the packages that jobs need which have not ended."""
-        return {job.package for _, job in self.unfinished_jobs() if job.package}
+        """Digests of the packages of jobs and sweeps that have not ended, and of models."""
+        running = {job.package for _, job in self.unfinished_jobs() if job.package}
+        return running | self.sweeps.packages_in_use() | self.models.packages()
 
     def weights_in_use(self) -> set[str]:
         """Digests of the files of weights that jobs begin with which have not ended."""
@@ -128,14 +139,19 @@ class Store:
             return EndedJob(job=job_from_body(json.loads(body)), ended_s=ended_s)
         return None
 
-    def jobs(self) -> list[dict[str, Any]]:
-        """The newest jobs, newest first, as `dtdctl jobs` shows them."""
-        query = "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE deleted_s IS NULL"
-        rows = self._database.read(query + " ORDER BY number DESC LIMIT ?", PAGE_ROWS)
+    def jobs(self, tag: str = "") -> list[dict[str, Any]]:
+        """The newest jobs, newest first, as `dtdctl jobs` shows them; all, or those with a tag."""
+        query = (
+            "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE deleted_s IS NULL"
+            " AND (? = '' OR id IN (SELECT job FROM notes, json_each(notes.tags) AS one"
+            " WHERE one.value = ?)) ORDER BY number DESC LIMIT ?"
+        )
+        rows = self._database.read(query, tag, tag, PAGE_ROWS)
         found = [(json.loads(body), times) for body, *times in map(tuple, rows)]
         unlike = differing([body["spec"] for body, _ in found])
+        notes, none = self.annotations.all(), {"tags": [], "note": ""}
         listed = (
-            {**job_row(body, *times), "settings": differ}
+            {**job_row(body, *times), "settings": differ, **notes.get(body["id"], none)}
             for (body, times), differ in zip(found, unlike, strict=True)
         )
         return page(listed, most_bytes=LIST_BYTES)
@@ -154,6 +170,7 @@ class Store:
             return {
                 **job_row(body, *times),
                 **job_details(body),
+                **self.annotations.of(job_id),
                 "incidents": self._incidents_of(job_id),
                 "lines": self._lines_of(job_id),
             }
@@ -227,7 +244,7 @@ class Store:
         """Add a worker's checkpoint and forget those that it does not keep any more."""
         with self._database.transaction(synced=True) as cursor:
             cursor.execute(
-                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     saved.job,
                     saved.generation,
@@ -237,6 +254,7 @@ class Store:
                     saved.directory,
                     saved.digest,
                     json.dumps(finite(saved.metrics)),
+                    json.dumps(saved.part),
                 ),
             )
             query = "SELECT rowid, directory FROM checkpoints WHERE job = ? AND worker = ?"
@@ -247,7 +265,8 @@ class Store:
     def checkpoints(self, job: str) -> list[dict[str, Any]]:
         """Known checkpoints of one job, or of all, newest first.
 
-        With each, whether it is what all ranks agreed on, and whether the job has left it behind.
+        With each, whether it is what all ranks agreed on, and whether the job has left it behind;
+        and which part of it the worker has, if the state is sharded, as in CHECKPOINT_SAVED.
         """
         query = (
             "SELECT * FROM checkpoints WHERE ? IN ('', job)"
@@ -259,9 +278,12 @@ class Store:
         for one in found:
             body, key = bodies[one["job"]], (one["generation"], one["step"])
             one["metrics"] = finite(json.loads(one["metrics"]))
+            one["part"] = json.loads(one["part"])
             one["left_behind"] = is_left(key, remembered(body.get("branches", ())))
             confirmed = vouching.remembered(body.get("agreed", ()))
-            one["confirmation"] = vouching.verdict(confirmed, key, one["digest"])
+            one["confirmation"] = vouching.verdict(
+                confirmed, key, one["digest"], sharded=terms_of(body.get("spec", {})).sharded
+            )
         return found
 
     def _body(self, job_id: str) -> dict[str, Any]:
@@ -283,6 +305,7 @@ class Store:
         with self._database.transaction(synced=True) as cursor:
             cursor.execute("UPDATE jobs SET deleted_s = ? WHERE id = ?", (time.time(), job_id))
             cursor.execute("DELETE FROM logs WHERE job = ?", (job_id,))
+            cursor.execute("DELETE FROM notes WHERE job = ?", (job_id,))
 
     def doom(self, job_id: str, identity: str, step: int) -> list[dict[str, Any]]:
         """Take a job's checkpoints, with `step` those of that step, from the known to the doomed.

@@ -1,9 +1,9 @@
 """The thread that all blocking calls to the store run in, one at a time, urgent ones first.
 
-A generation waits for its job to be written down, and whoever takes a credential back must not
-wait either; incidents and what operators read wait for that, and what there is most of, printed
-lines and whoever is not known yet, waits for everything.  Within each of these the order is that of
-asking; whoever asks for the last kind bounds how much of it waits.
+Writing a job (for which a generation waits) and revoking a credential come first, then incidents
+and operators' reads, then printed lines and requests of unauthenticated callers, which are the most
+numerous.  Within each class calls run in the order of submission; callers of the last class bound
+how many of them wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOW_S: Final = 2.0
 
 
 class Turn(enum.IntEnum):
-    """Whose turn it is before whose."""
+    """Priority classes, the most urgent first."""
 
     URGENT = 0
     ORDINARY = 1
@@ -86,7 +86,7 @@ class StoreThread:
         future.add_done_callback(self._tell_failure)
 
     def complaint(self) -> str:
-        """Why the disk is not to be relied on; empty when it is."""
+        """Why the disk is unreliable; empty when it is not."""
         begun_s = self._begun_s
         lasts_s = 0.0 if begun_s is None else time.monotonic() - begun_s
         return self.failure or (f"one write lasts over {SLOW_S:g} s" if lasts_s > SLOW_S else "")

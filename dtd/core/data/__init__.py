@@ -1,1 +1,1 @@
-"""Which rows a step trains on, and the ledger of those that were used."""
+"""Selection of the rows of a step, and the ledger of the rows used."""

@@ -1,8 +1,8 @@
 """The ledger of committed rows: was every row of an epoch used exactly once?
 
-One bit a place of the epoch's order for the epoch at hand, and counts over the whole job.  What was
-planned is entered by place; where other rows than those of the plan went through the model, which
-`dtd.train.data.used_rows` finds out, the counts are amended.  The ledger is part of the training
+One bit for each place of the current epoch's order, and counts over the whole job.  Planned rows
+are entered by place; where other rows than planned went through the model, which
+`dtd.train.data.used_rows` detects, the counts are corrected.  The ledger is part of the training
 state, so it survives whatever the state survives.  Pure.
 """
 
@@ -14,18 +14,18 @@ from typing import Any
 
 
 class Ledger:
-    """Which rows were committed.
+    """The record of committed rows.
 
     Args:
         length: rows of the dataset.
 
     Attributes:
         length: rows of the dataset.
-        epoch: the one at hand.
-        committed: rows of it that are entered.
+        epoch: the current epoch.
+        committed: rows of that epoch that have been entered.
         rows_repeated: rows that were used twice in an epoch.
         rows_missing: rows that a complete epoch left out.
-        seed: whose order of the epoch at hand the places are of; None if nobody noted it.
+        seed: the seed of the order to which the places refer; None if it was not recorded.
     """
 
     def __init__(self, length: int) -> None:
@@ -38,7 +38,7 @@ class Ledger:
         self._bits = bytearray(-(-length // 8))
 
     def commit(self, epoch: int, rows: Iterable[int]) -> None:
-        """Enter the rows of a committed step; a later epoch closes the one before."""
+        """Enter the rows of a committed step; rows of a later epoch close the current one."""
         if epoch != self.epoch:
             self.close_epoch()
             self.epoch = epoch
@@ -53,12 +53,12 @@ class Ledger:
             self.close_epoch()
 
     def amend(self, *, missing: int, repeated: int) -> None:
-        """Other rows were used than those entered: so many were not, and so many in their place."""
+        """Correct the counts: some entered rows were not used, and others were used instead."""
         self.rows_missing += missing
         self.rows_repeated += repeated
 
     def close_epoch(self) -> None:
-        """Count what the epoch at hand left out, and begin an empty page."""
+        """Count the rows that the current epoch left out, and begin an empty record."""
         if self.committed:
             self.rows_missing += self.length - self.committed
         self.epoch += 1

@@ -1,4 +1,4 @@
-"""Which rows a step trains on: a pure function of (seed, epoch, offset), equal on every worker.
+"""The rows of a step: a pure function of (seed, epoch, offset), equal on every worker.
 
 Every epoch visits each row exactly once in an order of its own, and the order does not depend on
 how many workers there are: a step takes the next `global_batch_size` rows of it and each rank a
@@ -9,9 +9,9 @@ billion rows costs no memory.  It is the generalised Feistel cipher over `left_s
 values with cycle walking from J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains",
 CT-RSA 2002 (methods 2 and 3).  The round function is the finaliser of SplitMix64 (G. Steele,
 D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).  It shuffles; it
-keeps no secrets.
+is not meant to be secure.
 
-This file must not read data or know about ranks' progress.  It says what the order is, for one
+This file must not read data or depend on ranks' progress.  It defines the order, for one
 place; `dtd.train.data.sampling` computes it for many at once, and `dtd.train.plan` asks for them.
 """
 
@@ -25,14 +25,14 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _ROUND_PAIRS = 3
 _SHORT, _SHORT_ROUND_PAIRS = 256, 6
-"""Below this length six rounds would prefer some orders visibly; above, it is twice as fast."""
+"""Below this length six rounds would visibly prefer some orders; above, they are twice as fast."""
 _PROBE_EPOCH = -1
 """No training epoch has this number, so probing and training draw different rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where training stands: `offset` rows of epoch `epoch` are used; always offset < length."""
+    """A position in the data: `offset` rows of epoch `epoch` are used; always offset < length."""
 
     epoch: int
     offset: int
@@ -74,7 +74,7 @@ def steps_per_epoch(length: int, global_batch_size: int) -> int:
 
 
 def position_of_step(step: int, *, global_batch_size: int, length: int) -> Position:
-    """Position at which step `step` (0-based, counted from the start of the job) begins."""
+    """The position at which step `step` (0-based, counted from the start of the job) begins."""
     epoch, step_in_epoch = divmod(step, steps_per_epoch(length, global_batch_size))
     return Position(epoch, step_in_epoch * global_batch_size)
 
@@ -87,7 +87,7 @@ def probe_rows(seed: int, length: int, count: int = 16) -> list[int]:
 
 
 def row_key(seed: int, epoch: int, row: int) -> int:
-    """64 bits that key every random draw made for this row in this epoch, on whatever rank."""
+    """A 64-bit key for every random draw made for this row in this epoch, on any rank."""
     return _absorb(seed, epoch, row)
 
 

@@ -1,1 +1,1 @@
-"""What decides in a training thread: which state is live, which is prepared, what comes next."""
+"""Decisions of a training thread: the live state, the prepared step, and what comes next."""

@@ -1,9 +1,9 @@
-"""What is due before and after a step, beside the step itself.
+"""The work that is due before and after a step, beside the step itself.
 
-All of it is a function of what every rank knows alike, so all ranks exchange the same words in the
-same order.  An evaluation and the agreement on a digest belong to the step that follows the state
-they are about; what is to be saved is agreed on before it is evaluated, since a task's metrics may
-fail.  Pure.
+It is a function of values that are equal on all ranks, so all ranks exchange the same words in the
+same order. An evaluation, and the agreement on a digest, belong to the step after the state that
+they concern. A state that is to be saved is agreed on before it is evaluated, since a task's
+metrics may fail. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dtd.core.engine.control_word import ControlWord, Ending, Flags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeStep:
-    """What is due once the step after the live state is open, in this order.
+    """The work that is due once the step after the live state is open, in this order.
 
     Attributes:
-        agree: compare the digest of the live state with all ranks'.
-        catch_up: save the agreed state if it should have been saved and was not.
-        greet: the generation has begun: all members hold the same state.
+        agree: compare the live state's digest across all ranks.
+        catch_up: save the agreed state if a due save was missed.
+        greet: report that the generation has begun and all members hold the same state.
         evaluate: evaluate the live state.
         finish: no step follows: end the job here.
     """
@@ -33,12 +33,12 @@ class BeforeStep:
 
 
 def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) -> BeforeStep:
-    """What is due before a step.
+    """Return the work that is due before a step.
 
     Args:
-        met: the members of the generation have agreed on their state already.
+        met: the members of the generation have already agreed on their state.
         last: no step follows the live state.
-        evaluates: the live state is to be evaluated.
+        evaluates: the live state is due for evaluation.
         awaits_digest: the live state is to be saved, and its digest has not been compared yet.
     """
     return BeforeStep(
@@ -52,13 +52,13 @@ def before_step(*, met: bool, last: bool, evaluates: bool, awaits_digest: bool) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterStep:
-    """What is due after a commit.
+    """The work that is due after a commit.
 
     Attributes:
-        checkpoint: take the state's digest, and write it where this rank is a writer.
+        checkpoint: take the state's digest, and write the state if this rank is a writer.
         waits: an earlier checkpoint is finished first, however long it takes.
         digest: take the state's digest to compare it, without saving.
-        ending: how the generation ends with this step; None if it goes on.
+        ending: how the generation ends with this step; None if it continues.
         agree: compare digests once more before it ends.
     """
 
@@ -79,10 +79,10 @@ def after_commit(
     last step, which has its own end.
 
     Args:
-        word: of the committed step.
-        flags: what this rank said in it.
-        checkpoint_due: by the step's number.
-        digest_due: by the step's number.
+        word: the control word of the committed step.
+        flags: this rank's flags in it.
+        checkpoint_due: due by the step's number.
+        digest_due: due by the step's number.
         last: no step follows.
     """
     ends = word.stop or word.leave

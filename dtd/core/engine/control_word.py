@@ -1,20 +1,20 @@
 """The control word: the few in-band bytes that end every step (two-phase commit in band).
 
 A rank offers its entry only after all buckets of the step are averaged, so a complete control word
-proves that every rank has *prepared* the step; it is committed if nobody vetoes.  Entries go once
-round the ring and every rank reduces the same list in rank order, so all reach the same verdict.
-What must be summed (losses, weights, presence of gradients) is not here but in the step's last
-bucket (`dtd.strategy.scalars`).  Pure; the layout is in protocol.md, "Control word".
+proves that every rank has *prepared* the step; it is committed if no rank vetoes.  Entries go
+once around the ring and every rank reduces the same list in rank order, so all reach the same
+verdict.  Values to be summed (losses, weights, presence of gradients) are in the step's last bucket
+(`dtd.strategy.scalars`).  Pure; the layout is in protocol.md, "Control word".
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
-from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
+from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError, UnreadableWord
 
 FORMAT: Final = 1
 DIGEST_BYTES: Final = 16
@@ -29,11 +29,13 @@ YIELD: Final = 0x20
 _KNOWN: Final = VOTE | CHECKPOINT | STOP | LEAVE | YIELD
 
 
+T = TypeVar("T")
+
 Ending = Literal["stopped", "left", "yielded"]
 
 
 class Flags(NamedTuple):
-    """What a rank is asked for while a generation runs, and says in its next control word.
+    """Requests to a rank while a generation runs, which its next control word states.
 
     Attributes:
         checkpoint: a checkpoint after the step.
@@ -48,9 +50,9 @@ class Flags(NamedTuple):
     yield_: bool = False
 
     def asked(self, *, stop: bool, leave: bool) -> Flags:
-        """One more FREEZE at a step boundary: what was asked before stays asked.
+        """Add the requests of another FREEZE at a step boundary; earlier requests remain.
 
-        Nothing takes back a FREEZE.  A worker that leaves while the job is being cancelled has the
+        A FREEZE is never revoked.  A worker that leaves while the job is being cancelled has the
         coordinator send a second one without `stop`; were that to replace the first, the job would
         end without its last checkpoint.
         """
@@ -61,16 +63,16 @@ class Flags(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEntry:
-    """What one rank says at the end of a step.
+    """One rank's entry at the end of a step.
 
     Attributes:
         vote: its buckets are averaged and it is ready to commit.
-        checkpoint: it asks for a checkpoint after this step.
-        stop: it asks that the job ends after this step.
+        checkpoint: it requests a checkpoint after this step.
+        stop: it requests the end of the job after this step.
         leave: it will leave after this step.
-        yield_: it asks that the generation ends after this step.
+        yield_: it requests the end of the generation after this step.
         digest_step: step after which `digest` was taken, NO_DIGEST_STEP for none.
-        digest: 16 bytes over parameters, buffers and optimizer state.
+        digest: 16-byte hash of parameters, buffers and optimizer state.
     """
 
     vote: bool = True
@@ -95,14 +97,14 @@ class ControlWord:
 
     Attributes:
         commit: every rank voted for it and no digests differ.
-        checkpoint: some rank asks for a checkpoint.
-        stop: some rank asks that the job ends.
+        checkpoint: some rank requests a checkpoint.
+        stop: some rank requests the end of the job.
         leave: some rank leaves.
-        yield_: some rank asks that the generation ends.
+        yield_: some rank requests the end of the generation.
         digest_step: step of the digests that were compared, NO_DIGEST_STEP for none.
         digest_agreed: the digests are equal; None when there was none to compare.
         dissenters: ranks whose digest is not the most common one.
-        majority: more than half of those who vote have the most common one.
+        majority: more than half of the voters have the most common one.
     """
 
     commit: bool
@@ -116,9 +118,9 @@ class ControlWord:
     majority: bool
 
     def ending(self, flags: Flags) -> Ending | None:
-        """How the generation ends after this step, if it does, for the rank that said `flags`.
+        """How the generation ends after this step, if it does, for the rank with these `flags`.
 
-        A stop comes first: the job is over, whoever wanted to leave it.
+        A stop takes precedence: the job is over for leaving ranks, too.
         """
         if self.stop:
             return "stopped"
@@ -129,11 +131,11 @@ class ControlWord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Ranks' digests against one another.
+    """The result of comparing the ranks' digests.
 
     Attributes:
-        dissenters: ranks that have not the most common one; empty if all have the same.
-        majority: more than half of those who vote have the most common one.
+        dissenters: ranks without the most common one; empty if all have the same.
+        majority: more than half of the voters have the most common one.
     """
 
     dissenters: tuple[int, ...]
@@ -143,14 +145,14 @@ class Comparison:
 def compare(
     said: Sequence[tuple[int, bytes]], *, voters: Collection[int] | None = None
 ) -> Comparison:
-    """Compare all ranks' (step, digest), in rank order; of equally common ones the greatest counts.
+    """Compare all ranks' (step, digest), in rank order; ties go to the greatest.
 
-    So a tie is decided by the digests and not by the ranks.
+    So digests decide a tie, not ranks.
 
     Args:
-        said: one of each rank.
-        voters: ranks whose digests are counted; None for all.  Who has just copied its state from
-            another says nothing new about it, and must not help it to a majority.
+        said: one for each rank.
+        voters: ranks whose digests are counted; None for all.  A rank that has just copied its
+            state from another is no independent evidence and must not count towards a majority.
     """
     votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
     common = max(votes, key=lambda one: (votes.count(one), one))
@@ -210,15 +212,34 @@ def _bad(why: str) -> ProtocolError:
     return ProtocolError(ErrorCode.BAD_PAYLOAD, f"control word entry: {why}")
 
 
+def read_words(words: Sequence[bytes], read: Callable[[bytes], T]) -> list[T]:
+    """What all ranks' words say, given and returned in rank order.
+
+    Args:
+        words: one of each rank.
+        read: reads one; raises ProtocolError when it is not one.
+
+    Raises:
+        UnreadableWord: a rank has said something else.
+    """
+    said: list[T] = []
+    for rank, word in enumerate(words):
+        try:
+            said.append(read(word))
+        except ProtocolError as error:
+            raise UnreadableWord(rank, error.message) from error
+    return said
+
+
 def reduce_entries(
     payloads: Sequence[bytes], *, voters: Collection[int] | None = None
 ) -> ControlWord:
     """Reduce all ranks' entries, given in rank order, to the one verdict; `voters` as in `compare`.
 
     Raises:
-        ProtocolError: BAD_PAYLOAD when an entry cannot be read.
+        UnreadableWord: an entry cannot be read.
     """
-    entries = [decode_entry(payload) for payload in payloads]
+    entries = read_words(payloads, decode_entry)
     digests = [(entry.digest_step, entry.digest) for entry in entries]
     digest_step = max(step for step, _ in digests)
     compared = compare(digests, voters=voters)

@@ -1,7 +1,7 @@
-"""The step protocol: which state is live, which is prepared, and who may commit what, when.
+"""The step protocol: which state is live, which step is prepared, and what may be committed.
 
 One `StepProtocol` belongs to one job in one process.  It sees no tensor, no socket and no clock; a
-shell tells it what has happened and does what it answers.  The product's shell is the training
+shell reports events to it and performs what it returns.  The product's shell is the training
 thread (`dtd.train.run`, `dtd.train.loop`), the simulation's the modelled one.
 
     phase       memory holds                                      leaves it by
@@ -32,9 +32,11 @@ How a shell drives it:
     protocol.interrupted()                           # the ring broke: is there something to undo?
     protocol.report()                                # FROZEN: what is held, what is prepared
 
-`dtd.core.engine.agenda` says what else is due before and after a step, and
-`dtd.core.engine.deferred_digest` keeps the digest that the next control word carries.  Calls out of
-order raise LocalProtocolError: such a shell has a bug, and its state is not to be trusted.
+A "step" here is what is voted on and redone as a whole: a round of several steps of the job where
+the strategy takes local ones (`dtd.core.engine.rounds`).  `dtd.core.engine.agenda` says what else
+is due before and after it, and `dtd.core.engine.deferred_digest` keeps the digest that the next
+control word carries.  Calls out of order raise LocalProtocolError: the shell has a bug, and its
+state must not be trusted.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ from dtd.errors import LocalProtocolError
 
 
 class StateKey(NamedTuple):
-    """What a state is called: equal keys, equal states; the newest state has the greatest.
+    """The name of a state: equal keys mean equal states; the newest state has the greatest key.
 
     Attributes:
         generation: the one that committed its last step; 0 for a fresh state.
-        step: committed steps.
+        step: number of committed steps.
     """
 
     generation: int
@@ -71,7 +73,7 @@ FRESH: Final = StateKey(0, 0)
 
 
 class Phase(Enum):
-    """How far a process is with its state and the step that follows it."""
+    """The phase of a process's state and of the step that follows it."""
 
     EMPTY = "empty"
     HELD = "held"
@@ -83,7 +85,7 @@ class Phase(Enum):
 
 
 class TakeOver(Enum):
-    """How a process comes to hold the state that a generation starts from."""
+    """How a process obtains the state from which a generation starts."""
 
     COMMIT = "commit the prepared step"
     KEEP = "keep what is in memory"
@@ -102,16 +104,16 @@ class Ruling(Enum):
 
 
 class Reaction(Enum):
-    """What a rank does with its state once ranks hold different ones."""
+    """What a rank does with its state when replicas differ."""
 
     KEEP = "keep the state: it is the majority's"
-    START_AFRESH = "start afresh: it is the minority's"
-    FORGET = "forget the state: no state has a majority"
+    START_AFRESH = "restart: it is the minority's"
+    FORGET = "discard the state: no state has a majority"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the control word of a step says; equal on all ranks."""
+    """The outcome of a step's control word; equal on all ranks."""
 
     ruling: Ruling
     word: ControlWord
@@ -119,11 +121,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a process that freezes reports of its memory.
+    """What a freezing process reports of its memory.
 
     Attributes:
         live: the state of the last committed step; None if memory holds no whole state.
-        prepared: what it becomes by committing the prepared step; None if none is prepared.
+        prepared: the state after committing the prepared step; None if none is prepared.
     """
 
     live: StateKey | None
@@ -133,7 +135,7 @@ class Report:
 _NAMED: Final = frozenset(Phase) - {Phase.EMPTY, Phase.APPLYING}
 _HAS_RESULTS: Final = frozenset({Phase.PREPARED, Phase.DECIDED})
 _CHANGED: Final = frozenset({Phase.COMPUTING, *_HAS_RESULTS, Phase.APPLYING})
-"""Phases in which a step has changed memory beside the live state."""
+"""Phases in which a step has changed memory other than the live state."""
 
 _FROM: Final = {
     "open": frozenset({Phase.HELD}),
@@ -146,56 +148,57 @@ _FROM: Final = {
     "replace": frozenset({Phase.EMPTY, Phase.HELD}),
     "replaced": frozenset({Phase.EMPTY}),
 }
-"""In which phases a call is allowed; those that are not listed are allowed in every phase."""
+"""The phases in which a call is allowed; a call that is not listed is always allowed."""
 
 
 class StepProtocol:
     """One job's state and step in one process.
 
     Attributes:
-        phase: how far it is.
+        phase: the current phase.
     """
 
     def __init__(self) -> None:
         self.phase = Phase.EMPTY
         self._live = FRESH
         self._generation = 0
+        self._steps = 1
         self._as_built = True
 
-    # --- what memory holds -----------------------------------------------------------------
+    # --- memory ----------------------------------------------------------------------------
 
     @property
     def live(self) -> StateKey | None:
-        """Key of the state in memory; None if there is no whole one."""
+        """Key of the state in memory; None if memory holds no complete state."""
         return self._live if self.phase in _NAMED else None
 
     @property
     def prepared(self) -> StateKey | None:
-        """Key that the live state gets by committing the prepared step; None without one."""
+        """Key of the live state after committing the prepared step; None without one."""
         return self._next if self.phase in _HAS_RESULTS else None
 
     @property
     def _next(self) -> StateKey:
-        return StateKey(self._generation, self._live.step + 1)
+        return StateKey(self._generation, self._live.step + self._steps)
 
     def report(self) -> Report:
-        """What FROZEN says of memory."""
+        """The contents of memory, for FROZEN."""
         return Report(live=self.live, prepared=self.prepared)
 
     def can_make(self, key: StateKey) -> bool:
-        """Whether memory holds the state of this key, or has prepared it."""
+        """Whether memory holds the state of this key, or can commit the step to it."""
         return key in (self.live, self.prepared)
 
     # --- taking a state over ---------------------------------------------------------------
 
     def take_over(self, start: StateKey, *, holds: bool) -> TakeOver:
-        """How this process comes to hold the state that a generation starts from.
+        """Decide how this process obtains the state from which a generation starts.
 
-        A prepared step that is not the start counts no more: its results may not be committed.
+        A prepared step that does not lead to the start is void: its results may not be committed.
 
         Args:
-            start: key of that state.
-            holds: the roster says that this member holds it, on its disk if not in memory.
+            start: the key of that state.
+            holds: by the roster this member holds it, on its disk if not in memory.
         """
         if holds and start == self.prepared:
             self.phase = Phase.DECIDED
@@ -210,20 +213,20 @@ class StepProtocol:
         return TakeOver.AS_BUILT if self._as_built else TakeOver.RESET
 
     def replace(self) -> None:
-        """Another state is about to be written over the live one: memory holds none until then."""
+        """Begin to overwrite the live state: memory holds no state until `replaced`."""
         self._expect("replace")
         self.phase = Phase.EMPTY
         self._as_built = False
 
     def replaced(self, key: StateKey) -> None:
-        """Memory holds the state of this key."""
+        """Record that memory now holds the state of this key."""
         self._expect("replaced")
         self.phase = Phase.HELD
         self._live = key
         self._as_built = key == FRESH
 
     def forget(self) -> None:
-        """Nobody can say whose memory is right: name no state of it any more.
+        """Discard the state, because it is unknown which replica is right.
 
         The shell has discarded the step at hand.
         """
@@ -232,13 +235,18 @@ class StepProtocol:
     # --- a step ----------------------------------------------------------------------------
 
     def open(self) -> None:
-        """The step after the live state is open."""
+        """Open the step after the live state."""
         self._expect("open")
         self.phase = Phase.OPEN
         self._as_built = False
 
-    def begin(self, generation: int) -> None:
-        """The step is being computed, in this generation.
+    def begin(self, generation: int, *, steps: int = 1) -> None:
+        """Begin computing the step, in this generation.
+
+        Args:
+            generation: the generation that may commit it.
+            steps: number of the job's steps in it: a round counts all of its steps
+                (`dtd.core.engine.rounds`).
 
         Raises:
             LocalProtocolError: an older generation than the live state's cannot commit after it.
@@ -250,39 +258,39 @@ class StepProtocol:
                 f" {self._live.generation}"
             )
         self.phase = Phase.COMPUTING
-        self._generation = generation
+        self._generation, self._steps = generation, steps
         self._as_built = False
 
     def prepare(self) -> None:
-        """Every result of the step is here: from now on survivors may commit it."""
+        """Record that all results of the step have arrived: survivors may commit it from now on."""
         self._expect("prepare")
         self.phase = Phase.PREPARED
 
     def entry(
         self, flags: Flags, *, digest_step: int = NO_DIGEST_STEP, digest: bytes = b""
     ) -> bytes:
-        """This rank's control word entry: only a rank that has prepared the step votes.
+        """This rank's control word entry; only a rank that has prepared the step votes.
 
         Args:
-            flags: what is asked of this rank.
-            digest_step: committed steps of the state whose digest is compared; none without one.
+            flags: the requests to this rank.
+            digest_step: committed steps of the state whose digest is compared, if any.
             digest: 16 bytes.
         """
         self._expect("entry")
         return encode_entry(ControlEntry.saying(flags, digest_step=digest_step, digest=digest))
 
     def judge(self, entries: Sequence[bytes], *, voters: Collection[int] | None = None) -> Verdict:
-        """The verdict of all ranks' entries, in rank order.
+        """The verdict on all ranks' entries, in rank order.
 
         A complete list proves that every rank has prepared the step.  If some rank vetoes or
-        digests differ, the results count no more.
+        digests differ, the results are void.
 
         Args:
-            entries: one of each rank.
+            entries: one for each rank.
             voters: ranks whose digests count for a majority; None for all.
 
         Raises:
-            ProtocolError: BAD_PAYLOAD when an entry cannot be read.
+            UnreadableWord: an entry cannot be read.
         """
         self._expect("judge")
         word = reduce_entries(entries, voters=voters)
@@ -294,12 +302,12 @@ class StepProtocol:
         return Verdict(ruling=ruling, word=word)
 
     def apply(self) -> None:
-        """The step's update begins to change the live state; a skipped step has none."""
+        """Record that the update begins to change the live state; a skipped step has no update."""
         self._expect("apply")
         self.phase = Phase.APPLYING
 
     def commit(self) -> StateKey:
-        """The step is committed; returns the key of the live state."""
+        """Commit the step; returns the key of the live state."""
         self._expect("commit")
         self._live = self._next
         self.phase = Phase.HELD
@@ -308,10 +316,9 @@ class StepProtocol:
     # --- leaving a step --------------------------------------------------------------------
 
     def discard(self) -> bool:
-        """Nothing of the step at hand happened; says whether the shell has anything to undo.
+        """Discard the current step; returns whether the shell has anything to undo.
 
-        An update that was interrupted cannot be undone: whatever the shell does, memory holds no
-        state from then on.
+        An interrupted update cannot be undone: memory then holds no state, whatever the shell does.
         """
         changed = self.phase in _CHANGED
         if self.phase is Phase.APPLYING:
@@ -321,10 +328,10 @@ class StepProtocol:
         return changed
 
     def interrupted(self) -> bool:
-        """The generation is over: says whether the shell discards the step at once.
+        """Handle the end of the generation; returns whether the shell discards the step at once.
 
-        Results that are complete are kept until the next generation's start is known, and what an
-        interrupted update has left stays unnamed.
+        Complete results are kept until the next generation's start is known; the remains of an
+        interrupted update have no state key.
         """
         return self.phase not in (*_HAS_RESULTS, Phase.APPLYING)
 
@@ -338,12 +345,12 @@ class StepProtocol:
 
 
 def reaction(rank: int, *, dissenters: Collection[int], majority: bool) -> Reaction:
-    """What a rank does after digests differed.
+    """What a rank does after digests have differed.
 
     Args:
-        rank: whose.
-        dissenters: ranks that hold another state than the most common one.
-        majority: more than half of those that count hold the most common one.
+        rank: the rank.
+        dissenters: ranks whose state is not the most common one.
+        majority: more than half of the counted ranks hold the most common one.
     """
     if not majority:
         return Reaction.FORGET

@@ -1,1 +1,1 @@
-"""How much one peer may take: rates, shares, connections, refusals."""
+"""Limits on what one peer may use: rates, shares, connections, refusals."""

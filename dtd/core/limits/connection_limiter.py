@@ -1,12 +1,12 @@
-"""Who may knock: bounds on connections whose other side has not shown yet who it is.
+"""Bounds on connections whose other side has not authenticated yet.
 
-A listener asks before it spends anything on a connection, and tells when the other side has proven
-itself or is gone.  Nobody who floods a port can keep others from being heard: each address has a
-rate and a share, and where there is no room, the oldest connection of whoever has most makes way.
-Addresses from which nobody has ever proven anything share one more rate, and make way first.
-A listener whose callers prove themselves without costing it much may count failures alone: then
-honest callers have no rate, however many share an address.  Pure: clock values in, keys of
-connections out (protocol.md, "Security").
+A listener asks before it spends resources on a connection, and reports when the other side has
+authenticated or is gone. A caller that floods a port cannot keep others from being served: each
+address has a rate and a share, and where there is no room, the oldest connection of the address
+with the most connections is closed. Addresses from which no caller has ever authenticated share one
+more rate, and are closed first. A listener whose callers authenticate cheaply may count failures
+only: then legitimate callers have no rate, however many share an address. Pure: clock values in,
+keys of connections out (protocol.md, "Security").
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BURST: Final = 64.0
 PATIENCE_S: Final = 5.0
 MAX_ADDRESSES: Final = 4096
 MAX_KNOWN: Final = 1024
-"""Addresses where somebody has proven who they are; the oldest are forgotten."""
+"""Most addresses that are remembered as authenticated; the oldest are forgotten."""
 
 STRANGERS_PER_S: Final = 100.0
 STRANGERS_BURST: Final = 256.0
-"""Of all other addresses together: each connection costs this side a handshake."""
+"""The rate of all other addresses together: each connection costs this side a handshake."""
 
 IPV6_PREFIX_BITS: Final = 64
 
@@ -42,11 +42,11 @@ class _Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of a new connection.
+    """The decision on a new connection.
 
     Attributes:
-        refusal: why it is closed at once; empty when it may stay.
-        dropped: keys of older connections that make way for it.
+        refusal: why it is closed at once; empty when it is admitted.
+        dropped: keys of older connections that are closed in its favour.
     """
 
     refusal: str = ""
@@ -60,11 +60,12 @@ class ConnectionLimiter:
     Connections are known by keys that the listener chooses.
 
     Attributes:
-        per_address: most connections of one address that have not proven themselves.
-        in_all: of all addresses.
-        patience_s: how long one may take.
-        only_failures: the rate of an address counts those that ended unproven, not all that came,
-            and callers on this host have none: a loopback address does not tell them apart.
+        per_address: most unauthenticated connections of one address.
+        in_all: most unauthenticated connections of all addresses.
+        patience_s: time limit for authenticating.
+        only_failures: the rate of an address counts connections that ended unauthenticated, not
+            all, and callers on this host have no rate: a loopback address does not distinguish
+            them.
     """
 
     per_address: int = PER_ADDRESS
@@ -82,10 +83,10 @@ class ConnectionLimiter:
         """A connection was accepted.
 
         Args:
-            key: of the connection.
-            host: address of the other side.
+            key: the connection's key.
+            host: the address of the other side.
             now: the clock, in seconds.
-            no_rate: the caller is one of ours: its rate is not bounded, its share is.
+            no_rate: the caller belongs to this process: only its share is bounded, not its rate.
         """
         origin = origin_of(host)
         if not no_rate and not (self.only_failures and _is_loopback(host)):
@@ -99,7 +100,7 @@ class ConnectionLimiter:
         return Verdict(dropped=dropped)
 
     def proven(self, key: int) -> None:
-        """The other side has proven who it is: so may others at its address, before strangers."""
+        """Record that the other side has authenticated; its address then precedes unknown ones."""
         caller = self._unproven.pop(key, None)
         if caller is not None:
             self._known[caller.origin] = None
@@ -108,13 +109,13 @@ class ConnectionLimiter:
                 self._known.popitem(last=False)
 
     def gone(self, key: int, now: float) -> None:
-        """The connection has ended; if it was not proven, it counts as failed."""
+        """Record that the connection has ended; without authentication it counts as failed."""
         caller = self._unproven.pop(key, None)
         if caller is not None and self.only_failures:
             self._allowance(caller.origin).spend(1, now)
 
     def overdue(self, now: float) -> tuple[int, ...]:
-        """Connections that have had their time; they are forgotten with this."""
+        """Connections whose time limit has passed; this call forgets them."""
         late = []
         for key, caller in self._unproven.items():
             if now - caller.since_s < self.patience_s:
@@ -125,7 +126,7 @@ class ConnectionLimiter:
         return tuple(late)
 
     def next_deadline(self) -> float | None:
-        """When `overdue` has something to tell at the earliest."""
+        """The earliest time at which `overdue` may return something."""
         oldest = next(iter(self._unproven.values()), None)
         return None if oldest is None else oldest.since_s + self.patience_s
 
@@ -133,7 +134,7 @@ class ConnectionLimiter:
         return len(self._unproven)
 
     def _too_fast(self, origin: str, now: float) -> str:
-        """Why an address, or all strangers, must wait; empty: they need not."""
+        """Why an address, or all unknown addresses, must wait; empty if not."""
         allowance = self._allowance(origin)
         if allowance.left(now) < 1:
             what = "failed connections" if self.only_failures else "connections"
@@ -146,18 +147,18 @@ class ConnectionLimiter:
         return ""
 
     def _allowance(self, origin: str) -> Allowance:
-        """How many more connections an address may open, or fail on."""
+        """The allowance of an address for further connections or failures."""
         allowance = self._allowances.pop(origin, None) or Allowance(RATE_PER_S, BURST)
-        self._allowances[origin] = allowance  # the address heard last is the last to be forgotten
+        self._allowances[origin] = allowance  # the most recent address is forgotten last
         while len(self._allowances) > MAX_ADDRESSES:
             self._allowances.popitem(last=False)
         return allowance
 
     def _in_the_way(self, origin: str) -> tuple[int, ...]:
-        """What makes way for one more of this address.
+        """The connection to close in favour of one more from this address.
 
-        Its own oldest when it has its share, else, when there is no room, the oldest of the address
-        that has most, of those that nobody is known at if there are any.
+        Its own oldest when it has its share; otherwise, when there is no room, the oldest of the
+        address with the most connections, among unknown addresses if there are any.
         """
         own = [key for key, caller in self._unproven.items() if caller.origin == origin]
         if len(own) >= self.per_address:
@@ -171,7 +172,7 @@ class ConnectionLimiter:
 
 
 def origin_of(host: str) -> str:
-    """What counts as one address: with IPv6, the network that one host has to itself."""
+    """The unit that counts as one address: with IPv6, the network of one host."""
     address = _parsed(host)
     if address is None:
         return host
@@ -186,7 +187,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An address, IPv4 where it is mapped; None when it is none."""
+    """The parsed address, IPv4 where it is mapped; None when it is not an address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,9 +1,9 @@
-"""What each worker may report: lines, notices, figures and checkpoints, so many a second.
+"""Rate limits on what each worker may report: lines, notices, figures and checkpoints.
 
-A worker that a job has run wild on, or that lies, must neither fill the store nor keep operators
-and other workers waiting.  What exceeds its share is left out and counted; the counts are figures,
-and each worker's are told now and then (protocol.md, "Limits").  Pure: clock values in, what is
-kept out.
+A worker with a runaway job, or a malicious one, must neither fill the store nor keep operators and
+other workers waiting.  Reports beyond its share are dropped and counted; the counts are metrics,
+and each worker's are reported periodically (protocol.md, "Limits").  Pure: clock values in, kept
+reports out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FIGURES: Final = "figures"
 CHECKPOINTS: Final = "checkpoints"
 
 BURST_S: Final = 4.0
-"""So many seconds' worth of lines may come at once: a worker that was away for a while has them."""
+"""Burst of lines, in seconds' worth: a worker that was away sends them at once."""
 
 LINE_BYTES: Final = 4 * 4096
-"""No line is longer; what follows is cut off, as it is by workers."""
+"""Longest line; the rest is cut off, as by workers."""
 
 MEAN_LINE_BYTES: Final = 1024
 NOTICES_PER_S: Final = 1.0
@@ -32,20 +32,20 @@ NOTICES_BURST: Final = 32.0
 FIGURES_PER_S: Final = 50.0
 FIGURES_BURST: Final = 250.0
 CHECKPOINTS_PER_S: Final = 10.0
-"""Each is written down durably: the disk is waited for."""
+"""Each is stored durably, which waits for the disk."""
 
 CHECKPOINTS_BURST: Final = 100.0
 MAX_REPORTERS: Final = 512
 TELL_EVERY_S: Final = 60.0
-"""A worker that goes on like this is an event so often."""
+"""How often an event reports a worker that continues to exceed its share."""
 
 MARK_EVERY_S: Final = 1.0
-"""Lines left out are marked in the output so often."""
+"""How often dropped lines are marked in the output."""
 
 
 @dataclass(slots=True)
 class _Reporter:
-    """One worker's allowances, and what was left out of its reports since somebody was told."""
+    """One worker's allowances, and its dropped reports since the last notice."""
 
     lines: Allowance
     line_bytes: Allowance
@@ -59,13 +59,13 @@ class _Reporter:
 
 
 class Quotas:
-    """The shares of all workers of one coordinator.
+    """The rate limits of all workers of one coordinator.
 
     Args:
-        lines_per_s: lines of output of one worker.
+        lines_per_s: output lines per second of one worker.
 
     Attributes:
-        dropped: how many reports were left out, by (worker, kind).
+        dropped: number of dropped reports, by (worker, kind).
     """
 
     def __init__(self, lines_per_s: float) -> None:
@@ -74,7 +74,7 @@ class Quotas:
         self.dropped: Counter[tuple[str, str]] = Counter()
 
     def lines(self, worker: str, payload: bytes, now: float) -> list[str]:
-        """The lines of a JOB_OUTPUT that are kept; all those after them are counted."""
+        """The lines of a JOB_OUTPUT that are kept; all later ones are counted as dropped."""
         reporter = self._reporter(worker)
         room = max(0, int(reporter.lines.left(now)))
         kept = first_lines(payload, room, max(0, int(reporter.line_bytes.left(now))))
@@ -86,7 +86,7 @@ class Quotas:
         return [line[:LINE_BYTES].decode("utf-8", "replace") for line in kept]
 
     def allows(self, worker: str, kind: str, now: float) -> bool:
-        """Whether one more report of a kind other than `LINES` is heeded; if not, it is counted."""
+        """Whether one more report of a kind other than `LINES` is accepted; else it is counted."""
         reporter = self._reporter(worker)
         allowances = {
             NOTICES: reporter.notices,
@@ -99,18 +99,18 @@ class Quotas:
         return False
 
     def drop(self, worker: str, kind: str, count: int) -> None:
-        """So many reports are left out."""
+        """Count dropped reports."""
         reporter = self._reporter(worker)
         self.dropped[worker, kind] += count
         reporter.untold[kind] += count
         reporter.unmarked += count if kind == LINES else 0
 
     def is_marked(self, worker: str) -> bool:
-        """Whether lines were left out that no line stands for yet."""
+        """Whether lines were dropped that the output does not mark yet."""
         return bool(self._reporter(worker).unmarked)
 
     def mark(self, worker: str, now: float) -> str:
-        """The line that stands for those left out; empty when there is none to write now."""
+        """The line that marks dropped ones; empty when there is none to write now."""
         reporter = self._reporter(worker)
         count = reporter.unmarked
         if not count or now - reporter.marked_s < MARK_EVERY_S:
@@ -119,7 +119,7 @@ class Quotas:
         return f"... {count} lines dropped: more than {self._lines_per_s:g} a second"
 
     def to_tell(self, now: float) -> Iterator[tuple[str, Counter[str]]]:
-        """(worker, counts by kind) of whom an operator should hear now."""
+        """(worker, counts by kind) of the workers to report to the operator now."""
         for worker, reporter in self._reporters.items():
             if reporter.untold and now - reporter.told_s >= TELL_EVERY_S:
                 told, reporter.untold = reporter.untold, Counter()
@@ -127,7 +127,7 @@ class Quotas:
                 yield worker, told
 
     def look_again_at(self, now: float) -> float | None:
-        """When somebody has something to mark or to tell at the earliest; None: nobody has."""
+        """The earliest time at which something is to be marked or reported; None if nothing is."""
         moments = [
             max(now, since_s + every_s)
             for one in self._reporters.values()
@@ -160,9 +160,9 @@ class Quotas:
 
 
 def first_lines(payload: bytes, most_lines: int, most_bytes: int) -> list[bytes]:
-    """The first lines, so many at most; the last of them is the one that exceeds `most_bytes`.
+    """The first lines, up to a number; the last of them is the one that exceeds `most_bytes`.
 
-    What is left out is not even split, however many lines it may be.
+    The rest is not split into lines, whatever its size.
     """
     if not most_lines or most_bytes <= 0:
         return []

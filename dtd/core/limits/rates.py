@@ -1,4 +1,4 @@
-"""Rates of many callers: a token bucket each, and when somebody may go on."""
+"""Rates of many callers: a token bucket for each, and the time to wait."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 # ---
-# So much a second, and some of it at once: the token bucket behind every rate that is bounded.
+# The token bucket behind every bounded rate: an amount per second, and a burst.
 #
-# Pure: the clock is handed in.  What an allowance is for, and what becomes of the rest, is the
-# business of whoever keeps one.
+# Pure: the clock is an argument.  The owner of an allowance decides what it is for, and what
+# happens to the excess.
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What somebody may still do or send.
+    """What a caller may still do or send.
 
     Attributes:
-        rate_per_s: what is added each second.
-        burst: the most that is saved up; there at the start.
+        rate_per_s: amount added per second.
+        burst: largest saved amount, available at the start.
     """
 
     rate_per_s: float
@@ -29,7 +29,7 @@ class Allowance:
     _filled_s: float | None = None
 
     def left(self, now: float) -> float:
-        """What there is at this moment; below 0 it is being waited for."""
+        """The amount available now; below 0 while a debt is being repaid."""
         if self._filled_s is None:
             self._left = self.burst
         else:
@@ -39,39 +39,39 @@ class Allowance:
         return self._left
 
     def takes(self, amount: float, now: float) -> bool:
-        """Take this much if there is as much."""
+        """Take this amount if it is available; returns whether it was."""
         if self.left(now) < amount:
             return False
         self._left -= amount
         return True
 
     def spend(self, amount: float, now: float) -> None:
-        """Take this much in any case; what is lacking has to be earned."""
+        """Take this amount in any case; a shortfall becomes a debt."""
         self.left(now)
         self._left -= amount
 
     def wait_s(self, now: float) -> float:
-        """How long until nothing is owed; 0 when nothing is."""
+        """The time until the debt is repaid; 0 without debt."""
         return max(0.0, -self.left(now) / self.rate_per_s)
 
 
-# --- when somebody may go on: rates of many callers, each of whom waits for its own ------------
+# --- pacing: rates of many callers, each of which waits for its own -----------------------------
 #
-# Nothing is refused and nothing is lost: whoever is faster than its rate is simply heard later.
-# Pure: the clock is handed in, and the wait is handed back.
+# Nothing is refused or lost: a caller that exceeds its rate is served later.
+# Pure: the clock is an argument, and the wait is returned.
 
 
 MAX_PACED: Final = 4096
-"""The one that was heard longest ago is forgotten: by then it has nothing to wait for."""
+"""The least recent caller is forgotten: by then it has nothing to wait for."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Pacing:
-    """One rate, for each of many.
+    """The same rate for each of many callers.
 
     Attributes:
-        rate_per_s: of each.
-        burst: what each may do at once.
+        rate_per_s: the rate of each.
+        burst: the amount that each may use at once.
     """
 
     rate_per_s: float
@@ -79,7 +79,7 @@ class Pacing:
     _paced: OrderedDict[Hashable, Allowance] = field(default_factory=OrderedDict)
 
     def wait_s(self, who: Hashable, now: float, amount: float = 1.0) -> float:
-        """How long to wait and then ask again; 0: go on, and `amount` has been taken."""
+        """How long to wait before asking again; 0: continue, `amount` has been taken."""
         allowance = self._paced.pop(who, None) or Allowance(self.rate_per_s, self.burst)
         self._paced[who] = allowance
         while len(self._paced) > MAX_PACED:

@@ -1,7 +1,7 @@
-"""How many refusals the audit log takes: no stranger fills it, or hides who else was refused.
+"""Bounds the refusals in the audit log, so that unknown callers cannot fill it.
 
-Each caller has a budget of his own, all strangers share one, and all refusals together have one.
-What is not entered is counted, and the next entry of that caller says how many.  Pure.
+Each caller has its own budget, unknown callers share one, and all refusals together have one.
+Refusals that are not entered are counted, and the caller's next entry states the count.  Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CALLERS: Final = 64
 
 @dataclass(slots=True)
 class _Bucket:
-    """Holds so many, and gains one in a while."""
+    """A budget that regains one entry per interval."""
 
     most: float
     every_s: float
@@ -36,7 +36,7 @@ class _Bucket:
 
 
 class RefusalBudget:
-    """Who was refused lately, and how often."""
+    """Recent refusals of each caller."""
 
     def __init__(self) -> None:
         self._callers: OrderedDict[str, _Bucket] = OrderedDict()
@@ -44,10 +44,10 @@ class RefusalBudget:
         self._all = _Bucket(ALL_BURST, ALL_EVERY_S, ALL_BURST, 0.0)
 
     def spend(self, caller: str, now: float) -> int | None:
-        """One more refusal of this caller.
+        """Count one more refusal of this caller.
 
         Returns:
-            None when it is not to be entered, else how many before it were not.
+            None when it is not to be entered, else the number of earlier ones that were not.
         """
         bucket = self._callers.pop(caller, None) or _Bucket(BURST, EVERY_S, BURST, now)
         self._callers[caller] = bucket
@@ -60,7 +60,7 @@ class RefusalBudget:
         return self._skipped.pop(caller, 0)
 
     def _forget(self) -> None:
-        """Whoever was refused longest ago has his whole budget again."""
+        """Forget the least recently refused caller, whose budget is full again."""
         while len(self._callers) > MAX_CALLERS:
             caller, _ = self._callers.popitem(last=False)
             self._skipped.pop(caller, None)

@@ -1,4 +1,4 @@
-"""How many connections each caller may have, so that nobody takes those of others.
+"""The number of connections that each caller may have, so that none exhausts the others' share.
 
 The connection limiter bounds who has not shown who they are; this bounds those who have: each
 identity, each role, and all together, with a reserve that none but operators and the coordinator's
@@ -12,27 +12,27 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from dtd.core.limits.connection_limiter import IN_ALL as MOST_UNPROVEN
-from dtd.core.rights import Identity
+from dtd.core.permissions import Identity
 
 MOST_CONNECTIONS: Final = 4096
 RESERVED_DESCRIPTORS: Final = 64
-"""For the store, the log, credentials, packages: what must be written whoever is connected."""
+"""Reserved for the store, the log, credentials and packages, which must always be writable."""
 
 FEWEST_CONNECTIONS: Final = 16
 VIEWER: Final = "viewer"
 WORKER: Final = "worker"
 BOUNDED: Final = (VIEWER, WORKER)
-"""Roles that have a share; operators and the coordinator's own user take what there is."""
+"""Roles that have a share; operators and the coordinator's own user use what is left."""
 
 MOST_OF_A_VIEWER: Final = 16
 MOST_OF_A_WORKER: Final = 64
-"""A host has one credential, a worker for each of its devices, and connections that linger."""
+"""A host has one credential, one worker for each device, and lingering connections."""
 
 Key = tuple[str, str]
 
 
 def connections_for(descriptors: int) -> int:
-    """How many connections so many descriptors are good for."""
+    """The number of connections that this number of descriptors allows."""
     return min(MOST_CONNECTIONS, max(FEWEST_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS))
 
 
@@ -41,11 +41,11 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 @dataclass(slots=True)
 class Shares(Generic[ConnectionT]):
-    """The connections of all listeners of one process, by whose they are.
+    """The connections of all listeners of one process, by identity.
 
     Attributes:
-        in_all: how many connections there may be, those of strangers included.
-        of_callers: whether identities and roles have shares of their own.
+        in_all: most connections in all, including unauthenticated ones.
+        of_callers: whether identities and roles have their own shares.
     """
 
     in_all: int
@@ -54,18 +54,18 @@ class Shares(Generic[ConnectionT]):
 
     @property
     def unproven(self) -> int:
-        """How many of them may be of callers who have not shown who they are."""
+        """How many of them may be unauthenticated."""
         return min(MOST_UNPROVEN, self.in_all // 4)
 
     def opened(self, connection: ConnectionT) -> str:
-        """Somebody calls; returns why there is no room, empty when there is."""
+        """Count a new connection; returns why there is no room, empty when there is."""
         if len(self._callers) >= self.in_all:
             return f"{self.in_all} connections are open"
         self._callers[connection] = None
         return ""
 
     def known(self, connection: ConnectionT, who: Identity) -> str:
-        """A caller has shown who he is; returns why he may not stay, empty when he may."""
+        """A caller has authenticated; returns why it may not stay, empty when it may."""
         key = who.role, who.name
         why = self._too_many(key) if self.of_callers and who.role in BOUNDED else ""
         if not why:
@@ -77,7 +77,7 @@ class Shares(Generic[ConnectionT]):
         self._callers.pop(connection, None)
 
     def newest_idler(self) -> ConnectionT | None:
-        """Whom to close when the host itself has no room: the newest stranger, else viewer."""
+        """What to close when the host has no room: the newest unauthenticated, else viewer's."""
         for idle in (None, VIEWER):
             for connection, key in reversed(self._callers.items()):
                 if (key and key[0]) == idle:
@@ -95,5 +95,5 @@ class Shares(Generic[ConnectionT]):
             return f"{viewers} connections of viewers are open"
         most = self.in_all - self.unproven - self.in_all // 8
         if len(callers) >= most:
-            return f"{most} connections are open, and the others are kept for operators"
+            return f"{most} connections are open, and the rest is reserved for operators"
         return ""

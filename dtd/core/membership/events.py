@@ -1,4 +1,4 @@
-"""What happens to the coordinator's membership, and what it answers.
+"""The events and effects of the coordinator's membership.
 
 The vocabulary between the pure machine (`dtd.core.membership`) and its shells
 (`dtd.coordinator.daemon`, the simulation).
@@ -25,7 +25,7 @@ class FromWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """The control connection of this incarnation is gone; `farewell`: it said goodbye before."""
+    """The control connection of this incarnation is gone; `farewell`: closed with GOODBYE."""
 
     name: str
     incarnation: int
@@ -42,21 +42,22 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """The operator wants the job stopped."""
+    """The operator has cancelled the job, or a sweep has; `reason` empty: the operator."""
 
     job: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
-    """The operator knows that those who are waited for will not come back."""
+    """The operator states that the absent workers will not come back."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteRequested:
-    """The operator wants a job gone, or with `step` its checkpoints of that step."""
+    """The operator deletes a job, or with `step` its checkpoints of that step."""
 
     job: str
     step: int = 0
@@ -64,14 +65,14 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """The operator wants the worker to leave at a step boundary."""
+    """The operator drains the worker: it leaves at a step boundary."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillRequested:
-    """The operator wants a signal sent to the worker's process."""
+    """The operator sends a signal to the worker's process."""
 
     name: str
     signal: str
@@ -79,7 +80,7 @@ class KillRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked:
-    """The operator took back the worker's credential."""
+    """The operator has revoked the worker's credential."""
 
     name: str
     reason: str
@@ -87,7 +88,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSaved:
-    """A job is written down whose `SaveJob` announces a generation, or why it is not."""
+    """A job whose `SaveJob` announces a generation is stored, or the reason why it is not."""
 
     job: str
     generation: int
@@ -96,7 +97,7 @@ class JobSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undeliverable:
-    """What the workers of a job must be told cannot be sent, and why; trying again is no use."""
+    """A message to a job's workers cannot be sent; retrying is pointless."""
 
     job: str
     reason: str
@@ -104,7 +105,7 @@ class Undeliverable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
-    """A deadline has come."""
+    """A deadline has been reached."""
 
 
 Event = (
@@ -144,10 +145,9 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """Write the job down durably before the effects that follow.
+    """Store the job durably before the effects that follow.
 
-    `announces` is the generation that members hear of once `JobSaved` says that it is written; 0
-    for none.
+    `announces` is the generation that is announced once `JobSaved` confirms the write; 0 for none.
     """
 
     job: Job
@@ -156,7 +156,7 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something an operator will want to read about; `details` are figures, fit for JSON."""
+    """An event for the operator; `details` are figures that JSON can represent."""
 
     kind: str
     message: str

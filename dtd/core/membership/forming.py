@@ -1,9 +1,9 @@
 """The next generation: its roster and the state it starts from, until every member runs.
 
-Part of the membership machine; changes the books, adds effects.  It is announced when every living
-member of the last one has reported FROZEN (or FINISHED) and at least one has stopped for certain: a
-single member that has stopped stops the ring, so two generations never commit side by side
-(ADR 0006).  What follows is `membership.running`, then `membership.ending`.
+Part of the membership machine; changes the cluster's state, adds effects.  It is announced when
+every living member of the last one has reported FROZEN (or FINISHED) and at least one has stopped
+for certain: a single member that has stopped stops the ring, so two generations never commit side
+by side (ADR 0006).  What follows is `membership.running`, then `membership.ending`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dtd.core.membership import branches, ending
 from dtd.core.membership import roster as choice
+from dtd.core.membership.coverage import assigned_part, can_spare, covers, uncovered
 from dtd.core.membership.events import JobSaved, SaveJob
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState, most_workers
@@ -30,142 +31,173 @@ from dtd.core.trust import doubt
 from dtd.wire import messages as m
 
 SAVE_AGAIN_S = 1.0
-"""A generation that could not be written down is tried again."""
+"""Pause before a generation that could not be stored is tried again."""
 
 
 _OF_A_GENERATION = (
     *("generation", "world_size", "step", "start_generation", "start_step"),
-    *("roster", "roster_id", "instances", "announced", "fenced", "store_epoch"),
+    *("roster", "roster_id", "servers", "instances", "announced", "fenced", "store_epoch"),
     "branches",
 )
 
 
-def decide(books: ClusterState, job: Job) -> None:
-    """Choose the next generation and have it written down: nobody hears of it before."""
-    start = choice.start_key(job, books.available())
-    chosen = choose(books, job)
-    bar(books, chosen.barred)
+def decide(cluster: ClusterState, job: Job) -> None:
+    """Choose the next generation and have it stored; it is announced only afterwards."""
+    start = choice.start_key(job, cluster.available())
+    chosen = choose(cluster, job)
+    bar(cluster, chosen.barred)
     members = chosen.members
-    books.run.decision = Decision(
+    cluster.run.decision = Decision(
         members=members,
         holds=choice.holders(members, start),
         lost=job.step - start[1],
-        redone=_is_redone(books, job, start),
+        incomplete=why_incomplete(cluster, job),
+        redone=_is_redone(cluster, job, start),
         before={name: getattr(job, name) for name in _OF_A_GENERATION},
     )
-    books.run.generation = doubt.next_number(books, start[0])
-    _leave_behind(books, job, start)
-    books.move_job(job, JobEvent.DECIDED)
-    job.generation, job.world_size, job.step = books.run.generation, len(members), start[1]
+    cluster.run.generation = doubt.next_number(cluster, start[0])
+    _leave_behind(cluster, job, start)
+    cluster.move_job(job, JobEvent.DECIDED)
+    job.generation, job.world_size, job.step = cluster.run.generation, len(members), start[1]
     job.start_generation, job.start_step = start
     job.roster = tuple(worker.name for worker in members)
-    job.roster_id = choice.roster_id(job.id, books.run.generation, members, start=start)
+    job.servers = sum(worker.serves for worker in members)
+    job.roster_id = choice.roster_id(job.id, cluster.run.generation, members, start=start)
     job.instances = tuple(worker.registration.instance for worker in members)
     job.announced, job.fenced = True, False
-    job.store_epoch = books.epoch
-    books.emit(SaveJob(job=job, announces=books.run.generation))
+    job.store_epoch = cluster.epoch
+    cluster.emit(SaveJob(job=job, announces=cluster.run.generation))
 
 
-def saved(books: ClusterState, job: Job, event: JobSaved, now: float) -> None:
-    """What was decided is written down, so its members may hear of it; or it could not be."""
-    decision = books.run.decision
+def saved(cluster: ClusterState, job: Job, event: JobSaved, now: float) -> None:
+    """The decided generation is stored and may be announced, or could not be stored."""
+    decision = cluster.run.decision
     if decision is None or (event.job, event.generation) != (job.id, job.generation):
         return
     if event.failure:
         decision.failure, decision.again_at = event.failure, now + SAVE_AGAIN_S
-    elif _stands(books, job, decision):
-        books.run.decision = None
-        _announce(books, job, decision)
+    elif _stands(cluster, job, decision):
+        cluster.run.decision = None
+        _announce(cluster, job, decision)
     else:
-        books.withdraw(job)
+        cluster.withdraw(job)
 
 
-def save_again(books: ClusterState, job: Job, now: float) -> None:
-    """Try again to write down what could not be written, unless it does not stand any more."""
-    decision = books.run.decision
+def save_again(cluster: ClusterState, job: Job, now: float) -> None:
+    """Retry storing the decided generation, unless it is no longer valid."""
+    decision = cluster.run.decision
     assert decision is not None, "nothing is decided"
     if decision.again_at is None or now < decision.again_at:
         return
-    if not _stands(books, job, decision):
-        books.withdraw(job)
+    if not _stands(cluster, job, decision):
+        cluster.withdraw(job)
         return
     decision.again_at = None
-    books.emit(SaveJob(job=job, announces=job.generation))
+    cluster.emit(SaveJob(job=job, announces=job.generation))
 
 
-def _stands(books: ClusterState, job: Job, decision: Decision) -> bool:
-    """All whom it names are there, the same processes, and nobody has come with a newer state."""
-    if any(books.workers[name].reconnection.returning for name in books.warming_since):
+def _stands(cluster: ClusterState, job: Job, decision: Decision) -> bool:
+    """Whether its members are present as the same processes, and no worker has a newer state."""
+    if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
         return False
-    start = choice.start_key(replace(job, **decision.before), books.available())
+    start = choice.start_key(replace(job, **decision.before), cluster.available())
     return start == (job.start_generation, job.start_step) and all(
-        books.workers.get(member.name) is member and member.state in AVAILABLE
+        cluster.workers.get(member.name) is member and member.state in AVAILABLE
         for member in decision.members
     )
 
 
-def _announce(books: ClusterState, job: Job, decision: Decision) -> None:
-    """Tell the members of a generation."""
+def _announce(cluster: ClusterState, job: Job, decision: Decision) -> None:
+    """Announce a generation to its members."""
     members, holds = decision.members, decision.holds
-    _tell_what_is_left(books, job, decision)
-    books.setbacks.no_progress_generations += 1
-    books.waiting.must_settle = False
-    books.waiting.settle_by = books.waiting.newer_since = books.waiting.form_at = None
-    books.waiting.resumed = False
-    books.run.roster, books.run.roster_id = list(job.roster), job.roster_id
-    books.move_generation(GenerationEvent.ANNOUNCED)
-    books.run.start_step = job.start_step
-    books.run.begin(worker.name for worker, has in zip(members, holds, strict=True) if has)
-    _count_lost(books, job, decision.lost)
-    if decision.redone and books.ending.recovery is not None:
-        books.ending.recovery.steps_redone += 1
-    _assign(books, job, members, holds)
+    _tell_what_is_left(cluster, job, decision)
+    cluster.setbacks.no_progress_generations += 1
+    cluster.waiting.must_settle = False
+    cluster.waiting.settle_by = cluster.waiting.newer_since = cluster.waiting.form_at = None
+    cluster.waiting.resumed = False
+    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
+    cluster.move_generation(GenerationEvent.ANNOUNCED)
+    cluster.run.start_step = job.start_step
+    cluster.run.begin(worker.name for worker, has in zip(members, holds, strict=True) if has)
+    if decision.incomplete:
+        text = f"{decision.incomplete}; the job falls back to step {job.start_step}"
+        cluster.incident("shards_missing", text, step=job.start_step)
+    _count_lost(cluster, job, decision.lost)
+    if decision.redone and cluster.ending.recovery is not None:
+        cluster.ending.recovery.steps_redone += 1
+    _assign(cluster, job, members, holds)
     donors = [worker.name for worker, has in zip(members, holds, strict=True) if has]
-    books.incident(
+    cluster.incident(
         "generation_forming",
-        f"generation {books.run.generation}: {', '.join(books.run.roster)};"
-        f" state of step {books.run.start_step} from {', '.join(donors)}",
-        step=books.run.start_step,
+        f"generation {cluster.run.generation}: {', '.join(cluster.run.roster)};"
+        f" state of step {cluster.run.start_step} from {', '.join(donors)}",
+        step=cluster.run.start_step,
     )
 
 
-def count_prepared(books: ClusterState, job: Job) -> None:
-    """A step that is committed because all hold it prepared is progress like any other."""
-    step = choice.start_key(job, books.available())[1]
+def count_prepared(cluster: ClusterState, job: Job) -> None:
+    """Count a step that is committed because all members hold it prepared as progress."""
+    step = choice.start_key(job, cluster.available())[1]
     if step > job.step:
-        books.advance(step)
+        cluster.advance(step)
 
 
-def choose(books: ClusterState, job: Job) -> choice.Choice:
-    """Who would be in a generation formed now."""
+def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
+    """The survivors, if together they remember all of the state; of a sharded one each has a part.
+
+    A job with such survivors continues at once, without waiting for anybody.
+    """
+    survivors, present = cluster.survivors(job), cluster.available()
+    start = choice.start_key(job, present)
+    older = start < (job.start_generation, job.start_step) or start[1] < job.step
+    if job.terms.sharded and (older or not covers(present, start)):
+        return []
+    return survivors
+
+
+def why_incomplete(cluster: ClusterState, job: Job) -> str:
+    """Which shards of the newest state no present worker has, and whose they are; "" if none."""
+    present = cluster.available()
+    key = choice.newest_key(job, present)
+    missing = uncovered(present, key)
+    if not missing or missing.is_whole:  # nobody has a state yet
+        return ""
+    here = {worker.name for worker in present}
+    had = [one for one in job.roster if one not in here and assigned_part(job, one) & missing]
+    whose = f", which {', '.join(had)} had" if had else ""
+    return f"no present worker has the shards {missing} of step {key[1]}{whose}"
+
+
+def choose(cluster: ClusterState, job: Job) -> choice.Choice:
+    """The members of a generation formed now."""
     return choice.choose(
-        books.available(),
-        start=choice.start_key(job, books.available()),
+        cluster.available(),
+        start=choice.start_key(job, cluster.available()),
         max_workers=most_workers(job),
-        bad_links=books.isolation.links.bad,
+        bad_links=cluster.isolation.links.bad,
     )
 
 
-def bar(books: ClusterState, barred: list[Worker]) -> None:
-    """Keep these out of rosters until their links are good again."""
+def bar(cluster: ClusterState, barred: list[Worker]) -> None:
+    """Keep these workers out of rosters until their links work again."""
     for worker in barred:
-        worker.reason = _why_barred(books, worker)
-        if worker.state is not WorkerState.BARRED:
-            books.incident(
+        worker.reason = _why_barred(cluster, worker)
+        if worker.state is not WorkerState.ISOLATED:
+            cluster.incident(
                 "worker_barred", f"{worker.name} stays out: {worker.reason}", worker=worker.name
             )
-        books.move_worker(worker, WorkerEvent.NO_LINK)
+        cluster.move_worker(worker, WorkerEvent.NO_LINK)
 
 
-def _why_barred(books: ClusterState, worker: Worker) -> str:
-    others = books.isolation.links.unreachable_from(worker.name)
+def _why_barred(cluster: ClusterState, worker: Worker) -> str:
+    others = cluster.isolation.links.unreachable_from(worker.name)
     every_s = min(
-        books.isolation.links.probed_every_s(pair_of(worker.name, other)) for other in others
+        cluster.isolation.links.probed_every_s(pair_of(worker.name, other)) for other in others
     )
     return f"no working link to {', '.join(others)}; probed every {every_s:g} s"
 
 
-def _assign(books: ClusterState, job: Job, members: list[Worker], holds: list[bool]) -> None:
+def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[bool]) -> None:
     roster = tuple(
         m.Member(
             name=w.name,
@@ -173,101 +205,112 @@ def _assign(books: ClusterState, job: Job, members: list[Worker], holds: list[bo
             host=w.registration.data_host,
             port=w.registration.data_port,
             holds=has,
+            serves=w.serves,
         )
         for w, has in zip(members, holds, strict=True)
     )
     for rank, worker in enumerate(members):
-        books.move_worker(worker, WorkerEvent.ASSIGNED)
-        worker.participation.assigned(books.run.generation, rank)
+        cluster.move_worker(worker, WorkerEvent.ASSIGNED)
+        worker.participation.assigned(cluster.run.generation, rank)
         worker.reason = worker.reason if worker.leaving else ""
         assign = m.Assign(
             job=job.id,
-            generation=books.run.generation,
-            roster_id=books.run.roster_id,
+            generation=cluster.run.generation,
+            roster_id=cluster.run.roster_id,
             rank=rank,
             roster=roster,
             held_generation=job.start_generation,
             held_step=job.start_step,
             branches=tuple(m.Branch(**one._asdict()) for one in branches.remembered(job.branches)),
         )
-        books.send(worker.name, assign)
+        cluster.send(worker.name, assign)
 
 
-def _leave_behind(books: ClusterState, job: Job, start: choice.Key) -> None:
-    """What was saved after the state that the job goes back to stays where it is."""
+def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
+    """Leave checkpoints behind that are newer than the state to which the job returns.
+
+    Members that are no longer awaited may hold states that were never reported.
+    """
     saved = (job.checkpoint_generation, job.checkpoint_step)
-    if saved <= start and job.step <= start[1]:
+    may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
+    newest = max(saved, choice.newest_key(job, cluster.available()))
+    if newest <= start and job.step <= start[1] and not may_hold_more:
         return
-    job.branches = branches.left(branches.remembered(job.branches), start, books.run.generation)
+    job.branches = branches.left(branches.remembered(job.branches), start, cluster.run.generation)
 
 
-def _tell_what_is_left(books: ClusterState, job: Job, decision: Decision) -> None:
+def _tell_what_is_left(cluster: ClusterState, job: Job, decision: Decision) -> None:
     saved = (job.checkpoint_generation, job.checkpoint_step)
     begun = job.branches != decision.before["branches"]
     if begun and branches.is_left(saved, branches.remembered(job.branches[-1:])):
-        books.incident(
+        cluster.incident(
             "branch_left",
             f"the checkpoint of step {job.checkpoint_step} stays with"
-            f" {', '.join(job.checkpoint_holders)}; the job goes on from step {job.start_step}",
+            f" {', '.join(job.checkpoint_holders)}; the job continues from step {job.start_step}",
             step=job.start_step,
         )
 
 
-def _count_lost(books: ClusterState, job: Job, lost: int) -> None:
+def _count_lost(cluster: ClusterState, job: Job, lost: int) -> None:
     if lost > 0:
         job.steps_lost += lost
-        if books.ending.recovery is not None:
-            books.ending.recovery.steps_lost += lost
-        books.incident(
+        if cluster.ending.recovery is not None:
+            cluster.ending.recovery.steps_lost += lost
+        cluster.incident(
             "steps_lost",
-            f"nobody holds the last {lost} committed steps",
-            step=books.run.start_step,
+            f"no worker holds the last {lost} committed steps",
+            step=cluster.run.start_step,
             steps_lost=lost,
         )
 
 
-def _is_redone(books: ClusterState, job: Job, start: choice.Key) -> bool:
-    """A generation that broke had a step under way, unless that one is committed after all."""
-    recovery = books.ending.recovery
+def _is_redone(cluster: ClusterState, job: Job, start: choice.Key) -> bool:
+    """Whether the broken generation's current step is redone instead of committed after all."""
+    recovery = cluster.ending.recovery
     if recovery is None or recovery.at_boundary or not recovery.running:
         return False
-    return start not in {w.holdings.prepared for w in _prepared(books, job)}
+    return start not in {w.holdings.prepared for w in _prepared(cluster, job)}
 
 
-def _prepared(books: ClusterState, job: Job) -> list[Worker]:
-    """Members that hold a step prepared which they have not committed."""
-    ended = (w for w in books.available() if w.holdings.frozen_in == job.generation)
+def _prepared(cluster: ClusterState, job: Job) -> list[Worker]:
+    """Members with a prepared step that they have not committed."""
+    ended = (w for w in cluster.available() if w.holdings.frozen_in == job.generation)
     return [worker for worker in ended if worker.holdings.prepared != choice.held_key(worker)]
 
 
-def member_running(books: ClusterState, job: Job, worker: Worker, now: float) -> None:
-    """A member's ring is up and its state agreed; when all are, the generation runs."""
-    books.move_worker(worker, WorkerEvent.RUNS)
-    worker.holdings.held = choice.start_held(job)
+def member_running(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
+    """A member's ring is up and its state agreed; once all are, the generation runs."""
+    cluster.move_worker(worker, WorkerEvent.RUNS)
+    worker.holdings.held = choice.start_held(job, worker.name)
     worker.holdings.prepared = choice.held_key(worker)
-    check_running(books, job, now)
+    check_running(cluster, job, now)
 
 
-def check_running(books: ClusterState, job: Job, now: float) -> None:
-    """Once nobody is still forming, the generation runs."""
-    waited_for = (WorkerState.FORMING, WorkerState.AWAY)
-    if books.run.phase is not GenerationState.FORMING:
+def check_running(cluster: ClusterState, job: Job, now: float) -> None:
+    """Start the generation's running phase once no member is still forming."""
+    waited_for = (WorkerState.FORMING, WorkerState.DISCONNECTED)
+    if cluster.run.phase is not GenerationState.FORMING:
         return
-    if any(member.state in waited_for for member in books.members()):
+    if any(member.state in waited_for for member in cluster.members()):
         return
-    books.move_generation(GenerationEvent.ALL_RUN)
+    cluster.move_generation(GenerationEvent.ALL_RUN)
     stopping = job.state is JobState.STOPPING
     if not stopping:
-        books.move_job(job, JobEvent.RUNS)
-    books.emit(SaveJob(job=job))
-    books.incident(
+        cluster.move_job(job, JobEvent.RUNS)
+    cluster.emit(SaveJob(job=job))
+    cluster.incident(
         "generation_running",
-        f"generation {books.run.generation} runs with {len(books.run.roster)} workers"
-        f" from step {books.run.start_step}",
-        step=books.run.start_step,
+        f"generation {cluster.run.generation} runs with {len(cluster.run.roster)} workers"
+        f" from step {cluster.run.start_step}",
+        step=cluster.run.start_step,
+        world_size=len(cluster.run.roster),
     )
-    leaving = [member.name for member in books.members() if member.leaving]
+    leaving = [
+        member.name
+        for member in cluster.members()
+        if member.leaving and can_spare(job, member.name)
+    ]
     if stopping:
-        ending.freeze(books, at_boundary=True, stop=True, reason=job.reason)
+        ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
     elif leaving:
-        ending.end_at_boundary(books, f"{', '.join(leaving)} leaves", now)
+        ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)

@@ -1,10 +1,10 @@
-"""The job's code failed on a worker: is the job at fault, or that one host?
+"""The job's code failed on a worker: decides whether the job or that host is at fault.
 
 A host without a driver, memory or the data set must not fail the job for all.  It is set aside and
-tried again later, ever more seldom.  The job is at fault if the same fails on two workers (warming
-up where nobody has done it yet, or one step), or on all that there are.  Whoever joins and has not
-taken the state over yet is still warming up.  Part of the membership machine; changes the books,
-adds effects.
+retried later, at growing intervals.  The job is at fault if the same work fails on two workers (the
+warm-up where no worker has completed it yet, or one step), or on all present workers.  A joiner
+that has not taken the state over yet counts as warming up.  Part of the membership machine; changes
+the cluster's state, adds effects.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ FIRST_PAUSE_S: Final = 10.0
 MAX_PAUSE_S: Final = 600.0
 MAX_REASON_CHARACTERS: Final = 4_000
 MAX_TRACEBACK_CHARACTERS: Final = 12_000
-"""Of what a worker says; the end of a traceback says most."""
+"""Limit for a reported traceback; its end, the most informative part, is kept."""
 
 
-def failed(books: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
+def failed(cluster: ClusterState, job: Job, worker: Worker, message: m.Failed, now: float) -> None:
     """Set a worker aside, or fail the job."""
     if worker.state in GONE:
         return
     message = _bounded(message)
     at = message.step if _has_begun(job, worker) else WARM_UP
-    aside = _note(books, worker, message, at, now)
+    aside = _note(cluster, worker, message, at, now)
     if at == WARM_UP and job.state in admission.ENDING_JOBS:
-        _set_aside(books, worker, aside, now)  # it was no part of what ends
+        _set_aside(cluster, worker, aside, now)  # it was not a member of the ending generation
         return
-    also = _also_on(books, worker, aside)
+    also = _also_on(cluster, job, worker, aside)
     if also:
         named = ", ".join(sorted(also, key=choice.natural_key))
         message = replace(message, reason=f"{message.reason} (on {named}, too)")
     ends = bool(also) or job.state in admission.ENDING_JOBS
-    if ends or not _can_do_without(books, job, worker, aside, now):
-        jobs.fail(books, worker.name, message, now)
+    if ends or not _can_do_without(cluster, job, worker, aside, now):
+        jobs.fail(cluster, worker.name, message, now)
     else:
-        _set_aside(books, worker, aside, now)
+        _set_aside(cluster, worker, aside, now)
 
 
 def _bounded(message: m.Failed) -> m.Failed:
@@ -54,21 +54,23 @@ def _bounded(message: m.Failed) -> m.Failed:
 
 
 def _has_begun(job: Job, worker: Worker) -> bool:
-    """It has a step of the job to fail in: it has trained, or need not take a state over first.
+    """Whether the worker can fail in a step: it has trained, or needs no state from others first.
 
-    What a member holds is not known when this coordinator has just started.
+    A member's state is not known when this coordinator has just started.
     """
     if worker.state is WorkerState.FORMING and job.start_step and worker.holdings.held is not None:
         return choice.holds(worker, (job.start_generation, job.start_step))
     return worker.state in MEMBERS or worker.reconnection.returning or choice.in_memory(worker)
 
 
-def _note(books: ClusterState, worker: Worker, message: m.Failed, at: int, now: float) -> SetAside:
-    known = books.isolation.set_aside.get(worker.name)
+def _note(
+    cluster: ClusterState, worker: Worker, message: m.Failed, at: int, now: float
+) -> SetAside:
+    known = cluster.isolation.set_aside.get(worker.name)
     if known is not None and known.incarnation == worker.incarnation:
-        return known  # it says so again, on another connection
+        return known  # a repeated report on another connection
     pause_s = FIRST_PAUSE_S if known is None else min(2 * known.pause_s, MAX_PAUSE_S)
-    aside = books.isolation.set_aside[worker.name] = SetAside(
+    aside = cluster.isolation.set_aside[worker.name] = SetAside(
         at=at,
         failed=message,
         until=now + pause_s,
@@ -80,27 +82,37 @@ def _note(books: ClusterState, worker: Worker, message: m.Failed, at: int, now: 
     return aside
 
 
-def _also_on(books: ClusterState, worker: Worker, aside: SetAside) -> list[str]:
-    """Workers on which the same has failed: one step, or the warm-up in the same words.
+def _also_on(cluster: ClusterState, job: Job, worker: Worker, aside: SetAside) -> list[str]:
+    """Workers with the same failure: the same step, or a warm-up with the same message.
 
-    Where somebody else has warmed up, it is not the job that is at fault in that.
+    If another worker has warmed up, the job is not at fault in a failed warm-up.  Nor is it while
+    others still find out whether they can run a job that not every worker may run.
     """
     alike = [
         name
-        for name, one in books.isolation.set_aside.items()
+        for name, one in cluster.isolation.set_aside.items()
         if one is not aside
         and one.at == aside.at
         and (one.at != WARM_UP or (one.until > 0 and _words(one) == _words(aside)))
     ]
-    return [] if aside.at == WARM_UP and _somebody_can(books, worker) else alike
+    others_may = _somebody_can(cluster, worker) or _somebody_else_tries(cluster, job, worker)
+    return [] if aside.at == WARM_UP and others_may else alike
 
 
 def _words(one: SetAside) -> str:
     return re.sub(r"\d+", "", one.failed.reason)
 
 
-def _somebody_can(books: ClusterState, worker: Worker) -> bool:
-    others = (one for one in books.workers.values() if one is not worker)
+def _somebody_else_tries(cluster: ClusterState, job: Job, worker: Worker) -> bool:
+    """Whether the job requires the strict sandbox, and others that may support it still warm up."""
+    if job.terms.sandbox != "strict":
+        return False
+    names = cluster.warming_since.keys() - cluster.isolation.set_aside.keys()
+    return bool(names - {worker.name})
+
+
+def _somebody_can(cluster: ClusterState, worker: Worker) -> bool:
+    others = (one for one in cluster.workers.values() if one is not worker)
     return any(
         one.holdings.warmed is not None or one.state in MEMBERS or choice.in_memory(one)
         for one in others
@@ -108,97 +120,97 @@ def _somebody_can(books: ClusterState, worker: Worker) -> bool:
 
 
 def _can_do_without(
-    books: ClusterState, job: Job, worker: Worker, aside: SetAside, now: float
+    cluster: ClusterState, job: Job, worker: Worker, aside: SetAside, now: float
 ) -> bool:
-    """Others are here, or may still come, and this worker's step can be done by them.
+    """Whether others are present, or may still come, that can do this worker's step.
 
-    The last that remembers committed steps is not let go: the job ends, and they are saved.
+    The last holder of committed steps is not set aside: the job ends, and they are saved.
     """
-    others = _others(books, worker.name)
+    others = _others(cluster, worker.name)
     if not others:
-        return _may_come(books, job, now)
+        return _may_come(cluster, job, now)
     step = max(job.step, aside.failed.step)
     unsaved = aside.at != WARM_UP and step > branches.saved_step(job)
-    if unsaved and not any(_is_heir(books, job, one) for one in others):
+    if unsaved and not any(_is_heir(cluster, job, one) for one in others):
         return False
     return aside.at == WARM_UP or aside.again == 1 or len(others) >= least_workers(job)
 
 
-def _is_heir(books: ClusterState, job: Job, worker: Worker) -> bool:
-    """It remembers where the job stands.  Who is away trains on, if its generation has run."""
-    if worker.state is WorkerState.AWAY:
-        return books.run.has_run
-    return not worker.reconnection.returning and standstill.remembers(books, job, worker)
+def _is_heir(cluster: ClusterState, job: Job, worker: Worker) -> bool:
+    """Whether it holds the job's state.  An absent member trains on if its generation has run."""
+    if worker.state is WorkerState.DISCONNECTED:
+        return cluster.run.has_run
+    return not worker.reconnection.returning and standstill.remembers(cluster, job, worker)
 
 
-def _others(books: ClusterState, name: str) -> list[Worker]:
-    """Workers on which the job may still go on."""
+def _others(cluster: ClusterState, name: str) -> list[Worker]:
+    """Workers on which the job may still continue."""
     return [
         one
-        for one in books.workers.values()
+        for one in cluster.workers.values()
         if one.name != name
         and one.state not in GONE
-        and not (one.state is WorkerState.REFUSED and one.holdings.warmed is None)
+        and not (one.state is WorkerState.INCOMPATIBLE and one.holdings.warmed is None)
     ]
 
 
-def _may_come(books: ClusterState, job: Job, now: float) -> bool:
-    """At the beginning of a job other workers are given a moment to come, before it is judged."""
-    settle_s = float(job.spec["elastic"]["settle_s"])
-    if not books.waiting.must_settle or not settle_s:
+def _may_come(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether other workers may still come: a new job waits briefly before it is judged."""
+    settle_s = job.terms.settle_s
+    if not cluster.waiting.must_settle or not settle_s:
         return False
-    if books.isolation.verdict_by is None:
-        books.isolation.verdict_by = now + settle_s
-    return now < books.isolation.verdict_by
+    if cluster.isolation.verdict_by is None:
+        cluster.isolation.verdict_by = now + settle_s
+    return now < cluster.isolation.verdict_by
 
 
-def _set_aside(books: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
-    """Its process begins afresh, and is left alone for a while."""
+def _set_aside(cluster: ClusterState, worker: Worker, aside: SetAside, now: float) -> None:
+    """Restart its process and leave it alone for a while."""
     was_member = worker.state in MEMBERS
-    books.incident(
+    cluster.incident(
         "worker_set_aside",
         f"{worker.name} is set aside for {aside.pause_s:g} s: {aside.failed.reason}",
         worker=worker.name,
         traceback=aside.failed.traceback,
     )
-    if books.job is not None and (was_member or worker.reconnection.returning):
-        books.fence(books.job)  # its training thread has ended
-    admission.release(books, worker, "evicted", aside.reason)
-    if was_member and books.run.phase is not GenerationState.NONE:
+    if cluster.job is not None and (was_member or worker.reconnection.returning):
+        cluster.fence(cluster.job)  # its training thread has ended
+    admission.release(cluster, worker, "evicted", aside.reason)
+    if was_member and cluster.run.phase is not GenerationState.NONE:
         why = f"{worker.name} has failed: {aside.failed.reason}"
-        ending.end_now(books, why, now, worker=worker.name)
+        ending.end_now(cluster, why, now, worker=worker.name)
 
 
-def try_again(books: ClusterState, job: Job, now: float) -> None:
-    """Have those warm up again whose time has come; fail the job if nobody else has come.
+def try_again(cluster: ClusterState, job: Job, now: float) -> None:
+    """Warm up set-aside workers whose pause is over; fail the job if no other worker has come.
 
-    A job that is to end needs nobody more.
+    A job that is ending needs no more workers.
     """
     if job.state in admission.ENDING_JOBS:
         return
-    for worker in _here(books):
-        if now >= books.isolation.set_aside[worker.name].until:
+    for worker in _here(cluster):
+        if now >= cluster.isolation.set_aside[worker.name].until:
             worker.reason = ""
-            admission.prepare(books, worker, job)
-    if books.isolation.verdict_by is not None and now >= books.isolation.verdict_by:
-        _judge_all(books, now)
+            admission.prepare(cluster, worker, job)
+    if cluster.isolation.verdict_by is not None and now >= cluster.isolation.verdict_by:
+        _judge_all(cluster, now)
 
 
-def _here(books: ClusterState) -> list[Worker]:
-    return [worker for worker in books.workers.values() if admission.is_aside(books, worker)]
+def _here(cluster: ClusterState) -> list[Worker]:
+    return [worker for worker in cluster.workers.values() if admission.is_aside(cluster, worker)]
 
 
-def _judge_all(books: ClusterState, now: float) -> None:
-    """The job failed on the only worker, and no other has come."""
-    books.isolation.verdict_by = None
-    if books.waiting.must_settle and books.isolation.set_aside and not _others(books, ""):
-        name, aside = list(books.isolation.set_aside.items())[-1]
-        jobs.fail(books, name, aside.failed, now)
+def _judge_all(cluster: ClusterState, now: float) -> None:
+    """Fail the job: it failed on the only worker, and no other has come."""
+    cluster.isolation.verdict_by = None
+    if cluster.waiting.must_settle and cluster.isolation.set_aside and not _others(cluster, ""):
+        name, aside = list(cluster.isolation.set_aside.items())[-1]
+        jobs.fail(cluster, name, aside.failed, now)
 
 
-def next_deadline(books: ClusterState) -> float | None:
-    """When somebody is tried again, or the job is judged."""
-    times = [books.isolation.set_aside[worker.name].until for worker in _here(books)]
-    if books.isolation.verdict_by is not None:
-        times.append(books.isolation.verdict_by)
+def next_deadline(cluster: ClusterState) -> float | None:
+    """When a worker is retried, or the job is judged."""
+    times = [cluster.isolation.set_aside[worker.name].until for worker in _here(cluster)]
+    if cluster.isolation.verdict_by is not None:
+        times.append(cluster.isolation.verdict_by)
     return min(times, default=None)

@@ -1,4 +1,4 @@
-"""A worker's side of the membership: what it answers to the coordinator and asks of its trainer.
+"""A worker's side of the membership, between the coordinator and the training thread.
 
     idle -PREPARE-> warming -(trainer warm)-> ready -ASSIGN-> forming -(trainer runs)-> running
       ^                                        ^                                          |
@@ -7,7 +7,7 @@
 
 Pure: events and a clock value in, effects out.  The shell (`dtd.worker.daemon`) owns the control
 connection, the data server and the training thread.  The connection may come and go at any time:
-what the coordinator must know is said again after every REGISTERED.
+what the coordinator must know is repeated after every REGISTERED.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Member:
     """One worker's part in the membership.
 
     Args:
-        register: what it says of itself; job, generation and step are filled in.
+        register: its REGISTER message; job, generation and step are filled in.
     """
 
     def __init__(self, register: m.Register) -> None:
@@ -93,7 +93,7 @@ class Member:
         self._introducing = False
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event; `now` is not looked at."""
+        """Advance by one event; `now` is unused."""
         del now
         if isinstance(event, ControlOpened):
             self._introducing = True
@@ -104,7 +104,7 @@ class Member:
         return [one for one in effects if not (self._introducing and _is_said_again(one))]
 
     def _on_own(self, event: OwnEvent) -> list[Effect]:
-        """Something happens in this process."""
+        """Handle an event of this process."""
         if isinstance(event, TrainerWarm):
             self._warmed = event.warmed
             return self._reports(MemberEvent.WARM, event.warmed)
@@ -124,7 +124,7 @@ class Member:
         return self._on_stop_asked(event)
 
     def next_deadline(self, now: float) -> float | None:
-        """A member waits for others only; the coordinator watches the clock."""
+        """None: a member has no deadlines; the coordinator has them."""
         del now
         return None
 
@@ -143,14 +143,14 @@ class Member:
         }[self.state]
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when the books do not balance."""
+        """Raise AssertionError when it is inconsistent."""
         assert not self._impossible, self._impossible
         in_generation = (MemberState.FORMING, MemberState.RUNNING)
         assert self.state not in in_generation or self.assign is not None
         assert self.state is MemberState.IDLE or self._prepare is not None
 
     def _move(self, event: MemberEvent) -> MemberAction:
-        """Something happens to this worker; what is to be done upon it.
+        """Take a transition of this worker; returns its action.
 
         Raises:
             ImpossibleTransition: that cannot happen in its state.
@@ -165,7 +165,7 @@ class Member:
     def _reports(
         self, event: MemberEvent, report: m.Warmed | m.Frozen | m.Finished
     ) -> list[Effect]:
-        """The training thread has got somewhere; the coordinator is told, and told again."""
+        """The training thread has reached a state; report it to the coordinator, and repeat it."""
         self._move(event)
         self._report = report
         return [Tell(message=report)]
@@ -208,7 +208,7 @@ class Member:
         return []
 
     def _on_registered(self, message: m.Registered) -> list[Effect]:
-        """Say again what an earlier connection may have lost, and not what has been heard."""
+        """Repeat reports that an earlier connection may have lost, but not acknowledged ones."""
         self.refused = message.refused
         self._register = replace(self._register, last_end="")
         self._introducing = False
@@ -229,7 +229,9 @@ class Member:
     def _on_prepare(self, message: m.Prepare) -> list[Effect]:
         known = self._prepare
         if known is not None and (known.job, known.identity) == (message.job, message.identity):
-            return []
+            # It has said so before, when the coordinator had not yet given it to this job again.
+            again = self.state is MemberState.READY and self._report is not None
+            return [Tell(message=self._report)] if again and self._report is not None else []
         if self._move(MemberEvent.PREPARE) is MemberAction.START_AFRESH:
             return [Restart(reason=f"job {message.job} begins, this process served another")]
         self._prepare = message
@@ -248,7 +250,7 @@ class Member:
         if self.assign is None or message.generation != self.assign.generation:
             return []
         if self._move(MemberEvent.FREEZE) is MemberAction.REPORT_AGAIN:
-            assert self._report is not None, "it has left a generation and has not said so"
+            assert self._report is not None, "it has left a generation and has not reported it"
             return [Tell(message=self._report)]
         if message.at_boundary:
             leave = message.leave or bool(self.stopping)
@@ -288,7 +290,7 @@ class Member:
             roster_id=self.assign.roster_id,
             prepared_generation=event.prepared_generation,
             prepared_step=event.prepared_step,
-            held=(event.held,),
+            held=(event.held, *event.saved)[: m.MAX_HELD],
             suspect=event.suspect,
             evidence=event.evidence,
             reason=event.reason,
@@ -300,7 +302,7 @@ class Member:
         return self._reports(MemberEvent.FROZE, frozen)
 
     def _on_trainer_diverged(self, event: TrainerDiverged) -> list[Effect]:
-        """This replica is the odd one out: nothing in this process is worth keeping."""
+        """This replica is in the minority: discard the process's state."""
         if self.assign is None or event.generation != self.assign.generation:
             return []
         self._move(MemberEvent.DIVERGED)

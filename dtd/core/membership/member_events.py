@@ -1,4 +1,4 @@
-"""What happens to a worker's membership and what it answers.
+"""The events and effects of a worker's membership.
 
 The vocabulary between the pure machine (`membership.member`) and its shells
 (`dtd.worker.daemon`, the simulation).
@@ -27,7 +27,7 @@ class FromCoordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerWarm:
-    """Model and data are here."""
+    """Model and data are ready."""
 
     warmed: m.Warmed
 
@@ -42,7 +42,10 @@ class TrainerRunning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFroze:
-    """The trainer has left the generation with this state; the fields are those of FROZEN."""
+    """The trainer has left the generation with this state; the fields are those of FROZEN.
+
+    `saved`: in a sharded job, its parts of checkpoints on disk, the newest first.
+    """
 
     generation: int
     held: m.Held
@@ -55,11 +58,12 @@ class TrainerFroze:
     differs: str = ""
     compared_step: int = 0
     compared_digest: str = ""
+    saved: tuple[m.Held, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerDiverged:
-    """Most ranks hold another state than this one."""
+    """Most ranks hold a different state."""
 
     generation: int
     reason: str
@@ -67,14 +71,14 @@ class TrainerDiverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswered:
-    """What became of a PROBE."""
+    """The result of a PROBE."""
 
     probed: m.Probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFinished:
-    """The trainer has done the last step, or the last one before a stop."""
+    """The trainer has completed the last step, or the last one before a stop."""
 
     finished: m.Finished
 
@@ -103,7 +107,7 @@ OwnEvent = (
     | TrainerFailed
     | StopAsked
 )
-"""What happens in the worker's own process."""
+"""Events of the worker's own process."""
 
 Event = ControlOpened | FromCoordinator | OwnEvent
 
@@ -113,7 +117,7 @@ Event = ControlOpened | FromCoordinator | OwnEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Send a message to the coordinator; lost when the connection is down, and said again."""
+    """Send a message to the coordinator; lost when the connection is down, and repeated."""
 
     message: m.Message
 
@@ -149,7 +153,7 @@ class EndAtBoundary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveState:
-    """Let the trainer write what it holds: no generation is under way."""
+    """Let the trainer write its state: no generation is running."""
 
     save: m.Save
 
@@ -170,14 +174,14 @@ class Raise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Start afresh in a clean interpreter."""
+    """Restart in a clean interpreter."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """End the process in good order."""
+    """End the process normally."""
 
     reason: str
 

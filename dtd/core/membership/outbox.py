@@ -1,12 +1,12 @@
-"""Which effects wait until a job is written down, and which need not.
+"""Decides which effects wait until a job is stored, and which need not.
 
-What a crash of the coordinator must not make untrue is said after the store has it: an assignment
-with its generation, a release with how the job ended.  All else goes out at once, however long the
-disk takes: a worker that hears no acknowledgement for a few seconds would take the coordinator for
-dead.  On one connection nothing overtakes a message that waits.
+Messages that a crash of the coordinator must not make untrue are sent after the store has them: an
+assignment with its generation, a release with the job's outcome.  Everything else is sent at once,
+however slow the disk: a worker without acknowledgements for a few seconds would consider the
+coordinator dead.  On one connection nothing overtakes a waiting message.
 
-A store that is slower than what happens must not fall ever further behind: a job that waits to be
-written is written once, as it is by then.
+A store that is slower than the events must not fall further and further behind: a waiting job is
+written once, in its state at that time.
 
 Pure; `dtd.coordinator.effects` and the simulation perform what comes out.
 """
@@ -37,13 +37,13 @@ class Item(Generic[Note, About]):
 
 
 class Outbox(Generic[Note, About]):
-    """The effects that wait, the write that they wait for first."""
+    """The waiting effects; the first is the write for which they wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Item[Note, About]] = deque()
 
     def put(self, item: Item[Note, About]) -> list[Item[Note, About]]:
-        """Take the next effect; returns what is to be done now.
+        """Take the next effect; returns the effects to perform now.
 
         A SaveJob that comes out is to be written; `written` says that it was.
         """
@@ -58,7 +58,7 @@ class Outbox(Generic[Note, About]):
         return []
 
     def written(self) -> list[Item[Note, About]]:
-        """The job that came out last is written; returns what followed it, to be done now."""
+        """The last returned job is written; returns the effects that followed it."""
         self._waiting.popleft()
         ready: list[Item[Note, About]] = []
         while self._waiting:
@@ -69,10 +69,11 @@ class Outbox(Generic[Note, About]):
         return ready
 
     def _renewed(self, item: Item[Note, About]) -> bool:
-        """A write of the same job waits, and may as well write what is newer now.
+        """Replace a waiting write of the same job by the newer one; returns whether there was one.
 
-        It stays before what waits for it, which is as true with more on disk.  One that announces
-        a generation is not touched, for it is that generation's, nor the one that is out already.
+        The write keeps its place before the effects that wait for it, which remain true with newer
+        data on disk.  A write that announces a generation is not replaced, since it belongs to that
+        generation; nor is one that is already in progress.
         """
         if not isinstance(item.effect, SaveJob) or item.effect.announces:
             return False
@@ -80,22 +81,22 @@ class Outbox(Generic[Note, About]):
             waiting = self._waiting[index].effect
             if isinstance(waiting, SaveJob):
                 if waiting.announces or waiting.job.id != item.effect.job.id:
-                    return False  # what is older must not be written after what is newer
+                    return False  # an older record must not be written after a newer one
                 self._waiting[index] = item
                 return True
         return False
 
     def _waits_behind(self, item: Item[Note, About]) -> bool:
-        """A message on the same connection waits already."""
+        """Whether an earlier message on the same connection is waiting."""
         if isinstance(item.effect, Send) and isinstance(item.effect.message, m.HeartbeatAck):
-            return False  # it means the same at any time
+            return False  # its meaning does not depend on the time
         return any(
             one.about is item.about and isinstance(one.effect, Send) for one in self._waiting
         )
 
 
 def needs_no_store(effect: object) -> bool:
-    """It stays true, or does no harm, if the coordinator forgets why it said so."""
+    """Whether it stays true, or is harmless, if the coordinator forgets its reason."""
     if isinstance(effect, Disconnect):
         return True
     if not isinstance(effect, Send):

@@ -1,9 +1,10 @@
-"""Control connections come and go while a generation runs on; so does the coordinator itself.
+"""Loss and return of control connections, or of the coordinator, while a generation runs.
 
 A generation needs its ring, not its coordinator.  A member whose control connection is lost is
-*away*: it has a while to come back, and longer as long as its generation's step advances, for that
+*away*: it has a time limit to come back, extended while its generation's step advances, since that
 needs every member.  A coordinator that starts adopts the generation that its store names: all its
-members are away at first.  Part of the membership machine; changes the books, adds effects.
+members are away at first.  Part of the membership machine; changes the cluster's state, adds
+effects.
 """
 
 from __future__ import annotations
@@ -26,95 +27,102 @@ from dtd.core.membership.transitions import (
 from dtd.wire import messages as m
 
 ADOPTION_PATIENCE = 2
-"""Heartbeat time-outs that members have to come back to a coordinator that has just started."""
+"""Heartbeat time-outs within which members must return to a newly started coordinator."""
 
 NEVER_HEARD = 0
 """Incarnation of a member that this coordinator knows from its store alone."""
 
 
-def adopt(books: ClusterState, job: Job, now: float) -> None:
-    """Take up the generation that an earlier coordinator has announced."""
-    books.run.generation = max(books.run.generation, job.generation)
-    books.run.roster, books.run.roster_id = list(job.roster), job.roster_id
-    books.run.start_step = job.start_step
-    books.run.begin()
+def adopt(cluster: ClusterState, job: Job, now: float) -> None:
+    """Adopt the generation that an earlier coordinator has announced."""
+    cluster.run.generation = max(cluster.run.generation, job.generation)
+    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
+    cluster.run.start_step = job.start_step
+    cluster.run.begin()
     formed = job.state is not JobState.FORMING
-    books.move_generation(
+    if job.state is JobState.STOPPING:  # even if its generation was still forming
+        formed = job.step > job.start_step
+    cluster.move_generation(
         GenerationEvent.ADOPTED_RUNNING if formed else GenerationEvent.ADOPTED_FORMING
     )
-    books.waiting.must_settle = False
-    patience_s = ADOPTION_PATIENCE * books.heartbeat_timeout_s
+    cluster.waiting.must_settle = False
+    patience_s = ADOPTION_PATIENCE * cluster.heartbeat_timeout_s
     instances = dict(zip(job.roster, job.instances, strict=False))
+    servers = job.roster[len(job.roster) - job.servers :]
     for name in job.roster:
-        worker = books.workers[name] = _absent(name, instances.get(name, ""))
-        books.move_worker(worker, WorkerEvent.EXPECTED)
-        books.detector.watch(name, now, timeout_s=patience_s)
-    run = books.run
-    books.incident(
+        worker = _absent(name, instances.get(name, ""), serves=name in servers)
+        cluster.workers[name] = worker
+        cluster.move_worker(worker, WorkerEvent.EXPECTED)
+        cluster.detector.watch(name, now, timeout_s=patience_s)
+    run = cluster.run
+    cluster.incident(
         "generation_adopted",
         f"generation {run.generation} is taken up: {', '.join(run.roster)} are expected",
         step=job.step,
     )
 
 
-def take_up(books: ClusterState, job: Job) -> None:
-    """Go on with a generation that is known from its members alone, if all of them still train."""
-    members = [books.workers.get(name) for name in job.roster]
-    if job.generation < books.run.generation or not all(_trains_in(one, job) for one in members):
+def take_up(cluster: ClusterState, job: Job) -> None:
+    """Adopt a generation that is known only from its members, if all of them still train."""
+    members = [cluster.workers.get(name) for name in job.roster]
+    if job.generation < cluster.run.generation or not all(_trains_in(one, job) for one in members):
         return
-    books.run.generation = job.generation
-    books.run.roster, books.run.roster_id = list(job.roster), job.roster_id
-    books.run.start_step = job.start_step
-    books.run.begin()
-    books.move_generation(GenerationEvent.TAKEN_UP)
-    books.waiting.must_settle, books.waiting.newer_since = False, None
-    books.move_job(job, JobEvent.TAKEN_UP)
+    cluster.run.generation = job.generation
+    cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
+    cluster.run.start_step = job.start_step
+    cluster.run.begin()
+    cluster.move_generation(GenerationEvent.TAKEN_UP)
+    cluster.waiting.must_settle, cluster.waiting.newer_since = False, None
+    cluster.move_job(job, JobEvent.TAKEN_UP)
     for name in job.roster:
-        worker = books.workers[name]
+        worker = cluster.workers[name]
         worker.reconnection.returning = False
-        books.move_worker(worker, WorkerEvent.TAKEN_UP)
-    books.incident(
+        cluster.move_worker(worker, WorkerEvent.TAKEN_UP)
+    cluster.incident(
         "generation_adopted",
-        f"generation {books.run.generation} is taken up: {', '.join(books.run.roster)} train in it",
+        f"generation {cluster.run.generation} is taken up:"
+        f" {', '.join(cluster.run.roster)} train in it",
         step=job.start_step,
     )
 
 
 def _trains_in(worker: Worker | None, job: Job) -> bool:
-    """It has come with the job's newest generation, running, and not left it since."""
+    """Whether it came back running in the job's newest generation and has not left it since."""
     if worker is None or not worker.reconnection.returning:
         return False
     came = worker.reconnection
     return (came.generation, came.phase) == (job.generation, "running")
 
 
-def _absent(name: str, instance: str) -> Worker:
+def _absent(name: str, instance: str, *, serves: bool) -> Worker:
     return Worker(
-        registration=Registration(name=name, incarnation=NEVER_HEARD, instance=instance),
+        registration=Registration(
+            name=name, incarnation=NEVER_HEARD, instance=instance, serves=serves
+        ),
         reason="has not come back since the coordinator started",
     )
 
 
-def goes_away(books: ClusterState, worker: Worker, reason: str) -> bool:
-    """Whether the generation may go on without this member's control connection."""
+def goes_away(cluster: ClusterState, worker: Worker, reason: str) -> bool:
+    """Whether the generation may continue without this member's control connection."""
     trains = worker.state in (WorkerState.RUNNING, WorkerState.FINISHED)
-    if not trains or books.run.phase is not GenerationState.RUNNING:
+    if not trains or cluster.run.phase is not GenerationState.RUNNING:
         return False
-    books.move_worker(worker, WorkerEvent.DISCONNECTED)
+    cluster.move_worker(worker, WorkerEvent.DISCONNECTED)
     worker.reason = f"control connection lost: {reason}"
-    books.incident("worker_away", f"{worker.name}: {worker.reason}", worker=worker.name)
+    cluster.incident("worker_away", f"{worker.name}: {worker.reason}", worker=worker.name)
     return True
 
 
-def comes_back(books: ClusterState, message: m.Register, now: float) -> bool:
+def comes_back(cluster: ClusterState, message: m.Register, now: float) -> bool:
     """Whether this is a member of the current generation that reconnects."""
-    known, job = books.workers.get(message.name), books.job
+    known, job = cluster.workers.get(message.name), cluster.job
     if known is None or job is None or known.state not in MEMBERS:
         return False
     if message.identity != job.identity:
         return False
     same_process = known.incarnation in (message.incarnation, NEVER_HEARD)
-    run = books.run
+    run = cluster.run
     same_generation = (message.generation, message.roster_id) == (run.generation, run.roster_id)
     if not (same_process and same_generation):
         return False
@@ -124,21 +132,23 @@ def comes_back(books: ClusterState, message: m.Register, now: float) -> bool:
     worker.liveness = Liveness(
         heartbeat=known.liveness.heartbeat, signalled=known.liveness.signalled
     )
-    books.workers[worker.name] = worker
+    cluster.workers[worker.name] = worker
     forms = message.phase == MemberState.FORMING.value
-    books.move_worker(worker, WorkerEvent.RECONNECTED_FORMING if forms else WorkerEvent.RECONNECTED)
-    registration.greet(books, worker)
-    if books.run.phase is GenerationState.ENDING:
-        _catch_up(books, worker)
+    cluster.move_worker(
+        worker, WorkerEvent.RECONNECTED_FORMING if forms else WorkerEvent.RECONNECTED
+    )
+    registration.greet(cluster, worker)
+    if cluster.run.phase is GenerationState.ENDING:
+        _catch_up(cluster, worker)
     elif job.state is JobState.STOPPING:
-        ending.freeze_one(books, worker, at_boundary=True, stop=True, reason=job.reason)
-    forming.check_running(books, job, now)
+        ending.freeze_one(cluster, worker, at_boundary=True, stop=True, reason=job.reason)
+    forming.check_running(cluster, job, now)
     return True
 
 
-def _catch_up(books: ClusterState, worker: Worker) -> None:
-    """It may have missed that the generation ends."""
-    recovery = books.ending.recovery
-    at_boundary = books.ending.freeze_by is None
+def _catch_up(cluster: ClusterState, worker: Worker) -> None:
+    """Repeat the end of the generation, which it may have missed."""
+    recovery = cluster.ending.recovery
+    at_boundary = cluster.ending.freeze_by is None
     reason = recovery.cause if recovery is not None else "the generation ends"
-    ending.freeze_one(books, worker, at_boundary=at_boundary, stop=False, reason=reason)
+    ending.freeze_one(cluster, worker, at_boundary=at_boundary, stop=False, reason=reason)

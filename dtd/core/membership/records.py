@@ -1,7 +1,7 @@
-"""What the coordinator remembers of a worker and of a job, in small records.
+"""The coordinator's records of a worker and of a job.
 
-A worker's record says what it is, where it stands, and what it has reported; a job's is written to
-the coordinator's store and read from it, so its fields are only added.  No decisions here.
+A worker's record holds its identity, its state and its reports.  A job's record is written to the
+coordinator's store and read from it, so fields may be added but not removed.  No decisions here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtd.core.engine.rounds import Rounds
 from dtd.core.membership.transitions import JobState, WorkerState
+from dtd.job.terms import JobTerms, terms_of
 from dtd.wire import messages as m
 
 MAX_JOBS_OF_A_PROCESS = 4
-"""A process takes part in one job; it may have been left alone in others."""
+"""A process takes part in one job; in others it may have failed and been set aside."""
 
 WARM_UP = -1
-"""Where a worker failed that had not taken part in a generation; otherwise its committed steps."""
+"""Stands for the committed steps of a worker that failed before it was in a generation."""
 
 
 # --- a worker ----------------------------------------------------------------------------------
@@ -24,16 +26,17 @@ WARM_UP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """How a process has introduced itself.
+    """The identity that a process registered.
 
     Attributes:
-        name: stable, of the worker.
-        incarnation: of the process.
-        pid: of the process, on its host.
+        name: stable name of the worker.
+        incarnation: number of the process, drawn at random.
+        pid: process id on its host.
         host, device: where it trains.
-        data_host, data_port: where other workers reach it.
-        version: of its dtd.
-        instance: of its state directory; empty when it is not known.
+        data_host, data_port: address at which other workers reach it.
+        version: its dtd release.
+        instance: id of its state directory; empty if unknown.
+        serves: whether it is a parameter server.
     """
 
     name: str
@@ -45,42 +48,47 @@ class Registration:
     data_port: int = 0
     version: str = ""
     instance: str = ""
+    serves: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Holdings:
-    """What a worker has reported that it holds.
+    """The states that a worker has reported.
 
     Attributes:
-        warmed: its data, model and numerics.
-        held: the newest state it reported; what a running member holds is newer.
+        warmed: its report of data, model and numerics.
+        held: the newest state it reported; a running member holds a newer one.
+        saved: in a sharded job, its parts of further checkpoints on its disk.
         prepared: the state it would hold after committing what it has prepared, as (generation
             that commits the last step, steps).
-        frozen_in: the generation in which it reported FROZEN or FINISHED last.
-        digest: of the state in which it finished.
+        frozen_in: the generation in which it last reported FROZEN or FINISHED.
+        digest: digest of the state in which it finished.
     """
 
     warmed: m.Warmed | None = None
     held: m.Held | None = None
+    saved: tuple[m.Held, ...] = ()
     prepared: tuple[int, int] = (0, 0)
     frozen_in: int = 0
     digest: str = ""
 
     def forget(self) -> None:
-        """It holds nothing any more; the digest stays for the job's result."""
+        """Forget its states; the digest is kept for the job's result."""
         self.warmed = self.held = None
+        self.saved = ()
         self.prepared, self.frozen_in = (0, 0), 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Liveness:
-    """Whether a process lives, and its training gets on.
+    """Whether a process is alive and its training advances.
 
     Attributes:
-        heartbeat: the last one.
-        stuck_since: when its training was first found to stand still, without having got on since.
-        kept: why it is not put out for that; empty when there is nothing to put it out for.
-        signalled: the operator has sent its process a signal, so its end is no sign of anything.
+        heartbeat: the last heartbeat.
+        stuck_since: when its training was first found stuck, without progress since.
+        kept: why it is not evicted although stuck; empty if there is no reason to evict it.
+        signalled: whether the operator sent its process a signal, so that its end does not count
+            as a failure.
     """
 
     heartbeat: m.Heartbeat | None = None
@@ -89,23 +97,23 @@ class Liveness:
     signalled: bool = False
 
     def forget(self) -> None:
-        """Its process is gone."""
+        """Forget its heartbeat after its process has ended."""
         self.heartbeat = None
         self.gets_on()
 
     def gets_on(self) -> None:
-        """Its training is not stuck any more."""
+        """Record that its training is no longer stuck."""
         self.stuck_since, self.kept = None, ""
 
 
 @dataclass(slots=True, kw_only=True)
 class Participation:
-    """What a process may speak of.
+    """The jobs and generations about which a process may report.
 
     Attributes:
-        jobs: it was told to prepare for them, or came with one; the newest first.
-        generation: the newest that it was assigned to, or has come with.
-        rank, ranks: its rank in that generation, and all that it ever had; a process begins as 0.
+        jobs: jobs that it was told to prepare for or registered with, the newest first.
+        generation: the newest generation that it was assigned to or registered with.
+        rank, ranks: its rank in that generation, and all ranks that it ever had; initially 0.
     """
 
     jobs: tuple[str, ...] = ()
@@ -114,22 +122,22 @@ class Participation:
     ranks: frozenset[int] = frozenset({0})
 
     def given(self, job: str) -> None:
-        """It is told to prepare for a job."""
+        """Record that it is told to prepare for a job."""
         self.jobs = tuple(dict.fromkeys((job, *self.jobs)))[:MAX_JOBS_OF_A_PROCESS]
 
     def assigned(self, generation: int, rank: int) -> None:
-        """It is told to take part in a generation."""
+        """Record that it is assigned to a generation."""
         self.generation, self.rank, self.ranks = generation, rank, self.ranks | {rank}
 
 
 @dataclass(slots=True, kw_only=True)
 class Reconnection:
-    """A worker that has come back with a generation of ours.
+    """The generation of the job with which a worker registered again.
 
     Attributes:
-        returning: it has not left that generation yet.
-        generation: with which it has come.
-        phase: what it does there, in the words of REGISTER.
+        returning: whether it has not left that generation yet.
+        generation: number of that generation.
+        phase: its phase in that generation, as in REGISTER.
     """
 
     returning: bool = False
@@ -142,17 +150,17 @@ class Worker:
     """One worker, by its stable name.
 
     Attributes:
-        registration: how its process has introduced itself.
-        state: where it stands; assigned by `ClusterState.move_worker` alone.
+        registration: the identity that its process registered.
+        state: its state; assigned only by `ClusterState.move_worker`.
         reason: why it does not work, or what it waits for, for `dtdctl status`.
         ready_since: when it became ready to join.
-        leaving: it goes as soon as nothing is lost by that.
-        foreign: it runs another release of dtd, and gets no work.
-        stray: it took part in a job that is not ours; nothing that it says of jobs counts.
-        holdings: what it has reported that it holds.
-        liveness: whether its process lives, and its training gets on.
-        participation: what it may speak of.
-        reconnection: with which generation it has come back.
+        leaving: whether it is to be released as soon as no state is lost by that.
+        foreign: whether it runs another release of dtd, and therefore gets no work.
+        stray: whether it took part in a job of another store; its reports of jobs do not count.
+        holdings: the states that it has reported.
+        liveness: whether its process is alive and its training advances.
+        participation: the jobs and generations about which it may report.
+        reconnection: the generation with which it registered again.
     """
 
     registration: Registration
@@ -169,13 +177,18 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Its stable name."""
+        """Stable name of the worker."""
         return self.registration.name
 
     @property
     def incarnation(self) -> int:
-        """Of its process."""
+        """Incarnation of its process."""
         return self.registration.incarnation
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a parameter server: it owns parts of a state, and trains no rows."""
+        return self.registration.serves
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,13 +197,13 @@ class SetAside:
 
     Attributes:
         at: committed steps at that time, or WARM_UP.
-        failed: what it said.
+        failed: its report of the failure.
         until: when it is tried again; 0.0 once it has warmed up again.
-        pause_s: how long it is left alone this time.
-        incarnation: of the process that failed.
-        pid: of that process, and of the one that replaces it; who starts another has mended
-            something.
-        again: how often in a row it failed at this place.
+        pause_s: duration of its current exclusion.
+        incarnation: incarnation of the process that failed.
+        pid: id of that process, which the process that replaces it keeps; another id means that the
+            worker was started anew, presumably after a repair.
+        again: number of consecutive failures at `at`.
     """
 
     at: int
@@ -203,7 +216,7 @@ class SetAside:
 
     @property
     def reason(self) -> str:
-        """Why it does not take part, for `dtdctl status`."""
+        """The reason for its exclusion, for `dtdctl status`."""
         first = self.failed.reason.partition("\n")[0]
         return f"set aside for {self.pause_s:g} s, or until it is started again: {first}"
 
@@ -216,25 +229,35 @@ class Job:
     """One job, from submission to its result.
 
     Attributes:
-        roster, roster_id: members of the newest generation, in rank order.
-        instances: of their state directories.
-        store_epoch: of the store when that generation was decided, or the job submitted.
-        announced: that generation was announced and has not ended, as far as we know.
-        fenced: one of its members can take no further part in it, so it commits nothing more.
-        start_generation, start_step: the state that it starts from.
+        spec: its specification as a map of tables, for the store and the workers.
+        terms: those of its settings that affect the coordinator's decisions.
+        roster, roster_id: members of the newest generation in rank order, and the roster's id.
+        servers: how many of them are parameter servers; they are the last ones.
+        instances: ids of the members' state directories.
+        store_epoch: epoch of the store when that generation was decided, or the job was submitted.
+        announced: whether that generation was announced and is not known to have ended.
+        fenced: whether one of its members cannot take part in it any more, so that it commits no
+            further step.
+        start_generation, start_step: the starting state of that generation.
+        checkpoint_generation, checkpoint_step, checkpoint_holders: the newest complete checkpoint,
+            and the workers that have it or, if the state is sharded, a part of it.
+        parts: in a sharded job, the parts of that checkpoint and of newer ones that are not
+            complete, see `dtd.core.trust.vouching`.
         divergences: when replicas differed without a majority, see `membership.divergence`.
-        agreed: digests of saved states that all ranks had, see `dtd.core.trust.vouching`.
-        branches: states that it has left behind, see `membership.branches`.
-        step_s: how long a step takes, a recent mean; 0 when that is not known.
-        verdict: how it will end once what is held is saved: "done", "failed" or "cancelled"; empty
-            while it is to go on.
-        package: sha256 of the task's code that was shipped with it; empty: what is installed.
-        from_mode: what is taken over of `from_job`: "resume" everything, "weights" the weights.
-        weights: sha256 of a file of weights to begin with; empty: none.
-        strict: all weights that are taken over must fit the model.
-        dataset_rows, dataset_fingerprint, task_digest: of the data and code that it trains with, as
-            most workers report them.
-        identity, from_identity: of this job and of `from_job`, see `dtd.job.identity`.
+        agreed: confirmed digests of saved states, see `dtd.core.trust.vouching`.
+        branches: states on abandoned branches, see `membership.branches`.
+        step_s: recent mean duration of a step; 0 if unknown.
+        verdict: how the job will end once its state is saved: "done", "failed" or "cancelled";
+            empty while it continues.
+        package: sha256 of the task's code that was shipped with it; empty: the installed code.
+        from_mode: what is taken from `from_job`: "resume": everything, "weights": the weights.
+        weights: sha256 of a file with initial weights; empty: none.
+        strict: whether all initial weights must fit the model.
+        dataset_rows, dataset_fingerprint, task_digest: the job's data and code, as most workers
+            report them.
+        environment: software and hardware, as most workers report them.
+        from_newest: step of the newest checkpoint of `from_job` at submission, if none was named.
+        identity, from_identity: identities of this job and of `from_job`, see `dtd.job.identity`.
     """
 
     id: str
@@ -260,6 +283,7 @@ class Job:
     checkpoint_holders: tuple[str, ...] = ()
     roster: tuple[str, ...] = ()
     roster_id: int = 0
+    servers: int = 0
     instances: tuple[str, ...] = ()
     store_epoch: int = 1
     announced: bool = False
@@ -275,30 +299,43 @@ class Job:
     dataset_rows: int = 0
     dataset_fingerprint: str = ""
     task_digest: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    from_newest: int = 0
     divergences: tuple[Any, ...] = ()
     agreed: tuple[Any, ...] = ()
+    parts: tuple[Any, ...] = ()
     metrics: dict[str, float | None] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
+    terms: JobTerms = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the terms from the specification."""
+        self.terms = terms_of(self.spec)
+
+    @property
+    def rounds(self) -> Rounds:
+        """Which steps are committed together."""
+        return Rounds.of(self.terms.strategy)
 
     @property
     def name(self) -> str:
-        """The name the user gave it."""
-        return str(self.spec["job"]["name"])
+        """The name that the user gave to the job."""
+        return self.terms.name
 
 
 @dataclass(slots=True, kw_only=True)
 class Recovery:
-    """From the end of one generation to the first step of a later one.
+    """The interval from the end of one generation to the first committed step of a later one.
 
     Attributes:
-        cause: in words.
-        worker: to whom it happened; empty when it was nobody in particular.
-        began_at: when the coordinator learned of it.
-        detected_after_s: silence before that, at most what has passed since the cause.
-        at_boundary: the generation ended between two steps.
-        running: it had begun to train.
-        steps_redone: steps begun and given up.
-        steps_lost: committed steps that nobody holds any more.
+        cause: why the generation ended, as text.
+        worker: the worker concerned; empty if the cause is not a single worker.
+        began_at: when the coordinator learned of the cause.
+        detected_after_s: silence before that, at most the time since the cause.
+        at_boundary: whether the generation ended between two steps.
+        running: whether it had begun to train.
+        steps_redone: number of steps that were begun and abandoned.
+        steps_lost: number of committed steps that no worker holds any more.
     """
 
     cause: str
@@ -311,17 +348,17 @@ class Recovery:
     steps_lost: int = 0
 
     def again(self, *, at_boundary: bool, running: bool) -> None:
-        """Another generation ends before the job has committed."""
+        """Record that another generation has ended before the job committed a step."""
         self.at_boundary, self.running = at_boundary, running
 
     def breaks(self, cause: str, now: float, *, worker: str, silent_s: float) -> None:
-        """A generation that was to end at a step boundary has broken before."""
+        """Record that a generation that was to end at a step boundary broke before it."""
         if self.at_boundary:
             self.cause, self.worker, self.began_at = cause, worker, now
             self.detected_after_s, self.at_boundary = silent_s, False
 
     def details(self, now: float) -> dict[str, Any]:
-        """The figures, once the job has committed again."""
+        """The figures of the recovery, taken when the job has committed a step again."""
         return {
             "cause": self.cause,
             "detected_after_s": round(self.detected_after_s, 3),

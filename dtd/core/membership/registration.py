@@ -1,20 +1,20 @@
-"""The first words between a worker and its coordinator: who comes, and whether it may work here.
+"""Registration of a worker at the coordinator, and whether it may work here.
 
 Releases of dtd may work together that are equal up to the patch level: a patch can so be rolled out
 host by host.  It changes neither messages nor numbers; a minor release may change either.
 
-A name belongs to one living worker: whoever comes later under it is refused.  A process that comes
-from the same state directory (an equal instance) is no other worker: it holds the lock of that
-directory, so the one before it is dead, however its connection may linger.  One from elsewhere may
-take the name once nobody answers under it any more.
+A name belongs to one living worker: a later worker with the same name is refused.  A process from
+the same state directory (an equal instance) is the same worker: it holds the lock of that
+directory, so its predecessor is dead, even if its connection lingers.  A process from elsewhere may
+take the name once the earlier worker no longer responds.
 
-Part of the membership machine; changes the books, adds effects.  What becomes of a worker that may
-is the business of `membership.admission`.
+Part of the membership machine; changes the cluster's state, adds effects.  `membership.admission`
+handles a worker that may.
 """
 
 from __future__ import annotations
 
-from dtd import troubles
+from dtd import diagnostics
 from dtd.core.membership.records import Registration, Worker
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GONE, MEMBERS, WorkerEvent
@@ -24,11 +24,11 @@ _RELEASE_PARTS = 2
 
 
 def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
-    """A worker as it introduces itself.
+    """The record of a worker that registers.
 
     Args:
-        message: what it says; what that claims of a generation was found true.
-        known: what is known of this name.
+        message: its REGISTER, whose claims about a generation have been verified.
+        known: the record of an earlier worker with this name, if any.
     """
     worker = Worker(
         registration=Registration(
@@ -41,6 +41,7 @@ def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
             data_port=message.data_port,
             version=message.version,
             instance=message.instance,
+            serves=message.serves,
         )
     )
     part = worker.participation
@@ -53,51 +54,51 @@ def newcomer(message: m.Register, known: Worker | None = None) -> Worker:
     return worker
 
 
-def greet(books: ClusterState, worker: Worker) -> None:
-    """Tell a worker that it is known."""
-    books.send(worker.name, _registered(books))
-    note = _version_note(worker.registration.version, books.identity.version)
-    books.incident("worker_registered", f"{worker.name} registered{note}", worker=worker.name)
+def greet(cluster: ClusterState, worker: Worker) -> None:
+    """Confirm a worker's registration."""
+    cluster.send(worker.name, _registered(cluster))
+    note = _version_note(worker.registration.version, cluster.identity.version)
+    cluster.incident("worker_registered", f"{worker.name} registered{note}", worker=worker.name)
 
 
-def tell_last_end(books: ClusterState, message: m.Register, known: Worker | None) -> None:
-    """The process before this one did not end in good order, and its successor knows how.
+def tell_last_end(cluster: ClusterState, message: m.Register, known: Worker | None) -> None:
+    """Report that the worker's previous process ended abnormally, if its successor knows how.
 
-    A signal that an operator has sent needs no word.
+    The operator's own signal is not reported.
     """
     same = known is not None and (
         known.liveness.signalled or known.incarnation == message.incarnation
     )
     if not message.last_end or same:
         return
-    if message.name in books.setbacks.crashed_workers:
-        books.setbacks.last_ends[message.name] = message.last_end
-    books.incident(
+    if message.name in cluster.setbacks.crashed_workers:
+        cluster.setbacks.last_ends[message.name] = message.last_end
+    cluster.incident(
         "worker_crashed", f"{message.name}'s last process {message.last_end}", worker=message.name
     )
 
 
-def _registered(books: ClusterState, *, refused: str = "") -> m.Registered:
+def _registered(cluster: ClusterState, *, refused: str = "") -> m.Registered:
     return m.Registered(
-        heartbeat_interval_s=books.heartbeat_interval_s,
-        heartbeat_timeout_s=books.heartbeat_timeout_s,
-        store_id=books.identity.store_id,
-        epoch=books.identity.epoch,
+        heartbeat_interval_s=cluster.heartbeat_interval_s,
+        heartbeat_timeout_s=cluster.heartbeat_timeout_s,
+        store_id=cluster.identity.store_id,
+        epoch=cluster.identity.epoch,
         refused=refused,
     )
 
 
-def is_foreign(books: ClusterState, worker: Worker) -> bool:
-    """Whether its dtd must not work with this one: it stays connected, and gets no work.
+def is_foreign(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether its dtd release is incompatible: it stays connected, and gets no work.
 
     One that takes part in a generation may finish its job; its next process is asked again.
     """
-    why = _version_refusal(worker, version=books.identity.version, host=books.identity.host)
+    why = _version_refusal(worker, version=cluster.identity.version, host=cluster.identity.host)
     if why:
-        books.move_worker(worker, WorkerEvent.INCOMPATIBLE)
+        cluster.move_worker(worker, WorkerEvent.INCOMPATIBLE)
         worker.foreign, worker.reason = True, why
-        books.send(worker.name, _registered(books, refused=why))
-        books.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
+        cluster.send(worker.name, _registered(cluster, refused=why))
+        cluster.incident("worker_refused", f"{worker.name} is refused: {why}", worker=worker.name)
     return bool(why)
 
 
@@ -112,7 +113,7 @@ def _version_refusal(worker: Worker, *, version: str, host: str) -> str:
     if not version or _release_of(worker.registration.version) == _release_of(version):
         return ""
     return str(
-        troubles.versions_differ(
+        diagnostics.versions_differ(
             worker.name,
             worker.registration.host,
             worker.registration.version,
@@ -123,7 +124,7 @@ def _version_refusal(worker: Worker, *, version: str, host: str) -> str:
 
 
 def _version_note(theirs: str, ours: str) -> str:
-    """What to say of a version that differs and is allowed; empty when it does not differ."""
+    """A note on a different but compatible version; empty when it does not differ."""
     return f" with dtd {theirs}, the coordinator has {ours}" if ours and theirs != ours else ""
 
 
@@ -132,19 +133,19 @@ def _release_of(version: str) -> list[str]:
     return version.split(".")[:_RELEASE_PARTS]
 
 
-def name_holder(books: ClusterState, message: m.Register, now: float) -> Worker | None:
-    """The other worker that lives under the name of this one; None when it may have the name.
+def name_holder(cluster: ClusterState, message: m.Register, now: float) -> Worker | None:
+    """The living worker that already has this name; None when the name is free.
 
     Args:
-        books: what the coordinator knows.
+        cluster: what the coordinator knows.
         message: how a worker introduces itself.
         now: the clock, in seconds.
     """
-    known = books.workers.get(message.name)
+    known = cluster.workers.get(message.name)
     if known is None or known.state in GONE or known.incarnation == message.incarnation:
         return None
     if known.registration.instance in ("", message.instance):
         return None
-    silent = books.detector.silence_s(known.name, now) > books.heartbeat_timeout_s
+    silent = cluster.detector.silence_s(known.name, now) > cluster.heartbeat_timeout_s
     # A member is evicted when the detector says so, and not while its generation commits.
     return None if silent and known.state not in MEMBERS else known

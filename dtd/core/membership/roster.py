@@ -1,6 +1,6 @@
-"""Who is in the next generation, in which order, and which state it starts from.
+"""The members of the next generation, their order, and its starting state.
 
-Pure functions over what the workers have reported; each choice comes with its reason.
+Pure functions of the workers' reports; each docstring gives the reason for its rule.
 """
 
 from __future__ import annotations
@@ -11,16 +11,43 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dtd.core.membership.coverage import (
+    NOTHING_HELD,
+    Key,
+    assigned_part,
+    covers,
+    has,
+    held_key,
+    in_memory,
+    needed,
+)
 from dtd.core.membership.records import Job, Worker
 from dtd.core.observe.links import Pair, pair_of
 from dtd.wire import messages as m
 
-NOTHING_HELD = m.Held(job="", generation=0, step=0, digest="", where="none")
-MAX_TRIES: Final = 10_000
-"""Bound of the search for a ring; with few bad links the first try succeeds."""
+__all__ = [
+    "NOTHING_HELD",
+    "Choice",
+    "Key",
+    "choose",
+    "covers",
+    "disagreement",
+    "held_by",
+    "held_key",
+    "holders",
+    "holds",
+    "in_memory",
+    "natural_key",
+    "newest_key",
+    "reference",
+    "ring_order",
+    "roster_id",
+    "start_held",
+    "start_key",
+]
 
-Key = tuple[int, int]
-"""Names a state: the generation that committed its last step, and the number of its steps."""
+MAX_TRIES: Final = 10_000
+"""Limit of the search for a ring; with few bad links the first attempt succeeds."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -35,63 +62,62 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 # --- the state ---------------------------------------------------------------------------------
 
 
-def held_key(worker: Worker) -> Key:
-    """The newest state that a worker holds."""
-    held = worker.holdings.held or NOTHING_HELD
-    return held.generation, held.step
-
-
-def in_memory(worker: Worker) -> bool:
-    """It holds its state in memory rather than on a disk, or not at all."""
-    return worker.holdings.held is not None and worker.holdings.held.where == "memory"
-
-
 def start_key(job: Job, available: Iterable[Worker]) -> Key:
-    """The state that the next generation starts from: no committed step may be lost.
+    """The starting state of the next generation, chosen so that no committed step is lost.
 
-    A step that every member we hear of holds prepared may have been committed by one that we do
-    not hear of, so it is committed (ADR 0006).  If one of them does not hold it prepared it has not
-    voted, so nobody has committed it.  What was once decided to be committed stays so.
+    A step that every reachable member has prepared may have been committed by an unreachable one,
+    so it is committed (ADR 0006).  A reachable member that has not prepared the step has not voted
+    for it, so no member has committed it.  A decision to commit a step is permanent.  A state of
+    which the workers lack a shard cannot be continued.
     """
     workers = list(available)
-    keys = [held_key(worker) for worker in workers]
+    return max((key for key in _keys(job, workers) if covers(workers, key)), default=(0, 0))
+
+
+def newest_key(job: Job, available: Iterable[Worker]) -> Key:
+    """The key that would be the start if the workers had all shards of it."""
+    return max(_keys(job, list(available)), default=(0, 0))
+
+
+def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
+    keys = {held_key(worker) for worker in workers}
+    keys |= {(one.generation, one.step) for worker in workers for one in worker.holdings.saved}
     ended = {w.holdings.prepared for w in workers if w.holdings.frozen_in == job.generation > 0}
     if len(ended) == 1:
-        keys += [key for key in ended if key[0] == job.generation]
+        keys |= {key for key in ended if key[0] == job.generation}
     decided = (job.start_generation, job.start_step)
-    keys += [worker.holdings.prepared for worker in workers if worker.holdings.prepared == decided]
-    return max(keys, default=(0, 0))
+    return keys | {w.holdings.prepared for w in workers if w.holdings.prepared == decided}
 
 
 def holds(worker: Worker, start: Key) -> bool:
-    """It has this state, or can commit the step that leads to it."""
-    if held_key(worker) == start:
-        return worker.holdings.held is not None and worker.holdings.held.where != "none"
-    return in_memory(worker) and worker.holdings.prepared == start
+    """Whether a worker has this state or a part of it, or can commit the step that leads to it."""
+    return has(worker, start)
 
 
 def holders(members: Sequence[Worker], start: Key) -> list[bool]:
-    """For each rank, whether it holds the state; of a fresh one the lowest rank's is taken.
+    """For each rank, whether it holds the state; if none does, rank 0 provides a fresh one.
 
-    Fresh states are equal on equal machines only, so whoever remembers one comes first.
+    Fresh states are equal only on equal machines, so a worker with a state in memory takes
+    precedence.
     """
     held = [holds(worker, start) for worker in members]
     return held if any(held) else [rank == 0 for rank in range(len(members))]
 
 
-def start_held(job: Job) -> m.Held:
-    """What a member holds once it runs in the job's newest generation."""
+def start_held(job: Job, name: str) -> m.Held:
+    """The state, or its part, that a member holds once it runs in the job's newest generation."""
     return m.Held(
         job=job.id,
         generation=job.start_generation,
         step=job.start_step,
         digest="",
         where="memory",
+        part=() if not job.terms.sharded else tuple(assigned_part(job, name).to_wire()),
     )
 
 
 def held_by(message: m.Frozen | m.Finished) -> m.Held:
-    """What a worker holds that has left its generation."""
+    """The state of a worker that has left its generation."""
     if isinstance(message, m.Frozen):
         return message.held[0] if message.held else NOTHING_HELD
     return m.Held(
@@ -100,6 +126,7 @@ def held_by(message: m.Frozen | m.Finished) -> m.Held:
         step=message.step,
         digest=message.digest,
         where="memory",
+        part=message.part,
     )
 
 
@@ -108,7 +135,7 @@ def held_by(message: m.Frozen | m.Finished) -> m.Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Members of a roster in rank order, and who must stay out for want of a working link."""
+    """Members of a roster in rank order, and workers excluded for lack of a working link."""
 
     members: list[Worker]
     barred: list[Worker]
@@ -119,23 +146,31 @@ def choose(
 ) -> Choice:
     """The members of the next roster.
 
-    Holders of the state come first when there are more than `max_workers`; those who leave as soon
-    as they have handed their state over do not count.  Ranks go by name, so that they do not depend
-    on luck, unless a bad link stands between two neighbours.  If no order avoids all bad links,
-    somebody who has one stays out: rather one that lacks the state, then the one with most bad
+    If there are more than `max_workers` candidates, holders of the state take precedence, and among
+    those the ones that together have all shards of it.  Workers that leave once they have passed
+    on their state do not count towards the limit, nor do parameter servers.  Ranks follow
+    the order of names, so that they are deterministic, unless a bad link would join two neighbours;
+    servers are last.  If no order avoids all bad links, a worker with a bad link is excluded:
+    preferably one without the state, or whose shards others have, then the one with the most bad
     links, then the last by name.
     """
-    candidates = sorted(workers, key=lambda w: (not holds(w, start), natural_key(w.name)))
+    by_name = sorted(workers, key=lambda w: natural_key(w.name))
+    few = {worker.name for worker in needed(by_name, start)}
+    candidates = sorted(by_name, key=lambda w: (w.name not in few, not holds(w, start)))
     barred: list[Worker] = []
     while True:
         leaving = [worker for worker in candidates if worker.leaving]
         staying = [worker for worker in candidates if not worker.leaving]
-        chosen = leaving + staying[: min(max_workers, m.MAX_WORLD - len(leaving))]
-        chosen.sort(key=lambda w: natural_key(w.name))
-        order = ring_order([worker.name for worker in chosen], bad_links)
+        servers = [worker for worker in staying if worker.serves]
+        staying = [worker for worker in staying if not worker.serves]
+        most = max(max_workers, sum(worker.name in few for worker in staying))
+        chosen = leaving + servers + staying[:most]
+        chosen = sorted(chosen[: m.MAX_WORLD], key=lambda w: (w.serves, natural_key(w.name)))
+        last = {worker.name for worker in chosen if worker.serves}
+        order = ring_order([worker.name for worker in chosen], bad_links, last)
         if order is not None:
-            by_name = {worker.name: worker for worker in chosen}
-            return Choice(members=[by_name[name] for name in order], barred=barred)
+            named = {worker.name: worker for worker in chosen}
+            return Choice(members=[named[name] for name in order], barred=barred)
         worst = max(chosen, key=lambda w: _blame(w, chosen, start, bad_links))
         candidates.remove(worst)
         barred.append(worst)
@@ -143,15 +178,27 @@ def choose(
 
 def _blame(
     worker: Worker, chosen: Sequence[Worker], start: Key, bad_links: Collection[Pair]
-) -> tuple[bool, int, tuple[tuple[int, int, str], ...]]:
+) -> tuple[bool, bool, int, tuple[tuple[int, int, str], ...]]:
     broken = sum(pair_of(worker.name, other.name) in bad_links for other in chosen)
-    return broken > 0 and not holds(worker, start), broken, natural_key(worker.name)
+    lacks = broken > 0 and not holds(worker, start)
+    spare = broken > 0 and covers([one for one in chosen if one is not worker], start)
+    return spare, lacks, broken, natural_key(worker.name)
 
 
-def ring_order(names: Sequence[str], bad_links: Collection[Pair]) -> list[str] | None:
-    """The first order of `names` in which no bad link joins neighbours; None if there is none."""
+def ring_order(
+    names: Sequence[str], bad_links: Collection[Pair], servers: Collection[str] = ()
+) -> list[str] | None:
+    """The first order of `names` in which no bad link joins neighbours; None if there is none.
+
+    Args:
+        names: in the preferred order, the servers last.
+        bad_links: pairs that cannot be neighbours.
+        servers: remain last, and need a link to every other member.
+    """
     if not names:
         return []
+    if any(pair_of(one, other) in bad_links for one in servers for other in names if one != other):
+        return None
     order, tries = [names[0]], 0
     untried: list[list[str]] = [list(names[1:])]
     while True:
@@ -166,7 +213,10 @@ def ring_order(names: Sequence[str], bad_links: Collection[Pair]) -> list[str] |
             return None
         candidate = untried[-1].pop(0)
         order = order[: len(untried)]
-        if pair_of(order[-1], candidate) not in bad_links:
+        too_early = candidate in servers and any(
+            name not in servers and name not in order for name in names
+        )
+        if pair_of(order[-1], candidate) not in bad_links and not too_early:
             order.append(candidate)
             untried.append([name for name in names if name not in order])
 
@@ -174,26 +224,36 @@ def ring_order(names: Sequence[str], bad_links: Collection[Pair]) -> list[str] |
 def roster_id(
     job: str, generation: int, roster: Sequence[Worker] | Sequence[m.Member], *, start: Key
 ) -> int:
-    """An id that no other roster has: incarnations are drawn at random by the workers."""
+    """A unique id of the roster: it includes incarnations, which workers draw at random."""
     text = f"{job}\0{generation}\0{start[0]}\0{start[1]}\0"
     text += "\0".join(f"{w.name}={w.incarnation}" for w in roster)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-# --- who fits whom -----------------------------------------------------------------------------
+# --- compatible workers ------------------------------------------------------------------------
 
 
-def reference(reports: Sequence[m.Warmed]) -> m.Warmed:
-    """The report that most workers agree with; of equally common ones the first."""
-    return max(reports, key=lambda one: sum(not disagreement(one, other) for other in reports))
+def reference(reports: Sequence[m.Warmed], *, steps_total: int = 0) -> m.Warmed:
+    """The report with which most workers agree.
+
+    Among equally common reports, the first whose number of steps equals the job's known number
+    (`steps_total`) takes precedence.  A single worker that later reports another number therefore
+    does not change the length of the job.
+    """
+
+    def agreement(one: m.Warmed) -> tuple[int, bool]:
+        agree = sum(not disagreement(one, other) for other in reports)
+        return agree, one.steps_total == steps_total
+
+    return max(reports, key=agreement)
 
 
 def disagreement(
     reference: m.Warmed, other: m.Warmed, *, by: tuple[str, str] = ("others", "it")
 ) -> str:
-    """Why two workers must not train together; empty when they may.  `by`: their names.
+    """Why two workers must not train together; empty if they may.  `by`: their names.
 
-    The code of the task is looked at first: it may be why the rest differs.
+    The code of the task is compared first, since it may be the reason for the other differences.
     """
     code, known = other.task_digest, reference.task_digest
     if code and known and code != known:

@@ -1,6 +1,7 @@
-"""Who was asked to write the last state of a job, who could not, and when that one is asked again.
+"""Requests to write a job's last state: pending ones, failed ones, and the times of retries.
 
-Pure bookkeeping; whom to ask is decided in `membership.saving`.  Times are the coordinator's clock.
+Pure bookkeeping; `membership.saving` decides which workers to ask.  Times are on the coordinator's
+clock.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Final
 FIRST_RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
 WRITING_S: Final = 60.0
-"""Who has not answered for so long may write on, but somebody else is asked as well."""
+"""After this time without an answer, another worker is asked as well."""
 
 
 @dataclass(slots=True)
 class Failure:
-    """A worker could not write: why, how often in a row, and when it is asked again."""
+    """A worker's failed writes: the reason, how many in a row, and when it is asked again."""
 
     reason: str
     times: int
@@ -26,15 +27,15 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class SaveOrders:
-    """The orders of one job's end.
+    """The requests at the end of one job.
 
     Attributes:
-        key: of the state that is to be written.
-        began_at: when the job was to end.
-        hopes_until: until then somebody may come back with the state.
-        asked: when each worker was asked that has not answered.
-        failures: of those who could not write, by name.
-        hurried: the operator does not want to wait for it.
+        key: (generation, step) of the state to be written.
+        began_at: when the job began to end.
+        hopes_until: until when an absent worker is expected to reconnect with the state.
+        asked: for each worker with a pending request, when it was asked.
+        failures: failures of workers that could not write, by name.
+        hurried: whether the operator has decided not to wait for the write.
     """
 
     key: tuple[int, int]
@@ -45,45 +46,55 @@ class SaveOrders:
     hurried: bool = False
 
     def about(self, key: tuple[int, int]) -> None:
-        """Somebody has come who holds another state: what was ordered before is void."""
+        """Set the state to be written; if it changes, pending requests become void."""
         if key != self.key:
             self.key = key
             self.asked.clear()
 
     def keep(self, names: Collection[str]) -> None:
-        """Only these are there and hold the state."""
+        """Drop requests to all workers but these, which are present and hold the state."""
         self.asked = {name: at for name, at in self.asked.items() if name in names}
 
     def failed(self, name: str, reason: str, now: float) -> None:
-        """A worker could not write."""
+        """Record that a worker could not write, and schedule the retry."""
         self.asked.pop(name, None)
         times = self.failures[name].times + 1 if name in self.failures else 1
         pause_s = min(FIRST_RETRY_S * 2 ** min(times - 1, 16), MAX_RETRY_S)
         self.failures[name] = Failure(reason, times, now + pause_s)
 
     def answered(self, name: str) -> None:
-        """A worker has written something."""
+        """Record that a worker has written a state."""
         self.asked.pop(name, None)
         self.failures.pop(name, None)
 
+    def slept(self, gap_s: float) -> None:
+        """Postpone deadlines: no answer could be read for `gap_s`."""
+        self.began_at += gap_s
+        self.hopes_until += gap_s
+        self.asked = {name: at + gap_s for name, at in self.asked.items()}
+
     def may_be_asked(self, name: str, now: float) -> bool:
-        """It does not write at the moment, and has had its pause if it could not."""
+        """Whether a worker is not writing now and its pause after a failure, if any, is over."""
         failure = self.failures.get(name)
         return name not in self.asked and (failure is None or now >= failure.retry_at)
 
     def writing(self, now: float) -> int:
-        """How many are at it and not overdue."""
-        return sum(now - at < WRITING_S for at in self.asked.values())
+        """Number of workers that are writing and not overdue."""
+        return len(self.writers(now))
+
+    def writers(self, now: float) -> list[str]:
+        """Names of the workers that are writing and not overdue."""
+        return [name for name, at in self.asked.items() if now - at < WRITING_S]
 
     def next_deadline(self, now: float) -> float | None:
-        """When one is overdue, or may be asked again."""
+        """When the next request becomes overdue, or a retry or `hopes_until` is due."""
         times = [at + WRITING_S for at in self.asked.values()]
         times += [failure.retry_at for failure in self.failures.values()]
         times.append(self.hopes_until)
         return min((moment for moment in times if moment > now), default=None)
 
     def why(self) -> str:
-        """What keeps them from writing, in words; empty while nothing does."""
+        """Why workers cannot write, as a message for the operator; empty if none has failed."""
         return "; ".join(
             f"{name} cannot write: {failure.reason}"
             for name, failure in sorted(self.failures.items())

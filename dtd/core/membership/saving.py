@@ -1,124 +1,145 @@
-"""A job that is to end: what its workers hold is on disks before anybody lets go of it.
+"""The end of a job: its state is written to disks before any holder is released.
 
     all finished, cancelled, failed -> begin -SAVE-> those who hold the newest state -> finish
 
-Part of the membership machine; changes the books, adds effects.  A job is done only when its final
-state is durable on `checkpoint.copies` workers, or on all who hold it; until then it is *saving*,
-and those who cannot write are asked again and again.  A job that was cancelled or has failed waits
-a bounded time, since the operator wants it to end.  What came before is in `running`
-and `ending`.
+Part of the membership machine; changes the cluster's state, adds effects.  A job is done only when
+its final state is durable on `checkpoint.copies` workers, or on all its holders; until then it is
+*saving*, and holders that cannot write are asked again.  A job that was cancelled or has
+failed waits a bounded time, since the operator wants it to end.  Of a sharded state each holder
+writes its part, and a copy is durable when the parts cover [0, 1).  What came before is in
+`running` and `ending`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from dtd.core.membership import branches, ending, jobs
+from dtd.core.engine.shards import ShardSet
+from dtd.core.membership import branches, coverage, ending, forming, jobs
 from dtd.core.membership import roster as choice
 from dtd.core.membership.events import SaveJob
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.save_orders import SaveOrders
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GenerationState, JobEvent, JobState, WorkerState
+from dtd.core.trust import vouching
 from dtd.wire import messages as m
 
 GIVE_UP_S = 30.0
-"""After so long without success a job that was cancelled, or has failed, ends without its state."""
+"""After this time without success a cancelled or failed job ends without its state."""
 MOST_S = 600.0
-"""... and after so long even if somebody is still writing."""
+"""... and after this time even if a worker is still writing."""
 
 
 def begin(
-    books: ClusterState, job: Job, verdict: JobState, now: float, *, hopes_s: float = 0.0
+    cluster: ClusterState, job: Job, verdict: JobState, now: float, *, hopes_s: float = 0.0
 ) -> None:
-    """The job is to end in this way, and nothing of it trains any more.
+    """Begin to save the state of a job that ends with this verdict; no worker trains it any more.
 
     Args:
-        books: the books.
+        cluster: the cluster's state.
         job: the active one.
         verdict: DONE, FAILED or CANCELLED.
         now: the clock.
-        hopes_s: how long those who are away may take to come back with what they hold.
+        hopes_s: how long absent workers may take to reconnect with their states.
     """
-    books.withdraw(job)
-    jobs.note_digests(books, job)
-    finished = [w for w in books.members() if w.state is WorkerState.FINISHED]
-    key = _told_by_most(finished) if finished else newest_key(books, job)
+    cluster.withdraw(job)
+    jobs.note_digests(cluster, job)
+    finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
+    key = _told_by_most(finished) if finished else newest_key(cluster, job)
     job.verdict = verdict.value
-    if hopes_s == 0.0 and len(_written_by(job, key)) >= copies(job):
-        _finish(books, job)
+    if hopes_s == 0.0 and _copies_of(job, key) >= copies(job):
+        _finish(cluster, job)
         return
-    if books.run.phase is not GenerationState.NONE:
-        ending.close(books, job, now)
-    books.saving = SaveOrders(key=key, began_at=now, hopes_until=now + hopes_s)
-    advance(books, job, now)
-    if books.saving is not None:
-        books.move_job(job, JobEvent.SAVES)
-        books.emit(SaveJob(job=job))
-        books.incident(
+    if cluster.run.phase is not GenerationState.NONE:
+        ending.close(cluster, job, now)
+    cluster.saving = SaveOrders(key=key, began_at=now, hopes_until=now + hopes_s)
+    advance(cluster, job, now)
+    if cluster.saving is not None:
+        cluster.move_job(job, JobEvent.SAVES)
+        cluster.emit(SaveJob(job=job))
+        cluster.incident(
             "job_saving",
-            f"job {job.id} will be {job.verdict} when its state is saved: {explain(books, job)}",
+            f"job {job.id} will be {job.verdict} when its state is saved: {explain(cluster, job)}",
             step=key[1],
         )
 
 
-def advance(books: ClusterState, job: Job, now: float) -> None:
-    """Have the state written by whoever can, and end the job when that is done or hopeless."""
-    orders = books.saving
+def advance(cluster: ClusterState, job: Job, now: float) -> None:
+    """Ask holders to write the state, and end the job once that is done or impossible."""
+    orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
-    key = newest_key(books, job)
+    key = newest_key(cluster, job)
     orders.about(key)
-    holders = _holders(books, key)
+    holders = _holders(cluster, key) if not _is_short(job, key[1]) else []
     orders.keep([worker.name for worker in holders])
-    written = _written_by(job, key)
+    written = _written(job, key)
     left = [worker for worker in holders if worker.name not in written]
-    missing = copies(job) - len(written)
-    if missing <= 0:
-        _finish(books, job)
+    if coverage.copies(written.values()) >= copies(job):
+        _finish(cluster, job)
     elif orders.hurried:
-        _let_go(books, job)
-    elif _has_waited(books, job, orders, now):
-        _finish(books, job)
+        _let_go(cluster, job)
+    elif _has_waited(cluster, job, orders, now):
+        _finish(cluster, job)
     elif not left:
-        _nobody_left(books, job, written, now)
+        _nobody_left(cluster, job, now)
     else:
-        free = [worker for worker in left if orders.may_be_asked(worker.name, now)]
-        for worker in _best(books, free, written)[: max(0, missing - orders.writing(now))]:
-            orders.asked[worker.name] = now
-            books.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
+        _ask(cluster, job, left, now)
 
 
-def failed(books: ClusterState, name: str, reason: str, now: float) -> None:
-    """A worker says that it could not write."""
-    if books.saving is not None:
-        books.saving.failed(name, reason, now)
+def _ask(cluster: ClusterState, job: Job, left: list[Worker], now: float) -> None:
+    """Ask holders to write, as many as the copies need that neither exist nor are being written."""
+    orders = cluster.saving
+    assert orders is not None, "a job is saved that is not to end"
+    key = orders.key
+    parts = _written(job, key)
+    there = tuple(parts)
+    writers = orders.writers(now)
+    parts |= {one.name: coverage.part_at(one, key) for one in left if one.name in writers}
+    free = [worker for worker in left if orders.may_be_asked(worker.name, now)]
+    free = _best(cluster, free, there)
+    while free:
+        lacking = coverage.scarce(parts, copies(job))
+        worker = max(free, key=lambda one: coverage.size(coverage.part_at(one, key) & lacking))
+        if not coverage.part_at(worker, key) & lacking:
+            break
+        free.remove(worker)
+        parts[worker.name] = coverage.part_at(worker, key)
+        orders.asked[worker.name] = now
+        cluster.send(worker.name, m.Save(job=job.id, generation=key[0], step=key[1]))
 
 
-def awaits(books: ClusterState, name: str, message: m.Message) -> bool:
-    """Whether a worker answers SAVE: nobody else is asked before it has."""
-    if books.saving is None or name not in books.saving.asked:
+def failed(cluster: ClusterState, name: str, reason: str, now: float) -> None:
+    """A worker reports that it could not write."""
+    if cluster.saving is not None:
+        cluster.saving.failed(name, reason, now)
+
+
+def awaits(cluster: ClusterState, name: str, message: m.Message) -> bool:
+    """Whether the message answers a pending SAVE; no other worker is asked before the answer."""
+    if cluster.saving is None or name not in cluster.saving.asked:
         return False
     failed_to = isinstance(message, m.Notice) and message.event == "checkpoint_failed"
     return failed_to or isinstance(message, m.CheckpointSaved)
 
 
-def next_deadline(books: ClusterState, now: float) -> float | None:
+def next_deadline(cluster: ClusterState, now: float) -> float | None:
     """When `advance` must be called if nothing else happens before."""
-    orders = books.saving
+    orders = cluster.saving
     if orders is None:
         return None
     times = [orders.next_deadline(now), orders.began_at + GIVE_UP_S, orders.began_at + MOST_S]
     return min((at for at in times if at is not None and at > now), default=None)
 
 
-def explain(books: ClusterState, job: Job) -> str:
-    """Why the job has not ended, in words for a person."""
-    orders = books.saving
+def explain(cluster: ClusterState, job: Job) -> str:
+    """Why the job has not ended, in words."""
+    orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
     step = orders.key[1]
-    if not _holders(books, orders.key):
-        away = ", ".join(books.missing(job)) or "those who leave their generation"
-        return f"waiting for {away}, who may hold a state that is not saved"
+    if not _holders(cluster, orders.key):
+        away = ", ".join(cluster.missing(job)) or "the workers that are leaving their generation"
+        return f"waiting for {away}, which may hold a state that is not saved"
     writing = ", ".join(sorted(orders.asked, key=choice.natural_key))
     why = orders.why()
     if not why:
@@ -129,16 +150,16 @@ def explain(books: ClusterState, job: Job) -> str:
 
 def copies(job: Job) -> int:
     """The job's `checkpoint.copies`."""
-    return int(job.spec.get("checkpoint", {}).get("copies", 1))
+    return job.terms.copies
 
 
-def newest_key(books: ClusterState, job: Job) -> choice.Key:
-    """The newest state that anybody who is here holds, or could commit."""
-    return choice.start_key(job, books.available())
+def newest_key(cluster: ClusterState, job: Job) -> choice.Key:
+    """Key of the newest state that any worker present holds, or can commit."""
+    return choice.start_key(job, cluster.available())
 
 
 def _told_by_most(finished: list[Worker]) -> choice.Key:
-    """The state that most of those who have finished say they hold; all do unless somebody lies."""
+    """Key of the state that most finished workers report; all report the same unless one lies."""
     counted = Counter(map(choice.held_key, finished))
     return min(counted, key=lambda key: (-counted[key], key))
 
@@ -146,24 +167,38 @@ def _told_by_most(finished: list[Worker]) -> choice.Key:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _holders(books: ClusterState, key: choice.Key) -> list[Worker]:
-    """Who has the state in memory; nobody has trained a state without steps."""
-    if key[1] == 0:
-        return []
-    return [w for w in books.available() if choice.in_memory(w) and choice.holds(w, key)]
+def _holders(cluster: ClusterState, key: choice.Key) -> list[Worker]:
+    """Workers with a part of the state in memory; none if it has no steps: nothing is to save."""
+    remember = [worker for worker in cluster.available() if choice.in_memory(worker)]
+    there = [w for w in remember if key[1] and key in (choice.held_key(w), w.holdings.prepared)]
+    return [worker for worker in there if coverage.part_at(worker, key)]
 
 
-def _written_by(job: Job, key: choice.Key) -> tuple[str, ...]:
-    """Who has published the state, or a newer one."""
+def _written(job: Job, key: choice.Key) -> dict[str, ShardSet]:
+    """What workers have published of the state, or of a newer one, by worker.
+
+    A job that is done is not saved with an older state, even if nobody holds its last one any more.
+    """
     saved = (job.checkpoint_generation, job.checkpoint_step)
-    return job.checkpoint_holders if saved >= key and branches.saved_step(job) else ()
+    step = branches.saved_step(job) if saved >= key else key[1]
+    return {} if _is_short(job, step) else vouching.written(job, key)
 
 
-def _best(books: ClusterState, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
-    """Those who could write before come first, then other hosts than those that have the state."""
-    orders = books.saving
+def _is_short(job: Job, step: int) -> bool:
+    """Whether a state with so many steps is not the result of a job that is done."""
+    return job.verdict == JobState.DONE.value and step < job.step
+
+
+def _copies_of(job: Job, key: choice.Key) -> int:
+    """How many copies of the state, or of a newer one, workers have published."""
+    return coverage.copies(_written(job, key).values())
+
+
+def _best(cluster: ClusterState, free: list[Worker], written: tuple[str, ...]) -> list[Worker]:
+    """Sort: workers without failed writes first, then those on hosts that lack the state."""
+    orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
-    hosts = {books.workers[name].registration.host for name in written if name in books.workers}
+    hosts = {cluster.workers[name].registration.host for name in written if name in cluster.workers}
     return sorted(
         free,
         key=lambda w: (
@@ -174,77 +209,82 @@ def _best(books: ClusterState, free: list[Worker], written: tuple[str, ...]) -> 
     )
 
 
-def _let_go(books: ClusterState, job: Job) -> None:
-    """The operator does not want to wait until the state is saved."""
+def _let_go(cluster: ClusterState, job: Job) -> None:
+    """End the job without waiting for its state to be saved, as the operator wishes."""
     if job.verdict == JobState.DONE.value:
         job.verdict = JobState.CANCELLED.value
         job.reason = "cancelled by the operator before its final state was saved"
-    _finish(books, job)
+    _finish(cluster, job)
 
 
-def _has_waited(books: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
-    """Nobody could write, and the operator wants an end."""
+def _has_waited(cluster: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
+    """Whether no worker could write in time, and the operator wants the job to end."""
     if job.verdict == JobState.DONE.value:
         return False
     waited_s = now - orders.began_at
-    busy = orders.writing(now) > 0 or _may_be_told_more(books, job, orders, now)
+    busy = orders.writing(now) > 0 or _may_be_told_more(cluster, job, orders, now)
     return waited_s >= MOST_S or (waited_s >= GIVE_UP_S and not busy)
 
 
-def _may_be_told_more(books: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
-    """Somebody has come back, or may do so soon, and has not said yet what it holds."""
-    returning = any(books.workers[name].reconnection.returning for name in books.warming_since)
-    return returning or (now < orders.hopes_until and bool(books.missing(job)))
+def _may_be_told_more(cluster: ClusterState, job: Job, orders: SaveOrders, now: float) -> bool:
+    """Whether a worker has reconnected, or may do so soon, and has not reported its state yet."""
+    returning = any(cluster.workers[name].reconnection.returning for name in cluster.warming_since)
+    return returning or (now < orders.hopes_until and bool(cluster.missing(job)))
 
 
-def _nobody_left(books: ClusterState, job: Job, written: tuple[str, ...], now: float) -> None:
-    """All who are here and hold the state have written it, or nobody holds it any more."""
-    orders = books.saving
+def _nobody_left(cluster: ClusterState, job: Job, now: float) -> None:
+    """Handle that all present holders have written the state, or that none is left."""
+    orders = cluster.saving
     assert orders is not None, "a job is saved that is not to end"
-    if _may_be_told_more(books, job, orders, now):
+    if _may_be_told_more(cluster, job, orders, now):
         return
-    if written or job.verdict != JobState.DONE.value:
-        _finish(books, job)
+    if _copies_of(job, orders.key) or job.verdict != JobState.DONE.value:
+        _finish(cluster, job)
     else:
-        _train_again(books, job)
+        _train_again(cluster, job)
 
 
-def _train_again(books: ClusterState, job: Job) -> None:
-    """All who remembered the last step are gone before one of them could write it."""
-    books.saving = None
-    books.move_job(job, JobEvent.TRAINS_AGAIN)
-    jobs.warm_up_idle(books, job)
+def _train_again(cluster: ClusterState, job: Job) -> None:
+    """Resume training: all holders of the last step are gone before one could write it."""
+    if job.state is not JobState.SAVING:  # a member was lost before the last ones had finished
+        cluster.move_job(job, JobEvent.SAVES)
+    cluster.saving = None
+    cluster.move_job(job, JobEvent.TRAINS_AGAIN)
+    jobs.warm_up_idle(cluster, job)
 
 
-def _finish(books: ClusterState, job: Job) -> None:
+def _finish(cluster: ClusterState, job: Job) -> None:
     verdict = JobState(job.verdict)
-    orders, key = books.saving, newest_key(books, job)
+    orders, key = cluster.saving, newest_key(cluster, job)
     if orders is not None:
-        _tell_what_is_missing(books, job, orders, key)
-    books.saving = None
-    jobs.finish(books, verdict, "" if verdict is JobState.DONE else job.reason)
+        _tell_what_is_missing(cluster, job, orders, key)
+    cluster.saving = None
+    jobs.finish(cluster, verdict, "" if verdict is JobState.DONE else job.reason)
 
 
 def _tell_what_is_missing(
-    books: ClusterState, job: Job, orders: SaveOrders, key: choice.Key
+    cluster: ClusterState, job: Job, orders: SaveOrders, key: choice.Key
 ) -> None:
-    written, wanted = _written_by(job, key), copies(job)
+    written, there, wanted = _written(job, key), _copies_of(job, key), copies(job)
     step = max(key[1], job.step)
     saved = branches.saved_step(job)
-    if not written and step > saved:
-        why = orders.why() or "nobody has written it in time"
-        if not _holders(books, key):
-            why = "nobody who is here holds it"
+    if not there and step > saved:
+        why = orders.why() or "no worker has written it in time"
+        if written:
+            lost = coverage.scarce(written, 1)
+            why = f"the parts that {', '.join(sorted(written))} wrote lack the shards {lost}: {why}"
+        if not _holders(cluster, key):
+            why = forming.why_incomplete(cluster, job) or "no present worker holds it"
         elsewhere = ", on a branch that was left" if saved < job.checkpoint_step else ""
-        books.incident(
+        cluster.incident(
             "state_discarded",
             f"step {step} of job {job.id} is given up, not saved: {why};"
             f" the newest checkpoint is of step {job.checkpoint_step}{elsewhere}",
             step=step,
             steps_lost=step - saved,
         )
-    elif written and len(written) < wanted:
-        books.incident(
+    elif 0 < there < wanted:
+        cluster.incident(
             "copies_missing",
             f"the last state of job {job.id} is on {', '.join(written)} alone; checkpoint.copies"
             f" asks for {wanted}" + (f": {orders.why()}" if orders.why() else ""),

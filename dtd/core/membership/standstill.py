@@ -1,10 +1,10 @@
-"""Whose training stands still, and whether it is put out for that.
+"""Workers whose training is stuck, and whether they are evicted for that.
 
-A worker says with every heartbeat whether its training thread is stuck (`dtd.core.progress`).  One
-that is, while others wait for it, starts afresh at once.  But what befalls all alike, such as
-storage that hangs, is nobody's fault; and whoever is among the last that remember the newest state
-is never put out, for its memory would go with it: then the operator is told, who alone can give it
-up.  Part of the membership machine; changes the books, adds effects.
+A worker reports with every heartbeat whether its training thread is stuck (`dtd.core.progress`).  A
+stuck worker that others wait for restarts at once.  But a cause that affects all alike, such as
+hanging storage, is no worker's fault; and one of the last holders of the newest state is never
+evicted, since its memory would be lost: then an event tells the operator, who alone can give it up.
+Part of the membership machine; changes the cluster's state, adds effects.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
+from dtd.core.engine.shards import NOTHING, ShardSet, united
 from dtd.core.membership import admission, branches, ending
 from dtd.core.membership import roster as choice
+from dtd.core.membership.coverage import assigned_part, part_of
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import MEMBERS, JobState, WorkerState
@@ -22,185 +24,193 @@ from dtd.core.progress import TELL_AFTER_S
 from dtd.wire import messages as m
 
 ALIKE: Final = 0.5
-"""Two stand still alike if one does so for at least this part of the other's time."""
+"""Two workers are stuck alike if one is stuck for at least this part of the other's time."""
 
 ALIKE_PATIENCE_S: Final = 60.0
-"""So much longer may several stand still alike where nothing is lost without them."""
+"""How much longer several may be stuck alike where no state depends on them."""
 
-_HERE: Final = MEMBERS - {WorkerState.AWAY} | {WorkerState.FROZEN}
+_HERE: Final = MEMBERS - {WorkerState.DISCONNECTED} | {WorkerState.FROZEN}
 
 MOST_LIMITS: Final = 10.0
-"""A worker's thread is given at most so many times the longest limit of its job."""
-
-_LIMITS: Final = ("stall_timeout_s", "busy_timeout_s", "warmup_timeout_s")
+"""Maximum time given to a worker's thread, in multiples of the longest limit of its job."""
 
 LOOK_AGAIN_S: Final = 1.0
-"""When those are looked at again who have not frozen in time and are seen to get on."""
+"""Interval of checks of members that have not frozen in time but make progress."""
 
 
 def believable(job: Job | None, beat: m.Heartbeat) -> m.Heartbeat:
-    """The heartbeat, with times that the job's limits can have led to.
+    """The heartbeat, with its times limited to values that the job's limits permit.
 
-    Whoever is to freeze is waited for as long as it says; what it says has a bound of our own.
+    The wait for a member to freeze depends on its own report, so the report must be bounded here.
     """
-    elastic = job.spec["elastic"] if job is not None else {}
-    longest_s = max(float(elastic.get(limit, 0.0)) for limit in _LIMITS)
-    most_s = MOST_LIMITS * longest_s
-    if not most_s or max(beat.patience_s, beat.step_s) <= most_s:
+    if job is None:
+        return beat
+    most_s = MOST_LIMITS * job.terms.longest_limit_s
+    if max(beat.patience_s, beat.step_s) <= most_s:
         return beat
     patience_s, step_s = min(beat.patience_s, most_s), min(beat.step_s, most_s)
     return replace(beat, patience_s=patience_s, step_s=step_s)
 
 
 def is_stuck(beat: m.Heartbeat | None) -> bool:
-    """The worker says so itself."""
+    """Whether the worker itself reports that it is stuck."""
     return beat is not None and 0 < beat.patience_s < beat.stalled_s
 
 
 def gets_on(beat: m.Heartbeat | None) -> bool:
-    """Its thread is under way: it neither waits for its ring nor is stuck."""
+    """Whether its thread makes progress: it neither waits for its ring nor is stuck."""
     return beat is not None and 0 < beat.stalled_s <= beat.patience_s
 
 
-def judge(books: ClusterState, job: Job, worker: Worker, now: float) -> None:
-    """A member has sent a heartbeat: is it stuck, and is it to start afresh?"""
+def judge(cluster: ClusterState, job: Job, worker: Worker, now: float) -> None:
+    """Judge a member's heartbeat: whether it is stuck, and whether to restart it."""
     beat = worker.liveness.heartbeat
-    if beat is not None and beat.generation == books.run.generation and is_stuck(beat):
-        _give_up(books, job, worker, why_stuck(beat), now)
-    elif books.ending.freeze_by is None or gets_on(beat):  # else it has not frozen yet
-        forgive(books, worker)
+    if beat is not None and beat.generation == cluster.run.generation and is_stuck(beat):
+        _give_up(cluster, job, worker, why_stuck(beat), now)
+    elif cluster.ending.freeze_by is None or gets_on(beat):  # otherwise it has not frozen yet
+        forgive(cluster, worker)
 
 
-def forgive(books: ClusterState, worker: Worker) -> None:
-    """It is not stuck any more, or has frozen."""
+def forgive(cluster: ClusterState, worker: Worker) -> None:
+    """Record that it is no longer stuck, or has frozen."""
     if worker.liveness.kept:
-        text = f"{worker.name} gets on again"
-        books.incident("training_goes_on", text, worker=worker.name)
+        text = f"{worker.name} makes progress again"
+        cluster.incident("training_goes_on", text, worker=worker.name)
     worker.liveness.gets_on()
 
 
-def give_up_late(books: ClusterState, job: Job, now: float) -> None:
-    """Put out who has not frozen in time; whoever is seen to get on may have a long step."""
-    late = [books.workers[name] for name in books.not_frozen()]
-    for worker in [one for one in late if _is_late(books, one, now)]:
-        why = "it did not freeze in time: its training thread does not answer"
-        _give_up(books, job, worker, why, now)
-    assert books.ending.freeze_by is not None, "nobody was asked to freeze by now"
-    books.ending.freeze_by = max(books.ending.freeze_by, now + LOOK_AGAIN_S)
+def give_up_late(cluster: ClusterState, job: Job, now: float) -> None:
+    """Evict members that have not frozen in time, except those that visibly make progress."""
+    late = [cluster.workers[name] for name in cluster.not_frozen()]
+    for worker in [one for one in late if _is_late(cluster, one, now)]:
+        why = "it did not freeze in time: its training thread does not respond"
+        _give_up(cluster, job, worker, why, now)
+    assert cluster.ending.freeze_by is not None, "nobody was asked to freeze by now"
+    cluster.ending.freeze_by = max(cluster.ending.freeze_by, now + LOOK_AGAIN_S)
 
 
-def _is_late(books: ClusterState, worker: Worker, now: float) -> bool:
-    """It ought to have frozen, and neither gets on nor is stuck, which is judged by itself.
+def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
+    """Whether it should have frozen and makes no progress; stuck workers are judged separately.
 
-    One that does not know of the generation yet is not late: its assignment waits for our disk.
+    A member that does not know the generation yet is not late: its assignment is still waiting for
+    the coordinator's disk.
     """
     beat = worker.liveness.heartbeat
-    knows = beat is None or beat.generation == books.run.generation
+    knows = beat is None or beat.generation == cluster.run.generation
     return (
-        books.ending.freeze_by is not None
-        and now >= books.ending.freeze_by
+        cluster.ending.freeze_by is not None
+        and now >= cluster.ending.freeze_by
         and worker.state in MEMBERS - {WorkerState.FINISHED}
         and knows
         and not (gets_on(beat) or is_stuck(beat))
     )
 
 
-def give_up_returning(books: ClusterState, job: Job, now: float) -> None:
-    """Put out who has come back, holds on to an old generation, and does not get on."""
-    for name, since in list(books.warming_since.items()):
-        worker = books.workers[name]
+def give_up_returning(cluster: ClusterState, job: Job, now: float) -> None:
+    """Evict workers that came back, stay in an old generation, and make no progress."""
+    for name, since in list(cluster.warming_since.items()):
+        worker = cluster.workers[name]
         late = now - since > ending.freeze_patience_s(worker)
         if worker.reconnection.returning and late and not gets_on(worker.liveness.heartbeat):
-            _give_up(books, job, worker, "came back and did not freeze: its training hangs", now)
+            _give_up(cluster, job, worker, "came back and did not freeze: its training hangs", now)
 
 
-def _give_up(books: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
+def _give_up(cluster: ClusterState, job: Job, worker: Worker, why: str, now: float) -> None:
     if worker.liveness.stuck_since is None:
         worker.liveness.stuck_since = now
-    kept = _why_kept(books, job, worker, now)
+    kept = _why_kept(cluster, job, worker, now)
     if not kept:
         worker.liveness.kept = ""
-        admission.expel(books, worker, why, now)
+        admission.expel(cluster, worker, why, now)
         return
     if not worker.liveness.kept:
         text = f"{worker.name}: {why}; it is kept, since {kept}"
-        books.incident("training_stalled", text, worker=worker.name, step=job.step)
+        cluster.incident("training_stalled", text, worker=worker.name, step=job.step)
     worker.liveness.kept = kept
 
 
 def why_stuck(beat: m.Heartbeat) -> str:
-    """What is known of a thread that is stuck."""
+    """Describe a stuck thread."""
     where = f" in {beat.where}" if beat.where else ""
     limit = beat.evidence or f"limit {beat.patience_s:.1f} s"
     return f"its training thread has been stuck{where} for {beat.stalled_s:.1f} s ({limit})"
 
 
 def why_late(worker: Worker) -> str:
-    """Why a worker is waited for, in words."""
+    """Why the job waits for a worker, in words."""
     beat = worker.liveness.heartbeat
     if beat is None or not is_stuck(beat):
-        return "its training thread does not answer"
+        return "its training thread does not respond"
     return why_stuck(beat)
 
 
-# --- who is needed ---------------------------------------------------------------------------
+# --- needed workers --------------------------------------------------------------------------
 
 
-def _why_kept(books: ClusterState, job: Job, worker: Worker, now: float) -> str:
-    """Why a worker that does not get on is not put out; empty when it is."""
+def _why_kept(cluster: ClusterState, job: Job, worker: Worker, now: float) -> str:
+    """Why a stuck worker is not evicted; empty when it is."""
     unfinished = job.verdict != JobState.DONE.value
     if job.state is JobState.STOPPING or (job.state is JobState.SAVING and unfinished):
-        return ""  # the operator wants an end
-    others = [one for one in books.members() if one is not worker and one.state in _HERE]
-    alike = [one.name for one in others if _stands_alike(books, worker, one)]
-    if not _is_spare(books, job, worker, alike):
-        return f"nobody else that gets on remembers step {job.step}"
+        return ""  # the operator wants the job to end
+    others = [one for one in cluster.members() if one is not worker and one.state in _HERE]
+    alike = [one.name for one in others if _stands_alike(cluster, worker, one)]
+    if not _is_spare(cluster, job, worker, alike):
+        return f"no other worker that makes progress holds step {job.step}"
     if worker.reconnection.returning or (others and not alike):
         return ""
     if worker.liveness.stuck_since is None or now - worker.liveness.stuck_since < ALIKE_PATIENCE_S:
-        return f"{', '.join(alike)} stood still alike" if alike else "nobody waits for it"
+        return f"{', '.join(alike)} are stuck alike" if alike else "no worker waits for it"
     return ""
 
 
-def _is_spare(books: ClusterState, job: Job, worker: Worker, alike: Collection[str]) -> bool:
-    """No committed step is lost with it: others remember them all, or a disk does."""
+def _is_spare(cluster: ClusterState, job: Job, worker: Worker, alike: Collection[str]) -> bool:
+    """Whether no committed step is lost with it: others, or a disk, hold them all."""
     beat = worker.liveness.heartbeat
     step = max(job.step, beat.step if beat is not None else 0)
-    if step <= branches.saved_step(job) or not remembers(books, job, worker):
+    if step <= branches.saved_step(job) or not remembers(cluster, job, worker):
         return True
-    heirs = (one for one in books.workers.values() if one is not worker and one.name not in alike)
-    return any(remembers(books, job, one) and not one.reconnection.returning for one in heirs)
+    heirs = (one for one in cluster.workers.values() if one is not worker and one.name not in alike)
+    return united(_remembered_part(cluster, job, one) for one in heirs).is_whole
 
 
-def _stands_alike(books: ClusterState, worker: Worker, other: Worker) -> bool:
-    """Another member stands still as well, for about as long."""
+def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:
+    """Which shards of the newest state it has in memory, as far as is known."""
+    if worker.reconnection.returning or not remembers(cluster, job, worker):
+        return NOTHING
+    if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
+        return assigned_part(job, worker.name)
+    return part_of(worker.holdings.held)
+
+
+def _stands_alike(cluster: ClusterState, worker: Worker, other: Worker) -> bool:
+    """Whether another member has been stuck for about as long."""
     one, two = worker.liveness.heartbeat, other.liveness.heartbeat
-    if one is None or two is None or two.generation != books.run.generation:
+    if one is None or two is None or two.generation != cluster.run.generation:
         return False
     if one.still_s >= TELL_AFTER_S:
         return two.still_s >= ALIKE * one.still_s
     return 0 < ALIKE * one.stalled_s <= two.stalled_s
 
 
-def remembers(books: ClusterState, job: Job, worker: Worker) -> bool:
-    """It has the newest state in its memory."""
-    if worker.reconnection.returning:  # it has not said yet what it holds
+def remembers(cluster: ClusterState, job: Job, worker: Worker) -> bool:
+    """Whether it has the newest state in memory."""
+    if worker.reconnection.returning:  # it has not reported its state yet
         return True
     if worker.state is WorkerState.FORMING:
         return choice.holds(worker, (job.start_generation, job.start_step))
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
         return True
-    return worker in books.survivors(job)
+    return worker in cluster.survivors(job)
 
 
-def explain(books: ClusterState) -> str:
-    """Whom the job waits for although it stands still, in words; empty when for nobody."""
-    kept = [worker for worker in books.workers.values() if worker.liveness.kept]
+def explain(cluster: ClusterState) -> str:
+    """The stuck workers for which the job waits, in words; empty if there are none."""
+    kept = [worker for worker in cluster.workers.values() if worker.liveness.kept]
     if not kept:
         return ""
     names = ", ".join(sorted((worker.name for worker in kept), key=choice.natural_key))
     first = min(kept, key=lambda worker: choice.natural_key(worker.name))
-    job = books.job.id if books.job is not None else ""
+    job = cluster.job.id if cluster.job is not None else ""
     return (
         f"waiting for {names}, kept since {first.liveness.kept}; {first.name}: {why_late(first)};"
         f" `dtdctl kill-worker {first.name}` gives it up, `dtdctl cancel {job}` ends the job"

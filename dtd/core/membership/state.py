@@ -1,8 +1,8 @@
-"""What the coordinator knows: workers, the job, the queue, the run of the job.
+"""The coordinator's state: workers, the active job, the queue and the job's current generation.
 
-The state that `dtd.core.membership` dispatches on and that `admission`, `forming`, `running`,
-`ending` and `jobs` change, in small records, with the few questions they all ask of it.  No
-decisions here.
+The state consists of small records.  `dtd.core.membership` dispatches on it, and `admission`,
+`forming`, `running`, `ending` and `jobs` change it.  This module also has the queries that they
+share.  No decisions here.
 """
 
 from __future__ import annotations
@@ -54,34 +54,36 @@ A = TypeVar("A", bound=StrEnum)
 
 WARMING_SILENCE_S = 30.0
 FRUITFUL_STEPS = 3
-"""A generation that has committed so many has not come to nothing."""
+"""A generation that commits at least this many steps has made progress."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterState:
-    """Everything the coordinator decides on.
+    """Everything on which the coordinator bases its decisions.
 
     Attributes:
-        heartbeat_interval_s, heartbeat_timeout_s: that workers are told.
-        detector: who has been silent for how long.
-        identity: what this coordinator says of itself.
-        epoch: of the store; 0 where none is known.  It is beyond that of `identity` once the store
-            was found to have gone back.
-        workers: every known worker by name, the gone ones too (bounded).
-        warming_since: when each warming worker began.
-        job: the one active job.
-        queue: jobs that wait for their turn.
-        run: the generation that the job runs in.
-        setbacks: what keeps the job from getting on.
+        heartbeat_interval_s, heartbeat_timeout_s: the values sent to workers.
+        detector: how long each worker has been silent.
+        identity: the identity that this coordinator announces.
+        epoch: epoch of the store; 0 if unknown.  It exceeds that of `identity` once the store was
+            found to have been rolled back.
+        workers: every known worker by name, including those that are gone (bounded).
+        warming_since: when each warming worker started its warm-up.
+        job: the active job, if any.
+        queue: jobs waiting to become active.
+        shared: whether jobs run on parts of the cluster (`membership.pools`), so that none of the
+            queue becomes active here.
+        run: the generation in which the job runs.
+        setbacks: repeated failures that prevent the job's progress.
         waiting: what the next generation waits for.
-        ending: deadlines of a generation that ends.
-        isolation: workers and links on which the job does not build.
-        trust: what workers say, weighed against what others say.
-        saving: who writes the job's last state, while it is to end.
-        straggler: which worker holds the others up.
-        now: the clock of the event at hand.
-        impossible: a transition that was asked for and that there is not; empty while all is well.
-        effects: of the event at hand.
+        ending: deadlines of a generation that is ending.
+        isolation: workers and links that the job does not use for now.
+        trust: workers' reports that are compared with those of others.
+        saving: which workers write the job's last state; None unless the job is saving.
+        straggler: which worker slows the others down.
+        now: time of the current event, on the coordinator's clock.
+        impossible: a requested transition that no table has; empty if there was none.
+        effects: effects of the current event.
     """
 
     heartbeat_interval_s: float
@@ -93,6 +95,7 @@ class ClusterState:
     warming_since: dict[str, float] = field(default_factory=dict)
     job: Job | None = None
     queue: deque[Job] = field(default_factory=deque)
+    shared: bool = False
     run: Run = field(default_factory=Run)
     setbacks: Setbacks = field(default_factory=Setbacks)
     waiting: WaitingTimes = field(default_factory=WaitingTimes)
@@ -108,10 +111,10 @@ class ClusterState:
     # --- transitions -----------------------------------------------------------------------
 
     def move_worker(self, worker: Worker, event: WorkerEvent) -> None:
-        """Something happens to a worker.
+        """Apply an event to a worker.
 
         Raises:
-            ImpossibleTransition: that cannot happen in its state.
+            ImpossibleTransition: the event cannot happen in the worker's state.
         """
         worker.state, action = self._take(WORKER, worker.state, event)
         if action is WorkerAction.BEGIN_WARMING:
@@ -128,10 +131,10 @@ class ClusterState:
             self._forget(worker)
 
     def move_generation(self, event: GenerationEvent) -> None:
-        """Something happens to the current generation.
+        """Apply an event to the current generation.
 
         Raises:
-            ImpossibleTransition: that cannot happen in its state.
+            ImpossibleTransition: the event cannot happen in the generation's state.
         """
         self.run.phase, action = self._take(GENERATION, self.run.phase, event)
         if action is GenerationAction.BEGIN:
@@ -146,17 +149,17 @@ class ClusterState:
             self.run.has_run = self.run.lost_member = False
 
     def move_job(self, job: Job, event: JobEvent) -> None:
-        """Something happens to a job.
+        """Apply an event to a job.
 
         Raises:
-            ImpossibleTransition: that cannot happen in its state.
+            ImpossibleTransition: the event cannot happen in the job's state.
         """
         job.state, action = self._take(JOB, job.state, event)
         if action is JobAction.CLEAR_VERDICT:
             job.verdict = ""
 
     def _take(self, table: Table[S, E, A], state: S, event: E) -> tuple[S, A]:
-        """What follows in a table; what is not in it is remembered by the invariants."""
+        """The next state and the action; an impossible event also violates the invariants."""
         try:
             return table.take(state, event)
         except ImpossibleTransition as error:
@@ -175,7 +178,7 @@ class ClusterState:
         self.detector.forget(worker.name)
         self.warming_since.pop(worker.name, None)
 
-    # --- questions -------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------
 
     def members(self) -> list[Worker]:
         """The roster's workers in rank order."""
@@ -190,13 +193,14 @@ class ClusterState:
         }
 
     def not_frozen(self) -> list[str]:
-        """Members that still take part in the generation."""
+        """Names of the members that still take part in the generation."""
         return [worker.name for worker in self.members() if worker.state in MEMBERS]
 
     def available(self) -> list[Worker]:
-        """Workers that a new generation may have.
+        """Workers that may become members of a new generation.
 
-        One that is leaving and still here alone holds the newest state, and must hand it over.
+        This includes a worker that is leaving: it is still present only because no other worker
+        holds the newest state, which it must pass on.
         """
         return [w for w in self.workers.values() if w.state in AVAILABLE]
 
@@ -205,9 +209,9 @@ class ClusterState:
         return {worker.name for worker in self.workers.values() if worker.state not in GONE}
 
     def survivors(self, job: Job) -> list[Worker]:
-        """Available workers that remember where the job's last generation ended.
+        """Available workers that hold in memory the state in which the last generation ended.
 
-        One that was to receive that generation's state, and did not, remembers only older days.
+        A member that did not receive that generation's starting state holds only an older one.
         """
         start = (job.start_generation, job.start_step)
         return [
@@ -221,11 +225,11 @@ class ClusterState:
                 worker.holdings.prepared,
             )
             >= start
-            and worker.holdings.held.step + 1 >= job.step
+            and worker.holdings.held.step >= job.rounds.begin(job.step)
         ]
 
     def missing(self, job: Job) -> list[str]:
-        """Members of the job's last generation that may still come back with its state."""
+        """Members of the job's last generation that may still reconnect with its state."""
         return [
             name
             for name in job.roster
@@ -233,9 +237,10 @@ class ClusterState:
         ]
 
     def withdraw(self, job: Job) -> None:
-        """What is being written down is not to be: nobody has heard of it, so nothing follows.
+        """Discard the decision that is being stored.
 
-        Its number stays used.
+        No worker has been told of it, so this has no other consequence.  The number of the
+        generation stays used.
         """
         decision, self.run.decision = self.run.decision, None
         if decision is not None:
@@ -243,17 +248,19 @@ class ClusterState:
                 setattr(job, name, value)
 
     def fence(self, job: Job) -> None:
-        """The job's newest generation commits nothing more.
+        """Record that the job's newest generation commits no further step.
 
-        One that nobody has heard of was decided since the last one had stopped, and goes on.
+        A decision that is still being stored was made after the last generation had stopped, and
+        is not affected.
         """
         if self.run.decision is None:
             job.fenced = True
 
     def advance(self, step: int) -> None:
-        """A step is committed: what went wrong before did not keep the job from it.
+        """Reset the setbacks that a newly committed step disproves.
 
-        A step that was done before, and lost with everybody who remembered it, proves nothing.
+        A step that had been committed before, and was lost with all its holders, proves nothing
+        about crashes.
         """
         self.setbacks.no_progress_generations = 0
         self.run.lost_member = False
@@ -262,14 +269,15 @@ class ClusterState:
             self.setbacks.crashed_workers.clear()
 
     def start_afresh(self) -> None:
-        """Nothing that went wrong before counts."""
+        """Forget all setbacks."""
         self.setbacks = Setbacks()
         self.run.lost_member = False
 
     def note_brevity(self, job: Job) -> None:
-        """A generation is over; one that ended at a step boundary as it should says nothing.
+        """Count the generation that has just ended if it was brief.
 
-        What commits a step or two between two breaks is no progress worth the forming of rings.
+        A generation that commits only a step or two before it breaks does not justify the cost of
+        forming its ring.  One that ended at a step boundary, as planned, is not counted.
         """
         if job.step - self.run.start_step >= FRUITFUL_STEPS:
             self.setbacks.brief_generations = 0
@@ -283,13 +291,22 @@ class ClusterState:
         self.setbacks.crash_step = max(self.setbacks.crash_step, step)
 
     def slept(self, gap_s: float) -> None:
-        """This process did not run for a while: what others said meanwhile is yet to be read."""
+        """Postpone deadlines by the time that this process did not run.
+
+        Messages that arrived in that time have not been read yet.
+        """
+        if not gap_s:
+            return
         self.warming_since = {name: at + gap_s for name, at in self.warming_since.items()}
-        if self.ending.freeze_by is not None:
-            self.ending.freeze_by += gap_s
+        self.waiting.slept(gap_s)
+        self.ending.slept(gap_s)
+        if self.isolation.verdict_by is not None:
+            self.isolation.verdict_by += gap_s
+        if self.saving is not None:
+            self.saving.slept(gap_s)
 
     def forget_all(self) -> None:
-        """Be as at the start of a process; only what was given out stays given out."""
+        """Return to the state at process start, except for the numbers already assigned."""
         fresh = ClusterState(
             heartbeat_interval_s=self.heartbeat_interval_s,
             heartbeat_timeout_s=self.heartbeat_timeout_s,
@@ -303,11 +320,11 @@ class ClusterState:
             setattr(self, field_.name, getattr(fresh, field_.name))
 
     def emit(self, effect: Effect) -> None:
-        """Add an effect of the event at hand."""
+        """Add an effect of the current event."""
         self.effects.append(effect)
 
     def send(self, name: str, message: m.Message) -> None:
-        """Add a message to a worker."""
+        """Add the effect that sends a message to a worker."""
         self.emit(Send(name=name, message=message))
 
     def incident(
@@ -320,9 +337,9 @@ class ClusterState:
         job: str = "",
         **details: Any,
     ) -> None:
-        """Add something for an operator to read, with figures.
+        """Add an incident for the operator, with details.
 
-        It is about the active job unless another one is named.
+        It concerns the active job unless `job` names another one.
         """
         self.emit(
             Incident(
@@ -337,7 +354,7 @@ class ClusterState:
         )
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when the books do not balance."""
+        """Raise AssertionError if the state is inconsistent."""
         assert not self.impossible, self.impossible
         assert len(set(self.run.roster)) == len(self.run.roster)
         members = {name for name, w in self.workers.items() if w.state in MEMBERS}
@@ -359,9 +376,9 @@ class ClusterState:
 
 def least_workers(job: Job) -> int:
     """The job's `elastic.min_workers`."""
-    return int(job.spec["elastic"]["min_workers"])
+    return job.terms.min_workers
 
 
 def most_workers(job: Job) -> int:
-    """The job's `elastic.max_workers`, within what a roster can hold."""
-    return min(int(job.spec["elastic"]["max_workers"]), m.MAX_WORLD)
+    """The job's `elastic.max_workers` or `elastic.workers`, at most the size of a roster."""
+    return min(job.terms.max_workers, job.terms.workers or m.MAX_WORLD, m.MAX_WORLD)

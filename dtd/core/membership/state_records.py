@@ -1,6 +1,6 @@
-"""The coordinator's state in small records: the run of the job, its setbacks, deadlines, trust.
+"""The small records of the coordinator's state: current generation, setbacks, deadlines, trust.
 
-No decisions here; `membership.state` holds them together.
+`membership.state` combines them.  No decisions here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dtd.wire import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorIdentity:
-    """What this coordinator says of itself.
+    """The identity that this coordinator announces.
 
     Attributes:
-        version: dtd's; workers of another release are refused, unless it is empty.
-        host: its name, for those who read why.
-        store_id, epoch: of its store; see REGISTERED in protocol.md.
+        version: its dtd release; workers of another release are refused, unless it is empty.
+        host: name of its host, for messages.
+        store_id, epoch: id and epoch of its store; see REGISTERED in protocol.md.
     """
 
     version: str = ""
@@ -33,16 +33,17 @@ class CoordinatorIdentity:
 
 @dataclass(slots=True, kw_only=True)
 class Decision:
-    """A generation that is decided, and that nobody hears of before it is written down.
+    """A generation that is decided, and not announced before it is stored.
 
     Attributes:
-        members: in rank order.
-        holds: for each, whether it has the state that the generation starts from.
-        lost: committed steps that it goes back.
-        redone: a step under way is done again.
-        before: what the job's record said of its newest generation before.
-        failure: why it could not be written down; empty while it is being tried.
-        again_at: when it is tried again.
+        members: workers in rank order.
+        holds: for each member, whether it has the generation's starting state.
+        lost: number of committed steps that are lost.
+        redone: whether a step that had begun is repeated.
+        incomplete: which shards of a newer state are missing; empty if there is no such state.
+        before: previous values of the fields of the job's record that the decision changed.
+        failure: why it could not be stored; empty while an attempt is in progress.
+        again_at: when storing is attempted again.
     """
 
     members: list[Worker]
@@ -50,12 +51,13 @@ class Decision:
     lost: int
     redone: bool
     before: dict[str, Any]
+    incomplete: str = ""
     failure: str = ""
     again_at: float | None = None
 
 
 class Finding(NamedTuple):
-    """States of a generation differ after `step` steps; `digest` counts, none if it is empty."""
+    """The digest that counts for a generation's state after `step` steps; empty if none does."""
 
     generation: int
     step: int
@@ -64,27 +66,29 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """The generation that the job runs in, or the one before while there is none.
+    """The generation in which the job runs, or the previous one while there is none.
 
     Attributes:
-        generation: its number, the newest that was given.
-        highest_seen: the highest number that a worker has shown it was given; new ones exceed it.
-        phase: where it stands.
-        decision: the next one, while it is being written down.
+        generation: its number, the newest that was assigned.
+        highest_seen: the highest number that a worker proved it was assigned; new ones exceed it.
+        highest_beside: the highest number of a job that runs on other workers; new ones exceed it.
+        phase: its state.
+        decision: the next generation, while it is being stored.
         roster: names in rank order; empty when no generation is forming, running or ending.
-        roster_id: of that roster.
-        start_step: committed step from which it runs.
-        reported_steps: the newest step that each member says it has committed in it.
-        has_run: it has run, or was running when this coordinator started.
+        roster_id: id of that roster.
+        start_step: number of committed steps of its starting state.
+        reported_steps: the newest step that each member reports as committed in it.
+        has_run: whether it has run, or was running when this coordinator started.
         advanced_at: when its committed step was last seen to advance.
-        lost_member: a worker has died or hung in it, since it last advanced.
-        brought: members that brought the state which it starts from; empty if unknown.
-        last_words: what members said when they left it, by name.
-        said_ended: by member, the names of those who say that its process has ended.
+        lost_member: whether a worker has died or hung in it since it last advanced.
+        brought: members that brought its starting state; empty if unknown.
+        last_words: the report (FROZEN or FINISHED) with which each member left it, by name.
+        said_ended: for each member, the names of those that report that its process has ended.
     """
 
     generation: int = 0
     highest_seen: int = 0
+    highest_beside: int = 0
     phase: GenerationState = GenerationState.NONE
     decision: Decision | None = None
     roster: list[str] = field(default_factory=list)
@@ -99,29 +103,30 @@ class Run:
     said_ended: dict[str, set[str]] = field(default_factory=dict)
 
     def begin(self, brought: Iterable[str] = ()) -> None:
-        """Nobody has said anything in the generation that begins, or is taken up."""
+        """Discard the reports of the previous generation when one begins or is adopted."""
         self.reported_steps.clear()
         self.last_words.clear()
         self.said_ended.clear()
         self.brought = frozenset(brought)
 
     def reported_step(self, name: str) -> int:
-        """The newest step that a member says it has committed."""
+        """The newest step that a member reports as committed."""
         return self.reported_steps.get(name, self.start_step)
 
 
 @dataclass(slots=True, kw_only=True)
 class Setbacks:
-    """What keeps the job from getting on, generation after generation.
+    """Repeated failures that prevent the job's progress, counted over generations.
 
     Attributes:
-        no_progress_generations: in a row, that committed no step.
-        brief_generations: in a row, that broke after hardly a step.
-        crashed_workers: that died or hung in generations that ran, since the job got beyond
-            `crash_step`.
-        last_ends: how their processes have ended, as far as their successors know.
-        crash_generations: in a row, that ran, lost such a worker and did not get further.
-        crash_step: committed steps of the job when that happened, at most.
+        no_progress_generations: consecutive generations that committed no step.
+        brief_generations: consecutive generations that broke before `state.FRUITFUL_STEPS` steps.
+        crashed_workers: workers that died or hung in generations that ran, since the job last got
+            beyond `crash_step`.
+        last_ends: how their processes ended, as far as the processes that replaced them know.
+        crash_generations: consecutive generations that ran, lost such a worker and did not get
+            beyond `crash_step`.
+        crash_step: the highest number of committed steps at which such a worker was lost.
     """
 
     no_progress_generations: int = 0
@@ -138,11 +143,10 @@ class WaitingTimes:
 
     Attributes:
         settle_by: when the first generation may form without waiting for more workers.
-        must_settle: the job has not formed a generation since it was activated.
-        newer_since: when it was first seen that an absent worker may hold a newer state than those
-            that are present.
-        resumed: the operator does not want to wait for those.
-        form_at: no generation is formed before, after several that came to nothing.
+        must_settle: whether the job has formed no generation since it was activated.
+        newer_since: since when an absent worker may hold a newer state than any worker present.
+        resumed: whether the operator has decided not to wait for such workers.
+        form_at: the earliest time for the next generation, after several that made no progress.
     """
 
     settle_by: float | None = None
@@ -151,14 +155,21 @@ class WaitingTimes:
     resumed: bool = False
     form_at: float | None = None
 
+    def slept(self, gap_s: float) -> None:
+        """Postpone deadlines: arriving workers could not be seen for `gap_s`."""
+        if self.settle_by is not None:
+            self.settle_by += gap_s
+        if self.newer_since is not None:
+            self.newer_since += gap_s
+
 
 @dataclass(slots=True, kw_only=True)
 class EndingTimes:
-    """A generation that ends, and what the job recovers from.
+    """Deadlines of a generation that is ending, and what the job recovers from.
 
     Attributes:
-        freeze_by: when members that have not reported FROZEN are given up.
-        stop_by: when a generation of a job that is to end is broken off.
+        freeze_by: when members that have not reported FROZEN are considered lost.
+        stop_by: when the generation of a job that is to end is aborted.
         recovery: what the job is recovering from, until it commits again.
     """
 
@@ -166,10 +177,17 @@ class EndingTimes:
     stop_by: float | None = None
     recovery: Recovery | None = None
 
+    def slept(self, gap_s: float) -> None:
+        """Postpone deadlines: leaving members could not be seen for `gap_s`."""
+        if self.freeze_by is not None:
+            self.freeze_by += gap_s
+        if self.stop_by is not None:
+            self.stop_by += gap_s
+
 
 @dataclass(slots=True, kw_only=True)
 class Isolation:
-    """Workers, and links between them, on which the job does not build for a while.
+    """Workers, and links between them, that the job does not use for a while.
 
     Attributes:
         set_aside: by name, workers on which the job's code has failed (`membership.isolation`).
@@ -184,7 +202,7 @@ class Isolation:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Messages of a worker that were dropped since an operator was told, and when that was."""
+    """Number of a worker's messages dropped since the last incident about it, and its time."""
 
     dropped: int = 0
     told_at: float | None = None
@@ -192,17 +210,19 @@ class Tally:
 
 @dataclass(slots=True, kw_only=True)
 class Trust:
-    """What workers say, weighed against what others say.
+    """Workers' reports that are compared with those of others, and the results.
 
     Attributes:
-        vouched: members of the job's newest known generation who have come and had not left it.
-        distrusted: newest generation in which states differed and none had a majority.
-        finding: what came of comparing the digests in the last words of the newest generation.
-        contradicted: processes whose memory of a generation the others contradict, and whose word
-            of it does not count any more.
-        agreed: by state, the digest that each rank says all had agreed on.
-        claims: saved states of each worker that nobody has confirmed yet.
-        tallies: what was dropped of workers' messages, by name (`dtd.core.trust.hearing`).
+        vouched: members of the job's newest known generation that registered without having left
+            it.
+        distrusted: the newest generation in which states differed and none had a majority.
+        finding: result of comparing the digests that the members of the newest generation reported
+            when they left it.
+        contradicted: processes (name, incarnation) whose report of their state in memory the others
+            contradict; it does not count any more.
+        agreed: for each state, the digest that each rank reports as agreed by all.
+        claims: saved states of each worker that are not confirmed yet.
+        tallies: counts of workers' dropped messages, by name (`dtd.core.trust.hearing`).
     """
 
     vouched: set[str] = field(default_factory=set)

@@ -1,9 +1,9 @@
-"""Who is to blame when a generation does not advance: evidence, fastest first.
+"""Finds the cause when a generation does not advance, from the fastest evidence first.
 
-A reset connection is known at once and needs no judge.  Here is the rest: silence towards the
-coordinator, a neighbour's word that a link died, and the probes that clear a link of suspicion; of
-threads that are stuck see `membership.standstill`.  Part of the membership machine; changes the
-books, adds effects.
+A reset connection is known at once.  This file handles the rest: silence towards the coordinator, a
+neighbour's report that a link died, and the probes that clear a link of suspicion; for stuck
+threads see `membership.standstill`.  Part of the membership machine; changes the cluster, adds
+effects.
 """
 
 from __future__ import annotations
@@ -27,133 +27,142 @@ from dtd.core.trust import dissent
 from dtd.wire import messages as m
 
 MISSED_BEATS = 2.5
-"""Heartbeat intervals of silence that confirm a neighbour's word that a worker is dead."""
+"""Heartbeat intervals of silence that confirm a neighbour's report that a worker is dead."""
 
 ADVANCING_STEPS = 1.5
-"""A generation advances if its last commit is no longer ago than so many steps."""
+"""A generation advances if its last commit is at most this many step durations ago."""
 
 
-def evict_silent(books: ClusterState, now: float) -> None:
-    """Evict who has been silent for too long, but nobody whose generation advances.
+def evict_silent(cluster: ClusterState, now: float) -> None:
+    """Evict workers that are silent for too long, except members of an advancing generation.
 
-    Every step needs every member, so a member of a ring that commits steps lives, whatever the
-    coordinator hears of it.
+    Every step needs every member, so a member of a ring that commits steps is alive, even if the
+    coordinator does not hear from it.
     """
-    for name, reason in books.detector.suspects(now):
-        worker = books.workers[name]
-        if worker.state in MEMBERS and _advances(books, now):
+    for name, reason in cluster.detector.suspects(now):
+        worker = cluster.workers[name]
+        if worker.state in MEMBERS and _advances(cluster, now):
             worker.reason = f"{reason}, but its generation advances"
             continue
-        admission.evict(books, worker, reason, now)
-    _evict_ended(books, now)
+        admission.evict(cluster, worker, reason, now)
+    _evict_ended(cluster, now)
 
 
-def _advances(books: ClusterState, now: float) -> bool:
-    if books.run.phase is not GenerationState.RUNNING or books.run.advanced_at is None:
+def _advances(cluster: ClusterState, now: float) -> bool:
+    job = cluster.job
+    running = cluster.run.phase is GenerationState.RUNNING
+    if job is None or not running or cluster.run.advanced_at is None:
         return False
-    beats = [member.liveness.heartbeat for member in books.members()]
+    beats = [member.liveness.heartbeat for member in cluster.members()]
     step_s = max((beat.step_s for beat in beats if beat is not None), default=0.0)
-    grace_s = max(2 * books.heartbeat_interval_s, ADVANCING_STEPS * step_s)
-    return now - books.run.advanced_at <= grace_s
+    round_steps = job.rounds.end(job.step) - job.step  # nothing advances before the end of a round
+    grace_s = max(2 * cluster.heartbeat_interval_s, ADVANCING_STEPS * round_steps * step_s)
+    return now - cluster.run.advanced_at <= grace_s
 
 
-def left(books: ClusterState, name: str, message: m.Frozen | m.Finished, now: float) -> None:
-    """Keep a member's last words.  Whom more than half call different is not waited for."""
-    books.run.last_words[name] = message
-    suspect = books.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
+def left(cluster: ClusterState, name: str, message: m.Frozen | m.Finished, now: float) -> None:
+    """Keep a member's last report; a member that more than half call different is not awaited."""
+    cluster.run.last_words[name] = message
+    suspect = cluster.workers.get(message.suspect) if isinstance(message, m.Frozen) else None
     if suspect is None or suspect.state not in MEMBERS | {WorkerState.FROZEN}:
         return
-    naming = [by for by, one in dissent.claims(books) if one.suspect == suspect.name != by]
-    if 2 * len(naming) > len(books.run.roster):
-        admission.expel(books, suspect, dissent.MINORITY, now)
+    naming = [by for by, one in dissent.claims(cluster) if one.suspect == suspect.name != by]
+    if 2 * len(naming) > len(cluster.run.roster):
+        admission.expel(cluster, suspect, dissent.MINORITY, now)
 
 
-def settle(books: ClusterState, job: Job, now: float) -> None:
-    """All members have left: whose state differs starts afresh, by their own words.
+def settle(cluster: ClusterState, job: Job, now: float) -> None:
+    """Restart members whose state differs, by their own reports, once all members have left.
 
-    Without a majority all who have not forgotten do.  If that happens again and again at one
-    point, it is not chance, and the job fails.
+    Without a majority, all members that still hold a state restart.  If that happens repeatedly at
+    one point, it is not accidental, and the job fails.
     """
-    finding = books.trust.finding = dissent.find(books, job)
-    for name, why in dissent.contradicted(books, job):
-        books.incident("report_contradicted", why, worker=name)
+    finding = cluster.trust.finding = dissent.find(cluster, job)
+    for name, why in dissent.contradicted(cluster, job):
+        cluster.incident("report_contradicted", why, worker=name)
     if finding is not None and not finding.digest:
-        hopeless = _note_divergence(books, job, finding)
+        hopeless = _note_divergence(cluster, job, finding)
         if hopeless:
-            jobs.finish(books, JobState.FAILED, hopeless)
+            jobs.finish(cluster, JobState.FAILED, hopeless)
             return
-    for worker in books.available():
-        why = dissent.why_distrusted(books, worker, books.run.last_words.get(worker.name))
+    for worker in cluster.available():
+        why = dissent.why_distrusted(cluster, worker, cluster.run.last_words.get(worker.name))
         if why:
-            admission.expel(books, worker, why, now)
+            admission.expel(cluster, worker, why, now)
 
 
-def _note_divergence(books: ClusterState, job: Job, finding: Finding) -> str:
-    """States differ and none has a majority; why that is no chance, empty if it may be."""
-    books.trust.distrusted = finding.generation
-    seen = [(name, one) for name, one in dissent.claims(books) if not one.suspect]
+def _note_divergence(cluster: ClusterState, job: Job, finding: Finding) -> str:
+    """Note that states differ without a majority; returns why that is not accidental, or ""."""
+    cluster.trust.distrusted = finding.generation
+    seen = [(name, one) for name, one in dissent.claims(cluster) if not one.suspect]
     known = divergence.remembered(job.divergences)
     for entry in [one.differs for _, one in seen] or [""]:
         known = divergence.noted(known, Divergence(finding.generation, finding.step, entry))
     job.divergences = tuple(known)
-    books.emit(SaveJob(job=job))
+    cluster.emit(SaveJob(job=job))
     why = divergence.why_hopeless(known)
     said = "".join(f"; {name}: {one.reason}" for name, one in seen[:1])
     return f"{why}{said}" if why else ""
 
 
-def accused(books: ClusterState, name: str, message: m.Frozen, now: float) -> None:
-    """A member has lost its neighbour: if that one does not answer us either, it is gone.
+def accused(cluster: ClusterState, name: str, message: m.Frozen, now: float) -> None:
+    """A member has lost its neighbour: evict that one if the coordinator cannot reach it either.
 
-    A lifeline is cut by the end of a process only.  We may yet hold its control connection, since
-    the kernel closes that later.  So the word of two is enough; one alone may lie, and what it says
-    counts when the suspect misses beats, or its connection ends.
+    A lifeline is closed only by the end of a process.  The suspect's control connection may still
+    be open, since the kernel closes it later.  The reports of two members are therefore sufficient.
+    A single member may lie, so its report counts only once the suspect misses heartbeats or its
+    connection ends.
     """
-    suspect = books.workers.get(message.suspect)
+    suspect = cluster.workers.get(message.suspect)
     if suspect is None or suspect.state not in MEMBERS or not message.evidence:
         return
-    if suspect.state is WorkerState.AWAY and suspect.incarnation != NEVER_HEARD:
-        admission.lose(books, suspect, "its control connection and its ring are both gone", now)
+    if suspect.state is WorkerState.DISCONNECTED and suspect.incarnation != NEVER_HEARD:
+        admission.lose(cluster, suspect, "its control connection and its ring are both gone", now)
     elif message.evidence == ENDED:
-        books.run.said_ended.setdefault(suspect.name, set()).add(name)
-        _evict_ended(books, now)
-    elif message.evidence in DEAD and _misses_beats(books, suspect.name, now):
-        silent_s = books.detector.silence_s(suspect.name, now)
+        cluster.run.said_ended.setdefault(suspect.name, set()).add(name)
+        _evict_ended(cluster, now)
+    elif message.evidence in DEAD and _misses_beats(cluster, suspect.name, now):
+        silent_s = cluster.detector.silence_s(suspect.name, now)
         why = f"silent towards its neighbour, and no heartbeat for {silent_s:.1f} s"
-        admission.evict(books, suspect, why, now)
+        admission.evict(cluster, suspect, why, now)
 
 
-def _evict_ended(books: ClusterState, now: float) -> None:
-    """Evict those whose process has ended: two neighbours say so, or one, and beats are missing."""
-    for name, by in books.run.said_ended.items():
-        suspect = books.workers[name]
-        believed = len(by - {name}) > 1 or _misses_beats(books, name, now)
-        if suspect.state in MEMBERS and believed:
-            admission.evict(books, suspect, "its process has ended", now)
+def _evict_ended(cluster: ClusterState, now: float) -> None:
+    """Evict workers reported dead by two neighbours, or by one if heartbeats are missing too."""
+    for name, by in cluster.run.said_ended.items():
+        suspect = cluster.workers.get(
+            name
+        )  # that generation may be over, and its members forgotten
+        if suspect is None or suspect.state not in MEMBERS:
+            continue
+        if len(by - {name}) > 1 or _misses_beats(cluster, name, now):
+            admission.evict(cluster, suspect, "its process has ended", now)
 
 
-def _misses_beats(books: ClusterState, name: str, now: float) -> bool:
-    return books.detector.silence_s(name, now) > MISSED_BEATS * books.heartbeat_interval_s
+def _misses_beats(cluster: ClusterState, name: str, now: float) -> bool:
+    return cluster.detector.silence_s(name, now) > MISSED_BEATS * cluster.heartbeat_interval_s
 
 
-def probe(books: ClusterState, now: float) -> None:
-    """Have the ends of bad links try again."""
-    for by, other in books.isolation.links.due(books.living(), now):
-        target = books.workers[other]
+def probe(cluster: ClusterState, now: float) -> None:
+    """Have the ends of bad links probe each other."""
+    for by, other in cluster.isolation.links.due(cluster.living(), now):
+        target = cluster.workers[other]
         message = m.Probe(
             name=other, host=target.registration.data_host, port=target.registration.data_port
         )
-        books.send(by, message)
+        cluster.send(by, message)
 
 
-def probed(books: ClusterState, worker: Worker, message: m.Probed, now: float) -> None:
-    """A probe has come back; a link that works both ways may be used again."""
-    good = books.isolation.links.answered(
+def probed(cluster: ClusterState, worker: Worker, message: m.Probed, now: float) -> None:
+    """Handle the result of a probe; a link that works both ways may be used again."""
+    good = cluster.isolation.links.answered(
         worker.name, message.name, now, reachable=message.reachable, greeted=message.greeted
     )
     if not good:
         return
-    books.incident("link_good", f"{worker.name} and {message.name} reach each other again")
-    for one in books.workers.values():
-        if one.state is WorkerState.BARRED and not books.isolation.links.unreachable_from(one.name):
-            books.move_worker(one, WorkerEvent.LINK_WORKS)
+    cluster.incident("link_good", f"{worker.name} and {message.name} reach each other again")
+    for one in cluster.workers.values():
+        if one.state is WorkerState.ISOLATED and not cluster.isolation.links.unreachable_from(
+            one.name
+        ):
+            cluster.move_worker(one, WorkerEvent.LINK_WORKS)

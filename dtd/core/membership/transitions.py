@@ -1,14 +1,14 @@
-"""Which states there are, and which event leads from which to which: four tables.
+"""All states, and four tables of the transitions between them.
 
     worker       as the coordinator sees it       WORKER      WorkerState, WorkerEvent
-    generation   the one that the job runs in     GENERATION  GenerationState, GenerationEvent
-    job          from its submission to its end   JOB         JobState, JobEvent
+    generation   in which the job runs            GENERATION  GenerationState, GenerationEvent
+    job          from submission to its end       JOB         JobState, JobEvent
     member       a worker, as it sees itself      MEMBER      MemberState, MemberEvent
 
-A table maps (state, event) to (next state, action).  An action is what always goes with the
-transition and concerns the record itself; `membership.state` and `membership.member` perform it.  A
-state is assigned only with what a table says, and an event that a table does not have for a state
-is impossible: it raises `ImpossibleTransition`, and the invariants do not hold from then on.
+A table maps (state, event) to (next state, action).  An action always accompanies its transition
+and concerns only the record itself; `membership.state` and `membership.member` perform it.  States
+are assigned only according to a table.  An event that a table does not list for a state is
+impossible: it raises `ImpossibleTransition`, and the invariants are violated from then on.
 
 `python -m scripts.gen_docs transitions` writes the tables into docs/transitions.md.  Pure.
 """
@@ -29,13 +29,13 @@ Action = TypeVar("Action", bound=enum.StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[State, Event, Action]):
-    """An event, the states in which it may happen, the state that follows, and what goes with it.
+    """An event, the states in which it may happen, the next state and the action.
 
     Attributes:
-        event: what happens.
-        states: in which it may happen.
-        state: that follows; None: it stays.
-        action: what goes with it.
+        event: the event.
+        states: the states in which it may happen.
+        state: the next state; None: the state does not change.
+        action: the action that accompanies the transition.
     """
 
     event: Event
@@ -45,11 +45,11 @@ class Row(Generic[State, Event, Action]):
 
 
 class Table(Generic[State, Event, Action]):
-    """All transitions of one thing.
+    """All transitions of one kind of record.
 
     Args:
-        of: what it is, for messages.
-        rows: no two of them have the same state and event.
+        of: name of that kind, for messages.
+        rows: the transitions; no two of them have a state and event in common.
     """
 
     def __init__(self, of: str, rows: Iterable[Row[State, Event, Action]]) -> None:
@@ -63,7 +63,7 @@ class Table(Generic[State, Event, Action]):
                 self._next[key] = row.state or state, row.action
 
     def take(self, state: State, event: Event) -> tuple[State, Action]:
-        """The state that follows, and what goes with the transition.
+        """The next state, and the action that accompanies the transition.
 
         Raises:
             ImpossibleTransition: the event cannot happen in this state.
@@ -82,69 +82,69 @@ class Table(Generic[State, Event, Action]):
 
 
 class WorkerState(enum.StrEnum):
-    """Where a worker stands, as the coordinator sees it."""
+    """State of a worker, as the coordinator sees it."""
 
     IDLE = "idle"
     WARMING = "warming"
     READY = "ready"
     FORMING = "forming"
     RUNNING = "running"
-    AWAY = "away"
+    DISCONNECTED = "away"
     FROZEN = "frozen"
     FINISHED = "finished"
-    BARRED = "barred"
-    REFUSED = "refused"
+    ISOLATED = "barred"
+    INCOMPATIBLE = "refused"
     RELEASED = "released"
     LOST = "lost"
 
 
 MEMBERS: Final = frozenset(
-    {WorkerState.FORMING, WorkerState.RUNNING, WorkerState.AWAY, WorkerState.FINISHED}
+    {WorkerState.FORMING, WorkerState.RUNNING, WorkerState.DISCONNECTED, WorkerState.FINISHED}
 )
-"""It takes part in the current generation."""
-AVAILABLE: Final = frozenset({WorkerState.READY, WorkerState.FROZEN, WorkerState.BARRED})
-"""A new generation may have it."""
+"""States of a worker that takes part in the current generation."""
+AVAILABLE: Final = frozenset({WorkerState.READY, WorkerState.FROZEN, WorkerState.ISOLATED})
+"""States of a worker that may become a member of a new generation."""
 GONE: Final = frozenset({WorkerState.RELEASED, WorkerState.LOST})
 
 
 class WorkerEvent(enum.StrEnum):
-    """What happens to a worker."""
+    """Events of a worker, as the coordinator sees it."""
 
-    PREPARED = "told to warm up for the job"
+    PREPARED = "is told to warm up for the job"
     WARMED = "has warmed up"
-    CAME_BACK = "came back from a generation that may be the newest, and trains on"
-    CALLED_BACK = "came back from a generation that is over, and is asked to leave it"
-    LEFT_OLD = "has left the generation that it came back from"
-    INCOMPATIBLE = "runs another release of dtd"
-    LEFT_ALONE = "the job failed on it: left alone for a while"
-    DISAGREES = "has other data, code, model or numerics"
-    AGREES = "agrees with the others after all"
-    NO_LINK = "no working link to the others"
+    CAME_BACK = "registers with a generation that may be the newest, and continues training"
+    CALLED_BACK = "registers with a generation that is over, and is asked to leave it"
+    LEFT_OLD = "has left the generation with which it registered"
+    INCOMPATIBLE = "runs a different release of dtd"
+    LEFT_ALONE = "is excluded for a while, because the job failed on it"
+    DISAGREES = "differs from the others in data, code, model or numerics"
+    AGREES = "no longer differs from the others"
+    NO_LINK = "has no working link to the others"
     LINK_WORKS = "all its links work again"
     ASSIGNED = "assigned to a generation"
     RUNS = "runs in the generation"
-    FROZE = "left the generation before the job's end"
-    FINISHED = "done with the job's last step"
+    FROZE = "left the generation before the end of the job"
+    FINISHED = "has completed the job's last step"
     CLOSED = "its generation is over"
-    DISCONNECTED = "its connection is lost, its generation may go on"
-    EXPECTED = "named by the store as a member of the generation"
-    RECONNECTED_FORMING = "connected again, forming"
-    RECONNECTED = "connected again, running"
-    TAKEN_UP = "trains in the generation that is taken up"
-    SPARED = "the job has ended, and it had not begun with it"
-    LET_GO = "let go"
-    LOST = "its process or its connection is gone"
+    DISCONNECTED = "lost its connection; its generation may still be running"
+    EXPECTED = "is named by the store as a member of the generation"
+    RECONNECTED_FORMING = "reconnected while forming"
+    RECONNECTED = "reconnected while running"
+    TAKEN_UP = "trains in the generation that the coordinator adopts"
+    SPARED = "the job has ended before the worker began with it"
+    LET_GO = "is released"
+    LOST = "its process has ended or its connection is closed"
 
 
 class WorkerAction(enum.StrEnum):
-    """What goes with a transition of a worker."""
+    """Actions that accompany the transitions of a worker."""
 
     NONE = ""
-    BEGIN_WARMING = "its warm-up is timed; it may be silent for longer"
-    END_WARMING = "its warm-up is over; it may join from now on"
-    WATCH = "its silence is counted from now on"
-    CLEAR_REASON = "nothing keeps it from working"
-    FORGET = "what it held and said is forgotten"
+    BEGIN_WARMING = "start timing its warm-up, with a longer heartbeat timeout"
+    END_WARMING = "stop timing its warm-up, and let it join from now on"
+    WATCH = "restart its heartbeat timeout"
+    CLEAR_REASON = "clear the reason why it does not work"
+    FORGET = "discard its reported states and heartbeats"
 
 
 _W, _WE, _WA = WorkerState, WorkerEvent, WorkerAction
@@ -162,28 +162,28 @@ def _worker(
 WORKER: Final = Table(
     "worker",
     (
-        _worker(_WE.PREPARED, {_W.IDLE, _W.REFUSED}, _W.WARMING, _WA.BEGIN_WARMING),
+        _worker(_WE.PREPARED, {_W.IDLE, _W.INCOMPATIBLE}, _W.WARMING, _WA.BEGIN_WARMING),
         _worker(_WE.WARMED, {_W.WARMING}, _W.READY, _WA.END_WARMING),
         _worker(_WE.CAME_BACK, {_W.IDLE}, _W.WARMING),
         _worker(_WE.CALLED_BACK, {_W.IDLE, _W.WARMING}, _W.WARMING, _WA.BEGIN_WARMING),
         _worker(_WE.LEFT_OLD, {_W.WARMING}, _W.READY, _WA.END_WARMING),
-        _worker(_WE.INCOMPATIBLE, {_W.IDLE}, _W.REFUSED),
-        _worker(_WE.LEFT_ALONE, {_W.IDLE}, _W.REFUSED),
-        _worker(_WE.DISAGREES, AVAILABLE | {_W.REFUSED}, _W.REFUSED),
-        _worker(_WE.AGREES, {_W.REFUSED}, _W.READY, _WA.CLEAR_REASON),
-        _worker(_WE.NO_LINK, AVAILABLE, _W.BARRED),
-        _worker(_WE.LINK_WORKS, {_W.BARRED}, _W.READY, _WA.CLEAR_REASON),
+        _worker(_WE.INCOMPATIBLE, {_W.IDLE}, _W.INCOMPATIBLE),
+        _worker(_WE.LEFT_ALONE, {_W.IDLE}, _W.INCOMPATIBLE),
+        _worker(_WE.DISAGREES, AVAILABLE | {_W.INCOMPATIBLE}, _W.INCOMPATIBLE),
+        _worker(_WE.AGREES, {_W.INCOMPATIBLE}, _W.READY, _WA.CLEAR_REASON),
+        _worker(_WE.NO_LINK, AVAILABLE, _W.ISOLATED),
+        _worker(_WE.LINK_WORKS, {_W.ISOLATED}, _W.READY, _WA.CLEAR_REASON),
         _worker(_WE.ASSIGNED, AVAILABLE, _W.FORMING),
         _worker(_WE.RUNS, {_W.FORMING}, _W.RUNNING),
         _worker(_WE.FROZE, MEMBERS, _W.FROZEN),
         _worker(_WE.FINISHED, MEMBERS, _W.FINISHED),
         _worker(_WE.CLOSED, {_W.FINISHED}, _W.READY),
-        _worker(_WE.DISCONNECTED, {_W.RUNNING, _W.FINISHED}, _W.AWAY, _WA.WATCH),
-        _worker(_WE.EXPECTED, {_W.IDLE}, _W.AWAY),
+        _worker(_WE.DISCONNECTED, {_W.RUNNING, _W.FINISHED}, _W.DISCONNECTED, _WA.WATCH),
+        _worker(_WE.EXPECTED, {_W.IDLE}, _W.DISCONNECTED),
         _worker(_WE.RECONNECTED_FORMING, MEMBERS, _W.FORMING, _WA.WATCH),
         _worker(_WE.RECONNECTED, MEMBERS, _W.RUNNING, _WA.WATCH),
         _worker(_WE.TAKEN_UP, {_W.WARMING}, _W.RUNNING, _WA.WATCH),
-        _worker(_WE.SPARED, {_W.REFUSED}, _W.IDLE, _WA.CLEAR_REASON),
+        _worker(_WE.SPARED, {_W.INCOMPATIBLE}, _W.IDLE, _WA.CLEAR_REASON),
         _worker(_WE.LET_GO, set(WorkerState) - GONE, _W.RELEASED, _WA.FORGET),
         _worker(_WE.LOST, set(WorkerState) - GONE, _W.LOST, _WA.FORGET),
     ),
@@ -194,7 +194,7 @@ WORKER: Final = Table(
 
 
 class GenerationState(enum.StrEnum):
-    """Where the current generation stands."""
+    """State of the current generation."""
 
     NONE = "none"
     FORMING = "forming"
@@ -203,25 +203,25 @@ class GenerationState(enum.StrEnum):
 
 
 class GenerationEvent(enum.StrEnum):
-    """What happens to the current generation."""
+    """Events of the current generation."""
 
-    ANNOUNCED = "written down, and its members are told"
-    ADOPTED_FORMING = "an earlier coordinator has announced it"
-    ADOPTED_RUNNING = "it ran under an earlier coordinator"
-    TAKEN_UP = "all its members have come back and train in it"
-    ALL_RUN = "all its members run"
-    ENDS = "somebody is lost, has left, or is to join"
-    CLOSED = "nobody takes part in it any more"
+    ANNOUNCED = "is stored, and its members are told"
+    ADOPTED_FORMING = "was announced by an earlier coordinator process"
+    ADOPTED_RUNNING = "was running under an earlier coordinator process"
+    TAKEN_UP = "all its members have reconnected and train in it"
+    ALL_RUN = "all its members are running"
+    ENDS = "a member is lost or has left, or a worker is to join"
+    CLOSED = "has no members any more"
 
 
 class GenerationAction(enum.StrEnum):
-    """What goes with a transition of the generation."""
+    """Actions that accompany the transitions of the generation."""
 
     NONE = ""
-    BEGIN = "nobody has trained in it"
-    HAS_RUN = "it has trained"
-    ADVANCES = "it has trained, and its progress is timed from now on"
-    FORGET = "its roster and its deadlines are forgotten"
+    BEGIN = "mark it as not yet trained"
+    HAS_RUN = "mark it as trained"
+    ADVANCES = "mark it as trained, and start timing its progress"
+    FORGET = "discard its roster and its deadlines"
 
 
 _G, _GE, _GA = GenerationState, GenerationEvent, GenerationAction
@@ -244,7 +244,7 @@ GENERATION: Final = Table(
 
 
 class JobState(enum.StrEnum):
-    """Where a job stands."""
+    """State of a job."""
 
     QUEUED = "queued"
     WAITING = "waiting"
@@ -260,33 +260,33 @@ class JobState(enum.StrEnum):
 
 ENDED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 GOES_ON: Final = frozenset({JobState.WAITING, JobState.WARMING, JobState.FORMING, JobState.RUNNING})
-"""It is the active one, and nothing has been said of its end."""
+"""States of the active job while neither its end nor its stop is decided."""
 
 
 class JobEvent(enum.StrEnum):
-    """What happens to a job."""
+    """Events of a job."""
 
-    ACTIVATED = "its turn has come"
-    TO_FINISH_AGAIN = "done under an earlier coordinator, and not saved"
-    TO_STOP_AGAIN = "stopped under an earlier coordinator, and not saved"
-    WAITS = "too few workers, or a newer state may come back"
-    WARMS_UP = "waits for workers that warm up"
+    ACTIVATED = "becomes the active job"
+    TO_FINISH_AGAIN = "finished under an earlier coordinator process, but not saved"
+    TO_STOP_AGAIN = "stopped under an earlier coordinator process, but not saved"
+    WAITS = "too few workers are ready, or an absent worker may hold a newer state"
+    WARMS_UP = "waits for workers to warm up"
     DECIDED = "its next generation is decided"
-    RUNS = "all members of its generation run"
-    TAKEN_UP = "its members have come back and train"
-    STOPS = "cancelled, or nothing will come of it"
+    RUNS = "all members of its generation are running"
+    TAKEN_UP = "all members of its generation have reconnected and train"
+    STOPS = "is cancelled, or has failed"
     SAVES = "its last state is to be saved"
-    TRAINS_AGAIN = "all who held its last state are gone"
+    TRAINS_AGAIN = "all holders of its last state are gone"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 class JobAction(enum.StrEnum):
-    """What goes with a transition of a job."""
+    """Actions that accompany the transitions of a job."""
 
     NONE = ""
-    CLEAR_VERDICT = "how it will end is open"
+    CLEAR_VERDICT = "clear its verdict"
 
 
 _J, _JE, _JA = JobState, JobEvent, JobAction
@@ -318,7 +318,7 @@ JOB: Final = Table(
 
 
 class MemberState(enum.StrEnum):
-    """Where this worker stands."""
+    """State of this worker."""
 
     IDLE = "idle"
     WARMING = "warming"
@@ -330,37 +330,37 @@ class MemberState(enum.StrEnum):
 
 
 HOLDS: Final = frozenset({MemberState.FROZEN, MemberState.FINISHED})
-"""It has left its generation and holds a state."""
+"""States of a worker that has left its generation and holds a training state."""
 
 
 class MemberEvent(enum.StrEnum):
-    """What happens to a worker, as it sees itself."""
+    """Events of a worker, as it sees itself."""
 
     PREPARE = "PREPARE for another job"
     ASSIGN = "ASSIGN to a newer generation"
-    FREEZE = "FREEZE of its generation"
-    SAVE = "SAVE of its job"
+    FREEZE = "FREEZE for its generation"
+    SAVE = "SAVE for its job"
     RELEASE = "RELEASE"
-    STOP_ASKED = "the administrator stops it"
+    STOP_ASKED = "the administrator stops the daemon"
     WARM = "the training thread has warmed up"
-    RUNNING = "the training thread has taken the state over"
+    RUNNING = "the training thread has the starting state"
     FROZE = "the training thread has left the generation"
-    DIVERGED = "the training thread holds another state than most"
-    FINISHED = "the training thread is done"
+    DIVERGED = "the training thread's state differs from the majority's"
+    FINISHED = "the training thread has completed the last step"
 
 
 class MemberAction(enum.StrEnum):
-    """What a worker does upon an event."""
+    """Actions of a worker upon an event."""
 
     IGNORE = ""
     WARM_UP = "start the training thread"
     FORM_RING = "connect to the neighbours"
-    END_RING = "end the generation, now or after the step"
-    REPORT = "tell the coordinator"
-    REPORT_AGAIN = "tell the coordinator again what it holds"
-    SAVE_STATE = "write what it holds"
-    START_AFRESH = "start afresh in a clean interpreter"
-    LEAVE = "tell the coordinator that it wants to leave"
+    END_RING = "end the generation, immediately or after the step"
+    REPORT = "report it to the coordinator"
+    REPORT_AGAIN = "report the state it holds to the coordinator again"
+    SAVE_STATE = "write the state it holds to disk"
+    START_AFRESH = "restart in a clean interpreter"
+    LEAVE = "ask the coordinator for permission to leave"
     EXIT = "tell the coordinator that it leaves, and exit"
 
 

@@ -1,15 +1,19 @@
-"""May the next generation form, or is somebody worth waiting for?
+"""Decides whether the next generation may form, or which workers to wait for.
 
 Part of the membership machine.  In order: workers that come back with a state, enough workers,
-those who warm up (unless somebody remembers where the job stood: then it goes on at once), late
-ones at the very beginning, and whoever may hold a newer state than those who are here.
+workers that warm up (unless one holds the job's state: then it continues at once), one that has the
+checkpoint from which the job is to start, late ones at the very beginning, and absent workers that
+may hold a newer state than the present ones.
 """
 
 from __future__ import annotations
 
-from dtd.core.membership import branches, forming
+from collections.abc import Sequence
+
+from dtd.core.membership import admission, branches, forming
 from dtd.core.membership import roster as choice
-from dtd.core.membership.records import Job
+from dtd.core.membership.coverage import covers
+from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState, least_workers
 from dtd.core.membership.state_records import Decision
 from dtd.core.membership.transitions import WorkerState
@@ -17,167 +21,232 @@ from dtd.core.trust import doubt
 
 RESUME_WAIT_S = 60.0
 MOST_RESUME_WAIT_S = 3600.0
-"""Who holds newer steps is waited for as long as they would take again, within these limits."""
+"""Limits of the wait for holders of newer steps, which lasts as long as redoing them would."""
 QUICK_GENERATIONS = 3
 FIRST_PAUSE_S = 0.1
 MAX_DOUBLINGS = 6
 
 
-def may_form(books: ClusterState, job: Job, now: float) -> bool:
-    """Nothing is worth waiting for any more."""
-    if doubt.lasts(books, job) or doubt.is_exhausted(books):
+def may_form(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether there is nothing left to wait for."""
+    if doubt.lasts(cluster, job) or doubt.is_exhausted(cluster):
         return False
     if _may_run_elsewhere(job):
         return False
-    enough = len(books.available()) >= least_workers(job)
-    if not enough or _waits_for_warm_up(books, job) or _lacks_links(books, job):
-        books.waiting.settle_by = books.waiting.form_at = None
+    too_few = why_too_few(cluster.available(), job)
+    held_up = _waits_for_warm_up(cluster, job) or _lacks_links(cluster, job)
+    if too_few or held_up or lacks_origin(cluster, job):
+        cluster.waiting.settle_by = cluster.waiting.form_at = None
         return False
-    if not (_has_settled(books, job, now) and _has_newest(books, job, now)):
-        books.waiting.form_at = None
+    if not (_has_settled(cluster, job, now) and _has_newest(cluster, job, now)):
+        cluster.waiting.form_at = None
         return False
-    return _has_paused(books, now)
+    return _has_paused(cluster, now)
+
+
+def why_too_few(workers: Sequence[Worker], job: Job) -> str:
+    """Which workers are missing for a generation of the job, in words; empty if there are enough.
+
+    Parameter servers train no rows, so they do not count as workers.
+    """
+    ready, least = sum(not worker.serves for worker in workers), least_workers(job)
+    if ready < least:
+        return f"{ready} of at least {least} workers are ready"
+    if job.terms.has_servers and ready == len(workers):
+        return (
+            "no parameter server is ready; start one with `dtd-worker --role server`"
+            " (the unit dtd-worker@server)"
+        )
+    return ""
 
 
 def _may_run_elsewhere(job: Job) -> bool:
-    """Nobody has stopped for certain: the last generation may train on, out of our hearing."""
+    """Whether the last generation may still train unheard: no member has certainly stopped."""
     return job.generation > 0 and not job.fenced
 
 
-def _lacks_links(books: ClusterState, job: Job) -> bool:
-    """Without those who have no working link to the others there are too few."""
-    return bool(books.isolation.links.bad) and len(
-        forming.choose(books, job).members
-    ) < least_workers(job)
+def _lacks_links(cluster: ClusterState, job: Job) -> bool:
+    """Whether too few workers, or not all shards, are left without those that lack a link."""
+    if not cluster.isolation.links.bad:
+        return False
+    members, present = forming.choose(cluster, job).members, cluster.available()
+    start = choice.start_key(job, present)
+    torn = covers(present, start) and not covers(members, start)
+    return torn or bool(why_too_few(members, job))
 
 
-def _has_paused(books: ClusterState, now: float) -> bool:
-    """Generations that come to nothing follow each other ever more slowly."""
-    in_row = max(books.setbacks.no_progress_generations, books.setbacks.brief_generations)
+def lacks_origin(cluster: ClusterState, job: Job) -> bool:
+    """Whether the job is to start from a checkpoint of another one that no present worker has.
+
+    It would begin at step 0, as nobody wants, unless the operator has said so, then or before.
+    """
+    if not job.from_job or cluster.waiting.resumed:
+        return False
+    untrained = (0, 0)
+    said_before = job.generation > 0 and (job.start_generation, job.start_step) == untrained
+    return not said_before and choice.start_key(job, cluster.available()) == untrained
+
+
+def _has_paused(cluster: ClusterState, now: float) -> bool:
+    """Whether the pause is over; it grows with each generation that makes no progress."""
+    in_row = max(cluster.setbacks.no_progress_generations, cluster.setbacks.brief_generations)
     if in_row <= QUICK_GENERATIONS:
         return True
-    if books.waiting.form_at is None:
+    if cluster.waiting.form_at is None:
         doublings = min(in_row - QUICK_GENERATIONS, MAX_DOUBLINGS)
-        books.waiting.form_at = now + FIRST_PAUSE_S * 2**doublings
-    return now >= books.waiting.form_at
+        cluster.waiting.form_at = now + FIRST_PAUSE_S * 2**doublings
+    return now >= cluster.waiting.form_at
 
 
-def _waits_for_warm_up(books: ClusterState, job: Job) -> bool:
-    """Survivors go on at once, and whoever warms up joins later; a fresh start waits.
+def _waits_for_warm_up(cluster: ClusterState, job: Job) -> bool:
+    """Survivors continue at once, and workers that warm up join later; a fresh start waits.
 
-    Those who come back with a state are waited for in any case: it may be the newest.
+    Workers that reconnect with a state are waited for in any case: it may be the newest.
     """
-    if any(books.workers[name].reconnection.returning for name in books.warming_since):
+    if any(cluster.workers[name].reconnection.returning for name in cluster.warming_since):
         return True
-    survivors = [worker for worker in books.survivors(job) if not worker.leaving]
-    return bool(books.warming_since) and not survivors
+    survivors = [worker for worker in forming.remembering(cluster, job) if not worker.leaving]
+    return bool(cluster.warming_since) and not survivors
 
 
-def _has_settled(books: ClusterState, job: Job, now: float) -> bool:
+def _has_settled(cluster: ClusterState, job: Job, now: float) -> bool:
     """A job's first generation gives late workers a moment to join."""
-    if not books.waiting.must_settle or (job.roster and not books.missing(job)):
+    if not cluster.waiting.must_settle or (job.roster and not cluster.missing(job)):
         return True
-    if books.waiting.settle_by is None:
-        books.waiting.settle_by = now + float(job.spec["elastic"]["settle_s"])
-    return now >= books.waiting.settle_by
+    if cluster.waiting.settle_by is None:
+        cluster.waiting.settle_by = now + job.terms.settle_s
+    return now >= cluster.waiting.settle_by
 
 
-def _has_newest(books: ClusterState, job: Job, now: float) -> bool:
-    """Wait a while for whoever holds the newest state rather than go further back."""
-    if _is_newest_here(books, job):
-        books.waiting.newer_since = None
-    elif books.waiting.newer_since is None:
-        books.waiting.newer_since = now
-    resume_at = resume_by(books)
-    return books.waiting.resumed or resume_at is None or now >= resume_at
+def _has_newest(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Whether the newest state is present, or the wait for its holders is over."""
+    if _is_newest_here(cluster, job):
+        cluster.waiting.newer_since = None
+    elif cluster.waiting.newer_since is None:
+        cluster.waiting.newer_since = now
+    resume_at = resume_by(cluster)
+    return cluster.waiting.resumed or resume_at is None or now >= resume_at
 
 
-def resume_by(books: ClusterState) -> float | None:
-    """When the job goes on without whoever may hold a newer state than those who are here now.
+def resume_by(cluster: ClusterState) -> float | None:
+    """When the job continues without waiting for absent workers that may hold newer state.
 
-    Who is here may change while it waits, and with it what going on would cost.
+    The workers present may change during the wait, and with them the cost of continuing.
     """
-    if books.job is None or books.waiting.newer_since is None:
+    if cluster.job is None or cluster.waiting.newer_since is None:
         return None
-    return books.waiting.newer_since + resume_wait_s(books, books.job)
+    return cluster.waiting.newer_since + resume_wait_s(cluster, cluster.job)
 
 
-def resume_wait_s(books: ClusterState, job: Job) -> float:
-    """How long steps are waited for rather than done again: as long as that would take."""
-    here = choice.start_key(job, books.available())[1]
+def resume_wait_s(cluster: ClusterState, job: Job) -> float:
+    """How long to wait for steps instead of redoing them: as long as redoing would take."""
+    here = choice.start_key(job, cluster.available())[1]
     cost_s = (max(job.step, branches.saved_step(job)) - here) * job.step_s
     return min(max(cost_s, RESUME_WAIT_S), MOST_RESUME_WAIT_S)
 
 
-def _is_newest_here(books: ClusterState, job: Job) -> bool:
-    """Nobody who may come back can hold a newer state than those who are here."""
-    return bool(books.survivors(job)) or not _absent_holders(books, job)
+def _is_newest_here(cluster: ClusterState, job: Job) -> bool:
+    """Whether no absent worker can hold a newer state than the present ones."""
+    return bool(forming.remembering(cluster, job)) or not absent_holders(cluster, job)
 
 
-def _absent_holders(books: ClusterState, job: Job) -> list[str]:
-    """Who may hold a newer state than those who are here, and may come back with it."""
-    absent = set(books.missing(job))
-    newest = max((choice.held_key(worker) for worker in books.available()), default=(0, 0))
+def absent_holders(cluster: ClusterState, job: Job) -> list[str]:
+    """Absent workers that may hold a newer state than the present ones, and may return with it."""
+    absent = set(cluster.missing(job))
+    newest = max((choice.held_key(worker) for worker in cluster.available()), default=(0, 0))
+    if job.terms.sharded:  # a part of a state is not enough
+        newest = choice.start_key(job, cluster.available())
     saved = (job.checkpoint_generation, job.checkpoint_step)
     if newest < saved and not branches.is_left(saved, branches.remembered(job.branches)):
-        absent |= set(job.checkpoint_holders) - {worker.name for worker in books.available()}
+        absent |= set(job.checkpoint_holders) - {worker.name for worker in cluster.available()}
     return sorted(absent, key=choice.natural_key)
+
+
+def restart_partial(cluster: ClusterState, job: Job, now: float) -> bool:
+    """Restart workers with a part of the untrained state if there is nothing else to start from.
+
+    A fresh state is complete, and comes from a worker that has none in memory yet.
+    """
+    present = cluster.available()
+    start = choice.start_key(job, present)
+    holders = [worker for worker in present if choice.in_memory(worker)]
+    if start[1] or not holders or covers(present, start):
+        return False
+    why = forming.why_incomplete(cluster, job)
+    for worker in holders:
+        admission.expel(cluster, worker, f"the job begins afresh: {why}", now)
+    return True
 
 
 def _explain_decision(decision: Decision, job: Job) -> str:
     if not decision.failure:
         return f"writing down generation {job.generation}"
     return (
-        f"generation {job.generation} cannot be written down, and nobody hears of it before:"
+        f"generation {job.generation} cannot be stored, and is not announced before:"
         f" {decision.failure}; make room on the coordinator's disk, or repair it"
     )
 
 
-def explain(books: ClusterState, job: Job) -> str:
-    """Why no generation forms, in words for a person."""
-    if books.run.decision is not None:
-        return _explain_decision(books.run.decision, job)
-    if doubt.lasts(books, job):
-        return doubt.explain(books, job)
-    if doubt.is_exhausted(books):
-        return doubt.why_exhausted(books)
+def explain(cluster: ClusterState, job: Job) -> str:
+    """Why no generation forms, in words."""
+    if cluster.run.decision is not None:
+        return _explain_decision(cluster.run.decision, job)
+    if doubt.lasts(cluster, job):
+        return doubt.explain(cluster, job)
+    if doubt.is_exhausted(cluster):
+        return doubt.why_exhausted(cluster)
     if _may_run_elsewhere(job):
         away = ", ".join(job.roster)
         return (
             f"waiting for {away}: generation {job.generation} may still run there;"
             f" `dtdctl resume {job.id}` if they are gone for good"
         )
-    warming = sorted(books.warming_since, key=choice.natural_key)
-    returning = [name for name in warming if books.workers[name].reconnection.returning]
+    warming = sorted(cluster.warming_since, key=choice.natural_key)
+    returning = [name for name in warming if cluster.workers[name].reconnection.returning]
     if returning:
         return f"waiting for {', '.join(returning)} to leave the last generation"
     if warming:
         return f"warming up: {', '.join(warming)}"
-    ready, least = len(books.available()), least_workers(job)
-    if ready < least:
-        refused = [w for w in books.workers.values() if w.state is WorkerState.REFUSED]
+    too_few = why_too_few(cluster.available(), job)
+    if too_few:
+        refused = [w for w in cluster.workers.values() if w.state is WorkerState.INCOMPATIBLE]
         why = "".join(f"; {w.name} is refused: {w.reason}" for w in refused)
-        return f"{ready} of at least {least} workers are ready{why}"
-    if _lacks_links(books, job):
-        dead = "; ".join(f"{one} and {other}" for one, other in sorted(books.isolation.links.bad))
+        return f"{too_few}{why}"
+    if _lacks_links(cluster, job):
+        dead = "; ".join(f"{one} and {other}" for one, other in sorted(cluster.isolation.links.bad))
         return f"waiting for a working link between {dead}"
-    if books.waiting.form_at is not None:
-        brief, idle = books.setbacks.brief_generations, books.setbacks.no_progress_generations
+    return _explain_state(cluster, job)
+
+
+def _explain_state(cluster: ClusterState, job: Job) -> str:
+    """Why enough workers do not begin, in words."""
+    if lacks_origin(cluster, job):
+        step = job.from_step or job.from_newest
+        return (
+            f"waiting for workers that have the checkpoint of step {step} of {job.from_job}, from"
+            f" which the job is to start: those present have none, or not all parts of it"
+            f" (`dtdctl checkpoints {job.from_job}` names the holders);"
+            f" `dtdctl resume {job.id}` begins at step 0 without it"
+        )
+    if cluster.waiting.form_at is not None:
+        brief, idle = cluster.setbacks.brief_generations, cluster.setbacks.no_progress_generations
         if brief > idle:
             return f"pausing after {brief} generations that broke after hardly a step"
         return f"pausing after {idle} generations that committed no step"
-    resume_at = resume_by(books)
-    if resume_at is not None and not (books.waiting.resumed or _is_newest_here(books, job)):
+    resume_at = resume_by(cluster)
+    if resume_at is not None and not (cluster.waiting.resumed or _is_newest_here(cluster, job)):
         step = max(job.step, branches.saved_step(job))
-        holders = ", ".join(_absent_holders(books, job))
+        holders = ", ".join(absent_holders(cluster, job))
+        lack = forming.why_incomplete(cluster, job)
+        lack = lack or f"no present worker holds the state of step {step}"
         return (
-            f"waiting for {holders}: nobody here holds the state of step {step};"
+            f"waiting for {holders}: {lack};"
             f" `dtdctl resume {job.id}` goes on without it,"
-            f" as the job does in {_in_words(max(0.0, resume_at - books.now))}"
+            f" as the job does in {_in_words(max(0.0, resume_at - cluster.now))}"
         )
     return "settling: giving late workers a moment to join"
 
 
 def _in_words(left_s: float) -> str:
-    """A wait that is left, as precise as it matters."""
+    """The remaining wait as text, with suitable precision."""
     return f"{left_s:.0f} s" if left_s < 120 else f"{left_s / 60:.0f} min"

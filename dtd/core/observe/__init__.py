@@ -1,1 +1,1 @@
-"""What is seen of a cluster: failures, stragglers, links, forecasts, the status object."""
+"""Observation of a cluster: failures, stragglers, links, forecasts, the status object."""

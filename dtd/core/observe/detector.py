@@ -1,23 +1,23 @@
-"""Failure detector: who has been silent for too long, unless this process itself was paused."""
+"""The failure detector: silent workers, not counting pauses of this process itself."""
 
 from __future__ import annotations
 
 import math
 from typing import Final
 
-# --- failure detector: who has been silent for too long ----------------------------------------
+# --- failure detector: workers that have been silent for too long ------------------------------
 #
-# Silence counts only while our own clock ran: when nothing was handled for longer than a tick, this
-# process was stopped or starved itself (`dtd.core.observe.detector`), and the gap is given back to
-# everyone. Pure; times are seconds of any monotonic clock.
+# Silence counts only while this process ran: when nothing was handled for longer than a tick, it
+# was stopped or starved, and the gap is deducted from every worker's silence.  Pure; times are
+# seconds of any monotonic clock.
 
 
 class Detector:
-    """Last sign of life of every watched worker.
+    """The last sign of life of every watched worker.
 
     Args:
         timeout_s: silence after which a worker is suspected.
-        tick_s: the detector is looked at least this often; longer gaps are our own.
+        tick_s: the detector is called at least this often; longer gaps are pauses of this process.
     """
 
     def __init__(self, *, timeout_s: float, tick_s: float) -> None:
@@ -28,12 +28,12 @@ class Detector:
         self._clock = PauseDetector()
 
     def watch(self, name: str, now: float, *, timeout_s: float | None = None) -> None:
-        """Begin or go on watching; a longer `timeout_s` is for those who warm up."""
+        """Begin or continue watching; workers that warm up have a longer `timeout_s`."""
         self._heard[name] = now
         self._patience[name] = self.timeout_s if timeout_s is None else timeout_s
 
     def heard(self, name: str, now: float) -> None:
-        """A sign of life."""
+        """Record a sign of life."""
         if name in self._heard:
             self._heard[name] = now
 
@@ -43,18 +43,23 @@ class Detector:
         self._patience.pop(name, None)
 
     def silence_s(self, name: str, now: float) -> float:
-        """Seconds since the last sign of life; 0 for whom we do not watch."""
+        """Seconds since the last sign of life; 0 for a worker that is not watched."""
         return max(0.0, now - self._heard.get(name, now))
 
     def awake(self, now: float) -> float:
-        """This process runs; returns for how long it did not, which counts for nobody's silence."""
+        """Record that this process runs; returns how long it was paused, which is not silence.
+
+        While no worker is watched there is no tick, and a long interval means nothing.
+        """
         gap = self._clock.look(now, tick_s=self.tick_s)
+        if not self._heard:
+            return 0.0
         if gap:
             self._heard = {name: min(now, heard + gap) for name, heard in self._heard.items()}
         return gap
 
     def suspects(self, now: float) -> list[tuple[str, str]]:
-        """(name, reason) of everyone silent for longer than his time-out, in name order."""
+        """(name, reason) of every worker silent for longer than its time-out, in name order."""
         self.awake(now)
         return [
             (name, f"no heartbeat for {now - heard:.1f} s (limit {self._patience[name]:g} s)")
@@ -63,36 +68,36 @@ class Detector:
         ]
 
     def next_deadline(self, now: float) -> float | None:
-        """When to look again."""
+        """The time of the next check."""
         return now + self.tick_s if self._heard else None
 
 
 # ---
-# Whether this process itself ran: only then does the silence of others, or of a thread, count.
+# Whether this process itself ran: only then does the silence of a peer or a thread count.
 #
-# A process that somebody stops, or whose machine sleeps, sees a long time pass between two looks
-# that should have followed one another.  Pure; times are seconds of any monotonic clock.
+# A process that was stopped, or whose machine slept, sees a long time between two consecutive
+# checks.  Pure; times are seconds of any monotonic clock.
 
 
 LATE_TICKS: Final = 2.0
-"""A look that is later than so many ticks comes from a process that stood still."""
+"""A check that is later than this many ticks means that the process was paused."""
 
 
 class PauseDetector:
-    """What is known of one process's own running.
+    """Detects pauses of this process.
 
     Attributes:
-        ran_until: up to here it ran, as far as the last look tells.
+        ran_until: time of the last check, up to which the process ran.
     """
 
     def __init__(self) -> None:
         self.ran_until = math.inf
 
     def look(self, now: float, *, tick_s: float) -> float:
-        """This process runs, and looks again within `tick_s`.
+        """Record that this process runs, and will check again within `tick_s`.
 
         Returns:
-            For how long it stood still before, in seconds.
+            How long it was paused before, in seconds.
         """
         stood_still_s = max(0.0, now - self.ran_until)
         self.ran_until = now + LATE_TICKS * tick_s

@@ -1,4 +1,4 @@
-"""Figures that others report, as JSON can hold them, and answers in pages."""
+"""Reported figures in a form that JSON can represent, and paged answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-# --- pages of answers: so many rows, and so many bytes; what is left is asked for by a cursor ---
+# --- paged answers: bounded in rows and bytes; a cursor requests the rest -----------------------
 #
 # Pure.
 
@@ -14,11 +14,11 @@ from typing import Any, Final
 PAGE_ROWS: Final = 500
 PAGE_BYTES: Final = 512 * 1024
 _OF_A_VALUE: Final = 8
-"""What a number, a key or the end of a text takes, roughly."""
+"""The approximate size of a number, a key or the end of a text."""
 
 
 def page(rows: Iterable[dict[str, Any]], *, most_bytes: int = PAGE_BYTES) -> list[dict[str, Any]]:
-    """The first rows, as many as fit; never none of some, or nobody would get past a large one."""
+    """The first rows, as many as fit, at least one so that a large row cannot block the cursor."""
     kept: list[dict[str, Any]] = []
     room = most_bytes
     for row in rows:
@@ -30,7 +30,7 @@ def page(rows: Iterable[dict[str, Any]], *, most_bytes: int = PAGE_BYTES) -> lis
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes a value takes in an answer."""
+    """The approximate number of bytes of a value in an answer."""
     if isinstance(value, str | bytes):
         return len(value) + _OF_A_VALUE
     if isinstance(value, dict):
@@ -40,26 +40,26 @@ def size_of(value: Any) -> int:
     return _OF_A_VALUE
 
 
-# --- figures that others report, as JSON can hold them: a diverged loss is no number there -----
+# --- reported figures as JSON can represent them: a diverged loss is not a number there --------
 #
-# Whatever a worker says of a job's result is written into the store with the job and shown by
-# `dtdctl`, so what does not belong there is left out when it comes in.  Pure: values in, new values
+# A worker's report of a job's result is stored with the job and shown by `dtdctl`, so anything else
+# is removed on arrival.  Pure: values in, new values
 # out, none is changed in place.
 
 
 MAX_FIGURES: Final = 64
-"""Entries of a result, or of an evaluation; what comes after them is left out."""
+"""Most entries of a result, or of an evaluation; further ones are dropped."""
 
 MAX_NAME_CHARACTERS: Final = 255
 MAX_WORDS: Final = 4000
-"""Characters of a text."""
+"""Most characters of a text."""
 
 _TEXTS: Final = frozenset({"ended_early"})
-"""Entries of a result that are words; all others are figures."""
+"""Entries of a result that are text; all others are figures."""
 
 
 def finite(value: Any) -> Any:
-    """The value, with None for what JSON has no number for, down to the last list and map."""
+    """The value, with None for numbers that are not finite, in nested lists and maps too."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -76,7 +76,7 @@ def metrics(said: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def result(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's result: its figures, None for one that is not finite, and the words it may have."""
+    """A job's result: its figures (None for one that is not finite) and allowed text entries."""
     known = {name: one for name, one in said.items() if _belongs(name, one)}
     return {name: _bounded(known[name]) for name in list(known)[:MAX_FIGURES]}
 

@@ -1,17 +1,15 @@
-"""How long a step will take with N workers, from what was measured of workers and links.
+"""Forecast of the step time with N workers, from measurements of workers and links.
 
-A bucket k leaves when backward has filled it on every rank and the bucket before it is through:
-
-    end_k  = max(end_k-1, ready_k) + wire_k
-    wire_k = 2 (N-1)/N * bytes_k / bandwidth + 2 (N-1) * latency + overhead
-
-or, for a small bucket that goes round whole (`dtd.core.ring.chunks.exchanged`),
-
-    wire_k = (N-1) * (bytes_k / bandwidth + latency) + overhead
-
-Every hop of the ring waits for its slowest link, so the least bandwidth and the greatest latency of
-the ring's links count.  Then the control word goes round once, and the optimizer follows.  What
-limits the step is what would shorten it most if it cost nothing.  Pure; times in seconds.
+The exchange of a bucket starts when the backward pass has filled it on every rank and the previous
+exchange is complete; `dtd.core.observe.travel` computes when it ends, with or without a codec.
+Every hop of the ring waits for the slowest link, so the lowest bandwidth and the highest latency of
+the ring's links count.  Then the control word travels once around the ring, and the optimizer
+runs.  With local steps, the change of the model is exchanged once per several steps, and each step
+bears an equal share of that time: all of the share if training waits for the exchange, or only the
+part that the following steps do not hide if they overlap with it.  Where the state is divided,
+gradients are reduce-scattered during the backward pass, and the parameters are gathered while the
+next step loads its rows and runs forward, which needs the first bucket at once.  The limit is the
+part of the step whose cost, if it were zero, would shorten the step most.  Pure; times in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dtd.core.ring.chunks import EXCHANGE_BYTES, BucketShape, exchanged
+from dtd.core.observe.travel import Coded, Ring, Travel, travel
 
 ALONE = 1
 
@@ -30,10 +28,10 @@ class Compute:
     """One worker's own part of a step.
 
     Attributes:
-        data_s: waiting for its rows.
-        compute_s: forward and backward, and what comes before the last bucket is handed over.
-        ready_s: when each bucket is full, from the moment the rows are there.
-        optimizer_s: from the last bucket's sum to the committed step.
+        data_s: time spent waiting for its rows.
+        compute_s: forward and backward pass, until the last bucket is submitted.
+        ready_s: time at which each bucket is full, from the arrival of the rows.
+        optimizer_s: time from the last bucket's sum to the committed step.
     """
 
     data_s: float
@@ -47,10 +45,10 @@ class LinkSpeed:
     """One direction between two workers.
 
     Attributes:
-        sender: worker's name.
-        receiver: worker's name.
+        sender: name of the sending worker.
+        receiver: name of the receiving worker.
         latency_s: one way, for a small message, from program to program.
-        bytes_per_s: of a large transfer.
+        bytes_per_s: rate of a large transfer.
     """
 
     sender: str
@@ -61,15 +59,16 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """One world's step.
+    """The forecast for one world size.
 
     Attributes:
-        world_size: how many workers.
-        step_s: the whole step.
-        data_s, compute_s, exposed_s, optimizer_s: its parts; they add up to it.
-        comm_s: everything that is on the wire, hidden or not.
-        samples_per_s: rows of the global batch each second.
-        limit: "compute", "data loading", "latency" or "bandwidth of the link A -> B".
+        world_size: number of workers.
+        step_s: duration of the whole step.
+        data_s, compute_s, exposed_s, optimizer_s: the parts of the step, whose sum is `step_s`;
+            `exposed_s` is communication and codec time that is not hidden.
+        comm_s: total communication time, hidden or not.
+        samples_per_s: rows of the global batch per second.
+        limit: "compute", "data loading", "codec", "latency" or "bandwidth of the link A -> B".
     """
 
     world_size: int
@@ -84,45 +83,55 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ring:
-    latency_s: float
-    bytes_per_s: float
-    overhead_s: float
+class Exchanged:
+    """What a strategy exchanges.
+
+    Attributes:
+        coded: how buckets are encoded.
+        every_steps: 1: gradients, during the backward pass; more: the change of the model over this
+            number of local steps, after them.
+        overlaps: whether changes are exchanged while the next steps run.
+        parameters: how the updated parameters are gathered, in the order of the forward pass; None
+            where every rank computes all of them.
+    """
+
+    coded: Coded
+    every_steps: int = 1
+    overlaps: bool = False
+    parameters: Coded | None = None
 
 
 def forecast(
     workers: Sequence[Compute],
     links: Sequence[LinkSpeed],
     *,
-    bucket_bytes: Sequence[int],
+    what: Exchanged,
     rows: int,
     overhead_s: float = 0.0,
 ) -> Forecast:
-    """The step of a world.
+    """Forecast the step of a world.
 
     Args:
-        workers: one for each rank.
+        workers: one entry for each rank.
         links: from each rank to the next one; none for a world of one.
-        bucket_bytes: size of each bucket as it travels, in that order.
-        rows: of a global batch.
-        overhead_s: cost of a bucket that depends neither on its size nor on the world's.
+        what: what is exchanged; free of cost in a world of one.
+        rows: rows of a global batch.
+        overhead_s: fixed cost of an exchange, independent of its size and of the world size.
 
     Raises:
-        ValueError: a rank has another number of buckets, or the ring another number of links.
+        ValueError: a rank's number of buckets differs from the codec's, or the links are not one
+            for each rank.
     """
-    world_size = len(workers)
-    if any(len(worker.ready_s) != len(bucket_bytes) for worker in workers):
-        raise ValueError("ready_s and bucket_bytes differ in length")
+    world_size, buckets = len(workers), len(what.coded.decode_s)
+    if any(len(worker.ready_s) != buckets for worker in workers):
+        raise ValueError("ready_s and decode_s differ in length")
     if world_size == 0 or len(links) != (world_size if world_size > ALONE else 0):
         raise ValueError(f"{len(links)} links do not make a ring of {world_size}")
+    if world_size == ALONE:
+        what = replace(what, coded=_free(what.coded))
     slowest = _slowest(workers)
-    ring = _Ring(
-        latency_s=max((link.latency_s for link in links), default=0.0),
-        bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
-        overhead_s=overhead_s if world_size > ALONE else 0.0,
-    )
-    end_s, comm_s = _travel(slowest, ring, bucket_bytes, world_size)
-    exposed_s = max(0.0, end_s - slowest.compute_s)
+    ring = _ring(links, overhead_s)
+    exposed_s, gone = _exposed(slowest, ring, what, world_size)
     step_s = slowest.data_s + slowest.compute_s + exposed_s + slowest.optimizer_s
     return Forecast(
         world_size=world_size,
@@ -131,14 +140,37 @@ def forecast(
         compute_s=slowest.compute_s,
         exposed_s=exposed_s,
         optimizer_s=slowest.optimizer_s,
-        comm_s=comm_s,
+        comm_s=(gone.comm_s + (world_size - 1) * ring.latency_s) / what.every_steps,
         samples_per_s=rows / step_s if step_s > 0 else 0.0,
-        limit=_limit(slowest, ring, links, bucket_bytes, world_size),
+        limit=_limit(slowest, ring, links, what, world_size),
     )
 
 
+def sent_bytes(what: Exchanged, world_size: int) -> int:
+    """Bytes that one rank sends per step."""
+    free = Ring(latency_s=0.0, bytes_per_s=math.inf, overhead_s=0.0)
+    gone = travel([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
+    gathered = _gathered(what, free, world_size)
+    return (gone.sent_bytes + gathered.sent_bytes) // what.every_steps
+
+
+def _ring(links: Sequence[LinkSpeed], overhead_s: float) -> Ring:
+    """The ring as limited by its slowest links, for which every hop waits."""
+    return Ring(
+        latency_s=max((link.latency_s for link in links), default=0.0),
+        bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
+        overhead_s=overhead_s if links else 0.0,
+    )
+
+
+def _free(coded: Coded) -> Coded:
+    """The same exchanges at no encoding or decoding cost."""
+    exchanges = tuple(replace(one, encode_s=0.0, add_s=0.0) for one in coded.exchanges)
+    return Coded(exchanges=exchanges, decode_s=(0.0,) * len(coded.decode_s))
+
+
 def _slowest(workers: Sequence[Compute]) -> Compute:
-    """What all ranks wait for: each part of the step at the rank where it takes longest."""
+    """The slowest rank of each part of the step, for which all ranks wait."""
     return Compute(
         data_s=max(worker.data_s for worker in workers),
         compute_s=max(worker.compute_s for worker in workers),
@@ -147,44 +179,62 @@ def _slowest(workers: Sequence[Compute]) -> Compute:
     )
 
 
-def _travel(
-    compute: Compute, ring: _Ring, bucket_bytes: Sequence[int], world_size: int
-) -> tuple[float, float]:
-    """(when the control word is back, seconds on the wire), from the moment the rows are there."""
-    hops = world_size - 1
-    shapes = [BucketShape(elements=size_bytes, item_bytes=1) for size_bytes in bucket_bytes]
-    whole = exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
-    end_s = comm_s = 0.0
-    for index, (ready_s, size_bytes) in enumerate(zip(compute.ready_s, bucket_bytes, strict=True)):
-        rounds = 1 if index in whole else 2
-        part = 1 if index in whole else world_size
-        hop_s = size_bytes / part / ring.bytes_per_s + ring.latency_s
-        wire_s = rounds * hops * hop_s + ring.overhead_s
-        end_s = max(end_s, ready_s) + wire_s
-        comm_s += wire_s
-    word_s = hops * ring.latency_s
-    return max(end_s, compute.compute_s) + word_s, comm_s + word_s
+def _exposed(
+    compute: Compute, ring: Ring, what: Exchanged, world_size: int
+) -> tuple[float, Travel]:
+    """(how long a step waits for communication and its codec, the exchanges of the buckets)."""
+    local = what.every_steps > 1
+    full_s = (compute.compute_s,) * len(compute.ready_s) if local else compute.ready_s
+    gone = travel(full_s, what.coded, ring, world_size)
+    late_s = max(0.0, gone.end_s - compute.compute_s) + (world_size - 1) * ring.latency_s
+    share_s = late_s / what.every_steps
+    if what.overlaps:
+        share_s = max(0.0, share_s - compute.data_s - compute.compute_s - compute.optimizer_s)
+    gathered = _gathered(what, ring, world_size)
+    hidden_s = compute.data_s + min(compute.ready_s, default=0.0)
+    share_s += max(_first_s(what, ring, world_size), gathered.end_s - hidden_s)
+    both = Travel(
+        end_s=gone.end_s,
+        comm_s=gone.comm_s + gathered.comm_s,
+        sent_bytes=gone.sent_bytes + gathered.sent_bytes,
+    )
+    return share_s, both
+
+
+def _gathered(what: Exchanged, ring: Ring, world_size: int) -> Travel:
+    """Follow the parameters that are gathered for a step."""
+    coded = what.parameters or Coded.plain(())
+    return travel([0.0] * len(coded.decode_s), coded, ring, world_size)
+
+
+def _first_s(what: Exchanged, ring: Ring, world_size: int) -> float:
+    """Return when the parameters of the first layers are there, without which forward waits."""
+    if what.parameters is None:
+        return 0.0
+    first = Coded(exchanges=what.parameters.exchanges[:1], decode_s=(0.0,))
+    return travel([0.0], first, ring, world_size).end_s
 
 
 def _limit(
     compute: Compute,
-    ring: _Ring,
+    ring: Ring,
     links: Sequence[LinkSpeed],
-    bucket_bytes: Sequence[int],
+    what: Exchanged,
     world_size: int,
 ) -> str:
-    """What would shorten the step most if it cost nothing."""
+    """The part whose removal would shorten the step most."""
 
-    def step_s(compute: Compute, ring: _Ring) -> float:
-        end_s, _ = _travel(compute, ring, bucket_bytes, world_size)
-        return compute.data_s + max(end_s, compute.compute_s) + compute.optimizer_s
+    def step_s(compute: Compute, ring: Ring, what: Exchanged = what) -> float:
+        exposed_s, _ = _exposed(compute, ring, what, world_size)
+        return compute.data_s + compute.compute_s + exposed_s + compute.optimizer_s
 
     idle = replace(
-        compute, compute_s=0.0, optimizer_s=0.0, ready_s=tuple(0.0 for _ in bucket_bytes)
+        compute, compute_s=0.0, optimizer_s=0.0, ready_s=tuple(0.0 for _ in compute.ready_s)
     )
     without = {
         "compute": step_s(idle, ring),
         "data loading": step_s(replace(compute, data_s=0.0), ring),
+        "codec": step_s(compute, ring, replace(what, coded=_free(what.coded))),
     }
     if links:
         narrow = min(links, key=lambda link: link.bytes_per_s)
@@ -197,9 +247,9 @@ def _limit(
 
 
 def memory_bytes(parts: Mapping[str, int]) -> int:
-    """What a worker needs at its peak.
+    """A worker's peak memory in bytes.
 
-    Gradients of a step and the copy for a checkpoint are never there at once with activations, but
-    the copy is made while the next step runs; so everything is added up.
+    The gradients of a step and the copy for a checkpoint never coexist with activations, but the
+    copy is made while the next step runs, so all parts are summed.
     """
     return sum(parts.values())

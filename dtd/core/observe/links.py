@@ -1,9 +1,9 @@
 """Pairs of living workers that cannot reach each other.
 
-A ring tells only that a link is broken, not whose fault it is.  A link that was reset may be
+A ring shows only that a link is broken, not which end is at fault.  A link that was reset may be
 tried once more; one that fell silent, could not be made, or broke again soon is *bad*: its two ends
 are not made neighbours (`dtd.core.membership.roster`) until probes in both directions have passed.
-A link may pass every probe and fail in training, so one that goes bad again is given longer each
+A link may pass every probe and fail in training, so one that goes bad again waits longer each
 time before it is probed.  Pure; times are seconds of the caller's clock.
 """
 
@@ -16,14 +16,14 @@ from typing import Final
 PROBE_EVERY_S: Final = 2.0
 MOST_PROBE_EVERY_S: Final = 128.0
 GOOD_FOR_S: Final = 600.0
-"""A link that has been good for so long is like one that was never bad."""
+"""A link that has been good for this long counts as never bad."""
 AGAIN_WITHIN_S: Final = 60.0
 MAX_LINKS: Final = 4096
 DEAD: Final = frozenset({"silent", "unreachable"})
-"""Evidence that a link is dead while both its ends may live; others may be mere accidents."""
+"""Evidence that a link is dead while both its ends may be alive; other evidence may pass."""
 
 ENDED: Final = "ended"
-"""Evidence that the process at the other end is no more."""
+"""Evidence that the process at the other end has died."""
 
 Pair = tuple[str, str]
 
@@ -39,9 +39,9 @@ class _Probing:
 
     Attributes:
         at: when to probe next.
-        every_s: and from then on.
-        passed: the directions in which it works by now.
-        narrow: small frames pass and large ones do not, as far as probes have told.
+        every_s: interval of further probes.
+        passed: the directions that have passed a probe.
+        narrow: by the probes, small frames pass and large ones do not.
     """
 
     at: float
@@ -52,14 +52,14 @@ class _Probing:
 
 @dataclass(frozen=True, slots=True)
 class _Healed:
-    """A link that was bad and works again: since when, and how often it was probed."""
+    """A link that was bad and works again: since when, and its last probe interval."""
 
     at: float
     every_s: float
 
 
 class Links:
-    """What is known of links between workers."""
+    """What is known about links between workers."""
 
     def __init__(self) -> None:
         self._accused: dict[Pair, str] = {}
@@ -70,14 +70,14 @@ class Links:
     # --- evidence --------------------------------------------------------------------------
 
     def accuse(self, by: str, suspect: str, evidence: str) -> None:
-        """A member lost its neighbour in the generation at hand."""
+        """A member has lost its neighbour in the current generation."""
         self._accused[by, suspect] = evidence
 
     def judge(self, alive: Collection[str], now: float) -> list[tuple[Pair, str]]:
         """The generation has ended; (link, evidence) of those that are bad from now on.
 
-        Whoever freezes cuts its links, so that a reset says something only when both ends blame
-        each other: then neither had another reason.
+        A freezing member closes its links, so a reset is evidence only when both ends blame each
+        other: then neither had another reason.
         """
         accused, self._accused = self._accused, {}
         said: dict[Pair, list[str]] = {}
@@ -112,7 +112,7 @@ class Links:
         return before is not None and now - before < AGAIN_WITHIN_S
 
     def forget(self, name: str) -> None:
-        """A worker is gone or has started afresh: what was known of its links is out of date."""
+        """Forget the links of a worker that is gone or has restarted."""
         self._accused = {pair: why for pair, why in self._accused.items() if name not in pair}
         self._accidents = {pair: at for pair, at in self._accidents.items() if name not in pair}
         self._bad = {pair: probing for pair, probing in self._bad.items() if name not in pair}
@@ -126,11 +126,11 @@ class Links:
         return frozenset(self._bad)
 
     def unreachable_from(self, name: str) -> list[str]:
-        """To whom this worker has no working link."""
+        """The workers to which this worker has no working link."""
         return sorted(a if b == name else b for a, b in self._bad if name in (a, b))
 
     def is_narrow(self, pair: Pair) -> bool:
-        """Small frames pass this bad link, and large ones do not."""
+        """Whether small frames pass this bad link, and large ones do not."""
         return self._bad[pair].narrow
 
     def probed_every_s(self, pair: Pair) -> float:
@@ -140,7 +140,7 @@ class Links:
     # --- probing -----------------------------------------------------------------------------
 
     def due(self, alive: Collection[str], now: float) -> list[Pair]:
-        """(who probes, whom) of every probe that is due; the next is due a while later."""
+        """(prober, target) of every probe that is due; schedules the next ones."""
         probes: list[Pair] = []
         for (one, other), probing in self._bad.items():
             if now >= probing.at:
@@ -155,11 +155,11 @@ class Links:
         """A probe has come back; True when the link is good again in both directions.
 
         Args:
-            by: who probed.
-            suspect: whom.
+            by: the prober.
+            suspect: the probed worker.
             now: clock.
-            reachable: all that was asked for came.
-            greeted: what is small came.
+            reachable: the whole transfer arrived.
+            greeted: small frames arrived.
         """
         pair = pair_of(by, suspect)
         probing = self._bad.get(pair)

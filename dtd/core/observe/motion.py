@@ -1,11 +1,11 @@
-"""Does anything move in a worker whose training thread has made no mark for a while?
+"""Looks for signs of activity in a worker whose training thread has made no progress for a while.
 
-A thread that computes, compiles or reads is slow, not stuck.  What is known of it at one moment is
-`Evidence`; `motion` compares two moments and says in words what moves, or nothing.  A glance is the
-processor time of everything but the event loop; only when that says nothing the shell looks closely
-(`dtd.worker.evidence`), for that costs system calls.
+A thread that computes, compiles or reads is slow, not stuck. The observations of one moment are
+`Evidence`; `motion` compares two of them and describes the activity in words, if any. A glance is
+the processor time of everything but the event loop; only when that shows nothing does the shell
+look closely (`dtd.worker.evidence`), because that costs system calls.
 
-Pure.  What follows from it is decided in `dtd.core.progress`.
+Pure. The consequences are decided in `dtd.core.progress`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ MOVING_SHARE: Final = 0.05
 """Of one processor.  A loop that polls once a millisecond stays below it."""
 
 READING_BYTES_PER_S: Final = 16 * 1024
-"""A thread that looks at a few small files now and then stays below it."""
+"""A thread that occasionally reads a few small files stays below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closely:
-    """What only a close look shows; counts begin anywhere and only grow.
+    """The observations of a close look; counts have any origin and only grow.
 
     Attributes:
         children_cpu_s: processor time of all child processes, ended ones too.
-        read_bytes: what threads, but the event loop's, and child processes have read.
-        page_faults: pages that the training thread had to wait for.
-        runnable: it would run if a processor were free.
-        waits_for: what the kernel has a thread or a child wait for, such as "a disk"; else empty.
+        read_bytes: bytes read by child processes and threads other than the event loop's.
+        page_faults: pages for which the training thread waited.
+        runnable: the thread would run if a processor were free.
+        waits_for: what a thread or a child waits for in the kernel, such as "a disk"; else empty.
         compiles: a compiler is on its stack.
         gpu_use: share of time in which its GPU works; negative: unknown.
     """
@@ -45,10 +45,10 @@ class Closely:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a training thread, and of all that serves it, at one moment.
+    """Observations of a training thread and its helpers at one moment.
 
     Attributes:
-        at_s: when, on the clock of the marks.
+        at_s: time of the observation, on the clock of the marks.
         cpu_s: processor time of the process without its event loop.
         closely: None after a mere glance.
     """
@@ -59,16 +59,16 @@ class Evidence:
 
 
 def computes(before: Evidence, after: Evidence) -> bool:
-    """Whether a glance is enough: the process itself computes."""
+    """Whether a glance suffices, because the process itself computes."""
     return _cpu_share(before.cpu_s, after.cpu_s, before, after) >= MOVING_SHARE
 
 
 def motion(before: Evidence | None, after: Evidence) -> str:
-    """What moves, in words; empty when nothing does.
+    """The activity in words; empty when there is none.
 
     Args:
-        before: an earlier look at the same pause, if there was one.
-        after: the newest look.
+        before: an earlier observation of the same pause, if any.
+        after: the newest observation.
     """
     if before is not None and computes(before, after):
         share = _cpu_share(before.cpu_s, after.cpu_s, before, after)
@@ -83,7 +83,7 @@ def motion(before: Evidence | None, after: Evidence) -> str:
 
 
 def _state(now: Closely) -> str:
-    """What one look shows."""
+    """The activity that a single observation shows."""
     if now.compiles:
         return "it compiles"
     if now.waits_for:
@@ -94,7 +94,7 @@ def _state(now: Closely) -> str:
 
 
 def _counts(before: Evidence, then: Closely, after: Evidence, now: Closely) -> str:
-    """What has grown between two close looks."""
+    """The counters that have grown between two close looks."""
     share = _cpu_share(then.children_cpu_s, now.children_cpu_s, before, after)
     if share >= MOVING_SHARE:
         return f"its child processes compute ({share:.0%} of a processor)"

@@ -1,4 +1,4 @@
-"""The status object (schema 1) from the membership's books.  Pure.
+"""The status object (schema 1) from the membership's state.  Pure.
 
 Fields are only ever added under one schema number; `docs/status.schema.json` describes them.
 """
@@ -6,18 +6,22 @@ Fields are only ever added under one schema number; `docs/status.schema.json` de
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.core.membership import roster as choice
+from dtd.core.membership.coverage import assigned_part, part_of, redundancy
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState
-from dtd.core.membership.transitions import WorkerState
+from dtd.core.membership.transitions import GONE, GenerationState, WorkerState
+from dtd.core.observe.memory import memory_of
 from dtd.wire import messages as m
 
 STATUS_SCHEMA: Final = 1
 _NO_HEARTBEAT: Final = m.Heartbeat(state="")
-_UNHEARD: Final = frozenset({WorkerState.LOST, WorkerState.RELEASED, WorkerState.AWAY})
+_UNHEARD: Final = frozenset({WorkerState.LOST, WorkerState.RELEASED, WorkerState.DISCONNECTED})
+
+_WITHOUT_JOB: Final = GONE | {WorkerState.IDLE, WorkerState.INCOMPATIBLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +32,36 @@ class EndedJob:
     ended_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What runs beside the first job (`dtd.core.membership.pools`).
+
+    Attributes:
+        clusters: the other jobs' clusters, and that of the workers without a job.
+        explanations: why each active job does not advance, by its id.
+        explain_queue: why the first job of the queue has not begun.
+    """
+
+    clusters: Sequence[ClusterState] = ()
+    explanations: Mapping[str, str] = field(default_factory=dict)
+    explain_queue: str = ""
+
+
+def places_of(clusters: Sequence[ClusterState]) -> dict[str, ClusterState]:
+    """The cluster to which each known worker belongs, by its name.
+
+    A worker that has moved is gone where it was before.
+    """
+    places: dict[str, ClusterState] = {}
+    for cluster in clusters:
+        for name, worker in cluster.workers.items():
+            if name not in places or worker.state not in GONE:
+                places[name] = cluster
+    return places
+
+
 def status_of(
-    books: ClusterState,
+    cluster: ClusterState,
     *,
     explain: str,
     address: str,
@@ -37,46 +69,82 @@ def status_of(
     version: str,
     now: float,
     last_job: EndedJob | None = None,
-    troubles: Sequence[Mapping[str, Any]] = (),
+    diagnostics: Sequence[Mapping[str, Any]] = (),
+    beside: Beside | None = None,
 ) -> dict[str, Any]:
-    """What `dtdctl status` shows."""
-    names = sorted(books.workers, key=choice.natural_key)
+    """What `dtdctl status` shows; `cluster` is that of the first job."""
+    beside = beside or Beside(explanations={cluster.job.id: explain} if cluster.job else {})
+    clusters = (cluster, *beside.clusters)
+    places = places_of(clusters)
+    names = sorted(places, key=choice.natural_key)
     return {
         "schema": STATUS_SCHEMA,
         "coordinator": {"address": address, "uptime_s": uptime_s, "version": version},
-        "job": None if books.job is None else _job(books, books.job),
-        "workers": [_worker(books, books.workers[name], now) for name in names],
-        "queue": [job.id for job in books.queue],
+        "job": None if cluster.job is None else _job(cluster, cluster.job),
+        "jobs": [
+            {**_job(one, one.job), "explain": beside.explanations.get(one.job.id, "")}
+            for one in clusters
+            if one.job is not None
+        ],
+        "workers": [_worker(places[name], places[name].workers[name], now) for name in names],
+        "queue": [job.id for one in clusters for job in one.queue],
+        "queue_explain": beside.explain_queue,
         "explain": explain,
         "last_job": None if last_job is None else _ended(last_job),
-        "troubles": [*troubles],
+        "troubles": [*diagnostics],
     }
 
 
-def _job(books: ClusterState, job: Job) -> dict[str, Any]:
-    rows = int(job.spec["job"]["global_batch_size"])
-    running = books.running_beats()
+def _job(cluster: ClusterState, job: Job) -> dict[str, Any]:
+    rows = job.terms.global_batch_size
+    running = cluster.running_beats()
     slowest_s = max((beat.step_s for beat in running.values()), default=0.0)
     return {
         "id": job.id,
         "name": job.name,
-        "task": job.spec["job"]["task"],
+        "task": job.terms.task,
         "state": job.state.value,
         "verdict": job.verdict,
         "generation": job.generation,
-        "world_size": len(books.run.roster),
+        "world_size": len(cluster.run.roster),
         "step": job.step,
         "total_steps": job.total_steps,
         "epoch": job.epoch,
-        "epochs": job.spec["job"].get("epochs"),
+        "epochs": job.terms.epochs,
         "loss": job.loss,
         "samples_per_s": rows / slowest_s if slowest_s > 0 else job.samples_per_s,
         "steps_lost": job.steps_lost,
         "skipped_steps": job.skipped_steps,
-        "straggler": books.straggler.named(running),
+        "straggler": cluster.straggler.named(running),
+        "redundancy": _redundancy(cluster, job),
         "reason": job.reason,
         "eval": dict(job.metrics),
     }
+
+
+def _redundancy(cluster: ClusterState, job: Job) -> int | None:
+    """How many members may be lost, whichever they are; None unless a sharded job trains."""
+    trains = cluster.run.phase in (GenerationState.RUNNING, GenerationState.ENDING)
+    if not job.terms.sharded or not trains:
+        return None
+    return redundancy(job, [one.name for one in cluster.members() if one.state not in GONE])
+
+
+def _shards(cluster: ClusterState, worker: Worker) -> dict[str, Any] | None:
+    """What it holds of a sharded job's state; None if that is nothing, or not known."""
+    job = cluster.job
+    if job is None or not job.terms.sharded:
+        return None
+    step, where = choice.held_key(worker)[1], "memory"
+    part = part_of(worker.holdings.held)
+    if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
+        step, part = job.step, assigned_part(job, worker.name)
+    elif worker.holdings.held is not None:
+        where = worker.holdings.held.where
+    if not part:
+        return None
+    shards = [[float(start), float(stop)] for start, stop in part.intervals]
+    return {"step": step, "where": where, "shards": shards}
 
 
 def _ended(ended: EndedJob) -> dict[str, Any]:
@@ -84,7 +152,7 @@ def _ended(ended: EndedJob) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
-        "task": job.spec["job"]["task"],
+        "task": job.terms.task,
         "state": job.state.value,
         "step": job.step,
         "total_steps": job.total_steps,
@@ -95,19 +163,28 @@ def _ended(ended: EndedJob) -> dict[str, Any]:
     }
 
 
-def _worker(books: ClusterState, worker: Worker, now: float) -> dict[str, Any]:
+def _job_of(cluster: ClusterState, worker: Worker) -> str:
+    """Id of the job for which a worker works or gets ready; empty without one."""
+    if cluster.job is None or worker.state in _WITHOUT_JOB:
+        return ""
+    return cluster.job.id
+
+
+def _worker(cluster: ClusterState, worker: Worker, now: float) -> dict[str, Any]:
     beat = worker.liveness.heartbeat or _NO_HEARTBEAT
-    rank = books.run.roster.index(worker.name) if worker.name in books.run.roster else None
+    rank = cluster.run.roster.index(worker.name) if worker.name in cluster.run.roster else None
     unheard = worker.state in _UNHEARD
     return {
         "name": worker.name,
         "pid": worker.registration.pid,
         "state": worker.state.value,
         "rank": rank,
+        "job": _job_of(cluster, worker),
         "host": worker.registration.host,
         "device": worker.registration.device,
+        "role": "server" if worker.serves else "worker",
         "step": beat.step,
-        "last_heartbeat_s": None if unheard else books.detector.silence_s(worker.name, now),
+        "last_heartbeat_s": None if unheard else cluster.detector.silence_s(worker.name, now),
         "reason": worker.reason or beat.waiting,
         "samples_per_s": beat.samples_per_s,
         "step_s": beat.step_s,
@@ -116,9 +193,11 @@ def _worker(books: ClusterState, worker: Worker, now: float) -> dict[str, Any]:
         "exposed_s": beat.exposed_s,
         "own_s": beat.own_s,
         "memory_bytes": beat.memory_bytes,
+        "memory": memory_of(beat.memory),
         "stalled_s": beat.stalled_s,
         "patience_s": beat.patience_s,
         "where": beat.where,
         "still_s": beat.still_s,
         "evidence": beat.evidence,
+        "holds": _shards(cluster, worker),
     }

@@ -1,8 +1,8 @@
-"""Who holds the others up, and what that costs a step.
+"""Finds the worker that slows the others down, and its cost in each step.
 
-All members wait for the one that works longest in a step.  One step says little, so somebody is
-named only after having been the slowest for a while, and stays named until that has been over for
-a while.  Pure; the status shows it, nothing is decided on it.
+All members wait for the one that works longest in a step.  One step proves little, so a
+member is named only after having been the slowest for a while, and stays named until it has not
+been for a while.  Pure; only the status shows it, no decision depends on it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from dtd.wire import messages as m
 
-# What a straggler costs is named when it is more than both of these; less is noise.
+# A straggler is named when its cost exceeds both of these; less is noise.
 STRAGGLER_SHARE: Final = 0.05
 STRAGGLER_S: Final = 0.001
 KEPT_SHARE: Final = 0.5
-"""Who is named stays so while it costs more than this share of what it takes to be named."""
+"""A named straggler stays named while its cost exceeds this share of the threshold."""
 HOLD_S: Final = 3.0
 LOOK_EVERY_S: Final = 0.5
 
@@ -25,18 +25,18 @@ Beats = Mapping[str, m.Heartbeat]
 
 
 def cost_s(beats: Beats, name: str) -> float:
-    """What this member works longer in a step than the median of the others, in seconds.
+    """How much longer this member works in a step than the median of the others, in seconds.
 
     Args:
         beats: the running members' last heartbeats by name.
-        name: one of them, with somebody to be compared with.
+        name: one of them; there must be at least one other.
     """
     usual_s = _median([beat.own_s for other, beat in beats.items() if other != name])
     return beats[name].own_s - usual_s
 
 
 def straggler(beats: Beats) -> str:
-    """Who holds the others up by these heartbeats: more than 5 % of a step, and a millisecond.
+    """The straggler by these heartbeats: its cost exceeds 5 % of a step, and a millisecond.
 
     Args:
         beats: the running members' last heartbeats by name.
@@ -50,7 +50,7 @@ def straggler(beats: Beats) -> str:
 
 @dataclass(slots=True)
 class StragglerWatch:
-    """Remembers who was the slowest, so that the one who is named does not change all the time."""
+    """Tracks the slowest member over time, so that the named one does not change constantly."""
 
     name: str = ""
     _rival: str = ""
@@ -58,7 +58,7 @@ class StragglerWatch:
     _look_at: float = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look."""
+        """Whether the next check is due."""
         return now >= self._look_at
 
     def look(self, beats: Beats, now: float) -> None:

@@ -1,1 +1,1 @@
-"""The ring of a generation: how buckets are cut, sent, summed and lent."""
+"""The ring of a generation: how buckets are divided, sent, summed and shared."""

@@ -1,7 +1,7 @@
-"""Which gradient lies where: parameters are packed into flat buckets, one all-reduce each.
+"""The bucket plan: parameters are packed into flat buckets, one all-reduce for each.
 
 Backward reaches the last layers first, so buckets are filled in reverse parameter order; they are
-small, and the first may be smaller, so that the ring has something to do early.  A bucket has one
+small, and the first may be smaller, so that communication begins early.  A bucket has one
 element type and is never split inside a parameter.  Pure arithmetic: the same parameters give the
 same plan on every worker, and `digest` lets workers compare before they train.  Memory and hooks
 are `dtd.strategy.gradients`.
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 _DIGEST_BYTES = 16
 _SMALLEST_SHARE = 4
-"""A bucket has at least this part of the size that it may have, unless another type follows, or
-nothing: a bias before a large matrix would else make the whole ring turn for a few bytes."""
+"""A bucket has at least this part of its allowed size, unless another type or nothing follows:
+otherwise a bias before a large matrix would cost a whole all-reduce for a few bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterShape:
-    """What the plan needs to know of one parameter.
+    """The properties of a parameter that the plan needs.
 
     Attributes:
         name: its name in the model.
@@ -38,7 +38,7 @@ class ParameterShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one gradient lies: elements [start, stop) of its bucket.
+    """The place of one gradient: elements [start, stop) of its bucket.
 
     Attributes:
         parameter: index in the list that was planned.
@@ -88,7 +88,7 @@ def plan_buckets(
     """Pack parameters, given in model order, into buckets.
 
     Args:
-        parameters: those that are trained, each once.
+        parameters: the trained parameters, each once.
         bucket_bytes: a bucket of at least a quarter of this is closed before it grows beyond it; a
             smaller one takes the next parameter, however large that is.
         first_bucket_bytes: the same for the first bucket.

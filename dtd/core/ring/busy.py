@@ -1,13 +1,13 @@
-"""For how long something was in flight, however many things were at a time.  Pure."""
+"""The time during which something was in flight, with overlaps counted once.  Pure."""
 
 from __future__ import annotations
 
 
 class BusyTime:
-    """Time during which at least one of several things was under way.
+    """Time during which at least one of several operations was in progress.
 
     Attributes:
-        busy_s: so far, without what is under way now.
+        busy_s: total so far, without the current busy period.
     """
 
     def __init__(self) -> None:
@@ -16,13 +16,13 @@ class BusyTime:
         self._since_s = 0.0
 
     def begin(self, now: float) -> None:
-        """Something more is under way; `now` in seconds, on any clock."""
+        """One more operation begins; `now` in seconds, on any clock."""
         if self._in_flight == 0:
             self._since_s = now
         self._in_flight += 1
 
     def end(self, now: float) -> None:
-        """One of them has ended."""
+        """One operation has ended."""
         self._in_flight -= 1
         if self._in_flight == 0:
             self.busy_s += now - self._since_s

@@ -1,4 +1,4 @@
-"""What happens to a ring, what it answers, and where it lets a payload be received.
+"""The events and effects of a ring, and the places for received payloads.
 
 The vocabulary between the pure machine (`dtd.core.ring.machine`) and its shells
 (`dtd.transport.ring_node`, the simulation).  Indices only, never bytes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtd.core.ring.chunks import BucketShape
-from dtd.wire.messages import Chunk, Taken, Word
+from dtd.wire.messages import Chunk, ShmReleased, SmallGather
 
 # --- events ----------------------------------------------------------------------------------
 
@@ -19,9 +19,9 @@ class StepOpened:
     """The training thread begins a step with these buckets.
 
     Attributes:
-        loan: the number under which the next rank may read buckets of this step.
-        lent: the buckets that it may, by index; those that travel whole are sent all the same.
-        may_add: most buckets that are added before the step is over; equal on all ranks.
+        loan: the number under which the next rank may read this step's buckets in shared memory.
+        lent: indices of the buckets that it may read; those that travel whole are sent anyway.
+        may_add: most buckets that may be added during the step; equal on all ranks.
     """
 
     step: int
@@ -33,7 +33,7 @@ class StepOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketsAdded:
-    """The open step has further buckets, on all ranks; they are numbered after those it has."""
+    """The open step has further buckets, on all ranks, numbered after the existing ones."""
 
     buckets: tuple[BucketShape, ...]
 
@@ -47,7 +47,7 @@ class BucketStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReceived:
-    """A chunk's payload lies where `place` said, and its tag was right."""
+    """A chunk's payload is at the place given by `place`, and its tag was correct."""
 
     chunk: Chunk
     slot: int | None
@@ -55,9 +55,9 @@ class ChunkReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketTaken:
-    """The next rank has read all that it was lent of the bucket."""
+    """The next rank has read all of the bucket in shared memory."""
 
-    taken: Taken
+    taken: ShmReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class WordOffered:
 class WordReceived:
     """Another rank's word arrived."""
 
-    word: Word
+    word: SmallGather
 
 
 Event = (
@@ -88,7 +88,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """Add scratch slot `slot` to elements [start, stop) of the bucket; the slot is free then."""
+    """Add scratch slot `slot` to elements [start, stop) of the bucket, and free the slot."""
 
     bucket: int
     start: int
@@ -98,7 +98,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceLent:
-    """Add elements [start, stop) of the previous rank's bucket, which it lends, to ours."""
+    """Add elements [start, stop) of the previous rank's shared bucket to this rank's."""
 
     bucket: int
     start: int
@@ -108,7 +108,7 @@ class ReduceLent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLent:
-    """Copy elements [start, stop) of the previous rank's bucket, which it lends, to ours."""
+    """Copy elements [start, stop) of the previous rank's shared bucket to this rank's."""
 
     bucket: int
     start: int
@@ -118,14 +118,14 @@ class CopyLent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTaken:
-    """Tell the previous rank that its memory is its own again."""
+    """Tell the previous rank that its shared memory is no longer read."""
 
-    taken: Taken
+    taken: ShmReleased
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendChunk:
-    """Send elements [start, stop) of the bucket to the next rank; with a loan, only their name."""
+    """Send elements [start, stop) of the bucket to the next rank; only the header if shared."""
 
     chunk: Chunk
     start: int
@@ -134,7 +134,7 @@ class SendChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepOwn:
-    """Copy the bucket to its own place among its contributions."""
+    """Copy the bucket to this rank's place among the contributions."""
 
     bucket: int
 
@@ -149,7 +149,7 @@ class SendContribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumContributions:
-    """The bucket becomes the sum of its contributions, added one after another in rank order."""
+    """Replace the bucket by the sum of its contributions, added in rank order."""
 
     bucket: int
 
@@ -158,26 +158,26 @@ class SumContributions:
 class SendWord:
     """Send the word of `word.origin` to the next rank."""
 
-    word: Word
+    word: SmallGather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketDone:
-    """The bucket holds the sum; its memory is free once everything sent has drained."""
+    """The bucket holds the sum; its memory may change once everything sent has drained."""
 
     bucket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordsDone:
-    """Every rank's word of this exchange is here."""
+    """Every rank's word of this exchange has arrived."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A frame that was held may be placed now."""
+    """A held frame may be placed now."""
 
 
 Effect = (
@@ -196,7 +196,7 @@ Effect = (
 )
 
 
-# --- where a payload goes --------------------------------------------------------------------
+# --- places for payloads ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +217,10 @@ class InBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InLent:
-    """There is no payload to receive: it lies in the previous rank's memory.
+    """There is no payload to receive: the elements are in the previous rank's shared memory.
 
-    A chunk to be added that comes before its bucket has started has a slot all the same, whose
-    memory is not used: slots bound what must be read at once when the bucket starts.
+    A chunk to be added that arrives before its bucket has started still takes a slot, whose memory
+    is not used: slots bound what must be read at once when the bucket starts.
     """
 
     slot: int | None = None

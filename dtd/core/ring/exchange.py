@@ -1,16 +1,16 @@
-"""A small bucket on its way round the ring: every rank's contribution goes everywhere, whole.
+"""The exchange of a small bucket: every rank receives every contribution whole.
 
 The latency path (protocol.md, "Exchange").  An all-reduce in segments takes 2 (N - 1) hops, and a
 small bucket pays for hops, not for bytes.  Here it takes N - 1: in hop h rank r receives the whole
-contribution of rank (r - h - 1) mod N and sends it on at once, even before its own is ready.  When
-all N are here each rank adds them up itself, in rank order, so all ranks end with the same bytes.
-Which buckets travel so is `dtd.core.ring.chunks.exchanged`: sizes and world alone decide, and every
-rank knows both.
+contribution of rank (r - h - 1) mod N and forwards it at once, even before its own is ready.  When
+all N have arrived each rank sums them itself, in rank order, so all ranks end with the same bytes.
+`dtd.core.ring.chunks.exchanged` selects these buckets by size and world alone, which every rank
+knows.
 
-Contributions are kept apart until the last is here, so each bucket has memory for N of them: its
-own among them, because what is sent must not change before the kernel has taken it, and the sum is
-written to the bucket meanwhile.  That memory is bounded by the bucket plan, never by what others
-send, so nothing is ever held back for want of it.
+Contributions are kept separately until the last has arrived, so each bucket has memory for N of
+them, including its own: sent data must not change before the kernel has taken it, and the sum is
+written to the bucket meanwhile.  The bucket plan bounds that memory, not the peers' behaviour, so
+no frame is ever held for lack of memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ExchangedBucket:
     """One bucket of one step that travels whole.
 
     Args:
-        seat: this rank's.
-        shape: the bucket's.
+        seat: this rank's position.
+        shape: the bucket's shape.
         step: the open step.
         index: the bucket's number in it.
 
     Attributes:
-        started: this rank's own contribution is complete, and has gone out.
+        started: this rank's own contribution is complete, and has been sent.
     """
 
     def __init__(self, seat: RingPosition, shape: BucketShape, *, step: int, index: int) -> None:
@@ -53,14 +53,14 @@ class ExchangedBucket:
 
     @property
     def done(self) -> bool:
-        """All contributions are here and summed."""
+        """Whether all contributions have arrived and been summed."""
         return self.started and len(self._received) == self._seat.hops
 
     def place(self, chunk: Chunk, payload_bytes: int) -> InContributions:
-        """Say where an announced contribution goes.
+        """Return the place of an announced contribution.
 
         Raises:
-            ProtocolError: it is none, or has come before.
+            ProtocolError: it is not a contribution, or arrived before.
         """
         if chunk.phase != Phase.EXCHANGE:
             raise refused(chunk, "no such phase: the bucket travels whole")
@@ -69,19 +69,19 @@ class ExchangedBucket:
         if chunk.chunk or chunk.hop in self._placed:
             raise refused(chunk, "a hop has one chunk, number 0, once")
         if chunk.loan:
-            raise refused(chunk, "what travels whole is not lent")
+            raise refused(chunk, "a bucket that travels whole is not shared")
         check_payload(chunk, payload_bytes, self._size_bytes)
         self._placed.add(chunk.hop)
         return InContributions(bucket=self._index, origin=self._origin(chunk.hop))
 
     def begin(self) -> list[Effect]:
-        """The bucket's turn has come: send our contribution."""
+        """Start the bucket: send this rank's contribution."""
         self.started = True
         own = self._send(0, self._seat.rank)
         return [KeepOwn(bucket=self._index), own, *self._finish()]
 
     def received(self, event: ChunkReceived) -> list[Effect]:
-        """A contribution is here."""
+        """A contribution has arrived."""
         hop = event.chunk.hop
         self._received.add(hop)
         effects: list[Effect] = []
@@ -90,13 +90,13 @@ class ExchangedBucket:
         return effects + self._finish()
 
     def waits_for(self) -> str:
-        """Which contributions are missing, in words."""
+        """The missing contributions, in words."""
         hops = range(self._seat.hops)
         missing = sorted(self._origin(hop) for hop in hops if hop not in self._received)
         return f"the contribution of rank {', '.join(map(str, missing))}"
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when the books do not balance."""
+        """Raise AssertionError when it is inconsistent."""
         assert self._received <= self._placed
         assert len(self._placed) - len(self._received) <= 1
 

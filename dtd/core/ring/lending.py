@@ -1,7 +1,8 @@
-"""Whether buckets are lent to the next rank, and how much of the previous rank's is read at once.
+"""Sharing of bucket memory with the next rank, and pacing of reads from the previous rank's.
 
-Pure: numbers and sets.  Memory, files and sockets are the shell's (`dtd.transport.shared_memory`,
-`dtd.transport.ring_node`); protocol.md, "Loans", says what the messages mean.
+Pure: numbers and sets.  Memory, files and sockets belong to the shell
+(`dtd.transport.shared_memory`, `dtd.transport.ring_node`); protocol.md, "Loans", defines the
+messages.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from typing import Final
 from dtd.errors import ErrorCode, ProtocolError
 
 READ_AT_ONCE_BYTES: Final = 8 * 1024 * 1024
-"""After so much of lent memory the event loop does other things first: frames without payload come
-many at a time, and what they name takes 0.14 ms for each MiB to add, at first sight 0.33 ms."""
+"""After reading this much shared memory other work comes first: frames without payload
+arrive many at a time, and the memory that they name takes 0.14 ms for each MiB to add, at first
+sight 0.33 ms.
+"""
 
 
 class Lending:
-    """What one rank has offered to the next.
+    """The shared memory that one rank has offered to the next.
 
     Attributes:
         offers: number of the last offer; 0 before the first.
-        agreed: the next rank can read what the last offer named.
+        agreed: the next rank can read the memory of the last offer.
     """
 
     def __init__(self) -> None:
@@ -31,10 +34,10 @@ class Lending:
         self._lent: frozenset[int] = frozenset()
 
     def offer(self, offsets: Sequence[int]) -> int:
-        """Offer memory in which buckets lie at these offsets; returns the offer's number.
+        """Offer memory that holds buckets at these offsets; returns the offer's number.
 
         Args:
-            offsets: in bytes, by bucket; 0 for one that lies elsewhere.
+            offsets: in bytes, by bucket; 0 for a bucket that is not in it.
         """
         self.offers += 1
         self.agreed = self._asked = False
@@ -42,14 +45,14 @@ class Lending:
         return self.offers
 
     def lent(self) -> frozenset[int]:
-        """Indices of the buckets that the next rank can read where they lie."""
+        """Indices of the buckets that the next rank can read in shared memory."""
         return self._lent if self.agreed else frozenset()
 
     def asks(self, number: int) -> bool:
-        """The next rank asks for the file of an offer; returns whether it is still the last one.
+        """The next rank requests the file of an offer; returns whether it is still the last offer.
 
         Raises:
-            ProtocolError: there was no such offer, or it asks for the last one again.
+            ProtocolError: there was no such offer, or the last one is requested again.
         """
         self._check(number)
         if number != self.offers:
@@ -60,7 +63,7 @@ class Lending:
         return True
 
     def borrows(self, number: int) -> None:
-        """The next rank can read what an offer named; earlier offers do not matter any more.
+        """The next rank can read the memory of an offer; earlier offers are obsolete.
 
         Raises:
             ProtocolError: there was no such offer.
@@ -74,10 +77,10 @@ class Lending:
 
 
 class ReadPace:
-    """How much of lent memory has been read since other things had their turn.
+    """The amount of shared memory read since other work had its turn.
 
     Args:
-        limit_bytes: most that is read at once.
+        limit_bytes: most bytes read at once.
     """
 
     def __init__(self, limit_bytes: int = READ_AT_ONCE_BYTES) -> None:
@@ -85,11 +88,11 @@ class ReadPace:
         self._read_bytes = 0
 
     def read(self, size_bytes: int) -> None:
-        """So much more has been read."""
+        """Count bytes read."""
         self._read_bytes += size_bytes
 
     def must_pause(self) -> bool:
-        """Whether other things come first now; then the count begins anew."""
+        """Whether other work comes first now; if so, restart the count."""
         if self._read_bytes < self._limit_bytes:
             return False
         self._read_bytes = 0

@@ -1,21 +1,21 @@
-"""Ring all-reduce as a state machine: which chunk goes where, in which order, and what to refuse.
+"""Ring all-reduce as a state machine: the route and order of chunks, and what to reject.
 
-A bucket goes round the ring in one of two ways, and its size and the world decide which
+A bucket travels around the ring in one of two ways, chosen by its size and the world
 (`dtd.core.ring.chunks.exchanged`): a small one whole, in few hops (`dtd.core.ring.exchange`), any
 other in segments, in few bytes (`dtd.core.ring.segments`).  Either way all ranks end with the same
 bytes.  Buckets start in index order, and several are in flight at a time.  Words
-(`dtd.core.ring.words`) go the same way round.
+(`dtd.core.ring.words`) travel in the same direction.
 
 The machine handles indices, never bytes.  It must not know sockets, tensors or clocks: the shell
-(`dtd.transport.ring_node`) asks it where a payload goes (`place`), tells it what happened
-(`handle`) and does what it answers.  One machine serves one generation.
+(`dtd.transport.ring_node`) asks it where a payload goes (`place`), reports events
+(`handle`) and performs the effects.  One machine serves one generation.
 
-Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of one that
-is added here later waits on the link.
+Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of a
+bucket that this rank adds later waits on the link.
 
-Rule for callers: start every bucket of a step before waiting for any of them, or all ranks wait for
-the same first ones before they start the others, which costs nothing: on each link the former are
-ahead.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
+Rule for callers: start every bucket of a step before waiting for any of them; or let all ranks wait
+for the same first ones before they start the others, which costs nothing, since these are ahead on
+each link.  Chunks to be added to a bucket that has not started here wait in scratch slots, and when
 these run out the link pauses.
 """
 
@@ -43,7 +43,7 @@ from dtd.core.ring.segments import Scratch, SegmentedBucket
 from dtd.core.ring.words import Words
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.frames import HOLD, Hold
-from dtd.wire.messages import Chunk, Word
+from dtd.wire.messages import Chunk, SmallGather
 
 
 class Ring:
@@ -52,8 +52,8 @@ class Ring:
     Args:
         rank: this rank.
         world_size: number of ranks; 1 works like any other.
-        generation: carried by every frame; others are refused.
-        first_step: the first step that will be opened; they are opened one after another.
+        generation: carried by every frame; frames of others are rejected.
+        first_step: the first step that will be opened; steps are opened consecutively.
         chunk_bytes: most payload bytes in one frame; equal on all ranks.
         scratch_slots: chunks that may wait in scratch memory at a time.
         one_host: all ranks are on one host, as far as the roster tells; equal on all ranks.
@@ -93,10 +93,10 @@ class Ring:
     # --- placing ---------------------------------------------------------------------------
 
     def place(self, chunk: Chunk, payload_bytes: int) -> Place | Hold:
-        """Say where an announced chunk's payload goes, or refuse it.
+        """Return the place of an announced chunk's payload, or reject the chunk.
 
         Raises:
-            ProtocolError: the chunk is not one that the schedule expects now.
+            ProtocolError: the schedule does not expect this chunk now.
         """
         if self._seat.is_early(chunk, step=self.step):
             return self._hold()
@@ -107,11 +107,11 @@ class Ring:
         place = self._buckets[chunk.bucket].place(chunk, payload_bytes)
         return self._hold() if isinstance(place, Hold) else place
 
-    def accept_word(self, word: Word) -> Hold | None:
-        """Check an announced word; HOLD when its turn has not come.
+    def accept_word(self, word: SmallGather) -> Hold | None:
+        """Check an announced word; HOLD when it is early.
 
         Raises:
-            ProtocolError: the word is not one that can come now.
+            ProtocolError: the word is not possible now.
         """
         if self._seat.is_early(word, step=self.step):
             return self._hold()
@@ -142,7 +142,7 @@ class Ring:
         return self._on_step_opened(event)
 
     def next_deadline(self) -> float | None:
-        """The ring has no time-outs of its own: liveness is the coordinator's business."""
+        """The ring has no time-outs of its own: the coordinator judges liveness."""
         return None
 
     def _on_step_opened(self, event: StepOpened) -> list[Effect]:
@@ -172,7 +172,7 @@ class Ring:
     def _add(
         self, shapes: Sequence[BucketShape], *, loan: int = 0, lent: frozenset[int] = frozenset()
     ) -> None:
-        """Number further buckets; of those that come together some may go round whole."""
+        """Number further buckets; of those added together some may travel whole."""
         seat, step, chunk_bytes = self._seat, self.step, self.chunk_bytes
         first = len(self._buckets)
         whole = exchanged(
@@ -232,7 +232,7 @@ class Ring:
         return f"step {self.step}: waits for nothing"
 
     def check_invariants(self) -> None:
-        """Raise AssertionError when the books do not balance."""
+        """Raise AssertionError when it is inconsistent."""
         slots_used = 0
         for bucket in self._buckets:
             bucket.check_invariants()

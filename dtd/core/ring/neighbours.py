@@ -1,4 +1,8 @@
-"""Which links of a ring stand, and with which loss a ring ends."""
+"""The state of a rank's links with its neighbours, and the loss with which a ring ends.
+
+A rank of a ring has two neighbours.  In a generation with parameter servers it has others in a star
+besides (`dtd.core.star.topology`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dtd.core.star.topology import star_links
 from dtd.errors import DtdError, ErrorCode, ProtocolError
 from dtd.wire.messages import Member
 
@@ -22,10 +27,10 @@ _LEFT: Final = frozenset({ErrorCode.TRUNCATED, ErrorCode.RECALLED})
 
 
 def of_a_closed_link(error: DtdError | None, *, was_open: bool) -> str:
-    """CORRUPT when what came was no good, else RESET.
+    """CORRUPT when invalid data arrived, else RESET.
 
-    Whoever dies ends inside a frame, who leaves recalls what he lends, and an unopened link is
-    refused: all with bytes intact.
+    A dying peer ends inside a frame, a leaving one revokes its shared memory, and an unopened link
+    is refused: in all these cases the bytes are intact.
     """
     damaged = isinstance(error, ProtocolError) and error.code not in _LEFT
     return CORRUPT if damaged and was_open else RESET
@@ -34,7 +39,7 @@ def of_a_closed_link(error: DtdError | None, *, was_open: bool) -> str:
 def of_no_link(
     who: Member, waited_s: float, *, calls_us: bool, refusal: str = ""
 ) -> tuple[str, str]:
-    """(evidence, in words) when a neighbour's link has not been made in time."""
+    """(evidence, in words) when a neighbour's link was not established in time."""
     if calls_us:
         return UNREACHABLE, f"{who.name} has not connected within {waited_s:.1f} s"
     why = f": {refusal}" if refusal else ""
@@ -42,7 +47,7 @@ def of_no_link(
 
 
 def of_silence(who: Member, silence_s: float, *, trickles: bool) -> tuple[str, str]:
-    """(evidence, in words) when too little has come over a neighbour's link."""
+    """(evidence, in words) when too little has arrived over a neighbour's link."""
     if trickles:
         return CORRUPT, f"no whole frame from {_where(who)} for {silence_s:.1f} s"
     return SILENT, f"not a byte from {_where(who)} for {silence_s:.1f} s"
@@ -53,15 +58,14 @@ def _where(who: Member) -> str:
 
 
 def is_no_room(error: DtdError | None) -> bool:
-    """Too many wait for a generation that the other side knows nothing of yet."""
+    """Whether too many callers wait for a generation that the other side does not know yet."""
     return isinstance(error, ProtocolError) and error.code is ErrorCode.REFUSED
 
 
-# --- both neighbours of a rank: which of their links stand, and why the ring ends.  Pure -------
+# --- the neighbours of a rank: which of their links stand, and why the ring ends.  Pure -------
 #
-# The shell (`dtd.transport.tcp_ring`) says what happened to a link; the answer is the loss with
-# which the ring ends, or nothing where it goes on.  A ring ends once, and the first loss is the one
-# that counts.
+# The shell (`dtd.transport.tcp_ring`) reports events of a link; the answer is the loss with which
+# the ring ends, or nothing if it continues.  A ring ends once, and the first loss counts.
 
 
 NEXT: Final = "next"
@@ -73,8 +77,8 @@ class RingLoss:
     """Why a ring has ended, in the words of FROZEN.
 
     Attributes:
-        suspect: name of the member that was lost; empty when this side ended the ring.
-        evidence: how that was seen (`dtd.core.ring.neighbours`); empty likewise.
+        suspect: name of the lost member; empty when this side ended the ring.
+        evidence: how it was lost (`dtd.core.ring.neighbours`); empty likewise.
         reason: the same in words.
     """
 
@@ -84,67 +88,97 @@ class RingLoss:
 
 
 class Neighbours:
-    """What one rank knows of the two that it is connected to.
+    """What one rank knows of its neighbours in the ring, and in the star if there are servers.
 
     Args:
         roster: all members, by rank.
-        rank: this one's.
+        rank: this member's rank.
 
     Attributes:
         ended: the ring has ended.
-        refusal: why the next rank has not taken the last call; empty while it took it.
+        refusals: why a neighbour refused the last connection, if it did.
+        star: the ranks linked with this one in the star, and whether this one opens the link.
     """
 
     def __init__(self, roster: Sequence[Member], rank: int) -> None:
         self.ended = False
-        self.refusal = ""
+        self.refusals: dict[str, str] = {}
+        self.star = star_links(roster, rank)
         self._roster = roster
         self._previous_rank = (rank - 1) % len(roster)
         self._members = {
             NEXT: roster[(rank + 1) % len(roster)],
             PREVIOUS: roster[self._previous_rank],
+            **{self.star_neighbour(other): roster[other] for other in self.star},
+        }
+        self._called_by = {PREVIOUS}
+        self._called_by |= {
+            self.star_neighbour(one) for one, opens in self.star.items() if not opens
         }
         self._attached: set[str] = set()
+
+    @staticmethod
+    def star_neighbour(rank: int) -> str:
+        """The name of the neighbour that is this rank in the star."""
+        return f"star {rank}"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All neighbours: "next", "previous", and those in the star."""
+        return tuple(self._members)
 
     def member(self, neighbour: str) -> Member:
         """The neighbour's entry in the roster."""
         return self._members[neighbour]
 
     def attached(self, neighbour: str) -> bool:
-        """This neighbour's link stands; returns whether both do now, so that the ring is up."""
+        """Record that this neighbour's link is open; returns whether the ring is now up."""
         self._attached.add(neighbour)
         return len(self._attached) == len(self._members)
 
     def check_caller(self, rank: int, *, has_link: bool) -> None:
-        """Look at a member that wants to be the previous rank.
+        """Check a caller that claims to be the previous rank.
 
         Args:
             rank: the caller's.
             has_link: the previous rank is connected already.
 
         Raises:
-            ProtocolError: this ring does not wait for it.
+            ProtocolError: this ring does not expect it.
         """
         if has_link or self.ended or rank != self._previous_rank:
             raise ProtocolError(ErrorCode.WRONG_STATE, f"this ring does not wait for rank {rank}")
 
+    def check_star_caller(self, rank: int, *, has_link: bool) -> None:
+        """Check a caller that claims to be this rank in the star.
+
+        Args:
+            rank: the caller's.
+            has_link: that rank is connected already.
+
+        Raises:
+            ProtocolError: this star does not expect it.
+        """
+        if has_link or self.ended or self.star.get(rank, True):
+            raise ProtocolError(ErrorCode.WRONG_STATE, f"this star does not wait for rank {rank}")
+
     def lifeline_of(self, rank: int) -> str:
-        """Name of the neighbour whose lifeline this is.
+        """The name of the neighbour that owns this lifeline.
 
         Raises:
             ProtocolError: no neighbour has this rank.
         """
         name = self._roster[rank].name if rank < len(self._roster) else ""
-        if self.ended or name not in {one.name for one in self._members.values()}:
+        if self.ended or name not in {self._members[at].name for at in (NEXT, PREVIOUS)}:
             raise ProtocolError(ErrorCode.WRONG_STATE, "no neighbour in this ring")
         return name
 
     def calls_again(self, neighbour: str, error: DtdError | None) -> bool:
-        """Whether a link that was closed before it stood is to be tried once more."""
+        """Whether to retry a link that was closed before it was open."""
         return not self.ended and is_no_room(error) and neighbour not in self._attached
 
     def closed(self, neighbour: str, error: DtdError | None) -> RingLoss:
-        """A neighbour's link has ended, with an error or without."""
+        """Handle the end of a neighbour's link, with or without an error."""
         return RingLoss(
             suspect=self._members[neighbour].name,
             evidence=of_a_closed_link(error, was_open=neighbour in self._attached),
@@ -152,28 +186,31 @@ class Neighbours:
         )
 
     def silent(self, neighbour: str, silence_s: float, *, trickles: bool) -> RingLoss:
-        """Nothing that counts has come from a neighbour for too long.
+        """Handle a neighbour that has shown no sign of life for too long.
 
         Args:
-            neighbour: "next" or "previous".
-            silence_s: for how long.
-            trickles: bytes come, but complete nothing.
+            neighbour: one of `all`.
+            silence_s: duration of the silence.
+            trickles: bytes arrive, but complete no frame.
         """
         who = self._members[neighbour]
         if neighbour in self._attached:
             evidence, reason = of_silence(who, silence_s, trickles=trickles)
         else:
             evidence, reason = of_no_link(
-                who, silence_s, calls_us=neighbour == PREVIOUS, refusal=self.refusal
+                who,
+                silence_s,
+                calls_us=neighbour in self._called_by,
+                refusal=self.refusals.get(neighbour, ""),
             )
         return RingLoss(suspect=who.name, evidence=evidence, reason=reason)
 
     def end(self) -> bool:
-        """The ring ends; returns whether it stood until now."""
+        """End the ring; returns whether it was up until now."""
         stood, self.ended = not self.ended, True
         return stood
 
 
 def process_ended(name: str) -> RingLoss:
-    """A neighbour's lifeline has ended, and with it the neighbour's process."""
+    """Handle the end of a neighbour's lifeline, and so of its process."""
     return RingLoss(suspect=name, evidence=ENDED, reason="its process has ended")

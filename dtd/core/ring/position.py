@@ -1,28 +1,28 @@
-"""A rank's seat in a ring: whom it hears, how it signs, and which frames it lets in at all.
+"""A rank's position in a ring: its previous rank, its frame headers, and the frames it accepts.
 
-Every frame passes here first (protocol.md, "Ring"): its generation, source and step are looked at
-before anything else in it is believed.  What may come within a step is for the bucket
-(`dtd.core.ring.segments`, `dtd.core.ring.exchange`) or the words (`dtd.core.ring.words`) to say.
+Every frame passes here first (protocol.md, "Ring"): its generation, source and step are checked
+before anything else in it is used.  Within a step, the bucket (`dtd.core.ring.segments`,
+`dtd.core.ring.exchange`) or the words (`dtd.core.ring.words`) decide what may arrive.
 """
 
 from __future__ import annotations
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.wire.messages import Chunk, Phase, Taken, Word
+from dtd.wire.messages import Chunk, Phase, ShmReleased, SmallGather
 
 
 class RingPosition:
-    """Where a rank sits.
+    """The position of a rank.
 
     Args:
         rank: this rank.
         world_size: number of ranks.
-        generation: carried by every frame; others are refused.
+        generation: carried by every frame; frames of others are rejected.
         first_step: the first step that will be opened.
 
     Attributes:
-        previous: the only rank that this one hears.
-        hops: number of hops after which a frame has been everywhere.
+        previous: the only rank from which this one receives.
+        hops: number of hops after which a frame has reached every rank.
     """
 
     def __init__(self, *, rank: int, world_size: int, generation: int, first_step: int) -> None:
@@ -33,11 +33,11 @@ class RingPosition:
         self.previous = (rank - 1) % world_size
         self.hops = world_size - 1
 
-    def is_early(self, frame: Chunk | Word, *, step: int) -> bool:
+    def is_early(self, frame: Chunk | SmallGather, *, step: int) -> bool:
         """Whether a frame belongs to the step after the open one.
 
         Raises:
-            ProtocolError: it belongs to neither, to another generation, or comes from elsewhere.
+            ProtocolError: it belongs to neither step, to another generation, or to another rank.
         """
         if frame.generation != self.generation:
             raise ProtocolError(
@@ -60,7 +60,7 @@ class RingPosition:
     def chunk(
         self, phase: Phase, hop: int, *, step: int, bucket: int, chunk: int = 0, loan: int = 0
     ) -> Chunk:
-        """The header of a chunk that this rank sends."""
+        """The header of a chunk sent by this rank."""
         return Chunk(
             generation=self.generation,
             step=step,
@@ -72,8 +72,8 @@ class RingPosition:
             loan=loan,
         )
 
-    def check_taken(self, taken: Taken, *, step: int) -> None:
-        """Look at what the next rank says before it is believed.
+    def check_taken(self, taken: ShmReleased, *, step: int) -> None:
+        """Check a release by the next rank before acting on it.
 
         Raises:
             ProtocolError: it belongs to another generation or step.
@@ -88,13 +88,13 @@ class RingPosition:
                 f"bucket {taken.bucket} of step {taken.step} taken; this ring is at step {step}",
             )
 
-    def taken(self, *, step: int, bucket: int) -> Taken:
-        """What this rank says when it has read all that it was lent."""
-        return Taken(generation=self.generation, step=step, bucket=bucket)
+    def taken(self, *, step: int, bucket: int) -> ShmReleased:
+        """The message for when this rank has read all of the shared bucket."""
+        return ShmReleased(generation=self.generation, step=step, bucket=bucket)
 
 
 def refused(chunk: Chunk, why: str, code: ErrorCode = ErrorCode.UNEXPECTED_CHUNK) -> ProtocolError:
-    """The error that says why a chunk cannot be taken."""
+    """The error for a chunk that cannot be accepted."""
     return ProtocolError(
         code,
         f"chunk {chunk.chunk} of bucket {chunk.bucket}, phase {chunk.phase} hop {chunk.hop},"
@@ -103,7 +103,7 @@ def refused(chunk: Chunk, why: str, code: ErrorCode = ErrorCode.UNEXPECTED_CHUNK
 
 
 def check_payload(chunk: Chunk, payload_bytes: int, expected_bytes: int) -> None:
-    """Refuse a chunk of another length than it must have.
+    """Reject a chunk of the wrong length.
 
     Raises:
         ProtocolError: BAD_PAYLOAD.

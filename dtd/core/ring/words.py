@@ -1,8 +1,8 @@
-"""The words of one step: every rank gives one, every rank gets all, unchanged.
+"""The words of one step: every rank contributes one, every rank receives all, unchanged.
 
-An all-gather of small payloads (protocol.md, "Words"): a word goes on as soon as it is here, and
-after N - 1 hops it has been everywhere.  Exchanges of a step are numbered; nobody is ever more than
-one ahead, so what has to be kept is bounded.  Indices only: the words themselves are the shell's.
+An all-gather of small payloads (protocol.md, "Words"): a word is forwarded as soon as it arrives,
+and after N - 1 hops it has reached every rank.  Exchanges of a step are numbered; no rank is ever
+more than one ahead, so the stored words are bounded.  Indices only: the shell holds the words.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from dtd.core.ring.events import Effect, SendWord, WordsDone
 from dtd.core.ring.position import RingPosition
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
-from dtd.wire.messages import Word
+from dtd.wire.messages import SmallGather
 
 
 class Words:
     """One rank's part in one step's exchanges of words.
 
     Attributes:
-        offered: this rank's word of the exchange under way has gone out, others are missing.
+        offered: this rank's word of the current exchange has been sent, others are missing.
     """
 
     def __init__(self, seat: RingPosition, *, step: int) -> None:
@@ -27,11 +27,11 @@ class Words:
         self._sequence = 0
         self._here: dict[int, int] = {}
 
-    def check(self, word: Word) -> None:
+    def check(self, word: SmallGather) -> None:
         """Check an announced word of this step.
 
         Raises:
-            ProtocolError: the word is not one that can come now.
+            ProtocolError: the word is not possible now.
         """
         seat = self._seat
         expected_hop = (seat.previous - word.origin) % seat.world_size
@@ -66,8 +66,8 @@ class Words:
             effects.append(SendWord(word=self._word(self._sequence, 0, self._seat.rank)))
         return effects + self._finish()
 
-    def received(self, word: Word) -> list[Effect]:
-        """Another rank's word is here."""
+    def received(self, word: SmallGather) -> list[Effect]:
+        """Another rank's word has arrived."""
         self._here[word.origin] = word.sequence + 1
         effects: list[Effect] = []
         if word.hop + 1 < self._seat.hops:
@@ -75,15 +75,15 @@ class Words:
         return effects + self._finish()
 
     def missing(self) -> list[int]:
-        """The ranks whose words of the exchange under way are not here."""
+        """The ranks whose words of the current exchange are missing."""
         return [
             rank
             for rank in range(self._seat.world_size)
             if rank != self._seat.rank and self._here.get(rank, 0) <= self._sequence
         ]
 
-    def _word(self, sequence: int, hop: int, origin: int) -> Word:
-        return Word(
+    def _word(self, sequence: int, hop: int, origin: int) -> SmallGather:
+        return SmallGather(
             generation=self._seat.generation,
             step=self._step,
             sequence=sequence,

@@ -1,1 +1,1 @@
-"""What a peer's word is worth: who may say what, what is vouched for, what is contradicted."""
+"""Trust in peers' reports: what each may report, what is confirmed, and what is contradicted."""

@@ -1,9 +1,10 @@
-"""The audit log as a chain: each entry holds the hash of the one before it.
+"""The audit log as a hash chain: each entry contains the hash of the previous one.
 
-So an entry that was changed, taken out, put in or moved is found by whoever has all of them, and a
-log that was cut at its end by whoever noted an earlier hash (the journal has the hash of each).
-What was removed because the log is bounded is said by an entry of its own, with the hash at which
-it was cut.  Pure: times are handed in, and where entries are kept is the store's business.
+A complete copy of the log therefore reveals any entry that was changed, removed, inserted or
+moved.  Truncation at the end is detected with a hash that was noted earlier (the journal contains
+the hash of each entry).  When old entries are removed because the log is bounded, a separate entry
+records this with the hash at which the log was cut.  Pure: times are passed in, and storing the
+entries is the store's responsibility.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 BEGINNING: Final = "0" * 64
-"""What stands for the hash before the first entry."""
+"""Takes the place of the previous hash in the first entry."""
 TRIMMED: Final = "AUDIT_TRIMMED"
-"""The entry that says which entries were removed, to keep the log within its bounds."""
+"""The entry that records which entries were removed to keep the log within its bounds."""
 BEGUN: Final = "begun"
 DONE: Final = "done"
 REFUSED: Final = "refused"
 FAILED: Final = "failed"
 CUT: Final = "cut"
-"""Outcomes; "cut": whoever asked was gone before the answer, and it may have been done."""
+"""Outcomes; "cut": the caller disconnected before the answer, and the call may have been done."""
 ENTERED: Final = (
     *("seq", "time_s", "role", "who", "serial", "address", "what", "about", "outcome", "reason"),
     *("result", "skipped"),
 )
-"""The fields of an entry that its hash is made of, in this order."""
+"""The fields of an entry that are hashed, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One call: who asked what of whom, and what came of it.
+    """One call: the caller, the request and its outcome.
 
     Attributes:
         time_s: Unix time.
-        role: of whoever asked.
-        who: his name in that role, or his user id.
-        serial: of his certificate; empty without one.
-        address: where he called from.
-        what: name of the request, as protocol.md has it.
-        about: its arguments.
-        outcome: one of those above.
-        reason: why it was refused or failed.
-        result: what came of it.
-        skipped: refusals of the same caller before this one that were not entered.
+        role: role of the caller.
+        who: name of the caller in that role, or its user id.
+        serial: serial number of the caller's certificate; empty without one.
+        address: address of the caller.
+        what: name of the request, as in protocol.md.
+        about: arguments of the request.
+        outcome: one of the outcomes above.
+        reason: why the request was refused or failed.
+        result: result of the request.
+        skipped: earlier refusals of the same caller that were not recorded.
     """
 
     time_s: float
@@ -64,14 +65,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of looking at the chain.
+    """Result of verifying the chain.
 
     Attributes:
-        entries: how many were looked at.
+        entries: number of entries verified.
         first: number of the first of them; 0 without any.
         last: number of the last.
-        hash: of the last: note it, and compare another day.
-        fault: what is wrong, and where; empty when nothing is.
+        hash: hash of the last entry, to be noted for a later comparison.
+        fault: what is wrong, and where; empty if the chain is intact.
     """
 
     entries: int
@@ -82,18 +83,18 @@ class Verdict:
 
 
 def canonical(value: Any) -> str:
-    """JSON in the one way in which it is hashed and stored."""
+    """The canonical JSON text of a value, which is hashed and stored."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def hash_of(previous: str, entry: Mapping[str, Any]) -> str:
-    """The hash of an entry, a map of its fields, after that of the entry before it."""
+    """The hash of an entry (a map of its fields) that follows the entry with hash `previous`."""
     body = canonical([entry[name] for name in ENTERED])
     return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()
 
 
 class Chain:
-    """Looks at all entries that there are, oldest first, as they come."""
+    """Verifies all existing entries incrementally, oldest first."""
 
     def __init__(self) -> None:
         self._entries = self._first = self._last = 0
@@ -102,7 +103,7 @@ class Chain:
         self._fault = ""
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Look at the next entry, a map with the fields of `ENTERED`, `previous` and `hash`."""
+        """Verify the next entry, a map with the fields of `ENTERED`, `previous` and `hash`."""
         seq = entry["seq"]
         if not self._entries:
             self._first, self._last = seq, seq - 1
@@ -114,10 +115,10 @@ class Chain:
         self._last, self._hash = seq, entry["hash"]
 
     def verdict(self, newest: int = 0) -> Verdict:
-        """What came of it.
+        """The result for all entries added so far.
 
         Args:
-            newest: the highest number that was ever given, if that is known.
+            newest: the highest number ever assigned to an entry; 0 if unknown.
         """
         fault = self._fault
         if not fault and self._entries:
@@ -147,7 +148,7 @@ def _fault(entry: Mapping[str, Any], last: int, known: str) -> str:
 
 
 def _fault_of_the_beginning(first: int, begins: str, cuts: Mapping[int, str]) -> str:
-    """Older entries may be gone only if an entry says so."""
+    """Older entries may be missing only if an entry records their removal."""
     if first == 1 and begins == BEGINNING:
         return ""
     if cuts.get(first - 1) != begins:

@@ -1,8 +1,8 @@
-"""Which calls change something, and what of each stands in the audit log.
+"""The requests that change something, and the fields of each that the audit log records.
 
-Every message that operators or those who join can ask is declared here, once: a test fails for one
-that is not, so that a new call cannot forget it.  What is named is listed field by field, so that a
-secret cannot slip in with the rest.  Pure.
+Every request that operators or joining processes can send is declared here exactly once; a test
+fails for a request that is not, so that no new one is forgotten.  Recorded fields are listed one
+by one, so that a secret cannot be recorded by accident.  Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dtd.shown import one_line
 from dtd.wire import messages as m
 
 MOST_CHARACTERS: Final = 200
-"""Of one argument or result."""
+"""Limit for one argument or result."""
 MOST_ENTRIES: Final = 16
-"""Of a result that is a list; the rest is counted."""
+"""Limit for an argument or result that is a list; the remaining entries are only counted."""
 _NOTHING: Final[tuple[Any, ...]] = ("", 0, 0.0, False, None, (), [])
 
 
@@ -27,27 +27,28 @@ def _always(_message: Any, _payload_bytes: int) -> bool:
 
 
 def _first_piece(message: m.PutPackage, payload_bytes: int) -> bool:
-    """A package comes in pieces, and is asked for with none."""
+    """A package is sent in pieces; a message without payload only queries it."""
     return message.offset == 0 and payload_bytes > 0
 
 
 def _acts(message: m.Examine, _payload_bytes: int) -> bool:
-    """To measure a step runs the job's code; what is measured by force disturbs a job."""
+    """Measuring a step runs the job's code, and a forced measurement disturbs a running job."""
     return message.what == "step" or message.force
 
 
-def _hands_out_tickets(message: m.ListCheckpoints, _payload_bytes: int) -> bool:
-    """With them parameters can be read from the workers."""
+def _hands_out_tickets(message: m.ListCheckpoints | m.ListModels, _payload_bytes: int) -> bool:
+    """Tickets permit reading parameters from the workers."""
     return message.tickets
 
 
 class Must(enum.Enum):
-    """When a call has to stand in the log: the disk may be full.
+    """Whether a call requires its log entry, which cannot be written while the disk is full.
 
     Attributes:
-        IF_POSSIBLE: what takes something away is done in any case.
-        BEFORE_IT_IS_DONE: what runs code or destroys something.
-        BEFORE_IT_IS_ANSWERED: what gives something with its answer, which is not given else.
+        IF_POSSIBLE: the call is done in any case; for calls that take something away.
+        BEFORE_IT_IS_DONE: for calls that run code or destroy something.
+        BEFORE_IT_IS_ANSWERED: for calls whose answer grants something; without an entry, the
+            answer is withheld.
     """
 
     IF_POSSIBLE = enum.auto()
@@ -57,14 +58,14 @@ class Must(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What is entered of one call.
+    """What the audit log records of one kind of call.
 
     Attributes:
-        about: fields of the request that are entered.
+        about: fields of the request that are recorded.
         but: its other fields, which are long, secret or of no interest.
-        results: keys of the answer.
-        must_be_entered: whether it is done, and answered, though it cannot be entered.
-        when: whether this request changes something.
+        results: keys of the answer that are recorded.
+        must_be_entered: whether the call is done, and answered, if it cannot be recorded.
+        when: tells whether a given request (message, payload bytes) changes something.
     """
 
     about: tuple[str, ...]
@@ -81,10 +82,18 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
         results=("job",),
         must_be_entered=Must.BEFORE_IT_IS_DONE,
     ),
+    m.BeginSweep: Audited(
+        about=("package",),
+        but=("spec",),
+        results=("sweep", "trials"),
+        must_be_entered=Must.BEFORE_IT_IS_DONE,
+    ),
+    m.CancelSweep: Audited(about=("sweep",), results=("state",)),
     m.CancelJob: Audited(about=("job",), results=("state",)),
     m.ResumeJob: Audited(about=("job",), results=("state",)),
     m.KillWorker: Audited(about=("name", "signal"), results=("pid",)),
     m.DrainWorker: Audited(about=("name",)),
+    m.AnnotateJob: Audited(about=("job", "add", "remove", "sets_note"), but=("note",)),
     m.Delete: Audited(about=("job", "step"), must_be_entered=Must.BEFORE_IT_IS_DONE),
     m.PutPackage: Audited(
         about=("digest", "size", "kind"),
@@ -98,16 +107,33 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
         must_be_entered=Must.BEFORE_IT_IS_DONE,
         when=_acts,
     ),
+    m.Profile: Audited(
+        about=("job", "steps", "file"),
+        but=("limit_s",),
+        must_be_entered=Must.BEFORE_IT_IS_DONE,
+    ),
     m.ListCheckpoints: Audited(
         about=("job", "tickets"),
         must_be_entered=Must.BEFORE_IT_IS_ANSWERED,
         when=_hands_out_tickets,
     ),
+    m.RegisterModel: Audited(
+        about=("name", "job", "step", "best", "mode", "copies"), but=("card",)
+    ),
+    m.ListModels: Audited(
+        about=("name", "version", "tickets"),
+        must_be_entered=Must.BEFORE_IT_IS_ANSWERED,
+        when=_hands_out_tickets,
+    ),
+    m.AliasModel: Audited(about=("name", "alias", "version")),
+    m.DescribeModel: Audited(about=("name", "version"), but=("card",)),
+    m.DeleteModel: Audited(about=("name", "version"), must_be_entered=Must.BEFORE_IT_IS_DONE),
     m.CreateToken: Audited(
         about=("role", "life_s", "uses", "names", "replaces"),
         results=("id", "role", "expires_s"),
         must_be_entered=Must.BEFORE_IT_IS_ANSWERED,
     ),
+    m.OpenWeb: Audited(about=(), must_be_entered=Must.BEFORE_IT_IS_ANSWERED),
     m.RevokeToken: Audited(about=("id",)),
     m.RevokeCredential: Audited(about=("name",), results=("revoked", "evicted")),
     m.RotateAuthority: Audited(
@@ -122,18 +148,22 @@ CHANGING: Final[Mapping[type[Any], Audited]] = {
         must_be_entered=Must.BEFORE_IT_IS_ANSWERED,
     ),
 }
-"""Calls that change something, or let somebody change or read more than before."""
+"""Calls that change something, or allow the caller to change or read more than before."""
 
 UNCHANGING: Final[frozenset[type[Any]]] = frozenset(
     {
         m.GetStatus,
         m.WaitJob,
         m.ListJobs,
+        m.ShowSweep,
+        m.ListSweeps,
+        m.CompareJobs,
         m.ShowJob,
         m.ReadLogs,
         m.ReadEvents,
         m.ReadAudit,
         m.GetFigures,
+        m.GetMetrics,
         m.ListTokens,
         m.ListCredentials,
         m.ShowAuthority,
@@ -141,18 +171,18 @@ UNCHANGING: Final[frozenset[type[Any]]] = frozenset(
         m.Renew,
     }
 )
-"""Calls that only look; or keep what somebody has, as often as he likes."""
+"""Calls that only read, or renew what the caller already has."""
 
 
 def audited(message: m.Message, payload_bytes: int = 0) -> Audited | None:
-    """How this call is entered; None when it changes nothing."""
+    """How this call is recorded; None if it changes nothing."""
     declared = CHANGING.get(type(message))
     changes = declared is not None and declared.when(message, payload_bytes)
     return declared if changes else None
 
 
 def about(message: m.Message, declared: Audited) -> dict[str, Any]:
-    """What the call is about: its arguments that say something, bounded."""
+    """The declared arguments of the call that are not empty, bounded in length."""
     found = {name: getattr(message, name) for name in declared.about}
     if isinstance(message, m.SubmitJob | m.Examine):
         table = message.spec.get("job")
@@ -162,7 +192,7 @@ def about(message: m.Message, declared: Audited) -> dict[str, Any]:
 
 
 def outcome(answer: Mapping[str, Any], declared: Audited) -> dict[str, Any]:
-    """What came of it: the declared part of the answer, bounded."""
+    """The declared part of the answer, bounded in length."""
     found = {name: answer.get(name) for name in declared.results}
     return {name: _short(value) for name, value in found.items() if value not in _NOTHING}
 

@@ -1,43 +1,53 @@
-"""Members that leave one generation and cannot all be right: nobody is more than a step ahead.
+"""Detects members that leave a generation with contradictory states.
 
-Who has committed step s+1 has seen that all ranks had prepared it (ADR 0006, A).  So there is a
-step that everybody who ran in a generation holds, or could commit.  If there is none, somebody
-lies, or its memory is spoilt: those stay who agree with most, and of equally many those who claim
-least, but not less than two members have told of.  The others start afresh, and what that process
-holds counts no more.  Part of the membership machine; changes the books, adds effects.
+A rank commits step s+1 only after it has seen that all ranks have prepared it (ADR 0006, A); with
+a strategy that takes local steps, the unit that is committed is a round of them (ADR 0014).  So
+there is always a step that every member of a generation either holds or can commit.  If there is
+none, a member lies or its memory is corrupt.  Then the largest consistent group stays; among
+groups of equal size, the one with the oldest state, but not older than two members have reported.
+The others restart, and their reported states are ignored.  Part of the membership machine; changes
+the cluster's state and adds effects.
 """
 
 from __future__ import annotations
 
-from dtd.core.membership import admission, branches
+from dtd.core.membership import admission, branches, holding
 from dtd.core.membership import roster as choice
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState
 
 
-def settle(books: ClusterState, job: Job, now: float) -> None:
-    """Put out whom the others contradict, before what it holds is started from."""
-    for worker in [one for one in books.available() if _was_passed_over(job, one)]:
-        _put_out(books, job, worker, job.start_step, now)
-    ran = [worker for worker in books.available() if _ran(job, worker)]
+def settle(cluster: ClusterState, job: Job, now: float) -> None:
+    """Expel members that the others contradict, before a generation starts from their states."""
+    for worker in [one for one in cluster.available() if _was_passed_over(job, one)]:
+        _put_out(cluster, job, worker, job.start_step, now)
+    ran = [worker for worker in cluster.available() if _ran(job, worker)]
     if not ran:
         return
-    agreeing = _agreeing(ran, job.step - 1)
+    agreeing = _agreeing(ran, job.rounds.begin(job.step))
     newest = max(worker.holdings.prepared[1] for worker in agreeing)
     for worker in ran:
         if worker not in agreeing:
-            _put_out(books, job, worker, newest, now)
-            job.step = min(job.step, newest)  # its word may have borne out one step too many
-    for worker in books.available():
+            _put_out(cluster, job, worker, newest, now)
+            job.step = min(job.step, newest)  # its report may have confirmed one step too many
+    for worker in cluster.available():
         held = worker.holdings.held or choice.NOTHING_HELD
         known = held.generation == job.generation and held.where == "checkpoint"
         if known and held.step > newest:
             why = f"the members of that generation had got to step {newest} at most"
-            admission.disbelieve(books, worker, why)
+            holding.disbelieve(cluster, worker, why)
+        worker.holdings.saved = tuple(
+            one
+            for one in worker.holdings.saved
+            if one.generation != job.generation or one.step <= newest
+        )
 
 
 def _was_passed_over(job: Job, worker: Worker) -> bool:
-    """It left an earlier generation with more than the newest began with, which has it all (B)."""
+    """Whether the worker left an earlier generation with a newer state than the newest began with.
+
+    That cannot happen: the newest generation began with everything committed before (ADR 0006, B).
+    """
     key, start = choice.held_key(worker), (job.start_generation, job.start_step)
     earlier = 0 < worker.holdings.frozen_in < job.generation and key[0] < job.generation
     if not (earlier and choice.in_memory(worker) and key > start):
@@ -46,14 +56,17 @@ def _was_passed_over(job: Job, worker: Worker) -> bool:
 
 
 def _ran(job: Job, worker: Worker) -> bool:
-    """It left the newest generation with what that began with, or more."""
+    """Whether the worker left the newest generation with its starting state or a newer one."""
     start = (job.start_generation, job.start_step)
     left = worker.holdings.frozen_in == job.generation > 0 and choice.in_memory(worker)
-    return left and max(choice.held_key(worker), worker.holdings.prepared) >= start
+    key = choice.held_key(worker)
+    # One that was told to return to an older state, and has not done so, still holds the newer one.
+    gone_back = branches.is_left(key, branches.remembered(job.branches))
+    return left and not gone_back and max(key, worker.holdings.prepared) >= start
 
 
 def _agreeing(ran: list[Worker], least: int) -> list[Worker]:
-    """Those who can all stand at one step: as many as possible."""
+    """The largest group of workers that can all be at the same step."""
     steps = {choice.held_key(worker)[1] for worker in ran}
     groups = {step: [one for one in ran if _can_stand_at(one, step)] for step in steps}
     return groups[max(steps, key=lambda step: (len(groups[step]), step >= least, -step))]
@@ -63,11 +76,13 @@ def _can_stand_at(worker: Worker, step: int) -> bool:
     return choice.held_key(worker)[1] <= step <= worker.holdings.prepared[1]
 
 
-def _put_out(books: ClusterState, job: Job, worker: Worker, newest: int, now: float) -> None:
+def _put_out(cluster: ClusterState, job: Job, worker: Worker, newest: int, now: float) -> None:
     why = (
         f"it says that it holds step {choice.held_key(worker)[1]} of generation {job.generation},"
         f" and the others had got to step {newest} at most, which cannot both be"
     )
-    books.incident("report_contradicted", f"{worker.name} starts afresh: {why}", worker=worker.name)
-    books.trust.contradicted.add((worker.name, worker.incarnation))
-    admission.expel(books, worker, why, now)
+    cluster.incident(
+        "report_contradicted", f"{worker.name} starts afresh: {why}", worker=worker.name
+    )
+    cluster.trust.contradicted.add((worker.name, worker.incarnation))
+    admission.expel(cluster, worker, why, now)

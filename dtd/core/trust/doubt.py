@@ -1,18 +1,18 @@
-"""Does the store name the newest generation there was?  Not after it has gone back.
+"""Handles a store that was rolled back and may not name the newest generation.
 
-A store that was restored from a backup is of a later *epoch* than its jobs: generations may have
-come and gone since, and one of them may run on out of our hearing.  So the job is *in doubt*.
-Nothing is formed until it is certain what the newest generation was:
+A store that was restored from a backup has a later *epoch* than its jobs: generations may have
+begun and ended since the backup, and one of them may still be running unknown to this coordinator.
+The job is therefore *in doubt*.  No generation is formed until the newest one is known:
 
-* the highest one that any worker reports counts, with its roster and its start;
-* when all of its members have come and none of them had left it, there was no later one: that
-  would have needed one that has left (ADR 0006, rule 5);
+* the highest generation that any worker reports counts, with its roster and its starting state;
+* once all of its members have registered and none of them had left it, there was no later
+  generation, since that would have required a member that had left (ADR 0006, rule 5);
 * otherwise the operator decides (`dtdctl resume`).
 
-Until then whoever trains trains on.  Numbers of another epoch are far from those of the last, so
-none is given twice.  A worker that knows of a generation which the store has never heard of shows
-that the store has gone back without being restored: that begins an epoch, too.  Part of the
-membership machine; changes the books, adds effects.
+Until then, workers that are training continue.  The generation numbers of two epochs are far
+apart, so that no number is assigned twice.  A worker that reports a generation unknown to the
+store shows that the store was rolled back without the restore command; that begins a new epoch as
+well.  Part of the membership machine; changes the cluster's state and adds effects.
 """
 
 from __future__ import annotations
@@ -33,69 +33,71 @@ MOST_NUMBER: Final = 2**63 - 1
 PARTAKING: Final = frozenset({"forming", "running"})
 
 
-def lasts(books: ClusterState, job: Job) -> bool:
+def lasts(cluster: ClusterState, job: Job) -> bool:
     """Whether a generation may exist that is newer than the job's newest."""
-    return job.store_epoch < books.epoch
+    return job.store_epoch < cluster.epoch
 
 
-def lowest_number(books: ClusterState) -> int:
-    """What the numbers of this epoch exceed."""
-    return max(0, books.epoch - 1) * NUMBERS_PER_EPOCH
+def lowest_number(cluster: ClusterState) -> int:
+    """The number that all generation numbers of this epoch exceed."""
+    return max(0, cluster.epoch - 1) * NUMBERS_PER_EPOCH
 
 
-def next_number(books: ClusterState, start: int) -> int:
-    """The number of the next generation, which begins with a state of the generation `start`."""
-    return max(_highest_known(books), start) + 1
+def next_number(cluster: ClusterState, start: int) -> int:
+    """The number of the next generation, which starts from a state of generation `start`."""
+    return max(_highest_known(cluster), start) + 1
 
 
-def _highest_known(books: ClusterState) -> int:
-    return max(books.run.generation, books.run.highest_seen, lowest_number(books))
+def _highest_known(cluster: ClusterState) -> int:
+    run = cluster.run
+    return max(run.generation, run.highest_seen, run.highest_beside, lowest_number(cluster))
 
 
-def is_exhausted(books: ClusterState) -> bool:
-    """No number is left: a store that names one near the top was not written by dtd alone."""
-    return _highest_known(books) >= MOST_NUMBER
+def is_exhausted(cluster: ClusterState) -> bool:
+    """Whether no number is left; a store with a number near the maximum is damaged."""
+    return _highest_known(cluster) >= MOST_NUMBER
 
 
-def why_exhausted(books: ClusterState) -> str:
-    """What is to be done then, in words for a person."""
+def why_exhausted(cluster: ClusterState) -> str:
+    """What to do once no number is left, as a message for the operator."""
     return (
-        f"waiting for good: generation {_highest_known(books)} is the last that has a number, so"
+        f"waiting for good: generation {_highest_known(cluster)} is the last that has a number, so"
         " this coordinator's store is damaged; restore a backup of it (`dtd-coordinator restore`),"
         " or begin with an empty --state-dir and submit the job with the weights of a checkpoint"
         " (`dtdctl fetch`)"
     )
 
 
-def implausible(books: ClusterState, name: str, message: m.Message) -> int:
-    """The first number in a message that no generation of this store can have; 0: none.
+def implausible(cluster: ClusterState, name: str, message: m.Message) -> int:
+    """The first number in a message that no generation of this store can have; 0 if none.
 
-    Whoever took part in a job that is not ours has its numbers from another store.  Only REGISTER
-    may name numbers of this epoch that are not known here, for a store may have gone back; who does
-    that has proved that it was given them (`must_be_proved`).
+    A worker that took part in a job of another store uses that store's numbers, which are not
+    checked.  Only REGISTER may contain unknown numbers of this epoch, since the store may have been
+    rolled back; its sender has proved that it was assigned them (`must_be_proved`).
     """
-    if _speaks_of_others(books, name, message):
+    if _speaks_of_others(cluster, name, message):
         return 0
-    highest = _highest_known(books)
+    highest = _highest_known(cluster)
     if isinstance(message, m.Register):
-        highest = max(highest, books.epoch * NUMBERS_PER_EPOCH)
+        highest = max(highest, cluster.epoch * NUMBERS_PER_EPOCH)
     return next((number for number in generations_in(message) if number > highest), 0)
 
 
 def why_implausible(number: int) -> str:
-    """What somebody hears who names such a number, and the operator who reads of it."""
+    """The error message for the sender of such a number, which the operator sees as well."""
     return (
         f"this coordinator's store has given no generation the number {number}; if the store is"
         " older than that, back it up and restore the backup, which begins a new epoch"
     )
 
 
-def must_be_proved(books: ClusterState, message: m.Register) -> bool:
-    """The worker speaks of a generation of our job, and not of the one that is known here.
+def must_be_proved(cluster: ClusterState, message: m.Register) -> bool:
+    """Whether the worker must prove its membership in the generation that it names.
 
-    Of that one it knows the roster's id, which nobody else was told.
+    That is so for any generation of the active job except the newest one known here: a member of
+    that one knows the id of its roster, which only its members were told.
     """
-    job = books.job
+    job = cluster.job
     if job is None or not is_ours(job, message) or not message.generation:
         return False
     known = (message.generation, message.roster_id) == (job.generation, job.roster_id)
@@ -103,71 +105,73 @@ def must_be_proved(books: ClusterState, message: m.Register) -> bool:
 
 
 def is_ours(job: Job | None, message: m.Register) -> bool:
-    """Whether a worker has come with the active job, and not with a namesake of it."""
+    """Whether a worker registers with the active job itself, not another job of the same id."""
     return job is not None and (job.id, job.identity) == (message.job, message.identity)
 
 
-def _speaks_of_others(books: ClusterState, name: str, message: m.Message) -> bool:
+def _speaks_of_others(cluster: ClusterState, name: str, message: m.Message) -> bool:
     if isinstance(message, m.Register):
-        return not is_ours(books.job, message)
-    known = books.workers.get(name)
+        return not is_ours(cluster.job, message)
+    known = cluster.workers.get(name)
     return known is None or known.stray
 
 
-def learn(books: ClusterState, job: Job, message: m.Register) -> None:
-    """A worker says in which generation it took part last: the highest counts."""
-    seen = max(books.run.highest_seen, message.generation)  # proved, or known anyway
-    books.run.highest_seen = seen
+def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
+    """Handle a worker's report of the generation that it last took part in; the highest counts."""
+    seen = max(cluster.run.highest_seen, message.generation)  # proved, or known already
+    cluster.run.highest_seen = seen
     members = tuple(member.name for member in message.roster)
-    if books.run.phase is not GenerationState.NONE:
+    if cluster.run.phase is not GenerationState.NONE:
         return
-    if message.generation > max(job.generation, books.run.generation) and not lasts(books, job):
-        _went_back(books, message)
-    if lasts(books, job) and message.generation > job.generation:
-        books.withdraw(job)
+    if message.generation > max(job.generation, cluster.run.generation) and not lasts(cluster, job):
+        _went_back(cluster, message)
+    if lasts(cluster, job) and message.generation > job.generation:
+        cluster.withdraw(job)
         job.generation, job.roster_id = message.generation, message.roster_id
         job.roster = tuple(dict.fromkeys((*members, message.name)))
         job.instances = ()
+        job.servers = sum(member.serves for member in message.roster)
         job.start_generation, job.start_step = message.held_generation, message.held_step
+        job.step = max(job.step, message.held_step)  # the store may know of fewer
         job.announced, job.fenced = True, False
-        books.trust.vouched.clear()
+        cluster.trust.vouched.clear()
     same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
     if same and message.phase in PARTAKING:
-        books.trust.vouched.add(message.name)
+        cluster.trust.vouched.add(message.name)
 
 
-def _went_back(books: ClusterState, message: m.Register) -> None:
-    books.epoch += 1
-    books.incident(
+def _went_back(cluster: ClusterState, message: m.Register) -> None:
+    cluster.epoch += 1
+    cluster.incident(
         "store_went_back",
         f"{message.name} knows generation {message.generation}, and the coordinator's store"
-        f" {books.run.generation} at most: the store is older than what it decided",
+        f" {cluster.run.generation} at most: the store is older than what it decided",
         worker=message.name,
     )
 
 
-def is_over(books: ClusterState, job: Job) -> bool:
-    """Whether all members of the newest known generation are here, and none had left it."""
-    return bool(job.roster) and books.trust.vouched.issuperset(job.roster)
+def is_over(cluster: ClusterState, job: Job) -> bool:
+    """Whether all members of the newest known generation have registered without having left it."""
+    return bool(job.roster) and cluster.trust.vouched.issuperset(job.roster)
 
 
-def end(books: ClusterState, job: Job) -> None:
-    """From here on the store knows the newest generation."""
-    job.store_epoch = books.epoch
-    books.trust.vouched.clear()
-    books.emit(SaveJob(job=job))
+def end(cluster: ClusterState, job: Job) -> None:
+    """End the doubt: the store now knows the newest generation."""
+    job.store_epoch = cluster.epoch
+    cluster.trust.vouched.clear()
+    cluster.emit(SaveJob(job=job))
 
 
-def explain(books: ClusterState, job: Job) -> str:
-    """What is waited for, in words for a person."""
+def explain(cluster: ClusterState, job: Job) -> str:
+    """What the job is waiting for, as a message for the operator."""
     why = (
-        f"the coordinator's store has gone back (epoch {books.epoch}) and may not know what was"
+        f"the coordinator's store has gone back (epoch {cluster.epoch}) and may not know what was"
         " decided last"
     )
     way_out = f"`dtdctl resume {job.id}` if nobody else trains it"
     if not job.generation:
         return f"waiting: {why}; {way_out}"
-    missing = [name for name in job.roster if name not in books.trust.vouched]
+    missing = [name for name in job.roster if name not in cluster.trust.vouched]
     return (
         f"waiting for {', '.join(missing)} to say that generation {job.generation}, the newest"
         f" known, still runs: {why}; {way_out}"

@@ -1,16 +1,18 @@
-"""Who may say what, and when: what a worker says counts only where it can be true.
+"""Checks workers' reports: a report counts only where it can be true.
 
-A credential lets a worker in; it does not make what the worker says true.  Each report is judged
-by one rule of the table below, from what the coordinator itself has told that process: the jobs it
-was given, the generations it was assigned to, its ranks there, and how many steps the job has.
+A credential admits a worker; it does not make its reports true.  Each report is judged by one rule
+of the table at the end of this file, based on what the coordinator itself has told that process:
+the jobs it was given, the generations it was assigned to, its ranks there, and the number of steps
+of the job.
 
-    counts       it is what an honest worker in this place may say
-    late         it was true when it was said, or speaks of what is over: passed over in silence
-    out of turn  nobody has asked for it, and no rule explains it: dropped, counted, told of
-    false        no honest worker can ever have said it: that costs the connection as well
+    counts       an honest worker in this state may send it
+    late         it was true when it was sent, or concerns something that is over: ignored silently
+    out of turn  it was not requested, and no rule explains it: dropped, counted and reported
+    false        no honest worker can ever have sent it: the connection is closed as well
 
-The table is in protocol.md, "Who may say what".  What counts is acted on by
-`dtd.core.membership`, and by the shell only after it has asked here.  Pure; counts in the books.
+The rules are listed in protocol.md, "Who may say what".  `dtd.core.membership` acts on reports that
+count; the shell consults this module before it acts on any.  Pure; the counters are part of the
+cluster's state.
 """
 
 from __future__ import annotations
@@ -19,23 +21,26 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from dtd.core.engine.shards import ShardSet
 from dtd.core.membership import branches
+from dtd.core.membership import roster as choice
 from dtd.core.membership.events import Disconnect
 from dtd.core.membership.records import Job, Worker
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.state_records import Tally
 from dtd.core.membership.transitions import MEMBERS, WorkerState
 from dtd.core.trust import doubt
+from dtd.errors import ProtocolError
 from dtd.wire import messages as m
 
 TELL_EVERY_S: Final = 60.0
-"""How often an operator is told of one worker that speaks out of turn."""
+"""Minimum interval between two incidents about dropped reports of one worker."""
 
 MAX_TALLIES: Final = 256
 
 
 class Word(Enum):
-    """What a report is worth."""
+    """The ways in which a report is judged."""
 
     COUNTS = "counts"
     LATE = "late"
@@ -44,7 +49,7 @@ class Word(Enum):
 
 
 class Verdict(NamedTuple):
-    """What a report is worth, and why."""
+    """The judgement of a report, and its reason."""
 
     word: Word
     why: str = ""
@@ -56,46 +61,46 @@ LATE: Final = Verdict(Word.LATE)
 Rule = Callable[[ClusterState, Worker, Any], Verdict]
 
 
-def judge(books: ClusterState, name: str, message: m.Message) -> Verdict:
-    """What a registered worker's message is worth now; changes nothing."""
+def judge(cluster: ClusterState, name: str, message: m.Message) -> Verdict:
+    """Judge a message of a registered worker as of now; changes nothing."""
     rule = _RULES.get(type(message))
     if rule is None:
         return COUNTS
-    worker = books.workers.get(name)
-    if worker is None:  # it was not let in, and has yet to read that
+    worker = cluster.workers.get(name)
+    if worker is None:  # it was rejected, and has not read the rejection yet
         return LATE
     if worker.stray:
         return COUNTS if isinstance(message, m.Heartbeat) else LATE
-    return rule(books, worker, message)
+    return rule(cluster, worker, message)
 
 
-def turn_away(books: ClusterState, name: str, message: m.Message, verdict: Verdict) -> None:
-    """Count what is dropped and tell of it now and then; end the connection of who lies."""
+def turn_away(cluster: ClusterState, name: str, message: m.Message, verdict: Verdict) -> None:
+    """Count a dropped report, report an incident at intervals, and disconnect if it is false."""
     if verdict.word is Word.LATE:
         return
-    tally = _tally(books, name)
+    tally = _tally(cluster, name)
     tally.dropped += 1
-    if tally.told_at is None or books.now - tally.told_at >= TELL_EVERY_S:
-        number, tally.dropped, tally.told_at = tally.dropped, 0, books.now
+    if tally.told_at is None or cluster.now - tally.told_at >= TELL_EVERY_S:
+        number, tally.dropped, tally.told_at = tally.dropped, 0, cluster.now
         what = type(message).__name__
         more = f"; {number} such messages since the last notice" if number > 1 else ""
         text = f"what {name} says does not count: {what}: {verdict.why}{more}"
         if verdict.word is Word.FALSE:
-            books.incident("report_false", text, worker=name, dropped=number)
+            cluster.incident("report_false", text, worker=name, dropped=number)
         else:
-            books.incident("report_dropped", text, worker=name, dropped=number)
+            cluster.incident("report_dropped", text, worker=name, dropped=number)
     if verdict.word is Word.FALSE:
-        books.emit(Disconnect(name=name, reason=f"{type(message).__name__}: {verdict.why}"))
+        cluster.emit(Disconnect(name=name, reason=f"{type(message).__name__}: {verdict.why}"))
 
 
-def _tally(books: ClusterState, name: str) -> Tally:
-    if name not in books.trust.tallies and len(books.trust.tallies) >= MAX_TALLIES:
-        del books.trust.tallies[next(iter(books.trust.tallies))]
-    return books.trust.tallies.setdefault(name, Tally())
+def _tally(cluster: ClusterState, name: str) -> Tally:
+    if name not in cluster.trust.tallies and len(cluster.trust.tallies) >= MAX_TALLIES:
+        del cluster.trust.tallies[next(iter(cluster.trust.tallies))]
+    return cluster.trust.tallies.setdefault(name, Tally())
 
 
 def false(why: str) -> Verdict:
-    """It cannot be true, for this reason."""
+    """The verdict on a report that cannot be true, for the reason `why`."""
     return Verdict(Word.FALSE, why)
 
 
@@ -103,110 +108,130 @@ def _out_of_turn(why: str) -> Verdict:
     return Verdict(Word.OUT_OF_TURN, why)
 
 
-# --- what most rules have in common --------------------------------------------------------------
+# --- shared by most rules ------------------------------------------------------------------------
 
 
 def _its_job(worker: Worker, job_id: str) -> Verdict:
-    """Somebody speaks of a job only when it was told to prepare for it, or came with it."""
+    """A worker may report only about jobs that it was told to prepare for, or registered with."""
     if job_id in worker.participation.jobs:
         return COUNTS
     return _out_of_turn("it was not told to prepare for that job")
 
 
-def _active(books: ClusterState, job_id: str) -> Job | None:
-    job = books.job
+def _active(cluster: ClusterState, job_id: str) -> Job | None:
+    job = cluster.job
     return job if job is not None and job.id == job_id else None
 
 
 def _too_far(job: Job | None, step: int) -> str:
-    """Why a job cannot have so many steps; empty when it can, or its end is not known."""
+    """Why the job cannot reach this step; empty if it can, or its number of steps is unknown."""
     if job is None or not 0 < job.total_steps < step:
         return ""
     return f"it speaks of step {step}, and {job.id} has {job.total_steps}"
 
 
 def _its_generation(worker: Worker, generation: int) -> Verdict:
-    """A worker speaks of the newest generation that it takes part in, or is late."""
+    """Whether a report concerns the worker's newest generation, or an older one and is late."""
     if generation > worker.participation.generation:
         return false(f"it was never a member of generation {generation}")
     return LATE if generation < worker.participation.generation else COUNTS
 
 
-def _takes_part(books: ClusterState, worker: Worker) -> bool:
-    """It trains in the job's newest generation, or in one that may be the newest."""
-    in_doubt = books.job is not None and doubt.lasts(books, books.job)
+def _takes_part(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether the worker trains in the newest generation, or in one that may be the newest."""
+    in_doubt = cluster.job is not None and doubt.lasts(cluster, cluster.job)
     return worker.state in MEMBERS or (worker.reconnection.returning and in_doubt)
 
 
 def _first(*verdicts: Verdict) -> Verdict:
-    """The first that does not count; COUNTS if all do."""
+    """The first verdict that is not COUNTS; COUNTS if there is none."""
     return next((one for one in verdicts if one.word is not Word.COUNTS), COUNTS)
+
+
+def _not_sets(*parts: tuple[int, ...]) -> str:
+    """Why these do not describe sets of shards; empty if they do."""
+    try:
+        for part in parts:
+            ShardSet.from_wire(part)
+    except ProtocolError as error:
+        return error.message
+    return ""
 
 
 # --- the rules ---------------------------------------------------------------------------------
 
 
-def _heartbeat(books: ClusterState, worker: Worker, message: m.Heartbeat) -> Verdict:
-    job = _active(books, message.job)
+def _heartbeat(cluster: ClusterState, worker: Worker, message: m.Heartbeat) -> Verdict:
+    job = _active(cluster, message.job)
     if job is None or message.job not in worker.participation.jobs:
-        return COUNTS  # it lives; its figures say nothing of the job
+        return COUNTS  # a sign of life; its figures do not concern the active job
     if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
     too_far = _too_far(job, message.step)
     return false(too_far) if too_far else COUNTS
 
 
-def _warmed(books: ClusterState, worker: Worker, message: m.Warmed) -> Verdict:
+def _warmed(cluster: ClusterState, worker: Worker, message: m.Warmed) -> Verdict:
     if any(one.where == "memory" for one in message.held):
         return false("who warms up holds nothing in memory yet")
-    return _its_job(worker, message.job) if _active(books, message.job) else LATE
+    not_sets = _not_sets(*(one.part for one in message.held))
+    if not_sets:
+        return false(not_sets)
+    said = worker.holdings.warmed
+    why = choice.disagreement(said, message) if said is not None else ""
+    if why:
+        return false(f"it has said otherwise before: {why}")
+    return _its_job(worker, message.job) if _active(cluster, message.job) else LATE
 
 
-def _running(books: ClusterState, worker: Worker, message: m.Running) -> Verdict:
-    verdict = _of_a_member(books, worker, message.job, message.generation)
+def _running(cluster: ClusterState, worker: Worker, message: m.Running) -> Verdict:
+    verdict = _of_a_member(cluster, worker, message.job, message.generation)
     if verdict.word is not Word.COUNTS:
         return verdict
-    if worker.state is not WorkerState.FORMING or message.generation != books.run.generation:
+    if worker.state is not WorkerState.FORMING or message.generation != cluster.run.generation:
         return LATE
-    if message.step != books.run.start_step:
-        start = f"step {books.run.start_step}, not {message.step}"
-        return false(f"generation {books.run.generation} starts from {start}")
+    if message.step != cluster.run.start_step:
+        start = f"step {cluster.run.start_step}, not {message.step}"
+        return false(f"generation {cluster.run.generation} starts from {start}")
     return COUNTS
 
 
-def _of_a_member(books: ClusterState, worker: Worker, job_id: str, generation: int) -> Verdict:
-    """What only a member may say that has warmed up."""
-    if _active(books, job_id) is None:
+def _of_a_member(cluster: ClusterState, worker: Worker, job_id: str, generation: int) -> Verdict:
+    """The checks of reports that only a member that has warmed up may send."""
+    if _active(cluster, job_id) is None:
         return LATE
     verdict = _first(_its_job(worker, job_id), _its_generation(worker, generation))
     if verdict.word is not Word.COUNTS:
         return verdict
     called_back = worker.state is WorkerState.WARMING and worker.reconnection.returning
     if not (worker.state in MEMBERS or called_back):
-        return LATE  # given up, or it says again what is known
+        return LATE  # no longer a member, or a repeated report
     if worker.holdings.warmed is None:
         return _out_of_turn("it has not said with which data and model it trains (WARMED)")
     return COUNTS
 
 
 def _leaving(
-    books: ClusterState, worker: Worker, message: m.Frozen | m.Finished, why_untrue: str
+    cluster: ClusterState, worker: Worker, message: m.Frozen | m.Finished, why_untrue: str
 ) -> Verdict:
-    """FROZEN and FINISHED: by a member that still takes part, or by one that was called back."""
-    verdict = _of_a_member(books, worker, message.job, message.generation)
+    """FROZEN and FINISHED: only from current members and from workers asked to leave an old one."""
+    verdict = _of_a_member(cluster, worker, message.job, message.generation)
     return _first(verdict, false(why_untrue) if why_untrue else COUNTS)
 
 
-def _frozen(books: ClusterState, worker: Worker, message: m.Frozen) -> Verdict:
-    return _leaving(books, worker, message, _untrue_of(_active(books, message.job), message))
+def _frozen(cluster: ClusterState, worker: Worker, message: m.Frozen) -> Verdict:
+    return _leaving(cluster, worker, message, _untrue_of(_active(cluster, message.job), message))
 
 
 def _untrue_of(job: Job | None, message: m.Frozen) -> str:
-    """Why nobody can hold or have compared what it says; empty when somebody can."""
-    too_far = _too_far(job, max(message.compared_step, message.diverged_step))
-    if too_far:
-        return too_far
-    for one in message.held:
+    """Why no worker can hold, or have compared, the reported states; empty if one can."""
+    wrong = _too_far(job, max(message.compared_step, message.diverged_step))
+    wrong = wrong or _not_sets(*(one.part for one in message.held))
+    if wrong:
+        return wrong
+    if any(one.where == "memory" for one in message.held[1:]):
+        return "a worker holds one state in memory at most, and names it first"
+    for one in message.held[:1]:
         impossible = _impossible(job, one.generation, one.step)
         if impossible:
             return impossible
@@ -214,7 +239,8 @@ def _untrue_of(job: Job | None, message: m.Frozen) -> str:
         prepared = (message.prepared_generation, message.prepared_step)
         if one.generation > message.generation and one.where == "memory":
             return f"generation {message.generation} cannot have committed in {one.generation}"
-        after = one.generation <= prepared[0] <= message.generation and prepared[1] == one.step + 1
+        next_step = _next_step(job, one.step)
+        after = one.generation <= prepared[0] <= message.generation and prepared[1] == next_step
         if prepared != key and not (after and one.where == "memory"):
             return f"nobody who holds {key} has prepared {prepared}"
         too_far = _too_far(job, one.step)
@@ -223,22 +249,28 @@ def _untrue_of(job: Job | None, message: m.Frozen) -> str:
     return ""
 
 
+def _next_step(job: Job | None, step: int) -> int:
+    """Number of committed steps of the state that follows the one with `step` steps."""
+    return job.rounds.end(step, job.total_steps) if job is not None else step + 1
+
+
 def _impossible(job: Job | None, generation: int, step: int) -> str:
     why = branches.why_impossible((generation, step), job) if job is not None else ""
     return f"no state has step {step} of generation {generation}: {why}" if why else ""
 
 
-def _finished(books: ClusterState, worker: Worker, message: m.Finished) -> Verdict:
-    job = _active(books, message.job)
+def _finished(cluster: ClusterState, worker: Worker, message: m.Finished) -> Verdict:
+    job = _active(cluster, message.job)
     why = _too_far(job, message.step) or _impossible(job, message.held_generation, message.step)
+    why = why or _not_sets(message.part)
     if message.held_generation > message.generation:
         why = f"generation {message.generation} cannot have committed in {message.held_generation}"
-    return _leaving(books, worker, message, why)
+    return _leaving(cluster, worker, message, why)
 
 
-def _figures(books: ClusterState, worker: Worker, job_id: str, step: int) -> Verdict:
-    """What rank 0 alone tells of a step."""
-    job = _active(books, job_id)
+def _figures(cluster: ClusterState, worker: Worker, job_id: str, step: int) -> Verdict:
+    """The checks of a step's figures, which only rank 0 reports."""
+    job = _active(cluster, job_id)
     if job is None:
         return LATE
     verdict = _its_job(worker, job_id)
@@ -249,58 +281,58 @@ def _figures(books: ClusterState, worker: Worker, job_id: str, step: int) -> Ver
     too_far = _too_far(job, step)
     if too_far:
         return false(too_far)
-    return COUNTS if _takes_part(books, worker) else LATE
+    return COUNTS if _takes_part(cluster, worker) else LATE
 
 
-def _progress(books: ClusterState, worker: Worker, message: m.Progress) -> Verdict:
+def _progress(cluster: ClusterState, worker: Worker, message: m.Progress) -> Verdict:
     if (
-        _active(books, message.job) is not None
+        _active(cluster, message.job) is not None
         and message.generation < worker.participation.generation
     ):
-        return LATE  # its rank may have been another then
-    verdict = _figures(books, worker, message.job, message.step)
+        return LATE  # it may have had another rank in that generation
+    verdict = _figures(cluster, worker, message.job, message.step)
     return _first(verdict, _its_generation(worker, message.generation))
 
 
-def _evaluated(books: ClusterState, worker: Worker, message: m.Evaluated) -> Verdict:
-    return _figures(books, worker, message.job, message.step)
+def _evaluated(cluster: ClusterState, worker: Worker, message: m.Evaluated) -> Verdict:
+    return _figures(cluster, worker, message.job, message.step)
 
 
-def _failed(books: ClusterState, worker: Worker, message: m.Failed) -> Verdict:
-    job = _active(books, message.job)
+def _failed(cluster: ClusterState, worker: Worker, message: m.Failed) -> Verdict:
+    job = _active(cluster, message.job)
     too_far = _too_far(job, message.step)
     if job is None:
         return LATE
     return _first(_its_job(worker, message.job), false(too_far) if too_far else COUNTS)
 
 
-def _notice(books: ClusterState, worker: Worker, message: m.Notice) -> Verdict:
-    return _its_job(worker, message.job) if _active(books, message.job) else LATE
+def _notice(cluster: ClusterState, worker: Worker, message: m.Notice) -> Verdict:
+    return _its_job(worker, message.job) if _active(cluster, message.job) else LATE
 
 
-def _output(books: ClusterState, worker: Worker, message: m.JobOutput) -> Verdict:
-    """What a job printed last may come after its end."""
-    del books
+def _output(cluster: ClusterState, worker: Worker, message: m.JobOutput) -> Verdict:
+    """A job's last output may arrive after the job has ended."""
+    del cluster
     verdict = _its_job(worker, message.job)
     if verdict.word is Word.COUNTS and message.rank not in worker.participation.ranks:
         return false(f"it never was rank {message.rank}")
     return verdict
 
 
-def _saved(books: ClusterState, worker: Worker, message: m.CheckpointSaved) -> Verdict:
-    """Written in the background: it may be told of generations later, or after the job's end."""
+def _saved(cluster: ClusterState, worker: Worker, message: m.CheckpointSaved) -> Verdict:
+    """Written in the background: the report may arrive generations later, or after the end."""
     verdict = _its_job(worker, message.job)
     if verdict.word is not Word.COUNTS:
         return verdict
     if message.generation > worker.participation.generation:
         return false(f"it was never a member of generation {message.generation}")
-    too_far = _too_far(_active(books, message.job), message.step)
-    return false(too_far) if too_far else COUNTS
+    wrong = _too_far(_active(cluster, message.job), message.step) or _not_sets(message.part)
+    return false(wrong) if wrong else COUNTS
 
 
-def _agreed(books: ClusterState, worker: Worker, message: m.Agreed) -> Verdict:
-    """By each member of the newest generation, also when it has left that."""
-    job = _active(books, message.job)
+def _agreed(cluster: ClusterState, worker: Worker, message: m.Agreed) -> Verdict:
+    """AGREED: from every member of the newest generation, even after leaving it."""
+    job = _active(cluster, message.job)
     if job is None:
         return LATE
     verdict = _its_job(worker, message.job)
@@ -329,5 +361,6 @@ _RULES: Final[dict[type[Any], Rule]] = {
     m.CheckpointSaved: _saved,
     m.Agreed: _agreed,
 }
-"""Other messages are answers to what was asked: PROBED, MEASURED and CHECKPOINT_DROPPED count where
-somebody waits for them, and REGISTER, LEAVE and GET_PACKAGE concern the sender alone."""
+"""Messages without a rule always pass: PROBED, MEASURED and CHECKPOINT_DROPPED answer requests and
+have an effect only while a request is pending; REGISTER, LEAVE, GET_PACKAGE and GET_PARTS concern
+only the sender."""

@@ -1,1 +1,1 @@
-"""The commands about who may do what, and who did it."""
+"""Commands for access control and the audit log."""

@@ -1,4 +1,4 @@
-"""Declares dtdctl's commands about who may do what, and about who did it."""
+"""Declares dtdctl's commands for access control and the audit log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ token_app = typer.Typer(help="Tokens with which hosts and people join.", no_args
 authority_app = typer.Typer(help="The cluster's certificate authority.", no_args_is_help=True)
 
 TokenRole = Annotated[
-    str, typer.Option("--role", metavar="worker|operator|viewer", help="Who can join with it.")
+    str,
+    typer.Option(
+        "--role", metavar="worker|operator|viewer", help="Role of hosts or users that join with it."
+    ),
 ]
 
 
@@ -32,8 +35,10 @@ def _end(exit_code: int) -> None:
 
 def join(
     context: typer.Context,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What `token create` printed.")],
-    name: Annotated[str, typer.Option("--name", help="Who to be; default: user and host.")] = "",
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Token printed by `token create`.")],
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the credential; default: user and host.")
+    ] = "",
 ) -> None:
     """Get a credential, so that dtdctl can be used on this host."""
     _end(access_commands.join(context.obj, token, name=name))
@@ -44,20 +49,20 @@ def create_token(
     context: typer.Context,
     role: TokenRole = "worker",
     life: Annotated[
-        str, typer.Option("--ttl", metavar="24h|never", help="How long it is good for.")
+        str, typer.Option("--ttl", metavar="24h|never", help="Time until the token expires.")
     ] = "24h",
     uses: Annotated[
-        int, typer.Option("--uses", min=1, max=256, help="How many can join with it.")
+        int, typer.Option("--uses", min=1, max=256, help="Number of times it can be used.")
     ] = 1,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", help="Who can join with it, once; may be repeated."),
+        typer.Option("--name", help="Name that can join with it, once; may be repeated."),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="What has this name gives way: needs --name.")
+        bool, typer.Option("--replace", help="Replace the credential of that name; needs --name.")
     ] = False,
 ) -> None:
-    """Make a token with which a host or a person can join; it is shown this once."""
+    """Create a token with which a host or a user can join; it is shown only once."""
     _end(
         access_commands.create_token(
             context.obj, role=role, life=life, uses=uses, names=name or (), replaces=replace
@@ -76,7 +81,7 @@ def revoke_token(
     context: typer.Context,
     token: Annotated[str, typer.Argument(metavar="ID", help="As `token list` shows it.")],
 ) -> None:
-    """Let nobody join with a token any more; who has joined stays."""
+    """Revoke a token, so that it can no longer be used to join; existing members remain."""
     _end(access_commands.revoke_token(context.obj, token))
 
 
@@ -89,7 +94,7 @@ def revoke(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME|SERIAL", help="As `credentials` shows it.")],
 ) -> None:
-    """Take back a credential: its connections end at once, its workers are evicted."""
+    """Revoke a credential: its connections end at once, its workers are evicted."""
     _end(access_commands.revoke(context.obj, name))
 
 
@@ -99,22 +104,22 @@ def audit(
         str, typer.Option("--since", metavar="AGO|TIME", help='Such as "90m", "2d", "2026-11-22".')
     ] = "",
     who: Annotated[
-        str, typer.Option("--who", metavar="NAME|SERIAL", help="Only what this one did.")
+        str, typer.Option("--who", metavar="NAME|SERIAL", help="Only requests by this caller.")
     ] = "",
     what: Annotated[
         str, typer.Option("--what", metavar="WORD", help='Only requests such as "cancel".')
     ] = "",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Look whether an entry is missing or was changed.")
+        bool, typer.Option("--verify", help="Check that no entry is missing or changed.")
     ] = False,
 ) -> None:
-    """List who changed what, from where, with which result: the audit log."""
+    """List the audit log: who changed what, from where, with which result."""
     _end(show_audit(context.obj, since=since, who=who, what=what, verifies=verify))
 
 
 @authority_app.command("show")
 def show_authority(context: typer.Context) -> None:
-    """Show the authority, and how far its replacement is."""
+    """Show the authority, and the progress of its replacement."""
     _end(access_commands.show_authority(context.obj))
 
 
@@ -123,14 +128,16 @@ def rotate_authority(
     context: typer.Context,
     overlap: Annotated[
         str,
-        typer.Option("--overlap", metavar="7d", help="How long both count at most; default: 30d."),
+        typer.Option(
+            "--overlap", metavar="7d", help="Longest time that both are valid; default: 30d."
+        ),
     ] = "",
 ) -> None:
-    """Replace the authority's key; members renew by themselves, and then the old one is dropped."""
+    """Replace the authority's key; members renew automatically, and then the old key is dropped."""
     _end(access_commands.rotate_authority(context.obj, overlap=overlap, finish=False))
 
 
 @authority_app.command("finish")
 def finish_authority(context: typer.Context) -> None:
-    """Drop the old authority now: who has not renewed has to join again."""
+    """Drop the old authority now: members that have not renewed must join again."""
     _end(access_commands.rotate_authority(context.obj, overlap="", finish=True))

@@ -1,7 +1,7 @@
-"""`dtdctl audit`: who did what, to what, with what result; with `--verify`, whether all is there.
+"""`dtdctl audit`: who did what, to what, with what result; `--verify` checks for completeness.
 
-In JSON every entry is one object on a line of its own.  The chain is looked at here, not by the
-coordinator: whoever keeps a copy of the entries, or of one hash, can do the same.
+In JSON every entry is one object on a line of its own.  The chain is verified here, not by the
+coordinator: anyone who keeps a copy of the entries, or of one hash, can do the same.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def show_audit(settings: Settings, *, since: str, who: str, what: str, verifies: bool) -> int:
-    """Print the entries that are asked for, oldest first, or judge all of them."""
+    """Print the requested entries, oldest first, or verify all of them."""
     if verifies:
         if since or who or what:
-            raise UsageError("--verify looks at all entries", remedy="leave the other options out")
+            raise UsageError("--verify checks all entries", remedy="use it without other options")
         return _show_verdict(settings)
     asked = m.ReadAudit(since_s=since_s(since, now_s=time.time()), who=who, what=what)
     with settings.connect() as client:
@@ -61,7 +61,7 @@ def since_s(text: str, *, now_s: float) -> float:
         return max(0.0, datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"--since: {text!r} is no time", remedy='write "90m", "2d" or "2026-11-22T14:00"'
+            f"--since: {text!r} is not a time", remedy='write "90m", "2d" or "2026-11-22T14:00"'
         ) from None
 
 
@@ -85,7 +85,7 @@ def _add(chain: Chain, entries: Sequence[Entry]) -> None:
         for entry in entries:
             chain.add(entry)
     except (KeyError, TypeError, ValueError) as error:
-        raise DtdError(f"what the coordinator answers is no audit log: {error!r}") from None
+        raise DtdError(f"the coordinator's answer is not an audit log: {error!r}") from None
 
 
 def _say(settings: Settings, verdict: Verdict) -> None:
@@ -98,7 +98,7 @@ def _say(settings: Settings, verdict: Verdict) -> None:
     output.print_lines(
         [
             f"{count}{span}: {verdict.fault or 'none is missing or changed'}",
-            f"hash of the last one: {verdict.hash}",
+            f"hash of the last entry: {verdict.hash}",
         ]
     )
 

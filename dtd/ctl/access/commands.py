@@ -1,4 +1,4 @@
-"""The commands about who may do what: join, token, credentials, revoke."""
+"""Commands for access control: join, token, credentials, revoke."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def create_token(
     names: Sequence[str] = (),
     replaces: bool = False,
 ) -> int:
-    """Make a token and print it: one word, shown this once."""
+    """Create a token and print it: one word, shown only once."""
     if role not in JOINABLE:
-        raise UsageError(f"--role: {role!r} is no role", remedy=f"one of {', '.join(JOINABLE)}")
+        raise UsageError(f"--role: {role!r} is not a role", remedy=f"one of {', '.join(JOINABLE)}")
     life_s = parse_life_s(life)
     command = "dtd-worker" if role == WORKER else "dtdctl"
     request = m.CreateToken(
@@ -61,11 +61,11 @@ def create_token(
 
 
 def _print_token(answer: Answer, command: str) -> None:
-    until = _date(answer["expires_s"]) if answer["expires_s"] else "it is revoked"
+    until = _date(answer["expires_s"]) if answer["expires_s"] else "revoked"
     times = "once" if answer["uses"] == 1 else f"{answer['uses']} times"
     names = f", for {', '.join(answer['names'])}" if answer["names"] else ""
     output.say(
-        f"token {answer['id']}: good {times} until {until}{names}; to use it: {command} join TOKEN"
+        f"token {answer['id']}: valid {times} until {until}{names}; to use it: {command} join TOKEN"
     )
     output.print_lines([answer["token"]])
 
@@ -83,13 +83,15 @@ def _print_tokens(answer: Answer) -> None:
 
 
 def revoke_token(settings: Settings, token: str) -> int:
-    """Let nobody join with a token any more."""
+    """Revoke a token, so that it can no longer be used to join."""
     ask_and_show(settings, m.RevokeToken(id=token), _say_token_revoked)
     return 0
 
 
 def _say_token_revoked(answer: Answer) -> None:
-    output.say(f"nobody can join with token {answer['id']} any more; who has joined stays")
+    output.say(
+        f"token {answer['id']} can no longer be used to join; members that joined with it remain"
+    )
 
 
 def list_credentials(settings: Settings) -> int:
@@ -104,7 +106,7 @@ def _print_credentials(answer: Answer) -> None:
 
 
 def revoke(settings: Settings, name: str) -> int:
-    """Take back a credential: its connections end, its workers are evicted."""
+    """Revoke a credential: its connections end, its workers are evicted."""
     request = m.RevokeCredential(name=name)
     ask_and_show(settings, request, lambda answer: _say_revoked(answer, name))
     return 0
@@ -114,13 +116,13 @@ def _say_revoked(answer: Answer, name: str) -> None:
     for one in answer["revoked"]:
         output.say(f"{one['role']}/{one['name']} ({one['serial']}) is revoked")
     if not answer["revoked"]:
-        output.say(f"{name} was revoked before")
+        output.say(f"{name} was already revoked")
     if answer["evicted"]:
         output.say(f"evicted: {', '.join(answer['evicted'])}")
 
 
 def show_authority(settings: Settings) -> int:
-    """Show the authority, and how far its replacement is."""
+    """Show the authority, and the progress of its replacement."""
     ask_and_show(settings, m.ShowAuthority(), _say_authority)
     return 0
 
@@ -136,13 +138,13 @@ def rotate_authority(settings: Settings, *, overlap: str, finish: bool) -> int:
 def _say_authority(answer: Answer) -> None:
     output.say(f"authority {answer['sha256'][:16]}, until {_date(answer['expires_s'])}")
     for name in answer.get("out", ()):
-        output.say(f"{name} has not renewed, and has to join again")
+        output.say(f"{name} has not renewed, and must join again")
     rotation = answer["rotation"]
     if rotation is None:
         return
-    doing = "is made known" if rotation["phase"] == "spreads" else "signs"
+    doing = "is being distributed" if rotation["phase"] == "spreads" else "signs new certificates"
     output.say(
-        f"{rotation['sha256'][:16]} takes its place and {doing}; both count until"
+        f"{rotation['sha256'][:16]} replaces it and {doing}; both are valid until"
         f" {_date(rotation['ends_s'])} at most, or until all have renewed"
     )
     if rotation["waiting"]:

@@ -1,7 +1,7 @@
-"""Renews the credential of whoever uses dtdctl, after a command, when it is time.
+"""Renews the credential of the dtdctl user after a command, when it is due.
 
-It is done in silence: only when a credential that could not be renewed is about to end, a line on
-stderr says so.
+Renewal is silent, except for a line on stderr when a credential that could not be renewed is about
+to expire.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def renew_if_due(settings: Settings) -> None:
 
 def _renew(settings: Settings, path: Path, now: dt.datetime) -> None:
     from dtd.net.blocking_link import BlockingLink
-    from dtd.net.renewed_credential import write_renewed
+    from dtd.net.join_client import write_renewed
     from dtd.net.tls_connect import tls_connect
     from dtd.security import certificates
     from dtd.security.credential import Credential
@@ -68,4 +68,4 @@ def _complain(path: Path, now: dt.datetime, why: str) -> None:
     except ConfigError:  # the command itself has said so
         return
     if days < WARN_BEFORE_DAYS:
-        output.say(f"the credential {path} ends in {days} days, and was not renewed: {why}")
+        output.say(f"the credential {path} expires in {days} days and was not renewed: {why}")

@@ -1,1 +1,1 @@
-"""`dtdctl doctor`: what is measured, what follows, and how fast a job would be."""
+"""`dtdctl doctor`: measurements, findings, and a forecast of a job's speed."""

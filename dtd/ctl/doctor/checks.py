@@ -1,4 +1,4 @@
-"""What `dtdctl doctor` makes of what it measured: findings, each a sentence and a remedy.  Pure.
+"""The findings of `dtdctl doctor` from its measurements, each a sentence and a remedy.  Pure.
 
 A finding is "ok", "warn" (it works, and not as well as it could) or "fail" (it does not work).
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dtd.core.observe.forecast import memory_bytes
 from dtd.ctl import figures
 
 Level = Literal["ok", "warn", "fail"]
@@ -29,7 +28,7 @@ class Finding:
 
     Attributes:
         check: "coordinator", "versions", "clocks", "disk", "timeouts", "ports", "links", "job",
-            "memory".
+            "memory", "strategy".
         state: how it is.
         message: one sentence.
         remedy: what to do; empty when there is nothing.
@@ -42,7 +41,7 @@ class Finding:
 
 
 def check_coordinator(coordinator: Values, *, address: str, own_version: str) -> Iterator[Finding]:
-    """It answers, and speaks for the same version as this dtdctl."""
+    """The coordinator answers, and has the same version as this dtdctl."""
     version = coordinator["version"]
     said = f"the coordinator at {address} answers, dtd {version}"
     if version == own_version:
@@ -57,15 +56,15 @@ def check_coordinator(coordinator: Values, *, address: str, own_version: str) ->
 
 
 def check_versions(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Finding]:
-    """Everybody runs the coordinator's version."""
+    """All workers run the coordinator's version."""
     version = coordinator["version"]
     odd = {name: host["version"] for name, host in hosts.items() if host["version"] != version}
     for name, other in odd.items():
         yield Finding(
             check="versions",
             state="fail",
-            message=f"{name} has dtd {other}, the coordinator {version}",
-            remedy=f"install dtd {version} on {name}'s host and start it again",
+            message=f"{name} runs dtd {other}, the coordinator dtd {version}",
+            remedy=f"install dtd {version} on {name}'s host and restart it",
         )
     if hosts and not odd:
         who = figures.counted(len(hosts), "worker")
@@ -73,7 +72,7 @@ def check_versions(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator
 
 
 def check_clocks(hosts: Mapping[str, Values], *, own_skew_s: float) -> Iterator[Finding]:
-    """No clock is far from the coordinator's; training does not care, whoever reads logs does."""
+    """No clock differs much from the coordinator's; needed to read logs, not to train."""
     skews = {"this host": own_skew_s, **{name: host["skew_s"] for name, host in hosts.items()}}
     odd = {name: skew_s for name, skew_s in skews.items() if abs(skew_s) > CLOCK_SKEW_S}
     for name, skew_s in odd.items():
@@ -107,20 +106,23 @@ def check_disks(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator[Fi
             check="disk",
             state="fail" if free < DISK_FAIL_BYTES else "warn",
             message=f"{name} has {figures.size(free)} left in {host['state_dir']}",
-            remedy="free some, choose another directory with --state-dir, or lower checkpoint.keep",
+            remedy="free some space, choose another directory with --state-dir, or lower "
+            "checkpoint.keep",
         )
     if fine:
         least = min(everywhere, key=lambda name: everywhere[name]["disk_free_bytes"])
         free = figures.size(everywhere[least]["disk_free_bytes"])
         yield Finding(
-            check="disk", state="ok", message=f"{free} or more are free everywhere ({least} least)"
+            check="disk",
+            state="ok",
+            message=f"every worker has {free} or more free (least: {least})",
         )
 
 
 def check_timeouts(
     coordinator: Values, hosts: Mapping[str, Values], links: Sequence[Values]
 ) -> Iterator[Finding]:
-    """A heartbeat may be late by many round trips before anybody is suspected."""
+    """A heartbeat may be late by many round trips before a worker is suspected."""
     slowest_s = max(
         (*(host["round_trip_s"] for host in hosts.values()), *(link["rtt_s"] for link in links)),
         default=0.0,
@@ -147,14 +149,14 @@ def check_ports(unreached: Sequence[Values], pairs: int) -> Iterator[Finding]:
             state="fail",
             message=f"{failure['to']} cannot fetch from {failure['from']}: {failure['reason']}",
             remedy=failure["remedy"]
-            or f"open {failure['from']}'s data port in the firewall, or name an address that the"
-            " others reach with --advertise",
+            or f"open {failure['from']}'s data port in the firewall, or use --advertise to give "
+            "an address that the others can reach",
         )
     if pairs and not unreached:
         yield Finding(
             check="ports",
             state="ok",
-            message=f"every worker reaches every other one ({pairs} ways)",
+            message=f"every worker can reach every other worker ({pairs} directions)",
         )
 
 
@@ -170,9 +172,9 @@ def check_links(links: Sequence[Values]) -> Iterator[Finding]:
             check="links",
             state="warn",
             message=f"{link['from']} -> {link['to']} carries"
-            f" {figures.bandwidth(link['bytes_per_s'])}, others {figures.bandwidth(usual)}:"
-            " the whole ring goes at that pace",
-            remedy="look at the cable, the port's speed and who else uses it",
+            f" {figures.bandwidth(link['bytes_per_s'])}, others {figures.bandwidth(usual)}: the "
+            "whole ring is limited to that rate",
+            remedy="check the cable, the speed of the port and other traffic on the link",
         )
     if not slow:
         least = min(link["bytes_per_s"] for link in rated)
@@ -180,28 +182,4 @@ def check_links(links: Sequence[Values]) -> Iterator[Finding]:
             check="links",
             state="ok",
             message=f"every link carries {figures.bandwidth(least)} or more",
-        )
-
-
-def check_memory(needs: Sequence[Values]) -> Iterator[Finding]:
-    """Every host, or GPU, has room for the job in all the workers that share it."""
-    places: dict[str, list[Values]] = {}
-    for need in needs:
-        places.setdefault(need["place"], []).append(need)
-    for place, here in places.items():
-        needed = sum(memory_bytes(need["parts"]) for need in here)
-        available = min(need["available_bytes"] for need in here)
-        who = figures.counted(len(here), "worker")
-        said = f"{who} on {place} will need {figures.size(needed)} of {figures.size(available)}"
-        if needed <= available:
-            yield Finding(check="memory", state="ok", message=said)
-            continue
-        parts = here[0]["parts"]
-        yield Finding(
-            check="memory",
-            state="warn",
-            message=f"{said}: {figures.size(needed - available)} are missing, most goes to"
-            f" {max(parts, key=lambda part: parts[part])}",
-            remedy="lower the batch (train.grad_accumulation), set train.activation_checkpointing,"
-            " or take a host with more",
         )

@@ -1,8 +1,8 @@
-"""`dtdctl doctor`: is everything as it should be, and how fast would this job be here?
+"""`dtdctl doctor`: checks the cluster, and forecasts how fast a job would be on it.
 
 Asks the coordinator to have hosts and links measured (EXAMINE), one at a time; with a job file also
-a few steps on every idle worker.  A job that runs is not disturbed: bandwidths are measured beside
-it only with --force.  What is found is judged in `doctor_checks` and forecast in `doctor_forecast`.
+a few steps on every idle worker.  A running job is not disturbed: bandwidths are measured beside it
+only with --force.  `dtd.ctl.doctor.checks` judges the measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from dtd.ctl import figures, output
 from dtd.ctl.answers import ask, show
 from dtd.ctl.doctor import checks
 from dtd.ctl.doctor.checks import Finding
-from dtd.ctl.doctor.measurements import Patient, forecasts, measure_links
+from dtd.ctl.doctor.measurements import Patient, choices_of, forecasts, measure_links
+from dtd.ctl.doctor.memory import HEADINGS as NEEDED
+from dtd.ctl.doctor.memory import check_memory, need_rows
+from dtd.ctl.doctor.state import HEADINGS as STATE
+from dtd.ctl.doctor.state import check_division, check_servers, divided, state_rows
+from dtd.ctl.doctor.strategies import HEADINGS, check_choice, choice_row
 from dtd.ctl.packages import packed_task
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
@@ -97,14 +102,22 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
     ]
     report = _report(found, hosts=hosts, links=links)
     if job is not None:
-        idle = [worker["name"] for worker in workers if worker["state"] == "idle"]
+        servers = [worker["name"] for worker in workers if worker.get("role") == "server"]
+        report["checks"] += [
+            dataclasses.asdict(finding) for finding in check_servers(job.spec, len(servers))
+        ]
+        idle = [
+            worker["name"]
+            for worker in workers
+            if worker["state"] == "idle" and worker["name"] not in servers
+        ]
         places = {worker["name"]: _place(worker) for worker in workers}
         _add_job(report, patient, job, sorted(idle, key=natural_key), places)
     return report
 
 
 def _place(worker: dict[str, Any]) -> str:
-    """Where its memory is: workers on one host share it, GPUs have their own."""
+    """The place of its memory: workers on one host share it, each GPU has its own."""
     host: str = worker["host"]
     return host if worker["device"] == "cpu" else f"{host} {worker['device']}"
 
@@ -114,7 +127,7 @@ def _silence(name: str, error: RequestRefused) -> Finding:
         check="ports",
         state="fail",
         message=f"{name} cannot be examined: {error.message}",
-        remedy=error.remedy or "read its log; an older dtd does not know how to answer",
+        remedy=error.remedy or "read its log; an older version of dtd cannot answer this request",
     )
 
 
@@ -130,8 +143,8 @@ def _crowd(names: Sequence[str], job: Any, *, bandwidths: bool) -> Iterator[Find
         yield Finding(
             check="links",
             state="ok",
-            message=f"job {job['id']} runs, so bandwidths were not measured",
-            remedy="measure all the same with --force",
+            message=f"job {job['id']} is running, so bandwidths were not measured",
+            remedy="use --force to measure anyway",
         )
 
 
@@ -143,6 +156,8 @@ def _report(found: Sequence[Finding], **more: Any) -> Report:
         "links": [],
         "memory": [],
         "forecast": [],
+        "strategies": [],
+        "state": [],
         **more,
     }
 
@@ -177,7 +192,7 @@ def _add_job(
                 check="job",
                 state="warn",
                 message="no worker is idle, so no step of the job could be measured",
-                remedy="ask again when no job runs",
+                remedy="try again when no job is running",
             )
         )
     report["memory"] = [
@@ -190,11 +205,18 @@ def _add_job(
         }
         for name, step in steps.items()
     ]
-    found += checks.check_memory(report["memory"])
+    found += check_memory(report["memory"], steps, job.spec)
     report["steps"] = steps
     report["forecast"] = [
-        dataclasses.asdict(one) for one in forecasts(steps, report["links"], most=most)
+        dataclasses.asdict(one)
+        for one in forecasts(steps, report["links"], most=most, spec=job.spec)
     ]
+    listed = choices_of(steps, report["links"], spec=job.spec)
+    report["strategies"] = [dataclasses.asdict(one) for one in listed]
+    found += check_choice(listed, job.spec)
+    states = divided(job.spec, list(steps.values()))
+    report["state"] = [dataclasses.asdict(one) for one in states]
+    found += check_division(states, job.spec, len(steps))
     report["checks"] += [dataclasses.asdict(finding) for finding in found]
 
 
@@ -227,10 +249,17 @@ def report_lines(report: Report, *, colour: bool) -> list[str]:
             "",
             *output.table_lines(("FROM", "TO", "ROUND TRIP", "BANDWIDTH"), rows, colour=colour),
         ]
+    if report["memory"]:
+        lines += ["", *output.table_lines(NEEDED, need_rows(report["memory"]), colour=colour)]
     if report["forecast"]:
         headings = ("WORKERS", "STEP", "COMPUTE", "EXPOSED", "DATA", "RATE", "LIMITED BY")
         forecast_rows = [_forecast_row(one) for one in report["forecast"]]
         lines += ["", *output.table_lines(headings, forecast_rows, colour=colour)]
+    if report["strategies"]:
+        choice_rows = [choice_row(one) for one in report["strategies"]]
+        lines += ["", *output.table_lines(HEADINGS, choice_rows, colour=colour)]
+    if report["state"]:
+        lines += ["", *output.table_lines(STATE, state_rows(report["state"]), colour=colour)]
     return lines
 
 

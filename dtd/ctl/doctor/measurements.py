@@ -1,4 +1,4 @@
-"""What `dtdctl doctor` has measured, and what that forecasts for worlds of every size."""
+"""The measurements of `dtdctl doctor`, and the forecast from them for worlds of every size."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from dtd.core.observe.forecast import Compute, Forecast, LinkSpeed, forecast
+from dtd.core.observe.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
+from dtd.core.observe.travel import Coded
 from dtd.ctl import output
+from dtd.ctl.doctor.strategies import Choice, choices, exchanged, plain
 from dtd.ctl.packages import ship
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
+from dtd.job import JobSpec
 from dtd.net.control_client import ControlClient
 from dtd.packages.pack import Archive
 from dtd.wire import messages as m
@@ -25,14 +28,63 @@ from dtd.wire import messages as m
 Values = Mapping[str, Any]
 
 
-def forecasts(steps: Mapping[str, Values], links: Sequence[Values], *, most: int) -> list[Forecast]:
+def forecasts(
+    steps: Mapping[str, Values], links: Sequence[Values], *, most: int, spec: JobSpec
+) -> list[Forecast]:
     """One for each world of the first 1, 2, ... workers, as far as links are known.
 
     Args:
         steps: what each worker measured, by name, in the order of ranks.
         links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
         most: the largest world.
+        spec: the job.
     """
+    made: list[Forecast] = []
+    says = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
+    for step in steps.values():
+        for one in step.get("candidates", []):
+            if (one["strategy"], one["codec"]) == (spec.strategy.name, spec.codec):
+                says = one
+    for size in range(1, min(len(steps), most) + 1):
+        ranks = dict(list(steps.items())[:size])
+        ring = _ring(list(ranks), links)
+        if ring is None:
+            break
+        if not all(str(size) in step["worlds"] for step in ranks.values()):
+            continue  # the job does not train in so small a world
+        own = exchanged(list(ranks.values()), says) if size > 1 else None
+        # What the job's own steps took counts where a worker does not know its codec's costs.
+        used = {
+            name: step if own is None else {**step, **plain(step)} for name, step in ranks.items()
+        }
+        made.append(_forecast(used, ring, own or _as_measured(ranks)))
+    return made
+
+
+def choices_of(
+    steps: Mapping[str, Values], links: Sequence[Values], *, spec: JobSpec
+) -> list[Choice]:
+    """Every strategy and codec that the job could name, in the world of all who measured steps."""
+    ranks, ring = list(steps.values()), _ring(list(steps), links)
+    measured = all(str(len(ranks)) in step["worlds"] for step in ranks)
+    if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
+        return []
+    step_s: dict[tuple[str, str], float] = {}
+    for one in ranks[0].get("candidates", []):
+        what = exchanged(ranks, one)
+        if what is None or one["reason"]:
+            continue
+        used = {name: {**step, **plain(step)} for name, step in steps.items()}
+        step_s[one["strategy"], one["codec"]] = _forecast(used, ring, what).step_s
+    return choices(spec, ranks, step_s)
+
+
+def _as_measured(steps: Mapping[str, Values]) -> Exchanged:
+    return Exchanged(coded=Coded.plain(next(iter(steps.values()))["buckets"]))
+
+
+def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | None:
+    """The links from each to the next one; None if one is not known."""
     speeds = {
         (link["from"], link["to"]): LinkSpeed(
             sender=link["from"],
@@ -43,23 +95,20 @@ def forecasts(steps: Mapping[str, Values], links: Sequence[Values], *, most: int
         for link in links
         if link["bytes_per_s"]
     }
-    names = list(steps)
-    made: list[Forecast] = []
-    for size in range(1, min(len(names), most) + 1):
-        ring = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
-        if not all(way in speeds for way in ring):
-            break
-        first = steps[names[0]]
-        made.append(
-            forecast(
-                [_compute(steps[name], size) for name in names[:size]],
-                [speeds[way] for way in ring],
-                bucket_bytes=first["buckets"],
-                rows=first["rows"],
-                overhead_s=max((speeds[way].latency_s for way in ring), default=0.0),
-            )
-        )
-    return made
+    size = len(names)
+    ways = [(names[rank], names[(rank + 1) % size]) for rank in range(size)] if size > 1 else []
+    return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
+
+
+def _forecast(steps: Mapping[str, Values], ring: Sequence[LinkSpeed], what: Exchanged) -> Forecast:
+    first = next(iter(steps.values()))
+    return forecast(
+        [_compute(step, len(steps)) for step in steps.values()],
+        ring,
+        what=what,
+        rows=first["rows"],
+        overhead_s=max((link.latency_s for link in ring), default=0.0),
+    )
 
 
 def _compute(step: Values, world_size: int) -> Compute:
@@ -93,7 +142,7 @@ class Patient:
             return _answer(client)
 
     def ship(self, archive: Archive) -> str:
-        """Bring a task's package to the coordinator; its digest."""
+        """Upload a task's package to the coordinator; returns its digest."""
         with self._settings.connect() as client:
             ship(client, archive)
         return archive.digest
@@ -101,7 +150,7 @@ class Patient:
     def each(
         self, requests: dict[str, m.Examine]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, RequestRefused]]:
-        """Measurements at the same time, and those that came to nothing."""
+        """Concurrent measurements, and those that failed."""
         answers: dict[str, dict[str, Any]] = {}
         refusals: dict[str, RequestRefused] = {}
         with ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""`dtdctl install` and `uninstall`: make systemd services of the daemons, and undo it.
+"""`dtdctl install` and `uninstall`: install the daemons as systemd services, and remove them.
 
-Both can be repeated.  What somebody has changed is kept, and said.  With `--prefix` or `--dry-run`
+Both can be repeated.  Changed files are kept and reported.  With `--prefix` or `--dry-run`
 systemd is not called; with `--dry-run` nothing is written either.
 """
 
@@ -138,7 +138,7 @@ def _write(made: Installation, file: ServiceFile) -> None:
         made.done.append(f"unchanged {path}")
         return
     if known is not None and not is_ours(known):
-        made.done.append(f"kept {path}: somebody has changed it")
+        made.done.append(f"kept {path}: it was changed after installation")
         return
     if not made.dry_run:
         temporary = path.with_name(f".{path.name}.new")
@@ -157,7 +157,7 @@ def _remove(made: Installation, path: Path, *, purge: bool) -> None:
     if known is None:
         return
     if not purge and not is_ours(known):
-        made.done.append(f"kept {path}: somebody has changed it; --purge removes it")
+        made.done.append(f"kept {path}: it was changed after installation; --purge removes it")
         return
     _delete(made, path)
 
@@ -176,7 +176,7 @@ def _delete(made: Installation, path: Path) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """The file's text; None if there is none.  Bytes that are no text make it somebody else's."""
+    """The file's text; None if there is none.  A file that is not text was not written by dtd."""
     try:
         return path.read_text("utf-8", "replace")
     except FileNotFoundError:
@@ -220,8 +220,9 @@ def _require_rights(made: Installation, command: str) -> None:
     elsewhere = made.dry_run or made.prefix is not None or made.parts.config_home is not None
     if os.geteuid() != 0 and not elsewhere:
         raise UsageError(
-            f"{command} changes the services of the whole host, which only root may",
-            remedy=f"sudo dtdctl {command}, or for services of your own: dtdctl {command} --user",
+            f"{command} changes the services of the whole host, which requires root",
+            remedy=f"sudo dtdctl {command}, or for your own user's services: dtdctl {command} "
+            "--user",
         )
 
 
@@ -230,10 +231,10 @@ def _check_visible(made: Installation, daemons: Path) -> None:
     if not hidden or made.parts.config_home is not None:
         return
     problem = f"{hidden} is hidden from system services"
-    remedy = "make the environment in /opt/dtd (python3 -m venv /opt/dtd), or install with --user"
+    remedy = "create the environment in /opt/dtd (python3 -m venv /opt/dtd), or install with --user"
     if made.prefix is None and not made.dry_run:
         raise UsageError(problem, remedy=remedy)
-    made.done.append(f"beware: {problem}; {remedy}")
+    made.done.append(f"warning: {problem}; {remedy}")
 
 
 def _next_steps(made: Installation) -> list[str]:
@@ -249,7 +250,7 @@ def _next_steps(made: Installation) -> list[str]:
             f"systemctl {user}enable --now dtd-workers.target dtd-worker@cpu (or dtd-worker@cuda0)",
         ]
     if user:
-        steps.append("loginctl enable-linger (if they shall run while you are not logged in)")
+        steps.append("loginctl enable-linger (to keep them running while you are not logged in)")
     return [*steps, f"dtdctl submit {shipped('examples') / 'digits.toml'}"]
 
 

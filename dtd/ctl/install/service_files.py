@@ -1,8 +1,8 @@
 """Which files a dtd service consists of, where they belong, and whose they are.
 
-The units and the examples of settings come with the package.  Each is written with a last line
-that holds a hash of the rest: a file for which it is still right is ours to replace and to remove,
-any other belongs to whoever changed it.  Writes nothing; `dtd.ctl.install.command` does.
+The units and the example settings come with the package.  Each is written with a last line that
+holds a hash of the rest: a file whose hash still matches can be replaced and removed, any other has
+been changed by its administrator and is kept.  Writes nothing; `dtd.ctl.install.command` does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[
     if not _PLAIN_PATH.fullmatch(str(daemons)):
         raise UsageError(
             f"a unit cannot name the directory {str(daemons)!r}",
-            remedy="install dtd where the path has letters, digits and . _ + @ - only: /opt/dtd",
+            remedy="install dtd in a path that has only letters, digits and . _ + @ -, such as "
+            "/opt/dtd",
         )
     found = []
     for source, target in _places(parts.config_home):
@@ -94,7 +95,7 @@ def service_files(parts: Parts, *, daemons: Path, systemd_version: int) -> list[
 
 
 def data_patterns(parts: Parts) -> list[tuple[Path, str]]:
-    """Directories and patterns of what daemons and administrators put there, and nobody else."""
+    """Directories and patterns of files that only daemons and administrators create."""
     if parts.config_home is None:
         state, settings = Path("/var/lib/dtd"), _SYSTEM_SETTINGS
         caches = [(Path("/var/cache/dtd"), "worker-*")]
@@ -110,12 +111,12 @@ def data_patterns(parts: Parts) -> list[tuple[Path, str]]:
 
 
 def sealed(text: str) -> str:
-    """The text with the line that tells whether somebody has changed it."""
+    """The text with the line that tells whether it was changed after installation."""
     return f"{text}{_SEAL}{_digest(text)}\n"
 
 
 def is_ours(text: str) -> bool:
-    """Whether nobody has changed the file since it was written."""
+    """Whether the file is unchanged since it was written."""
     body, seal, digest = text.rpartition(_SEAL)
     return bool(seal) and digest == f"{_digest(body)}\n"
 

@@ -34,7 +34,7 @@ def daemons_directory() -> Path:
             return place
     raise UsageError(
         f"{' and '.join(DAEMONS)} are not in {places[-1]}",
-        remedy="install dtd with pip, and call the dtdctl that comes with it",
+        remedy="install dtd with pip, and use the dtdctl that it installs",
     )
 
 
@@ -65,7 +65,7 @@ def cannot_run(command: Sequence[str]) -> str:
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not installed"
     if command[0] == "systemctl" and not _manager(for_user="--user" in command).exists():
-        return "systemd does not run here"
+        return "systemd is not running here"
     return ""
 
 
@@ -90,5 +90,7 @@ def run(command: Sequence[str]) -> str:
         raise DtdError(f"{' '.join(command)} did not end within {_PATIENCE_S:g} s") from None
     if done.returncode != 0:
         why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise DtdError(f"{' '.join(command)} failed: {why}", remedy="mend that, and repeat this")
+        raise DtdError(
+            f"{' '.join(command)} failed: {why}", remedy="fix that, and run this command again"
+        )
     return done.stdout

@@ -1,8 +1,8 @@
 """`dtdctl status --watch`: a live display on a terminal, a line for each change anywhere else.
 
-Asks the coordinator again and again over one connection; when it is away the last picture stays,
-with a note, until it is back.  Ctrl-C is the way out, and no failure.  rich is loaded here and by
-`watch_view`, and only on a terminal.
+Polls the coordinator over one connection; while it is unreachable the last display stays, with a
+note.  Ctrl-C ends it, and is not a failure.  rich is loaded here and by `watch_view`, and only on a
+terminal.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Watcher:
         status: the answer to GET_STATUS.
         history: the answer to GET_FIGURES.
         events: the newest ones, the newest last.
-        fresh: those of them that the last look brought.
+        fresh: those of them that the last answer added.
         note: why all this may be out of date; empty when it is not.
     """
 
@@ -72,7 +72,7 @@ class Watcher:
         self._after = 0
 
     def look(self) -> None:
-        """Ask once more; after the first time a coordinator that is away leaves a note."""
+        """Poll again; after the first answer an unreachable coordinator only sets the note."""
         self.fresh = []
         try:
             client = self._client or self._settings.connect()
@@ -122,7 +122,7 @@ def _show(watcher: Watcher) -> None:
 def _print_changes(watcher: Watcher, *, as_json: bool) -> None:
     """One line for each change, with the time, for a log file."""
     before: tuple[Any, ...] | None = None
-    watcher.fresh.clear()  # what happened before is no news
+    watcher.fresh.clear()  # earlier events are not new
     while True:
         now = what_matters(watcher.status, watcher.note)
         if now != before or watcher.fresh:
@@ -136,12 +136,12 @@ def _print_changes(watcher: Watcher, *, as_json: bool) -> None:
 
 
 def what_matters(status: Values, note: str) -> tuple[Any, ...]:
-    """A change of this is worth a line; steps and rates change all the time."""
+    """Values whose change is worth a line; steps and rates change all the time."""
     job = status["job"] or {}
     return (
         *(job.get(key) for key in ("id", "state", "generation", "world_size", "epoch", "eval")),
         tuple((worker["name"], worker["state"]) for worker in status["workers"]),
-        tuple(trouble["message"] for trouble in status.get("troubles") or ()),
+        tuple(diagnostic["message"] for diagnostic in status.get("troubles") or ()),
         note,
     )
 
@@ -179,5 +179,5 @@ def standing(status: Values) -> str:
     ]
     if job.get("eval"):
         words.append(f"eval {figures.metrics(job['eval'])}")
-    words += [trouble["message"] for trouble in status.get("troubles") or ()]
+    words += [diagnostic["message"] for diagnostic in status.get("troubles") or ()]
     return "  ".join(words)

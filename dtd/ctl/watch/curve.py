@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
@@ -42,6 +42,40 @@ def curve(points: Sequence[Sequence[float]], *, width: int, height: int) -> list
         "".join(_EIGHTHS[min(_FULL, max(0, level - row * _FULL))] for level in heights)
         for row in reversed(range(height))
     ]
+
+
+def sparklines(curves: Sequence[Sequence[Sequence[float]]], *, width: int) -> list[str]:
+    """Several curves of [step, value] points as one line each, on the same axes.
+
+    The steps begin at 0; the axis of values is logarithmic where `is_logarithmic` says so of all.
+    """
+    finite = [[point for point in points if math.isfinite(point[1])] for points in curves]
+    values = [value for points in finite for _, value in points]
+    if not values:
+        return [" " * width for _ in curves]
+    shape = math.log if is_logarithmic(values) else float
+    low, high = shape(min(values)), shape(max(values))
+    last = max(step for points in finite for step, _ in points)
+    return [_sparkline(points, shape, (low, high), last, width) for points in finite]
+
+
+def _sparkline(
+    points: Sequence[Sequence[float]],
+    shape: Callable[[float], float],
+    bounds: tuple[float, float],
+    last: float,
+    width: int,
+) -> str:
+    groups: list[list[float]] = [[] for _ in range(width)]
+    for step, value in points:
+        groups[min(width - 1, int(step / max(1.0, last) * width))].append(shape(value))
+    low, span = bounds[0], bounds[1] - bounds[0] or 1.0
+    line, before = "", " "
+    for index, group in enumerate(groups):
+        if group:
+            before = _EIGHTHS[1 + round((sum(group) / len(group) - low) / span * (_FULL - 1))]
+        line += before if any(groups[index:]) else " "
+    return line
 
 
 def _columns(points: Sequence[Sequence[float]], width: int) -> list[float | None]:

@@ -1,9 +1,9 @@
-"""The screen of `dtdctl status --watch`, made of what the coordinator says.
+"""The screen of `dtdctl status --watch`, drawn from the coordinator's answers.
 
     who and where · the job · its loss · workers and where their step time goes · links · events
 
 Everything is text in lines of the given width, with rich's styles: with NO_COLOR, or in a test, the
-same characters remain, so nothing is told by colour alone.  Pure but for the time of day.
+same characters remain, so no information is in colour alone.  Pure but for the time of day.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class Scene(NamedTuple):
 def view(scene: Scene, *, width: int, height: int) -> Text:
     """The whole screen: at most `height` lines of at most `width` characters.
 
-    What happened is always in sight: on a small screen the links make room first, then the curve,
-    then workers.
+    Events are always visible: on a small screen the links are dropped first, then the curve, then
+    workers.
     """
-    head, troubles, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.history)]
-    spare = height - len(head) - len(troubles) - 1 - min(LEAST_EVENTS, len(scene.events))
+    head, diagnostics, links = [*_head(scene, width)], [*_troubles(scene)], [*_links(scene.history)]
+    spare = height - len(head) - len(diagnostics) - 1 - min(LEAST_EVENTS, len(scene.events))
     workers = _workers(scene, width, most=min(MOST_WORKERS, max(2, spare - WORKERS_FRAME)))
     spare -= len(workers)
     rows = min(CURVE_ROWS, spare - CURVE_FRAME)
     drawn = [*_curve(scene, width, rows=rows)] if rows >= LEAST_CURVE_ROWS else []
     spare -= len(drawn)
-    lines = [*head, *drawn, *workers, *(links if len(links) <= spare else ()), *troubles]
+    lines = [*head, *drawn, *workers, *(links if len(links) <= spare else ()), *diagnostics]
     room = max(LEAST_EVENTS, height - len(lines) - 1)
     lines += _events(scene.events[-room:])
     for line in lines:
@@ -146,7 +146,7 @@ def _job(status: Values, job: Values, width: int) -> Iterator[Text]:
 
 
 def eta_s(status: Values) -> float | None:
-    """Until the last step, at the pace of the slowest worker; None when nobody trains."""
+    """Time until the last step, at the speed of the slowest worker; None when no worker trains."""
     job = status["job"]
     step_s = max((worker.get("step_s", 0.0) for worker in status["workers"]), default=0.0)
     if job is None or not job["total_steps"] or step_s <= 0:
@@ -232,14 +232,14 @@ def _links(history: Values) -> Iterator[Text]:
 
 
 def _troubles(scene: Scene) -> Iterator[Text]:
-    troubles = scene.status.get("troubles") or ()
-    if not troubles:
+    diagnostics = scene.status.get("troubles") or ()
+    if not diagnostics:
         return
     yield _line(("TROUBLES", "bold red"))
-    for trouble in troubles[:LEAST_EVENTS]:
-        yield _line(f"{trouble.get('where', '')}: {trouble['message']}")
-        if trouble.get("remedy"):
-            yield _line(f"  try: {trouble['remedy']}")
+    for diagnostic in diagnostics[:LEAST_EVENTS]:
+        yield _line(f"{diagnostic.get('where', '')}: {diagnostic['message']}")
+        if diagnostic.get("remedy"):
+            yield _line(f"  try: {diagnostic['remedy']}")
     yield _line("")
 
 

@@ -1,1 +1,1 @@
-"""In which form gradients travel: one codec a file."""
+"""Codecs: how gradients are encoded for sending, one file each."""

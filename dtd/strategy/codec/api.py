@@ -1,54 +1,174 @@
-"""What a codec is: the form in which gradients leave a rank, and how sums come back.
+"""The interface of a codec: encodes flat buckets for sending and decodes the results.
 
-A codec is made for the buckets of one update.  What it gives back after an exchange must be the
-same bytes on every rank, so every rank decodes what travelled, its own part included.
+A codec is one file in this folder, and a line in `dtd.strategy.choice`.  A `Codec` creates a
+`Coder` for each bucket to which it applies.  A coder chooses the sizes and types of its wire
+buffers, has one or several dependent stages, and may keep local state from step to step.
+`dtd.strategy.coded_buckets` provides the rest: memory, threads, the order of exchanges, commit and
+rollback.  It is independent of gradients, so any flat float32 tensor can be coded.
+
+In every step and for each bucket, in the thread of `CodedBuckets` while backward is running:
+
+    encode(0, flat, wires)    the bucket is full: write wires[0], which will receive the result
+    encode(1, flat, wires)    wires[0] holds its result: write wires[1]; and so on
+    decode(flat, wires)       the last result has arrived: write the flat
+
+`decode` must write the same bytes on every rank.  So it may use the results only, and operations
+that round identically on all ranks.  Elementwise operations in a fixed order do, with any number of
+threads: the optimizers rely on that, too, and workers whose processors round them differently are
+not admitted (`dtd.train.fingerprints`).  A matrix product or a sum over many elements depends on
+its library's choice of a kernel, and may only produce values that are exchanged afterwards.
+
+If a flat contains a value that is not finite, no rank's result may be finite: this is how all ranks
+skip the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dtd.core.ring.chunks import Operation, Segments
+from dtd.strategy.codec.local_state import LocalState
 from dtd.transport.api import BucketMemory
 
 
-class Codec(Protocol):
-    """The way of flat gradient buckets to what travels, and back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The generation in which buckets travel.
 
     Attributes:
-        local: what this rank alone keeps from step to step, such as an error that is fed back; on
-            any device, and zero at first.  It goes forward with a commit, is put back when a step
-            is redone or skipped, and is zero again in a replica that has taken another state over.
-            Tensors may be added to it while a bucket is encoded.
+        rank: this rank.
+        size: number of ranks.
+        servers: how many of the last ranks are parameter servers, which train no rows.
+        first_step: committed steps of its initial state; equal on all ranks.
     """
 
-    local: Sequence[Tensor]
+    rank: int = 0
+    size: int = 1
+    servers: int = 0
+    first_step: int = 0
 
-    def travels_as(self, dtype: torch.dtype) -> torch.dtype:
-        """The element type of a bucket's wire buffer; `dtype` itself if the codec leaves it."""
+    @property
+    def trainers(self) -> int:
+        """Number of ranks that train rows."""
+        return self.size - self.servers
+
+    def own_segment(self, elements: int) -> tuple[int, int]:
+        """Return this rank's segment [start, stop) in an all-gather of so many elements."""
+        return Segments(elements, self.size, 1).own(self.rank)
+
+    def segments(self, elements: int) -> list[tuple[int, int]]:
+        """Return each rank's segment in an all-gather of so many elements, in rank order.
+
+        All have the same length if `elements` is a multiple of the world's size.
+        """
+        return [Segments(elements, self.size, 1).own(rank) for rank in range(self.size)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """One tensor in a flat bucket: elements [start, stop), of this shape."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatLayout:
+    """One flat bucket: its element type, and the tensors that fill it, in memory order."""
+
+    dtype: torch.dtype
+    tensors: tuple[TensorPlace, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return self.tensors[-1].stop if self.tensors else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """The exchange of one stage in one step; equal on all ranks.
+
+    Attributes:
+        elements: length of the wire buffer, in elements of `dtype`.
+        dtype: its element type.
+        operation: the ring's operation.  An all-gather keeps the segments of `World.segments`.
+        item_elements: elements that the ring never separates: its chunks and segments consist of
+            whole items, and `BucketMemory.add` counts items.
+        arithmetic: called with the wire buffer and its memory, returns the memory with the codec's
+            own `add` and `total`; None for the addition of `dtype`.  `add` and `total` are called
+            on the event loop's thread, for one chunk at a time.  The memory keeps its `dtype` only
+            if a transport's own addition of that type will do as well.
+    """
+
+    elements: int
+    dtype: torch.dtype
+    operation: Operation = Operation.SUM
+    item_elements: int = 1
+    arithmetic: Callable[[Tensor, BucketMemory], BucketMemory] | None = None
+
+
+class Coder(Protocol):
+    """Encodes and decodes one flat bucket of one rank; the module docstring has the order of calls.
+
+    Attributes:
+        local: the local state kept from step to step.  The owner of the coder commits, rolls back
+            and resets it (`dtd.strategy.codec.local_state`).
+        residual: the element of `local` that holds what has not been sent yet, in the flat's layout
+            and units, so that a leaving rank can transfer it; None without error feedback.
+    """
+
+    local: Sequence[LocalState]
+    residual: LocalState | None
+
+    def restart(self, world: World) -> None:
+        """A generation begins: recompute what must be equal on all ranks from common values."""
         ...
 
-    def encode(self, index: int, flat: Tensor, wire: Tensor) -> None:
-        """Write what travels; may only queue the work if one of the two is on a GPU.
+    def wires(self, world: World, step: int) -> Sequence[Wire]:
+        """Return the exchanges of this step, stage by stage; cheap, and equal on all ranks."""
+        ...
+
+    def encode(self, stage: int, flat: Tensor, wires: Sequence[Tensor]) -> None:
+        """Write wires[stage]; the wires of earlier stages hold their results.
 
         Args:
-            index: of the bucket.
-            flat: the gradients, one-dimensional, where the model is.
-            wire: the wire buffer, of the same length, on the host.
+            stage: number of the stage, from 0.
+            flat: the bucket, one-dimensional, on the model's device.
+            wires: one-dimensional, on the host; with a GPU, copies to them may still be queued.
         """
         ...
 
-    def decode(self, index: int, wire: Tensor, flat: Tensor) -> None:
-        """Write the gradients from the sum that came back; may only queue the work, too."""
+    def decode(self, flat: Tensor, wires: Sequence[Tensor]) -> None:
+        """Write the flat from the results; work on a GPU may still be queued."""
         ...
 
-    def summed_at_home(self, wire: Tensor, flat: Tensor, memory: BucketMemory) -> BucketMemory:
-        """A wire buffer as the ring sees it, where the gradients are on the host as well."""
+
+class Codec(Protocol):
+    """Creates coders; there is one codec for each update."""
+
+    @property
+    def start_step(self) -> int:
+        """Number of committed steps before which buckets are sent unchanged."""
         ...
 
-    def summed_alone(self, wire: Tensor, memory: BucketMemory) -> BucketMemory:
-        """A wire buffer as the ring sees it, where the gradients are out of reach, on a GPU."""
+    @property
+    def risk(self) -> str:
+        """What the codec may cost a job, as a phrase for its user; empty if nothing."""
+        ...
+
+    def coder(self, layout: FlatLayout, index: int, device: torch.device) -> Coder | None:
+        """Create the coder of a bucket; None sends the bucket unchanged.
+
+        Args:
+            layout: the bucket's layout.
+            index: its number, equal on all ranks.
+            device: device of the flat.
+        """
         ...

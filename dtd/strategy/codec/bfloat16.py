@@ -1,6 +1,6 @@
-"""bfloat16: 8 significant bits in the range of float32, so gradients need no scaling for the way.
+"""bfloat16: 8 significant bits and the range of float32, so gradients need no scaling.
 
-Unit roundoff is 2^-8; see `dtd.strategy.codec.narrow` for what is rounded when.
+The unit roundoff is 2^-8; `dtd.strategy.codec.narrow` describes which values are rounded when.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def widened(received: memoryview) -> npt.NDArray[np.float32]:
 
 
 def bfloat16() -> NarrowCodec:
-    """Float32 gradients travel as bfloat16."""
-    return NarrowCodec(torch.bfloat16, widened)
+    """Send float32 gradients as bfloat16."""
+    return NarrowCodec(torch.bfloat16, widened, "rounds to 8 significant bits at every hop")

@@ -1,7 +1,7 @@
-"""Directories that become checkpoints: made, locked while their writer lives, renamed, removed.
+"""Draft directories of checkpoints: created, locked while being written, renamed, removed.
 
-A draft's name holds a random part, so writers that share a directory never meet, and its lock goes
-with the process, so what a dead writer left behind can be told from what is being written.
+A draft's name has a random part, so writers that share a directory never conflict.  Its lock is
+released when the process ends, so leftovers of dead writers can be distinguished from active ones.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Drafts:
         self.path(name).rename(target)
 
     def clear(self, name: str, target: Path) -> None:
-        """Take away what lies where the draft is to be, unless somebody else just has."""
+        """Remove what is at the draft's target, unless another writer has just done so."""
         aside = target.with_name(f"{TEMPORARY}{name}-{self._suffix}.damaged")
         with contextlib.suppress(FileNotFoundError):
             target.rename(aside)
             remove(aside)
 
     def remove(self, name: str) -> None:
-        """Let go of a draft, and remove it unless it was renamed."""
+        """Release a draft, and remove it unless it was renamed."""
         remove(self.path(name))
         descriptor = self._locks.pop(name, None)
         if descriptor is not None:

@@ -1,7 +1,7 @@
-"""Weights that a job begins with: of another job's checkpoint, or of a file that somebody brought.
+"""Initial weights of a job: from another job's checkpoint, or from an uploaded file.
 
-Only parameters and buffers are taken, by name.  Every worker has the same file, so a fresh state is
-the same everywhere, as it is without one.
+Only parameters and buffers are loaded, by name.  Every worker has the same file, so the fresh state
+is the same on all of them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def take_weights(
         replica: the state; changes only if all is well.
         tensors: "model.<name>" -> value; what has another name is passed over.
         source: what they are called in messages.
-        strict: what does not fit is an error, else it is left out and told.
+        strict: a mismatch is an error; otherwise it is left out and reported.
         reporter: hears what was left out.
         got_on: called as the copy gets on.
 

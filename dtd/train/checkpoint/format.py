@@ -1,4 +1,4 @@
-"""What a checkpoint on disk looks like, and whether one can be trusted.
+"""The format of a checkpoint on disk, and its verification.
 
     <directory>/<job id>.<tag>/g<generation>-s<step>/
         model.safetensors        parameters and buffers
@@ -7,9 +7,11 @@
         manifest.json            everything else, with size and hash of both files and of itself
 
 The newest is the highest (generation, step) that verifies; others are passed over with a reason.
-Whatever has another name (a write that was cut short leaves `.tmp-...`) is no checkpoint.  Without
-torch, so that a worker can say what it holds before it imports it.  Writing is
-`dtd.train.checkpoint.writer`, loading into a model `dtd.train.checkpoint.saver`.
+Whatever has another name (a write that was cut short leaves `.tmp-...`) is no checkpoint.  Where
+the state is sharded, such a directory is a part of a checkpoint (`dtd.parts.record`), and the parts
+of several workers make a whole one (`dtd.train.checkpoint.assemble`).  Without torch, so that a
+worker can say what it holds before it imports it.  Writing is `dtd.train.checkpoint.writer`,
+loading into a model `dtd.train.checkpoint.saver`.
 """
 
 from __future__ import annotations
@@ -17,25 +19,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
+from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from dtd.job.identity import folder_of
+from dtd.parts import tensor_file
+from dtd.parts.merge import FileMerge, PartFiles
+from dtd.parts.record import Part
+from dtd.parts.tensor_file import FILES, placed
 from dtd.train.record import GotOn, nobody
 
 FORMAT: Final = 2
-READABLE: Final = (1, 2)
-"""What 0.1.0 wrote has format 1 and no identity."""
+PART_FORMAT: Final = 3
+READABLE: Final = (1, 2, PART_FORMAT)
+"""What 0.1.0 wrote has format 1 and no identity; a part of a checkpoint has a format of its own,
+which a dtd that knows no parts refuses."""
 
 MANIFEST_FILE: Final = "manifest.json"
-MODEL_FILE: Final = "model.safetensors"
-AVERAGES_FILE: Final = "ema.safetensors"
-OPTIMIZER_FILE: Final = "optimizer.safetensors"
+MODEL_FILE: Final = tensor_file.MODEL_FILE
+AVERAGES_FILE: Final = tensor_file.AVERAGES_FILE
+OPTIMIZER_FILE: Final = tensor_file.OPTIMIZER_FILE
 TEMPORARY: Final = ".tmp-"
+ORIGIN: Final = "origin"
+"""In a job's directory: the checkpoint that it starts from, if that was assembled here."""
 
 _NAME = re.compile(r"g(\d{6,})-s(\d{9,})")
 _READ_BYTES = 1 << 20
@@ -63,7 +74,9 @@ class Manifest:
         step: committed steps.
         epoch: epoch of the next row.
         offset: rows used in that epoch.
-        digest: hex digest of the state; all ranks agreed on it.
+        digest: hex digest of the state; all ranks agreed on it.  That of a sharded state is made
+            of all shards' digests (`dtd.core.engine.shard_digests`), and empty if no ring was left
+            to compare them.
         parent: name of the checkpoint before it, empty for the first.
         metrics: of the evaluation at this step; empty if there was none.
         world_size: workers at the time; any number can go on from here.
@@ -71,6 +84,9 @@ class Manifest:
         state: the part of the state that is not tensors.
         tensors: names of all tensors, in the digest's order.
         identity: the job's, which tells it from others of the same id (`dtd.job.identity`).
+        local_state: state of each rank alone that is in no checkpoint, by name, and what it is
+            after loading: "zero".  None if whoever wrote the checkpoint did not say.
+        part: what is here of a sharded state; None for a whole checkpoint.
     """
 
     format: int
@@ -89,6 +105,13 @@ class Manifest:
     state: Mapping[str, Any]
     tensors: tuple[str, ...]
     identity: str = ""
+    local_state: Mapping[str, str] | None = None
+    part: Part | None = None
+
+    @property
+    def shards(self) -> ShardSet:
+        """What is here of the state."""
+        return WHOLE if self.part is None else self.part.shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +198,35 @@ def verify(path: Path, got_on: GotOn = nobody) -> Manifest:
         raise CheckpointError(f"{path / MANIFEST_FILE} lists {', '.join(sorted(manifest.files))}")
     for name, info in manifest.files.items():
         _verify_file(path / name, info, got_on)
+    if manifest.part is not None:
+        _verify_part(path, manifest)
     return manifest
+
+
+def part_files(path: Path, manifest: Manifest, holder: str) -> PartFiles:
+    """The files of a part, for `dtd.parts.merge`.
+
+    Args:
+        path: its directory.
+        manifest: of a part.
+        holder: the worker that wrote it, for messages.
+    """
+    assert manifest.part is not None, "a whole checkpoint is not assembled"
+    return PartFiles(holder=holder, directory=path, tensors=manifest.tensors, part=manifest.part)
+
+
+def _verify_part(path: Path, manifest: Manifest) -> None:
+    """Compare the tensors in a part's files with those that its manifest lists."""
+    part = part_files(path, manifest, str(path))
+    unlisted = part.part.tensors.keys() - set(manifest.tensors)
+    if unlisted:
+        raise CheckpointError(f"{path / MANIFEST_FILE} has shards of {', '.join(sorted(unlisted))}")
+    order = [FILES.index(placed(name)[0]) for name in manifest.tensors]
+    if order != sorted(order):
+        raise CheckpointError(f"{path / MANIFEST_FILE} does not list tensors file by file")
+    for name in manifest.files:
+        with FileMerge(name, [part]):  # it compares them
+            pass
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -184,7 +235,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
     Raises:
         ValueError: it holds a number that JSON does not have.
     """
-    content = asdict(manifest)
+    content = asdict(replace(manifest, part=None))
+    del content["part"]
+    if manifest.part is not None:
+        content["part"] = manifest.part.to_mapping()
     content["manifest_hash"] = _hash_of(content)
     return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -202,16 +256,28 @@ def read_manifest(path: Path) -> Manifest:
         content = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
         stated = content.pop("manifest_hash")
         if content["format"] not in READABLE:
-            raise CheckpointError(f"{file} has format {content['format']}, not {FORMAT}")
+            raise CheckpointError(
+                f"{file} has format {content['format']}, and this dtd reads up to {READABLE[-1]}"
+            )
         if stated != _hash_of(content):
             raise CheckpointError(f"{file} does not match its hash")
         files = {name: FileInfo(**info) for name, info in content.pop("files").items()}
         tensors = tuple(content.pop("tensors"))
-        return Manifest(**content, files=files, tensors=tensors)
+        part = _read_part(content)
+        return Manifest(**content, files=files, tensors=tensors, part=part)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is torn or is no manifest: {error}") from error
+
+
+def _read_part(content: dict[str, Any]) -> Part | None:
+    """Take the part out of a manifest's content; only the format of parts has one."""
+    if (content["format"] == PART_FORMAT) != ("part" in content):
+        raise ValueError(
+            f"format {content['format']} {'with' if 'part' in content else 'without'} a part"
+        )
+    return Part.from_mapping(content.pop("part")) if "part" in content else None
 
 
 def _hash_of(content: Mapping[str, Any]) -> str:

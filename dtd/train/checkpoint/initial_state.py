@@ -1,25 +1,40 @@
-"""Where a worker's state comes from when memory holds none: checkpoints of the job, or of another.
+"""The source of a worker's state when memory holds none: checkpoints of this or another job.
 
 The job's own newest checkpoint that verifies comes first, then that of the job it starts from
 (`InitFrom`), whole or its weights only.  Damaged ones are passed over with a warning.  Which
 worker's checkpoint is used is decided by the coordinator.
+
+Where the state is sharded, a checkpoint here is this worker's part of it.  Others may lack theirs
+of the newest one, and the job may go on from an older one: this worker offers all that it has.  A
+part of another job's checkpoint is not enough to start from: its other parts are fetched first
+(`dtd.worker.collect`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from dtd.core.data.sampler import Position
 from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
+from dtd.job.identity import folder_of
 from dtd.train.checkpoint.first_weights import take_weights
-from dtd.train.checkpoint.format import Found, newest_verified
-from dtd.train.checkpoint.saver import read_checkpoint
+from dtd.train.checkpoint.format import (
+    ORIGIN,
+    Found,
+    Manifest,
+    checkpoint_name,
+    list_checkpoints,
+    newest_verified,
+    read_manifest,
+    verify,
+)
+from dtd.train.checkpoint.load import read_stored
 from dtd.train.early_stop import NOTHING_SEEN
 from dtd.train.record import HeldState, InitFrom, Reporter
-from dtd.train.session import Session
-from dtd.train.state.tensors import load_state
+from dtd.train.session import JobSession
 
 
 def checkpoint_directory(spec: JobSpec, state_dir: Path) -> Path:
@@ -56,6 +71,7 @@ class Origin:
         self._directory = directory
         self._reporter = reporter
         self._warned: set[Path] = set()
+        self._folder = directory / folder_of(job_id, identity)
 
     def held(self) -> HeldState:
         """What is on this disk; step 0 where only weights are taken over."""
@@ -71,15 +87,38 @@ class Origin:
             digest=found.manifest.digest,
             where="checkpoint",
             label=f"step {found.manifest.step} in {found.path}",
+            part=found.manifest.shards,
         )
 
-    def load(self, session: Session, generation: int, step: int) -> None:
+    def older(self) -> tuple[HeldState, ...]:
+        """This worker's parts of older checkpoints of the job, newest first.
+
+        They are verified when they are loaded: until then only their manifests are read.
+        """
+        held = []
+        for path in list_checkpoints(self._directory, self._folder.name):
+            manifest = None if path in self._warned else self._readable(path)
+            if manifest is not None and manifest.part is not None:
+                held.append(
+                    HeldState(
+                        job_id=self._job_id,
+                        generation=manifest.generation,
+                        step=manifest.step,
+                        digest=manifest.digest,
+                        where="checkpoint",
+                        label=f"step {manifest.step} in {path}",
+                        part=manifest.shards,
+                    )
+                )
+        return tuple(held)
+
+    def load(self, session: JobSession, generation: int, step: int) -> None:
         """Make what `held` said the live state.
 
         Raises:
             CheckpointError: this worker does not hold it, or it does not fit the job.
         """
-        job_id, found = self._newest()
+        job_id, found = self._offered(generation, step)
         if found.path is None or found.manifest is None:
             raise CheckpointError(f"job {self._job_id} has no sound checkpoint here")
         weights_only = self._weights_only(job_id)
@@ -90,21 +129,23 @@ class Origin:
                 f" checkpoint here is {found.path}"
             )
         got_on = self._reporter.progress
-        manifest, tensors = read_checkpoint(found.path, got_on)
+        # A divided state is copied into slices when its generation begins.
+        stored = read_stored(found.path, got_on, mapped=session.replica.shards is not None)
         if weights_only:
             session.reset()
             take_weights(
                 session.replica,
-                tensors,
+                stored.tensors,
                 source=f"step {found.manifest.step} of {job_id}",
                 strict=self._strict,
                 reporter=self._reporter,
                 got_on=got_on,
             )
             return
-        load_state(session.replica, tensors, manifest.state, got_on)
+        stored.give(session.replica, got_on)
         if job_id == self._job_id:
-            session.checkpoints.loaded(StateKey(generation, step))
+            parts_of = 0 if stored.manifest.part is None else stored.manifest.world_size
+            session.checkpoints.loaded(StateKey(generation, step), parts_of, stored.manifest.shards)
         else:
             session.checkpoints.parent = found.path.name
             session.replica.ended_of, session.replica.early_stop = 0, NOTHING_SEEN
@@ -114,29 +155,75 @@ class Origin:
         origin = self._init_from
         return origin is not None and origin.mode == "weights" and job_id != self._job_id
 
+    def _offered(self, generation: int, step: int) -> tuple[str, Found]:
+        """(whose it is, the checkpoint of this key): the newest, or a part of an older one."""
+        path = self._folder / checkpoint_name(generation, step)
+        if path in self._warned or not path.is_dir():
+            return self._newest()
+        manifest = self._readable(path)
+        if manifest is None or manifest.part is None:
+            return self._newest()
+        try:
+            manifest = verify(path, self._reporter.progress)
+        except CheckpointError as error:
+            self._pass_over(path, error.message)
+            return self._newest()
+        return self._job_id, Found(path=path, manifest=manifest, passed_over=())
+
+    def _readable(self, path: Path) -> Manifest | None:
+        """The manifest of a checkpoint of this job; None if it is damaged or another job's."""
+        with contextlib.suppress(CheckpointError):
+            manifest = read_manifest(path)
+            if manifest.identity == self._identity:
+                return manifest
+        return None
+
     def _newest(self) -> tuple[str, Found]:
-        """(whose it is, the newest that verifies)."""
-        found, origin = self._search(self._job_id, self._identity, None), self._init_from
+        """(whose it is, the newest whole one that verifies, or this worker's part of its own)."""
+        found = self._search(self._directory, self._job_id, self._identity, None)
+        origin = self._init_from
         if found.path is not None or origin is None:
             return self._job_id, found
-        return origin.job_id, self._search(origin.job_id, origin.identity, origin.step)
+        wanted = (origin.job_id, origin.identity, origin.step)
+        found = self._search(self._directory, *wanted)
+        if found.manifest is None or found.manifest.part is not None:
+            found = self._search(self._folder / ORIGIN, *wanted)
+        return origin.job_id, found
 
-    def _search(self, job_id: str, identity: str, step: int | None) -> Found:
+    def incomplete(self) -> tuple[Path, Path] | None:
+        """The part of a checkpoint from which the job is to start, if there is not more of it here.
+
+        Returns:
+            where the part is, and the directory for the whole one, assembled with the parts of
+            other workers; None if nothing is to be assembled.
+        """
+        origin = self._init_from
+        if origin is None or self._newest()[1].path is not None:
+            return None
+        found = self._search(self._directory, origin.job_id, origin.identity, origin.step)
+        if found.path is None:
+            return None
+        return found.path, self._folder / ORIGIN / found.path.parent.name
+
+    def _search(self, directory: Path, job_id: str, identity: str, step: int | None) -> Found:
         found = newest_verified(
-            self._directory,
+            directory,
             job_id,
             identity=identity,
             step=step,
             got_on=self._reporter.progress,
         )
         for path, why in found.passed_over:
-            if path not in self._warned:
-                self._warned.add(path)
-                self._reporter.warning("checkpoint_passed_over", f"{path}: {why}")
+            self._pass_over(path, why)
         return found
 
+    def _pass_over(self, path: Path, why: str) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            self._reporter.warning("checkpoint_passed_over", f"{path}: {why}")
 
-def check_position(session: Session) -> None:
+
+def check_position(session: JobSession) -> None:
     """A state goes on only over the same rows in batches of the same size, and not past the end.
 
     Raises:

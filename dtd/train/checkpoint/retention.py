@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, by number, age and room, and the best by a metric.
+"""Retention of checkpoints: the newest by number, age and space, and the best by a metric.
 
 A job that falls back to an older state begins a branch.  Newer checkpoints of before are on no way
 to anything that is trained now, and nobody can make them again: they stay, for an operator to

@@ -1,10 +1,12 @@
-"""When a state is saved and when it may be trusted: the training thread's side of checkpoints.
+"""When a state is saved and when it may be trusted: checkpoints in the training thread.
 
-After a step that is due every rank takes the digest of its state; those that write also copy the
-state and let it be written.  The digest travels in the next exchange.  If all ranks have the same
-one the draft is published, else nothing is: replicas have diverged.  A rank that does not write
-takes part in the agreement all the same.  Whatever the disk does, training goes on and the
-operator is told.
+After a step with a due checkpoint, every rank computes the digest of its state; ranks that write
+also copy the state and start writing it.  The digest is sent in the next exchange.  If all ranks
+have the same digest, the draft is published; otherwise replicas have diverged, and nothing is.
+Where the state is sharded, every rank writes the part that it holds, and the digest of the whole is
+known when the ranks agree on it.
+Ranks that do not write take part in the agreement, too.  If a disk fails, training continues and
+the operator is told.
 """
 
 from __future__ import annotations
@@ -15,47 +17,50 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import Tensor
+import torch
 
 from dtd.core.engine.deferred_digest import DeferredDigest
+from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.membership.branches import Branch
 from dtd.errors import CheckpointError
 from dtd.job import JobSpec
 from dtd.job.identity import folder_of
+from dtd.parts.tensor_file import placed
+from dtd.shown import shown_bytes
 from dtd.strategy.wire_memory import tensor_bytes
-from dtd.train.bulk import copied_to_host
+from dtd.train.available_memory import available_memory
 from dtd.train.checkpoint.format import (
-    AVERAGES_FILE,
     FORMAT,
     MODEL_FILE,
     OPTIMIZER_FILE,
+    PART_FORMAT,
     Manifest,
     checkpoint_name,
-    verify,
 )
 from dtd.train.checkpoint.retention import rules_of
-from dtd.train.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
-from dtd.train.record import CheckpointRecord, GotOn, Reporter, WarningThrottle, nobody
-from dtd.train.state.replica import Replica
-from dtd.train.state.tensors import (
-    AVERAGE,
-    MODEL,
-    digest_of,
-    dtype_name,
-    metadata,
-    named_tensors,
-    state_digest,
+from dtd.train.checkpoint.snapshot import (
+    SavedTensor,
+    Snapshot,
+    part_bytes,
+    part_snapshot,
+    whole_snapshot,
 )
+from dtd.train.checkpoint.writer import CheckpointWriter, Draft, Failure, RawTensor
+from dtd.train.malloc_tuning import mapped_blocks
+from dtd.train.record import CheckpointRecord, Reporter, WarningThrottle
+from dtd.train.state.replica import Replica
+from dtd.train.state.tensors import dtype_name, shard_digests, state_digest
 
 _PATIENCE_S = 1.0
-"""How long a checkpoint that is merely due waits for an earlier one to be written."""
+"""How long a checkpoint that may be left out waits for an earlier one to be written."""
+
+_SPARE_BYTES = 64 << 20
+"""Memory that a copy must leave to the process."""
 
 _LOOK_EVERY_S = 0.25
 _DISK_PATIENCE_S = 60.0
-"""A disk that has not taken a byte for so long is no reason to wait: the thread counts as stuck."""
+"""If the disk has accepted no byte for so long, waiting for it no longer counts as progress."""
 
 _NOTHING_SAVED = StateKey(-1, -1)
 
@@ -70,9 +75,11 @@ class Checkpoints:
         directory: where all jobs' checkpoints are.
         reporter: hears of published ones and of failures.
         saved: called with what was published.
+        local_state: returns the live state's `Manifest.local_state`.
 
     Attributes:
         deferred: the digest that ranks compare next.
+        snapshot_bytes: size of the newest copy of the state, in host memory.
     """
 
     def __init__(
@@ -84,18 +91,24 @@ class Checkpoints:
         directory: Path,
         reporter: Reporter,
         saved: Callable[[CheckpointRecord], None],
+        local_state: Callable[[], Mapping[str, str]],
     ) -> None:
         self._spec = spec
         self._job_id = job_id
         self._identity = identity
         self._reporter = reporter
         self._tell = saved
+        self._local_state = local_state
         self._warn = WarningThrottle(reporter.warning)
         self._writer = CheckpointWriter(directory / folder_of(job_id, identity), rules_of(spec))
         self.deferred = DeferredDigest()
+        self.snapshot_bytes = 0
         self.parent = ""
         self._metrics: tuple[int, Mapping[str, float]] = (-1, {})
         self._saved = self._draft = _NOTHING_SAVED
+        self._known = (-1, b"")
+        self._parts_of = 0
+        self._part = WHOLE
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of the state after `step` steps, for its manifest, written already or not."""
@@ -105,20 +118,33 @@ class Checkpoints:
             self._writer.add_metrics(checkpoint_name(*self._saved), finite)
 
     def leave_behind(self, branches: tuple[Branch, ...]) -> None:
-        """Checkpoints of these stay, whatever is written from here on."""
+        """Keep the checkpoints of these branches, whatever is written later."""
         self._writer.branches = branches
 
     def compare(self, replica: Replica) -> None:
         """Take the digest of the state, without saving it."""
-        self.deferred.take(replica.step, self._digest(replica))
+        self._take_digest(replica, None, b"")
 
-    def _digest(self, replica: Replica) -> bytes:
-        return state_digest(replica, self._reporter.progress)
+    def _take_digest(self, replica: Replica, key: StateKey | None, agreed: bytes) -> None:
+        got_on = self._reporter.progress
+        if replica.shards is None:
+            self.deferred.take(replica.step, state_digest(replica, got_on), key)
+        elif agreed:
+            self.deferred.take(replica.step, agreed, key)
+        else:
+            self.deferred.take_shards(replica.step, shard_digests(replica, got_on), key)
 
     def take(
-        self, replica: Replica, *, key: StateKey, world_size: int, writes: bool, waits: bool
+        self,
+        replica: Replica,
+        *,
+        key: StateKey,
+        world_size: int,
+        writes: bool,
+        waits: bool,
+        agreed: bytes = b"",
     ) -> None:
-        """Take the digest of the state, and write a draft of it.
+        """Take the digest of the state, and write a draft of it, or of what is held of it.
 
         Args:
             replica: the state; may change as soon as this returns.
@@ -127,37 +153,75 @@ class Checkpoints:
             writes: this rank is one of those that write.
             waits: finish an earlier write first however long it takes, instead of leaving this
                 one out: a disk that hangs must not hold up training.
+            agreed: its digest, if the ranks have just agreed on it.  That of a sharded state is
+                known to no rank alone.
         """
         if not writes:
-            self.deferred.take(replica.step, self._digest(replica), key)
+            self._take_digest(replica, key, agreed)
             return
-        got_on = self._reporter.progress
-        live = named_tensors(replica)
-        tensors = {name: copied_to_host(tensor, got_on) for name, tensor in live.items()}
-        about = metadata(replica)
-        digest = digest_of(tensors, about, got_on)
-        self.deferred.take(replica.step, digest, key)
+        snapshot: Snapshot | None = None
+        if replica.shards is None:
+            snapshot = whole_snapshot(replica, self._reporter.progress)
+            self.deferred.take(replica.step, snapshot.digest, key)
+        else:
+            self._take_digest(replica, key, agreed)
         if not self._idle_within(math.inf if waits else _PATIENCE_S):
             name = checkpoint_name(*key)
             self._warn("checkpoint_left_out", f"{name} was not written: an earlier one still is")
             return
-        self._draft = key
+        if snapshot is not None:
+            self.snapshot_bytes = snapshot.size_bytes
+            self._write(replica, key, world_size, snapshot)
+        else:  # only now: an earlier copy has been written, and its memory is free
+            self._write_part(replica, key, world_size)
+
+    def _write_part(self, replica: Replica, key: StateKey, world_size: int) -> None:
+        """Write what is held of a sharded state, and wait for it if there is no room for a copy."""
+        shards = replica.shards
+        assert shards is not None, "the state is sharded"
+        size_bytes, room = part_bytes(replica, shards), available_memory(torch.device("cpu"))
+        copies = size_bytes + _SPARE_BYTES <= room.bytes
+        with mapped_blocks():
+            snapshot = part_snapshot(
+                replica,
+                shards,
+                mirrors=self._spec.strategy.mirrors,
+                copies=copies,
+                got_on=self._reporter.progress,
+            )
+        self.snapshot_bytes = snapshot.size_bytes if copies else 0
+        self._write(replica, key, world_size, snapshot)
+        if not copies:
+            self._warn(
+                "checkpoint_waited_for",
+                f"training waits while {checkpoint_name(*key)} is written: a copy of"
+                f" {shown_bytes(size_bytes)} does not fit into {shown_bytes(room.bytes)}"
+                f" ({room.limit})",
+            )
+            self._waited(math.inf, self._writer.written_within)
+
+    def _write(self, replica: Replica, key: StateKey, world_size: int, snapshot: Snapshot) -> None:
+        """Let a draft be written."""
+        self._draft, self._parts_of = key, world_size if snapshot.part else 0
+        self._part = snapshot.part.shards if snapshot.part else WHOLE
         manifest = Manifest(
             **self._about_job(),
+            format=FORMAT if snapshot.part is None else PART_FORMAT,
             generation=key.generation,
             step=key.step,
             epoch=replica.epoch,
             offset=replica.offset,
-            digest=digest.hex(),
+            digest=snapshot.digest.hex(),
             world_size=world_size,
-            state=about,
-            tensors=tuple(tensors),
+            state=snapshot.about,
+            tensors=snapshot.names,
+            local_state=self._local_state(),
+            part=snapshot.part,
         )
-        self._writer.write(Draft(manifest=manifest, files=_files(tensors)))
+        self._writer.write(Draft(manifest=manifest, files=_files(snapshot.tensors)))
 
     def _about_job(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
             "job": self._job_id,
             "identity": self._identity,
             "job_name": self._spec.job.name,
@@ -170,6 +234,8 @@ class Checkpoints:
     def agreed(self) -> None:
         """All ranks hold the pending digest: say so, and publish what this rank has written."""
         pending = self.deferred.pending
+        if pending is not None:
+            self._known = (pending.step, pending.digest)
         if pending is not None and pending.key is not None:
             self._reporter.agreed(pending.key, pending.digest)
         self._publish_draft()
@@ -179,38 +245,56 @@ class Checkpoints:
         pending = self.deferred.settled()
         if pending is not None and pending.step == self._draft.step:
             step, metrics = self._metrics
-            self._writer.publish(metrics if step == pending.step else {})
+            self._writer.publish(metrics if step == pending.step else {}, pending.digest.hex())
             self._saved, self._draft = self._draft, _NOTHING_SAVED
             self.parent = checkpoint_name(*self._saved)
 
     def settle(self, step: int, digest: bytes) -> None:
         """All ranks hold `digest` after `step` steps; whatever else was pending is dropped."""
+        self._known = (step, digest)
         if self.deferred.matches(step, digest):
             self.agreed()
         else:
             self.drop()
 
     def drop(self) -> None:
-        """Nobody will agree on what is pending."""
+        """Drop the pending digest and draft."""
         self.deferred.drop()
         self._draft = _NOTHING_SAVED
         self._writer.discard()
 
-    def holds(self, key: StateKey) -> bool:
-        """Whether this process published the state of this key."""
-        return self._saved == key
+    def holds(self, key: StateKey, world_size: int, part: ShardSet) -> bool:
+        """Whether this process published this part of the state of this key.
 
-    def loaded(self, key: StateKey) -> None:
-        """The live state was read from this job's checkpoint of this key."""
-        self._saved, self.parent = key, checkpoint_name(*key)
+        The parts of a checkpoint have to be of one world: those of another number of ranks are cut
+        elsewhere, and have another digest.
+        """
+        same_cut = self._parts_of in (0, world_size)
+        return self._saved == key and same_cut and self._part.covers(part)
+
+    def loaded(self, key: StateKey, parts_of: int = 0, part: ShardSet = WHOLE) -> None:
+        """The live state was read from this job's checkpoint of this key.
+
+        Args:
+            key: the key.
+            parts_of: the number of ranks among which it was divided; 0: it was whole.
+            part: what it has of the state.
+        """
+        self._part = part
+        self._saved, self.parent, self._parts_of = key, checkpoint_name(*key), parts_of
 
     def save(self, replica: Replica, *, key: StateKey, world_size: int) -> None:
-        """Write and publish the state, and wait for that; no other rank is there to agree.
+        """Write and publish the state, and wait until done; no other rank is left to agree.
+
+        The part of a sharded state gets the digest on which the ranks agreed last, if that was of
+        this step, and else none.
 
         Raises:
             CheckpointError: it cannot be written.
         """
-        self.take(replica, key=key, world_size=world_size, writes=True, waits=True)
+        step, digest = self._known
+        agreed = digest if step == replica.step else b""
+        self.take(replica, key=key, world_size=world_size, writes=True, waits=True, agreed=agreed)
         self._publish_draft()
         self._idle_within(math.inf)
         for failure in self._report():
@@ -219,14 +303,15 @@ class Checkpoints:
     def poll(self) -> None:
         """Report what the writer has finished; does not wait."""
         for failure in self._report():
-            self._warn("checkpoint_failed", f"{failure.name} was not saved: {failure.reason}")
+            what = "is saved without its metrics" if failure.saved else "was not saved"
+            self._warn("checkpoint_failed", f"{failure.name} {what}: {failure.reason}")
 
     def _report(self) -> list[Failure]:
-        """Tell of what was published since the last time; returns what was not."""
+        """Report what was published since the last call; returns the failures."""
         failures: list[Failure] = []
         for result in self._writer.finished():
             if isinstance(result, Failure):
-                self._saved = _NOTHING_SAVED
+                self._saved = self._saved if result.saved else _NOTHING_SAVED
                 failures.append(result)
                 continue
             record = CheckpointRecord(
@@ -239,6 +324,7 @@ class Checkpoints:
                 write_s=result.write_s,
                 metrics=dict(result.manifest.metrics),
                 kept=result.kept,
+                part=result.manifest.shards,
             )
             self._reporter.checkpoint_saved(record)
             self._tell(record)
@@ -250,16 +336,20 @@ class Checkpoints:
         self.poll()
 
     def close(self) -> None:
-        """Leave nothing running and no draft behind; the task hears no more."""
+        """Stop the writer and remove drafts; no callback of the task is called any more."""
         self._tell = _unheard
         self._writer.close()
         self.poll()
 
     def _idle_within(self, limit_s: float) -> bool:
-        """Wait for the writer, and get on as long as the disk does; says whether it is idle."""
+        """Wait until the writer is idle; returns whether it is."""
+        return self._waited(limit_s, self._writer.idle_within)
+
+    def _waited(self, limit_s: float, done_within: Callable[[float], bool]) -> bool:
+        """Wait for the writer, reporting progress while it writes; returns whether it is done."""
         begun_s = heard_s = now_s = time.monotonic()
         written_bytes = self._writer.written_bytes
-        while not self._writer.idle_within(min(_LOOK_EVERY_S, begun_s + limit_s - now_s)):
+        while not done_within(min(_LOOK_EVERY_S, begun_s + limit_s - now_s)):
             now_s = time.monotonic()
             if now_s - begun_s >= limit_s:
                 return False
@@ -271,52 +361,18 @@ class Checkpoints:
 
 
 def _unheard(record: CheckpointRecord) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
-def read_checkpoint(path: Path, got_on: GotOn = nobody) -> tuple[Manifest, dict[str, Tensor]]:
-    """A checkpoint's manifest and tensors, verified down to the state's digest.
-
-    Raises:
-        CheckpointError: it is torn or damaged.
-    """
-    manifest = verify(path, got_on)
-    try:
-        stored = {MODEL + name: tensor for name, tensor in _load(path / MODEL_FILE).items()}
-        stored |= _load(path / OPTIMIZER_FILE)
-        if AVERAGES_FILE in manifest.files:
-            averages = _load(path / AVERAGES_FILE)
-            stored |= {AVERAGE + name: tensor for name, tensor in averages.items()}
-        tensors = {name: stored[name] for name in manifest.tensors}
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be loaded: {error}") from error
-    if digest_of(tensors, manifest.state, got_on).hex() != manifest.digest:
-        raise CheckpointError(f"{path} does not match its digest")
-    return manifest, tensors
-
-
-def _load(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in memory of our own.
-
-    An optimizer that lived in a mapped file would keep its room on the disk from being freed, and
-    the process would die with the file.
-    """
-    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(file).items()}
-
-
-def _files(tensors: Mapping[str, Tensor]) -> dict[str, list[RawTensor]]:
+def _files(tensors: Mapping[str, SavedTensor]) -> dict[str, list[RawTensor]]:
     files: dict[str, list[RawTensor]] = {MODEL_FILE: [], OPTIMIZER_FILE: []}
-    for name, tensor in tensors.items():
-        file, prefix = OPTIMIZER_FILE, ""
-        if name.startswith(MODEL):
-            file, prefix = MODEL_FILE, MODEL
-        elif name.startswith(AVERAGE):
-            file, prefix = AVERAGES_FILE, AVERAGE
+    for listed, tensor in tensors.items():
+        file, name = placed(listed)
         raw = RawTensor(
-            name=name.removeprefix(prefix),  # as the model's own state_dict() calls it
+            name=name,
             dtype=dtype_name(name, tensor.dtype),
-            shape=tuple(tensor.shape),
-            content=tensor_bytes(tensor),
+            shape=tensor.shape,
+            content=tuple(tensor_bytes(piece) for piece in tensor.pieces),
         )
         files.setdefault(file, []).append(raw)
     return files

@@ -1,21 +1,20 @@
-"""Writes checkpoints in the background so that no reader ever sees half of one.
+"""Writes checkpoints in the background so that no reader ever sees a partial one.
 
-A draft is written to a temporary directory at once, while training goes on.  Only when all ranks
-have agreed on its digest is it published: manifest, fsync of everything, rename, fsync of the
-parent, retention.  A draft that is not agreed on is thrown away.  Metrics are
-added to a published one when its evaluation is over.  Disk errors end up in
-`Failure`s, never in the training thread.
+A draft is written to a temporary directory immediately, while training continues.  It is published
+only after all ranks have agreed on its digest: manifest, fsync of everything, rename, fsync of the
+parent, retention.  A draft without agreement is discarded.  Metrics are added to a published
+checkpoint after its evaluation.  Disk errors are reported as `Failure`s and never raised in the
+training thread.
 
-Several writers may share a directory: each drafts under a name of its own, and who finds the same
-state published already has nothing left to do.  The snapshot's memory belongs to the writer until
-it is written.  Tensors come as bytes; nothing here knows torch.
+Several writers may share a directory: each uses a unique name for its draft, and a writer that
+finds the same state already published is done.  The snapshot's memory belongs to the writer until
+it is written.  Tensors are passed as bytes; this file does not import torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +28,11 @@ import xxhash
 from dtd.core.membership.branches import Branch
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError
-from dtd.train.checkpoint.drafts import Drafts
+from dtd.parts.tensor_file import TensorInfo, encode_header
+from dtd.train.checkpoint.drafts import Drafts, remove
 from dtd.train.checkpoint.format import (
     MANIFEST_FILE,
+    ORIGIN,
     FileInfo,
     Manifest,
     checkpoint_name,
@@ -41,20 +42,18 @@ from dtd.train.checkpoint.format import (
 )
 from dtd.train.checkpoint.retention import Rules, retain
 
-_HEADER_ALIGNMENT = 8
-
 _TRIES: Final = 8
-"""Each failure means that somebody else has just put, or taken away, what lies there."""
+"""Each failure means that another writer has just created or removed the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTensor:
-    """A tensor as safetensors sees it."""
+    """A tensor as safetensors sees it; its bytes may lie in several places, in order."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    content: memoryview
+    content: tuple[memoryview, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +77,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A checkpoint that could not be written, and why."""
+    """A checkpoint that could not be written, and why; `saved`: only its metrics could not."""
 
     name: str
     reason: str
+    saved: bool = False
 
 
 class CheckpointWriter:
@@ -105,26 +105,36 @@ class CheckpointWriter:
         self._writing_s = 0.0  # of the newest draft; each is published before the next is begun
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._draft: tuple[str, Future[Manifest]] | None = None
-        self._publishing: list[tuple[str, Future[Published | None]]] = []
+        self._publishing: list[tuple[str, Future[list[Published | Failure]]]] = []
 
     def idle_within(self, timeout_s: float) -> bool:
-        """Wait until nothing is being published any more; says whether that is so."""
+        """Wait until all publishing has finished; returns whether it has."""
         _, unfinished = wait([future for _, future in self._publishing], timeout_s)
         return not unfinished
 
     def write(self, draft: Draft) -> None:
-        """Begin to write a draft; an earlier one that was never agreed on goes."""
+        """Start writing a draft; an earlier one without agreement is discarded."""
         self.discard()
         name = checkpoint_name(draft.manifest.generation, draft.manifest.step)
         self._draft = (name, self._thread.submit(self._write, name, draft))
 
-    def publish(self, metrics: Mapping[str, float]) -> None:
-        """All ranks agree on the draft; its metrics are known now."""
+    def written_within(self, timeout_s: float) -> bool:
+        """Wait until the draft has been read from memory; returns whether it has."""
+        _, unfinished = wait([] if self._draft is None else [self._draft[1]], timeout_s)
+        return not unfinished
+
+    def publish(self, metrics: Mapping[str, float], digest: str | None = None) -> None:
+        """All ranks agree on the draft; its metrics are known now.
+
+        Args:
+            metrics: go into the manifest.
+            digest: the state's, which may not have been known to the draft; None: as there.
+        """
         if self._draft is None:
             return
         (name, written), self._draft = self._draft, None
-        future: Future[Published | None] = self._thread.submit(
-            self._publish, name, written, dict(metrics)
+        future: Future[list[Published | Failure]] = self._thread.submit(
+            self._publish, name, written, dict(metrics), digest
         )
         self._publishing.append((name, future))
 
@@ -137,22 +147,20 @@ class CheckpointWriter:
         self._publishing.append((name, future))
 
     def discard(self) -> None:
-        """Throw the draft away, if there is one."""
+        """Discard the draft, if there is one."""
         if self._draft is not None:
             (name, _), self._draft = self._draft, None
             self._thread.submit(self._drafts.remove, name)
 
     def finished(self) -> list[Published | Failure]:
-        """What came of `publish` and `add_metrics` since the last call; does not wait."""
+        """Return the results of `publish` and `add_metrics` since the last call; does not wait."""
         results: list[Published | Failure] = []
         while self._publishing and self._publishing[0][1].done():
             name, future = self._publishing.pop(0)
             try:
-                published = future.result()
-                if published is not None:
-                    results.append(published)
+                results += future.result()
             except Exception as error:  # noqa: BLE001 - training goes on whatever the disk does
-                results.append(Failure(name=name, reason=f"{type(error).__name__}: {error}"))
+                results.append(_failure(name, error))
         return results
 
     def flush(self) -> None:
@@ -160,7 +168,7 @@ class CheckpointWriter:
         self._thread.submit(_nothing).result()
 
     def close(self) -> None:
-        """Throw an unpublished draft away and end the thread."""
+        """Discard an unpublished draft and stop the thread."""
         self.discard()
         self._thread.shutdown(wait=True)
 
@@ -184,35 +192,59 @@ class CheckpointWriter:
         self.written_bytes += size_bytes
 
     def _publish(
-        self, name: str, written: Future[Manifest], metrics: Mapping[str, float]
-    ) -> Published:
+        self,
+        name: str,
+        written: Future[Manifest],
+        metrics: Mapping[str, float],
+        digest: str | None,
+    ) -> list[Published | Failure]:
         begun_s = time.monotonic()
         draft, target = self._drafts.path(name), self._directory / name
         try:
             manifest = replace(written.result(), metrics=metrics)
+            if digest is not None:
+                manifest = replace(manifest, digest=digest)
             _write_synced(draft / MANIFEST_FILE, encode_manifest(manifest))
             sync_directory(draft)
             self._put(name, target, manifest)
         finally:
             self._drafts.remove(name)
-        return self._published(target, manifest, self._writing_s + time.monotonic() - begun_s)
+        write_s = self._writing_s + time.monotonic() - begun_s
+        return [self._published(target, manifest, write_s)]
 
     def _published(self, target: Path, manifest: Manifest, write_s: float) -> Published:
+        # Counted, not looked up: retention may remove it at once, here or in another process.
+        size_bytes = len(encode_manifest(manifest))
+        size_bytes += sum(file.size_bytes for file in manifest.files.values())
+        remove(self._directory / ORIGIN)  # from now on the job has checkpoints of its own
         kept = retain(self._directory, self._rules, now_unix_s=time.time(), branches=self.branches)
-        size_bytes = sum(file.stat().st_size for file in target.iterdir())
         return Published(
             path=target, manifest=manifest, size_bytes=size_bytes, write_s=write_s, kept=kept
         )
 
     def _add_metrics(
-        self, name: str, earlier: Future[Published | None] | None, metrics: Mapping[str, float]
+        self,
+        name: str,
+        earlier: Future[list[Published | Failure]] | None,
+        metrics: Mapping[str, float],
+    ) -> list[Published | Failure]:
+        """Exchange the manifest for one with metrics; without them the checkpoint is there, too."""
+        untold = earlier.result() if earlier is not None else []
+        write_s = sum(one.write_s for one in untold if isinstance(one, Published))
+        try:
+            published = self._with_metrics(name, metrics, write_s)
+        except Exception as error:  # noqa: BLE001 - training goes on whatever the disk does
+            return [*untold, _failure(name, error, saved=True)]
+        return untold if published is None else [published]
+
+    def _with_metrics(
+        self, name: str, metrics: Mapping[str, float], write_s: float
     ) -> Published | None:
-        """Exchange the manifest for one with metrics; None if it had them and all is told."""
-        published = earlier.result() if earlier is not None else None
+        """None if it has them already."""
         target = self._directory / name
         manifest = read_manifest(target)
         if dict(manifest.metrics) == metrics:
-            return published
+            return None
         manifest = replace(manifest, metrics=metrics)
         draft = self._drafts.make(name)
         try:
@@ -221,10 +253,10 @@ class CheckpointWriter:
             sync_directory(target)
         finally:
             self._drafts.remove(name)
-        return self._published(target, manifest, published.write_s if published else 0.0)
+        return self._published(target, manifest, write_s)
 
     def _put(self, name: str, target: Path, manifest: Manifest) -> None:
-        """Put the draft in its place, where others may be doing the same; the first one counts."""
+        """Move the draft to its target; if several writers try, the first one succeeds."""
         for _ in range(_TRIES):
             if _holds(target, manifest):
                 return
@@ -254,24 +286,17 @@ def write_safetensors(
         tensors: its content.
         count: called with the number of bytes that were just written.
 
-    The format: length of the header (8 bytes, little-endian), the header as JSON, the tensors'
-    bytes.  Written here and not by the library because memory is passed on without copying, other
-    threads run meanwhile, and the hash comes for free.
+    Written here and not by the library because memory is passed on without copying, other threads
+    run meanwhile, and the hash comes for free.
     """
-    header, stop = {}, 0
-    for tensor in tensors:
-        start, stop = stop, stop + len(tensor.content)
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [start, stop],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT)
+    header = encode_header(
+        TensorInfo(name=one.name, dtype=one.dtype, shape=one.shape) for one in tensors
+    )
     content, size_bytes = xxhash.xxh3_128(), 0
     with file.open("xb") as stream:
-        parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-        for part in parts + [tensor.content for tensor in tensors]:
+        pieces: list[bytes | memoryview] = [header]
+        pieces += [piece for tensor in tensors for piece in tensor.content]
+        for part in pieces:
             stream.write(part)
             content.update(part)
             size_bytes += len(part)
@@ -282,11 +307,12 @@ def write_safetensors(
 
 
 def _holds(target: Path, manifest: Manifest) -> bool:
-    """Whether the same state is published there already, soundly."""
+    """Whether the same state, or the same part of it, is published there already, soundly."""
     if not target.exists():
         return False
     with contextlib.suppress(CheckpointError):
-        return verify(target).digest == manifest.digest
+        there = verify(target)
+        return (there.digest, there.shards) == (manifest.digest, manifest.shards)
     return False
 
 
@@ -295,6 +321,10 @@ def _write_synced(file: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _failure(name: str, error: Exception, *, saved: bool = False) -> Failure:
+    return Failure(name=name, reason=f"{type(error).__name__}: {error}", saved=saved)
 
 
 def _nothing() -> None:

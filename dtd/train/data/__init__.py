@@ -1,1 +1,1 @@
-"""Rows of a job: which ones, in which order, loaded ahead of the step that uses them."""
+"""Rows of a job: their selection and order, loaded ahead of the step that uses them."""

@@ -1,15 +1,15 @@
-"""Where batches are made ahead of time: a thread, processes, or the training thread itself.
+"""Prefetching of batches: by a thread, by processes, or in the training thread itself.
 
-Every source takes a stream of requests and gives their batches in the same order.  At most a few
-requests are under way; a restart drops them, but for those that come again.
+Every source takes a stream of requests and returns their batches in the same order.  Only a few
+requests are in progress at a time; a restart drops those that the new stream does not contain.
 `dtd.train.data.loader` chooses the source and decides when to restart.
 
     dataset                                    loader_workers = 0       > 0
     offers fetch, or draws nothing at random   ThreadSource             ProcessSource
     draws from the process's generators        CallerSource             ProcessSource
 
-The training thread draws from the generators of this process (dropout), so no other thread may:
-that is why the last row has no thread.
+The training thread draws from this process's generators (dropout), so no other thread may use
+them; therefore the last row has no thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dtd.train.data.rows import BatchRequest, LoadedBatch, kept_random_state, lo
 from dtd.train.task import MapDataset
 
 AHEAD = 2
-"""Batches under way beyond the one that is waited for (for each loader process)."""
+"""Number of batches loaded ahead of the one being waited for (for each loader process)."""
 
 _PROCESS_ENDED = (RuntimeError, OSError, EOFError)
 """What torch raises, or its queues do, when a loader process is gone."""
@@ -47,7 +47,7 @@ class BatchSource(Protocol):
     processes: int
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Go on with these requests, beginning now; nothing else stays under way.
+        """Continue with these requests immediately; drop all others that are in progress.
 
         Raises:
             LoaderLost: as in `take`.
@@ -79,7 +79,7 @@ class CallerSource:
         self._requests: Iterator[BatchRequest] = iter(())
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """Nothing is ever under way."""
+        """Restart; there is never a request in progress."""
         self._requests = requests
 
     def take(self) -> LoadedBatch:
@@ -114,7 +114,7 @@ class ThreadSource:
         self._under_way: deque[tuple[BatchRequest, Future[LoadedBatch]]] = deque()
 
     def restart(self, requests: Iterator[BatchRequest]) -> None:
-        """One batch may still be loading in vain; it is finished and dropped."""
+        """Restart; a batch that is being loaded is finished and dropped."""
         made = {request: future for request, future in self._under_way if not _failed(future)}
         self._under_way.clear()
         self._requests = requests

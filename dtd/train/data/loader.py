@@ -1,10 +1,10 @@
-"""The training loop's batches: exactly what it asks for, prepared before it asks.
+"""The training loop's batches: exactly those requested, prepared in advance.
 
-The loop gives a plan, "what is request number n", and asks for one request after the other.  As
-long as it asks for what the plan said, the batch is ready.  When it does not (a step is redone,
-the world size changed), loading starts over from the request, so a wrong batch cannot be handed
-out; of what was prepared only batches that the new plan needs as well are kept.  Which rows those
-are is decided by `dtd.core.data.sampler`.
+The loop supplies a plan, which maps a number to a request, and then asks for one request after the
+other.  As long as it follows the plan, batches are prepared in advance.  If it does not (a step is
+redone, the world size has changed), loading restarts at the new request, so a wrong batch is never
+returned; only prepared batches that the new plan also needs are kept.  `dtd.core.data.sampler`
+determines the rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Plan = Callable[[int], BatchRequest | None]
 
 
 MAX_LOSSES: Final = 3
-"""So often in a row loader processes may end before a batch is there."""
+"""How many times in a row loader processes may end before a batch has been loaded."""
 
 
 def warn_nobody(event: str, message: str) -> None:
-    """Where warnings go that nobody asked for."""
+    """A `Warn` that does nothing."""
     del event, message
 
 
@@ -65,7 +65,7 @@ class Loader:
         self._under_way: deque[BatchRequest] = deque()
 
     def warm_up(self, plan: Plan) -> None:
-        """Have every loader process start and make a batch, so that no step waits for that.
+        """Start every loader process and have it load a batch, so that no step waits for that.
 
         They are given requests in turn, so as many of them as there are processes reach them all.
 
@@ -159,7 +159,7 @@ class Loader:
                 return
 
     def _replace(self, error: LoaderLost) -> None:
-        """Loader processes are gone: the source will start others, but not for ever."""
+        """Loader processes were lost: let the source start others, a limited number of times."""
         self._losses += 1
         if self._losses >= MAX_LOSSES:
             self._losses = 0

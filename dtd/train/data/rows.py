@@ -1,4 +1,4 @@
-"""Rows of a dataset -> one batch, with every random draw keyed by (seed, epoch, row).
+"""Combines rows of a dataset into a batch, with every random draw keyed by (seed, epoch, row).
 
 A dataset with `fetch` keys its own draws.  For any other, the generators of torch, numpy and
 `random` are set by the row's key before the row is read.  They belong to the whole process, so
@@ -26,7 +26,7 @@ from dtd.errors import TaskError
 from dtd.train.task import CollatedRows, MapDataset
 
 RETRY_PAUSES_S: Final = (0.1, 0.3, 1.0, 2.5)
-"""A row that cannot be read is tried again after these: disks and networks have hiccups."""
+"""Pauses before reading a row again: failures of disks and networks are often temporary."""
 
 _ROWS_TRIED = 2
 _ROWS_NAMED = 16
@@ -160,7 +160,7 @@ def shape_of(batch: Any) -> tuple[tuple[int, ...], ...]:
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, outside nothing has happened."""
+    """Restore the state of all random generators afterwards."""
     torch_state = torch.default_generator.get_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
@@ -210,7 +210,7 @@ def _row_error(what: str, error: Exception) -> TaskError:
 
 
 def _span(rows: Sequence[int]) -> str:
-    """The rows by number: they were shuffled, so first and last would say nothing."""
+    """List the rows by number: they are shuffled, so first and last are not informative."""
     named = ", ".join(map(str, rows[:_ROWS_NAMED]))
     more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
     return f"{'row' if len(rows) == 1 else 'rows'} {named}{more}"

@@ -1,4 +1,4 @@
-"""Which row stands at which place of an epoch: the default order, or what the task asks for."""
+"""The order of rows in an epoch: the default order, or the one that the task defines."""
 
 from __future__ import annotations
 

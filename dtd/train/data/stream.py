@@ -1,4 +1,4 @@
-"""Rows that come one after another, from a source whose position can be kept.
+"""Rows that arrive one after another, from a source whose position can be saved.
 
 A stream becomes rows by number: row n is the n-th that it gives, counted from the beginning of the
 job.  A step takes the next `global_batch_size` of them and each rank a slice, as of any dataset, so

@@ -1,10 +1,10 @@
-"""Which rows really went through the model in a step, to be held against the plan.
+"""The rows that the model actually processed in a step, for comparison with the plan.
 
-Each batch says which rows the dataset was asked for to make it (`dtd.train.data.rows.LoadedBatch`).
-A rank sums a hash of (epoch, row) over all its batches; the sums of all ranks are added in the
+Each batch records which rows were read from the dataset (`dtd.train.data.rows.LoadedBatch`).  A
+rank sums a hash of (epoch, row) over all its batches.  The sums of all ranks are added in the
 step's scalars (`dtd.strategy.scalars`), modulo 2**64, and compared with the same sum over the
-plan's rows when the step is committed.  So "exactly once" is measured where rows are used, and not
-derived from the step's number.  The ledger keeps the account.
+plan's rows when the step is committed.  So "exactly once" is measured where rows are used rather
+than derived from the step's number.  The ledger keeps the totals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtd.core.data.sampler import row_key
 from dtd.train.data.rows import BatchRequest, LoadedBatch
 from dtd.train.data.sampling import mixed
 
-_MODULUS = 1 << 64
+MODULUS = 1 << 64
 _SHOWN_ROWS = 8
 
 
@@ -30,10 +30,10 @@ class UsedRows:
 
     Attributes:
         checksum: sum of the rows' hashes, modulo 2**64.
-        rows: how many.
-        missing: of the rows that were asked for, how many were not used.
-        extra: how many were used that were not asked for.
-        example: what was wrong first, in words; of one rank, and not sent.
+        rows: number of rows.
+        missing: number of requested rows that were not used.
+        extra: number of used rows that were not requested.
+        example: description of the first error on this rank; not sent to others.
     """
 
     checksum: int = 0
@@ -43,8 +43,8 @@ class UsedRows:
     example: str = ""
 
     def add(self, asked: BatchRequest, loaded: LoadedBatch) -> None:
-        """A batch goes through the model."""
-        self.checksum = (self.checksum + checksum(loaded.epoch, loaded.rows)) % _MODULUS
+        """Add a batch that the model processes."""
+        self.checksum = (self.checksum + checksum(loaded.epoch, loaded.rows)) % MODULUS
         self.rows += len(loaded.rows)
         if (loaded.epoch, loaded.rows) == (asked.epoch, asked.rows):
             return
@@ -58,21 +58,21 @@ class UsedRows:
         )
 
     def words(self) -> list[int]:
-        """For the step's scalars, which add integers modulo 2**64 and show them with a sign."""
-        signed = (self.checksum + _MODULUS // 2) % _MODULUS - _MODULUS // 2
+        """Return the tally as signed integers for the step's scalars, which add modulo 2**64."""
+        signed = (self.checksum + MODULUS // 2) % MODULUS - MODULUS // 2
         return [signed, self.rows, self.missing, self.extra]
 
     @classmethod
     def of_words(cls, words: Sequence[int]) -> UsedRows:
-        """The tally whose words, or whose ranks' words added up, these are."""
+        """Return the tally for these words, which may be sums over ranks."""
         signed, rows, missing, extra = words
-        return cls(checksum=signed % _MODULUS, rows=rows, missing=missing, extra=extra)
+        return cls(checksum=signed % MODULUS, rows=rows, missing=missing, extra=extra)
 
     def against(self, planned_checksum: int, planned_rows: int) -> tuple[int, int]:
-        """How many rows of the plan were not used, and how many beyond it; at least.
+        """Return lower bounds of the planned rows not used, and of the used rows not planned.
 
-        Ranks know what they did not get.  That slices overlapped, or left a gap, nobody knows, and
-        only the sum shows it.
+        Each rank knows which requested rows it did not get.  Overlaps and gaps between slices are
+        visible to no rank; only the checksum reveals them.
         """
         missing = max(self.missing, planned_rows - self.rows)
         extra = max(self.extra, self.rows - planned_rows)
@@ -82,7 +82,7 @@ class UsedRows:
 
 
 def checksum(epoch: int, rows: Sequence[int] | npt.NDArray[np.uint64]) -> int:
-    """Sum of the hashes of (epoch, row) over all rows, modulo 2**64; in no order."""
+    """Return the sum of the hashes of (epoch, row), modulo 2**64; independent of the order."""
     salted = np.array(rows, dtype=np.uint64) ^ np.uint64(row_key(0, epoch, 0))
     return int(mixed(salted).sum(dtype=np.uint64))
 

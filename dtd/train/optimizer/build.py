@@ -1,4 +1,4 @@
-"""The optimizer that a job asks for, or the task's own; several of them seen as one."""
+"""The optimizer that a job requests, or the task's own; several of them presented as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer can go on with a saved state, and if not, what differs, by name.
+"""Whether an optimizer can continue from a saved state, and if not, what differs, by name.
 
 torch takes over what it is given and fails in the middle of a step, or with a bare key; everything
 is compared here before that, and named with both values.  Nothing is loaded here.

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the number of updates, so that it needs no state of its own.
+"""The learning rate as a pure function of the number of updates, so it needs no state.
 
 Warm-up is linear over the first `warmup_steps` updates.  "step" drops by `gamma` every
 `step_every` updates, warm-up included; "cosine" goes from the end of warm-up to the end of the job

@@ -1,1 +1,1 @@
-"""The state of a replica: its tensors, its hash, and its way between workers."""
+"""The state of a replica: its tensors, its hash, and its transfer between workers."""

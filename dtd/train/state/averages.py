@@ -25,19 +25,19 @@ class Averages:
     """The averages of one model's trained parameters.
 
     Args:
-        model: whose names they get.
-        parameters: those that are trained.
-        decay: what stays of an average in one update.
+        model: provides the names.
+        parameters: the trained parameters.
+        decay: weight of the old average in one update.
 
     Attributes:
-        named: the averages by name, as the model calls its parameters.
+        named: the averages by the name of their parameter in the model.
     """
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], *, decay: float
     ) -> None:
         self._parameters = list(parameters)
-        self._weight = 1.0 - decay
+        self._decay, self._weight = decay, 1.0 - decay
         names = {tensor.data_ptr(): name for name, tensor in model_tensors(model).items()}
         self.named: dict[str, Tensor] = {}
         for parameter in self._parameters:
@@ -45,22 +45,28 @@ class Averages:
             self.named[names[parameter.data_ptr()]] = parameter.detach().to(wide, copy=True)
 
     def begin(self) -> None:
-        """The weights are new: no average of others is left."""
+        """Restart the averages from the weights, which are new."""
         self.update(first=True)
 
-    def update(self, *, first: bool) -> None:
-        """The parameters were updated; `first`: never before."""
+    def update(self, *, first: bool, steps: int = 1) -> None:
+        """Update the averages after an update of the parameters.
+
+        Args:
+            first: whether this is the first update.
+            steps: number of steps that the update covers; the decay is applied once for each.
+        """
         averages = list(self.named.values())
         pairs = zip(self._parameters, averages, strict=True)
         values = [parameter.detach().to(average.dtype) for parameter, average in pairs]
         if first:
             torch._foreach_copy_(averages, values)
         else:
-            torch._foreach_lerp_(averages, values, self._weight)
+            weight = self._weight if steps == 1 else 1.0 - self._decay**steps
+            torch._foreach_lerp_(averages, values, weight)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model computes with the averages; nothing may be updated there."""
+        """Use the averages as the model's weights in this context; no update may be made in it."""
         live = [parameter.data for parameter in self._parameters]
         try:
             for parameter, average in zip(self._parameters, self.named.values(), strict=True):
@@ -71,10 +77,10 @@ class Averages:
                 parameter.data = value
 
     def load(self, given: Mapping[str, Tensor], got_on: GotOn = nobody) -> None:
-        """Go on with another replica's averages; where there are none, begin with the weights.
+        """Continue with another replica's averages; if there are none, start from the weights.
 
         Raises:
-            CheckpointError: they are of another model.
+            CheckpointError: they belong to another model.
         """
         if not given:
             self.begin()

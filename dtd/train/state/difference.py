@@ -1,4 +1,4 @@
-"""Which entry of the state is the first in which ranks differ, and what that is a sign of.
+"""Finds the first entry of the state in which ranks differ, and its probable cause.
 
 Called when digests differ, on all ranks alike: each hashes its entries one by one, and the ranks
 search the list together (`dtd.core.engine.difference`).  What becomes of the job is decided by the
@@ -7,21 +7,25 @@ coordinator; nothing of the state is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import xxhash
 
 from dtd.core.engine.difference import search
+from dtd.core.engine.shard_digests import Shared
+from dtd.core.engine.shards import ShardSet
 from dtd.errors import ProtocolError, RingBroken
 from dtd.strategy.wire_memory import tensor_bytes
+from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
+    STRATEGY,
     TASK,
-    canonical_json,
     dtype_name,
     metadata,
     named_tensors,
@@ -30,6 +34,8 @@ from dtd.train.state.tensors import (
 from dtd.train.state.weights import plain_name
 
 Gather = Callable[[bytes], list[bytes]]
+
+_MORE: Final = "(more entries)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,12 @@ class Difference:
 
 
 def first_difference(
-    replica: Replica, gather: Gather, progress: Callable[[], None] = lambda: None
+    replica: Replica,
+    gather: Gather,
+    progress: Callable[[], None] = lambda: None,
+    *,
+    rank: int = 0,
+    disputed: Shared | None = None,
 ) -> Difference:
     """Search the states of all ranks; finds nothing if the ring breaks meanwhile.
 
@@ -54,27 +65,48 @@ def first_difference(
         replica: this rank's state.
         gather: exchanges a word with all ranks, which all search as well.
         progress: called with every entry that is hashed.
+        rank: this one.
+        disputed: shards of the state in which their holders differ, which are searched if the
+            common part is equal; None if there are none.
     """
-    names, hashes = [], []
-    for name, content in _entries(replica, progress):
-        names.append(name)
-        hashes.append(content)
-    looking = search(hashes)
+    try:
+        entry = _searched(_entries(replica, progress), None, gather)
+        if entry or disputed is None:
+            return Difference(entry=entry, meaning=_meaning(replica, entry) if entry else "")
+        held = rank in disputed.holders
+        names = _shard_names(replica)
+        entries = _shard_entries(replica, disputed.part, progress) if held else []
+        entry = _searched(entries, disputed.holders, gather, list(names))
+    except (RingBroken, ProtocolError):
+        return Difference()
+    return Difference(entry=entry, meaning=_meaning(replica, entry, names.get(entry, "")))
+
+
+def _searched(
+    entries: Sequence[tuple[str, bytes]],
+    among: Collection[int] | None,
+    gather: Gather,
+    names: Sequence[str] | None = None,
+) -> str:
+    """Return the name of the first entry that differs; empty if none does.
+
+    Args:
+        entries: names and hashes of this rank's entries.
+        among: the ranks that have them; None for all.
+        gather: exchanges a word with all ranks.
+        names: of all entries, where ranks may have none themselves.
+    """
+    looking = search([content for _, content in entries], among)
     try:
         word = next(looking)
         while True:
             word = looking.send(gather(word))
     except StopIteration as found:
-        index = found.value
-    except (RingBroken, ProtocolError):
-        return Difference()
+        index: int | None = found.value
+    known = [name for name, _ in entries] if names is None else names
     if index is None:
-        return Difference()
-    if index >= len(names):
-        return Difference(
-            entry="(more entries)", meaning="some ranks have optimizer state that others lack"
-        )
-    return Difference(entry=names[index], meaning=_meaning(replica, names[index]))
+        return ""
+    return known[index] if index < len(known) else _MORE
 
 
 def _entries(replica: Replica, progress: Callable[[], None]) -> list[tuple[str, bytes]]:
@@ -91,7 +123,39 @@ def _entries(replica: Replica, progress: Callable[[], None]) -> list[tuple[str, 
     return found
 
 
-def _meaning(replica: Replica, entry: str) -> str:
+def _shard_names(replica: Replica) -> dict[str, str]:
+    """Names of the sharded entries, and of the parameter that each of them is about."""
+    assert replica.shards is not None, "the state is not sharded"
+    tensors = replica.shards.tensors()
+    of_place = {
+        one.place: one.name.removeprefix(MODEL) for one in tensors if one.name.startswith(MODEL)
+    }
+    return {one.name: of_place[one.place] for one in tensors}
+
+
+def _shard_entries(
+    replica: Replica, part: ShardSet, progress: Callable[[], None]
+) -> list[tuple[str, bytes]]:
+    """Names and hashes of the sharded entries, as far as they are in a part that is held here."""
+    assert replica.shards is not None, "the state is not sharded"
+    found, elements = [], replica.shards.buckets()
+    for tensor in replica.shards.tensors():
+        content, at = xxhash.xxh3_64(tensor.name.encode()), tensor.place
+        for start, stop in part.ranges(elements[at.bucket]):
+            for piece in tensor.pieces:
+                begin = max(start - at.start, piece.start) - piece.start
+                end = min(stop - at.start, piece.stop) - piece.start
+                if begin < end:
+                    content.update(tensor_bytes(on_host(piece.values[begin:end])))
+        found.append((tensor.name, content.digest()))
+        progress()
+    return found
+
+
+def _meaning(replica: Replica, entry: str, parameter: str = "") -> str:
+    """What an entry is; `parameter` names the one that sharded optimizer state is about."""
+    if entry == _MORE:
+        return "some ranks have optimizer state that others lack"
     if entry.startswith(MODEL):
         return _of_model(replica, entry.removeprefix(MODEL))
     if entry.startswith(TASK) or entry == "task":
@@ -102,9 +166,15 @@ def _meaning(replica: Replica, entry: str) -> str:
     if entry.startswith(OPTIMIZER):
         index, _, key = entry.removeprefix(OPTIMIZER).partition(".")
         return (
-            f"{key} in the optimizer's state of {_parameter(replica, int(index))}; all ranks give"
+            f"{key} in the optimizer's state of {parameter or _parameter(replica, int(index))};"
+            " all ranks give"
             " the optimizer the same gradients, so it probably draws at random, or keeps state"
             " that dtd does not know"
+        )
+    if entry.startswith(STRATEGY):
+        return (
+            f"{entry.removeprefix(STRATEGY)} of the strategy {replica.strategy}; all ranks compute"
+            " it from the same sums, so a machine probably computes wrongly"
         )
     if entry.startswith(AVERAGE):
         return (

@@ -1,4 +1,4 @@
-"""A state on its way from worker to worker: one JSON text and the bytes of its tensors.
+"""The form in which a state is transferred between workers: one JSON text and tensor bytes.
 
 The donor exports views of live memory, nothing is copied on a CPU; the joiner allocates what the
 text announces, lets the bytes be received into it and takes the state over when all are there.
@@ -18,10 +18,10 @@ from dtd.core.engine.step_protocol import StateKey
 from dtd.errors import CheckpointError
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.record import GotOn, StateImage, nobody
+from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import (
     DTYPES,
-    canonical_json,
     digest_of,
     dtype_name,
     load_state,
@@ -62,11 +62,12 @@ class IncomingImage:
             self._manifest: dict[str, Any] = json.loads(manifest)
             generation, about = int(self._manifest["generation"]), self._manifest["state"]
             self.key = StateKey(generation, int(about["step"]))
+            self._digest = str(self._manifest["digest"])
             announced = [
                 (str(name), DTYPES[dtype], [int(size) for size in shape])
                 for name, dtype, shape in self._manifest["tensors"]
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"the manifest of a received state is broken: {error}") from error
         total_bytes = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in announced)
         if total_bytes > limit_bytes or any(
@@ -91,7 +92,7 @@ class IncomingImage:
             CheckpointError: bytes were damaged on the way.
         """
         digest = digest_of(self._tensors, self._manifest["state"], got_on)
-        if digest.hex() != self._manifest["digest"]:
+        if digest.hex() != self._digest:
             raise CheckpointError("a received state does not match its digest")
 
     def apply(self, replica: Replica, got_on: GotOn = nobody) -> None:

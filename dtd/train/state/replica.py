@@ -1,4 +1,4 @@
-"""One full copy of what is trained, and how a step is applied to it.
+"""A full copy of the training state, and the application of a step to it.
 
 Model, optimizer, loss scaler and counters are the whole state of a job: what replicas must hold
 alike, what peers send one another and what checkpoints save (`dtd.train.state.tensors`).
@@ -7,17 +7,20 @@ alike, what peers send one another and what checkpoints save (`dtd.train.state.t
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtd.core.data.ledger import Ledger
 from dtd.core.data.sampler import Position, advance
+from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.errors import TaskError
 from dtd.job import JobSpec
+from dtd.strategy.sharded.state import ShardedState
 from dtd.train.early_stop import NOTHING_SEEN, EarlyStop
 from dtd.train.model_setup import (
     LossScaler,
@@ -58,6 +61,10 @@ class Replica:
         stream: position of the next row, where rows come from a stream; None at its beginning.
         schedule: the task's own; None where the job's [schedule] counts.
         averages: of the weights; None without `train.ema_decay`.
+        strategy: of the job.
+        local_from: from this step the optimizer's state is this rank's own; None: never.
+        shared: tensors of the strategy that are a part of the state, by name.
+        shards: what this rank holds of trained parameters and optimizer state; None: all of it.
     """
 
     model: nn.Module
@@ -77,30 +84,44 @@ class Replica:
     stream: Any = None
     schedule: TaskSchedule | None = None
     averages: Averages | None = None
+    strategy: str = "replicated"
+    local_from: int | None = None
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    shards: ShardedState | None = None
+
+    @property
+    def optimizer_is_local(self) -> bool:
+        """The optimizer's state is this rank's own, and no part of the job's."""
+        return self.local_from is not None and self.step >= self.local_from
+
+    @property
+    def has_its_part(self) -> bool:
+        """Whether it has the shards that it is to hold, not only what all ranks have in common."""
+        return self.shards is None or self.shards.is_complete
+
+    @property
+    def held_part(self) -> ShardSet:
+        """Which part of the state this rank holds."""
+        return WHOLE if self.shards is None else self.shards.holds
 
     @property
     def skipped(self) -> int:
         """Committed steps that updated nothing."""
         return self.step - self.updates
 
-    def advance(
-        self, position: Position, rows: int, *, seed: int, missing: int = 0, repeated: int = 0
-    ) -> None:
+    def advance(self, position: Position, rows: int, *, seed: int) -> None:
         """Count a committed step of `rows` rows at `position`.
 
         Args:
             position: where it began.
             rows: of its plan.
             seed: whose order they are in.
-            missing: how many of these went through no model.
-            repeated: how many did that are not of its plan.
 
         The ledger is kept by place: an epoch's order is a bijection, and places cost nothing.
         """
         after = advance(position, rows, self.ledger.length)
         self.ledger.commit(position.epoch, range(position.offset, position.offset + rows))
         self.ledger.seed = seed
-        self.ledger.amend(missing=missing, repeated=repeated)
         self.step += 1
         self.epoch, self.offset = after.epoch, after.offset
 
@@ -116,23 +137,35 @@ class Replica:
         else:
             self.optimizer.step()
 
-    def set_learning_rates(self, spec: JobSpec, updates_total: int) -> float:
-        """Prepare the next update; returns the rate of the first parameter group."""
+    def set_learning_rates(self, spec: JobSpec, updates_total: int, *, ahead: int = 0) -> float:
+        """Prepare the next update; returns the rate of the first parameter group.
+
+        Args:
+            spec: the job.
+            updates_total: of the whole job.
+            ahead: updates that this rank alone has made since the last one that counts.
+        """
         groups = self.optimizer.param_groups
         if self.schedule is None:
             for group, base_lr in zip(groups, self.base_lrs, strict=True):
                 group["lr"] = learning_rate(
-                    spec.schedule, base_lr=base_lr, update=self.updates, updates_total=updates_total
+                    spec.schedule,
+                    base_lr=base_lr,
+                    update=self.updates + ahead,
+                    updates_total=updates_total,
                 )
         return float(groups[0]["lr"])
 
-    def updated(self) -> None:
-        """Count an update; the task's schedule sets what counts for the next one."""
+    def updated(self, steps: int = 1) -> None:
+        """Count an update, or those of a round; the task's schedule goes on to the next one.
+
+        Local steps have moved that on themselves (`dtd.train.state.local_steps`).
+        """
         if self.averages is not None:
-            self.averages.update(first=self.updates == 0)
-        self.updates += 1
+            self.averages.update(first=self.updates == 0, steps=steps)
+        self.updates += steps
         self.skipped_in_row = 0
-        if self.schedule is not None:
+        if self.schedule is not None and not self.optimizer_is_local:
             self.schedule.step()
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
@@ -217,6 +250,8 @@ def build_replica(
         trained=trained,
         ledger=Ledger(epoch_rows),
         own=OwnState(task),
+        strategy=spec.strategy.name,
+        local_from=spec.strategy.local_from,
     )
     _add_schedule(replica, task, spec)
     if spec.train.ema_decay:
@@ -232,19 +267,42 @@ def _add_schedule(replica: Replica, task: Task, spec: JobSpec) -> None:
     replica.schedule = schedule_of(task, replica.optimizer, total_steps)
 
 
+def move_weights(fresh: nn.Module, model: nn.Module) -> None:
+    """Give a model the weights of another one of the same kind, which loses them one by one."""
+    own = model.state_dict()
+    for name, value in fresh.state_dict().items():
+        storage = value.untyped_storage()
+        if value.numel() and not storage.nbytes():
+            continue  # a tied one, under its second name
+        own[name].copy_(value)
+        if storage.nbytes() == value.nbytes and storage.resizable():
+            storage.resize_(0)
+
+
 def reset_replica(
     replica: Replica, task: Task, spec: JobSpec, device: torch.device, sample: Sample
 ) -> None:
-    """Go back to step 0 without giving up the model's memory, which hooks and buckets refer to."""
+    """Go back to step 0 without giving up the model, which hooks and buckets refer to.
+
+    There is never room for two states: where the state is divided, what is held goes first.
+    """
+    if replica.shards is not None:
+        replica.shards.drop()
     fresh = build_model(task, spec, device, sample)
-    replica.model.load_state_dict(fresh.state_dict())
+    if replica.shards is not None:
+        replica.shards.make_room()
+    move_weights(fresh, replica.model)
     replica.optimizer = optimizer_of(task, spec.optimizer, replica.trained)
+    if replica.shards is not None:
+        replica.shards.bind(replica.optimizer)
     replica.scaler = loss_scaler(spec.train.precision)
     replica.ledger = Ledger(replica.ledger.length)
     replica.step = replica.updates = replica.skipped_in_row = 0
     replica.epoch = replica.offset = replica.ended_of = 0
     replica.early_stop, replica.stream = NOTHING_SEEN, None
     replica.own.reset()
+    for tensor in replica.shared.values():
+        tensor.zero_()
     _add_schedule(replica, task, spec)
     if replica.averages is not None:
         replica.averages.begin()

@@ -1,4 +1,4 @@
-"""What a task keeps itself as a part of the state, and what it changes without saying so."""
+"""A task's own state as part of the training state, and its undeclared changes."""
 
 from __future__ import annotations
 
@@ -163,14 +163,21 @@ class ParameterWatch:
     Args:
         model: its parameters must exist now.
         got_on: called while contents are read.
+        reads: contents can be read; parameters have memory all the time.
     """
 
-    def __init__(self, model: nn.Module, got_on: GotOn = nobody) -> None:
+    def __init__(self, model: nn.Module, got_on: GotOn = nobody, *, reads: bool = True) -> None:
         self._got_on = got_on
+        self._may_read = reads
         named = list(model.named_parameters())
         self._names = [plain_name(name) for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._passes = 0
+
+    @property
+    def reads(self) -> bool:
+        """Whether the next pass also compares contents."""
+        return self._may_read and self._passes < PASSES_READ
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
@@ -179,7 +186,7 @@ class ParameterWatch:
         Raises:
             TaskError: they do not.
         """
-        reads = self._passes < PASSES_READ
+        reads = self.reads
         self._passes += 1
         before = self._marks(reads=reads)
         yield

@@ -3,18 +3,23 @@
     model.<name>                parameters and persistent buffers (`dtd.train.state.weights`)
     ema.<name>                  averages of the trained parameters (`dtd.train.state.averages`)
     optimizer.<index>.<key>     optimizer state of the index-th trained parameter
+    strategy.<name>             what the job's strategy keeps beside the model, such as momentum
     task.<name>                 tensors that the task keeps itself
 
 Everything that is not a tensor is metadata: counters, loss scale, parameter groups.  Equal states
 give equal names, bytes and metadata, hence equal digests, on whatever rank and after whatever
 history.  The same form serves digests, state transfer and checkpoints; what is done with it is
 their business.
+
+If the state is sharded (`dtd.strategy.sharded`), a rank has only a part of the trained parameters
+and of the optimizer state.  Then all this is about the *common* part, which every rank has: the
+rest of the model, the optimizer's scalars, metadata.  The other part is `Replica.shards`.  A whole
+state is the same as without shards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,17 +28,22 @@ import xxhash
 from torch import Tensor
 
 from dtd.core.data.ledger import Ledger
+from dtd.core.engine.shard_digests import ShardDigests
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError, TaskError
+from dtd.strategy.sharded.state import ShardedState
 from dtd.train.bulk import add_to_hash, copy_into
 from dtd.train.early_stop import EarlyStop
 from dtd.train.optimizer.fit import check_entries, check_groups
 from dtd.train.record import GotOn, nobody
+from dtd.train.state.canonical import canonical_json
 from dtd.train.state.replica import Replica
 from dtd.train.state.weights import model_tensors, plain_name
 
 MODEL = "model."
 AVERAGE = "ema."
 OPTIMIZER = "optimizer."
+STRATEGY = "strategy."
 TASK = "task."
 
 DTYPES: dict[str, torch.dtype] = {
@@ -53,6 +63,12 @@ DTYPES: dict[str, torch.dtype] = {
 _NOT_STATE = ("params", "foreach", "fused")
 """Of an optimizer's groups: which kernels update them is the choice of whoever holds the state."""
 
+REPLICATED = "replicated"
+_WHOLE = (REPLICATED, "sharded")
+"""Strategies whose states have the same content."""
+
+SHARDS = "optimizer_shards"
+"""In the metadata of a common part: element types of the optimizer state that is sharded."""
 _MOST_NAMED = 4
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -75,31 +91,55 @@ def named_tensors(replica: Replica) -> dict[str, Tensor]:
     Raises:
         TaskError: the model's state holds something that is no tensor.
     """
-    tensors = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
+    tensors = {MODEL + name: tensor for name, tensor in _model_tensors(replica).items()}
     if replica.averages is not None:
         tensors |= {AVERAGE + name: value for name, value in replica.averages.named.items()}
-    for index, values in sorted(replica.optimizer.state_dict()["state"].items()):
+    for index, values in sorted(_optimizer_state(replica).items()):
         for key, value in sorted(values.items()):
             if isinstance(value, Tensor):
                 tensors[f"{OPTIMIZER}{index}.{key}"] = value.detach()
+    tensors |= {STRATEGY + name: value for name, value in replica.shared.items()}
     own, _ = replica.own.parts()
     return tensors | {TASK + name: tensor for name, tensor in own.items()}
 
 
+def _model_tensors(replica: Replica) -> dict[str, Tensor]:
+    """Tensors of the model; without trained parameters if these are sharded."""
+    tensors = model_tensors(replica.model)
+    if replica.shards is None:
+        return tensors
+    trained = {plain_name(name) for name, _ in replica.trained}
+    return {name: tensor for name, tensor in tensors.items() if name not in trained}
+
+
+def _optimizer_state(replica: Replica) -> dict[int, dict[str, Any]]:
+    """State by number of the parameter; none where it is this rank's own."""
+    if replica.optimizer_is_local:
+        return {}
+    if replica.shards is not None:
+        return replica.shards.common()
+    state: dict[int, dict[str, Any]] = replica.optimizer.state_dict()["state"]
+    return state
+
+
 def metadata(replica: Replica) -> dict[str, Any]:
     """The state's part that is not tensors, fit for JSON."""
-    state = replica.optimizer.state_dict()
     scalars = {
         f"{index}.{key}": _plain(f"optimizer state {key}", value)
-        for index, values in sorted(state["state"].items())
+        for index, values in sorted(_optimizer_state(replica).items())
         for key, value in sorted(values.items())
         if not isinstance(value, Tensor)
     }
     groups = [
         {key: _plain(key, value) for key, value in sorted(group.items()) if key not in _NOT_STATE}
-        for group in state["param_groups"]
+        for group in replica.optimizer.param_groups
     ]
+    # Beside replicated training, which is what states of dtd 0.1.0 are of and which needs no name.
+    strategy = {} if replica.strategy in _WHOLE else {"strategy": replica.strategy}
+    shards = {} if replica.shards is None else {SHARDS: _entries(replica.shards)}
     return {
+        **strategy,
+        **shards,
         "step": replica.step,
         "updates": replica.updates,
         "skipped_in_row": replica.skipped_in_row,
@@ -118,12 +158,6 @@ def metadata(replica: Replica) -> dict[str, Any]:
     }
 
 
-def canonical_json(value: Any) -> bytes:
-    """JSON that is the same for equal values; strict."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode()
-
-
 def digest_of(
     tensors: Mapping[str, Tensor], about: Mapping[str, Any], got_on: GotOn = nobody
 ) -> bytes:
@@ -137,8 +171,41 @@ def digest_of(
 
 
 def state_digest(replica: Replica, got_on: GotOn = nobody) -> bytes:
-    """Digest of a live state; equal on all replicas or something is broken."""
+    """Digest of a live state, or its common part; equal on all replicas or something is broken."""
     return digest_of(named_tensors(replica), metadata(replica), got_on)
+
+
+def shard_digests(replica: Replica, got_on: GotOn = nobody) -> ShardDigests:
+    """Hash the part of a sharded state that this rank holds, segment by segment."""
+    shards = replica.shards
+    assert shards is not None, "the state is not sharded"
+    cut = shards.division.segments
+    held = {
+        index: ShardSet.segments([index], cut)
+        for index in range(cut)
+        if shards.sliced.covers(ShardSet.segments([index], cut))
+    }
+    return ShardDigests(
+        cut=cut,
+        common=state_digest(replica, got_on),
+        segments={index: shards_digest(shards, part, got_on) for index, part in held.items()},
+    )
+
+
+def shards_digest(shards: ShardedState, part: ShardSet, got_on: GotOn = nobody) -> bytes:
+    """16 bytes over what a part of the state consists of; this rank holds all of that part."""
+    content = xxhash.xxh3_128()
+    for bucket, elements in enumerate(shards.buckets()):
+        for name, column in shards.columns(bucket).items():
+            content.update(canonical_json([bucket, name]))
+            for start, stop in part.ranges(elements):
+                for _, values in column.parts(start, stop):
+                    add_to_hash(content, values, got_on)
+    return bytes(content.digest())
+
+
+def _entries(shards: ShardedState) -> dict[str, str]:
+    return {name: dtype_name(name, dtype) for name, dtype in shards.entries().items()}
 
 
 def on_host(tensor: Tensor) -> Tensor:
@@ -154,10 +221,18 @@ def load_state(
 ) -> None:
     """Make a replica hold this state; the optimizer may keep the tensors that are given.
 
+    If it is the common part of a sharded state, the replica holds nothing else then, until its
+    parts are loaded (`ShardedState.load`) or come from other ranks.
+
     Raises:
         CheckpointError: the state is not one of this model and optimizer.
     """
-    load_weights(replica, tensors, got_on)
+    _check_strategy(replica, about)
+    if SHARDS in about:
+        _load_weights(_common_model(replica), tensors, got_on)
+    else:
+        load_weights(replica, tensors, got_on)
+    _load_shared(replica, tensors, got_on)
     if replica.averages is not None:
         replica.averages.load(
             {n.removeprefix(AVERAGE): t for n, t in tensors.items() if n.startswith(AVERAGE)},
@@ -185,6 +260,32 @@ def load_state(
     replica.own.load(own, about.get("task", {}))
 
 
+def _check_strategy(replica: Replica, about: Mapping[str, Any]) -> None:
+    known = about.get("strategy", REPLICATED)
+    if SHARDS in about and replica.shards is None:
+        raise CheckpointError(
+            "the state is a part of a sharded one", remedy="fetch all of its parts"
+        )
+    if known != replica.strategy and not {known, replica.strategy} <= {*_WHOLE}:
+        raise CheckpointError(
+            f'the state is of a job with [strategy] name = "{known}", and this one has'
+            f' "{replica.strategy}"',
+            remedy="keep the strategy, or start from its weights only",
+        )
+
+
+def _load_shared(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn) -> None:
+    given = {n.removeprefix(STRATEGY): t for n, t in tensors.items() if n.startswith(STRATEGY)}
+    live = replica.shared
+    if given.keys() != live.keys() or any(given[n].shape != t.shape for n, t in live.items()):
+        raise CheckpointError(
+            f"what the strategy {replica.strategy} keeps in the state is of another model",
+            remedy="use the same [task] table, or start from its weights only",
+        )
+    for name, tensor in live.items():
+        copy_into(tensor, given[name], got_on)
+
+
 def _load_schedule(replica: Replica, state: Any) -> None:
     if (replica.schedule is None) != (state is None):
         raise CheckpointError(
@@ -202,7 +303,19 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn 
     Raises:
         CheckpointError: they are not those of this model.
     """
-    live = {n: t for n, t in named_tensors(replica).items() if n.startswith(MODEL)}
+    if replica.shards is not None:
+        replica.shards.make_room()
+    live = {MODEL + name: tensor for name, tensor in model_tensors(replica.model).items()}
+    _load_weights(live, tensors, got_on)
+    if replica.averages is not None:
+        replica.averages.begin()
+
+
+def _common_model(replica: Replica) -> dict[str, Tensor]:
+    return {MODEL + name: tensor for name, tensor in _model_tensors(replica).items()}
+
+
+def _load_weights(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], got_on: GotOn) -> None:
     given = {
         n if n in live else plain_name(n): t for n, t in tensors.items() if n.startswith(MODEL)
     }
@@ -215,8 +328,6 @@ def load_weights(replica: Replica, tensors: Mapping[str, Tensor], got_on: GotOn 
         )
     for name, tensor in live.items():
         copy_into(tensor, given[name], got_on)
-    if replica.averages is not None:
-        replica.averages.begin()
 
 
 def _unfit(live: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
@@ -249,6 +360,9 @@ def _load_optimizer(
     for name, value in about["optimizer_scalars"].items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
+    shards = replica.shards
+    if shards is not None:
+        shards.unbind()
     mine = replica.optimizer.state_dict()["param_groups"]
     saved = about["optimizer_groups"]
     check_groups(mine, saved, ours=_NOT_STATE)
@@ -259,6 +373,10 @@ def _load_optimizer(
         restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if shards is not None:
+        missing = about.get(SHARDS)
+        entries = {name: DTYPES[dtype] for name, dtype in (missing or {}).items()}
+        shards.bind(replica.optimizer, WHOLE if missing is None else NOTHING, entries)
 
 
 def _in_order(replica: Replica) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Weights by name: what a model's parameters and buffers are called outside of it.
+"""Weights by name: the external names of a model's parameters and buffers.
 
 Names are those of the model as it was written: torch.compile's wrapper adds `_orig_mod.` to the
 names in its state_dict, here it is taken away, so that a compiled and a plain model can load each

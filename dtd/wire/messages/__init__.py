@@ -1,9 +1,9 @@
 """Every message of the protocol, its number and its fields (protocol.md, "Messages").
 
-Messages are frozen dataclasses, a module for each kind of conversation; all else that is fixed
-about them stands in `catalogue`.  `encode_header` and `decode_message` translate to and from a
+Messages are frozen dataclasses, in one module for each kind of conversation; everything else that
+is fixed about them is in `catalogue`.  `encode_header` and `decode_message` translate to and from a
 frame's msgpack map.  A module is loaded when one of its names is first used here, or when one of
-its messages arrives: `dtdctl` pays for no message that only workers exchange.
+its messages arrives: `dtdctl` does not load messages that only workers exchange.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ __all__ = [
     "message_types",
 ]
 
-if TYPE_CHECKING:  # names are checked as if all modules were loaded
+if TYPE_CHECKING:  # type checkers see all modules as loaded
     from dtd.wire.messages.control import *  # noqa: F403
     from dtd.wire.messages.ctl import *  # noqa: F403
     from dtd.wire.messages.errands import *  # noqa: F403
     from dtd.wire.messages.fetch import *  # noqa: F403
     from dtd.wire.messages.handshake import *  # noqa: F403
     from dtd.wire.messages.joining import *  # noqa: F403
+    from dtd.wire.messages.models import *  # noqa: F403
     from dtd.wire.messages.reports import *  # noqa: F403
     from dtd.wire.messages.ring import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:
-        """A name of a module that has not been loaded yet; from then on it is found at once."""
+        """Load the module that defines this name; later look-ups find it directly."""
         module = BY_NAME[name].module if name in BY_NAME else BESIDE.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""All messages in one table: number, name, module, sender, and the most payload (protocol.md).
+"""One table of all messages: number, name, module, sender and payload limit (protocol.md).
 
-A message is declared in its module, as a dataclass of its fields; everything else about it stands
-here and nowhere else.  A module is loaded when one of its messages is used or arrives, so that a
-command of dtdctl does not make classes that only workers need.  Pure.
+A message is declared in its module, as a dataclass of its fields; everything else about it is
+defined here and nowhere else.  A module is loaded when one of its messages is used or arrives, so
+that a dtdctl command does not create classes that only workers need.  Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_REVOCATIONS_BYTES: Final = 512 * 1024
 
 
 class Role(enum.StrEnum):
-    """Who opens a connection, and what for."""
+    """The role of the side that opens a connection."""
 
     WORKER = "worker"
     CTL = "ctl"
@@ -26,6 +26,7 @@ class Role(enum.StrEnum):
     LIFELINE = "lifeline"
     FETCH = "fetch"
     JOIN = "join"
+    STAR = "star"
 
 
 Roles = frozenset[Role]
@@ -35,6 +36,7 @@ _ALL: Final[Roles] = frozenset(Role)
 _WORKER: Final[Roles] = frozenset({Role.WORKER})
 _CTL: Final[Roles] = frozenset({Role.CTL})
 _RING: Final[Roles] = frozenset({Role.RING})
+_STAR: Final[Roles] = frozenset({Role.STAR})
 _FETCH: Final[Roles] = frozenset({Role.FETCH})
 _JOIN: Final[Roles] = frozenset({Role.JOIN})
 
@@ -46,9 +48,9 @@ class Kind(NamedTuple):
     """What is fixed about one message.
 
     Attributes:
-        module: where its class is, below `dtd.wire.messages`.
-        number: what a header has under "t".
-        name: of its class; protocol.md writes HEARTBEAT_ACK for HeartbeatAck.
+        module: the module of its class, below `dtd.wire.messages`.
+        number: the value of "t" in its header.
+        name: the name of its class; protocol.md writes HEARTBEAT_ACK for HeartbeatAck.
         opener: the roles in which the opening side may send it once the connection is open.
         acceptor: the roles in which the accepting side may.
         max_payload_bytes: the most bytes of payload it may carry; 0: it carries none.
@@ -69,7 +71,7 @@ KINDS: Final = (
     Kind("handshake", 0x03, "Error", _ALL, _ALL),
     Kind("handshake", 0x04, "Goodbye", _ALL, _ALL),
     Kind("handshake", 0x05, "Prove"),
-    # A credential, and what was revoked
+    # Credentials and revocations
     Kind("joining", 0x06, "GetAuthority", _JOIN),
     Kind("joining", 0x07, "Authority", _NONE, _JOIN),
     Kind("joining", 0x08, "Enrol", _JOIN),
@@ -77,7 +79,7 @@ KINDS: Final = (
     Kind("joining", 0x0A, "Renew", _WORKER | _CTL),
     Kind("joining", 0x0B, "Renewed", _NONE, _WORKER | _CTL),
     Kind("joining", 0x0C, "Revocations", _WORKER, _WORKER, MAX_REVOCATIONS_BYTES),
-    # Worker and coordinator: who is in the ring
+    # Worker and coordinator: membership of the ring
     Kind("control", 0x10, "Register", _WORKER),
     Kind("control", 0x11, "Registered", _NONE, _WORKER),
     Kind("control", 0x12, "Heartbeat", _WORKER),
@@ -94,14 +96,14 @@ KINDS: Final = (
     Kind("control", 0x22, "Leave", _WORKER),
     Kind("control", 0x2A, "Save", _NONE, _WORKER),
     Kind("control", 0x4B, "Signal", _NONE, _WORKER),
-    # Worker to coordinator: what a job has to show for itself
+    # Worker to coordinator: results of a job
     Kind("reports", 0x1D, "Evaluated", _WORKER),
     Kind("reports", 0x1E, "CheckpointSaved", _WORKER),
     Kind("reports", 0x1F, "JobOutput", _WORKER, _NONE, _LARGE),
     Kind("reports", 0x20, "Notice", _WORKER),
     Kind("reports", 0x21, "Progress", _WORKER),
     Kind("reports", 0x29, "Agreed", _WORKER),
-    # Worker and coordinator: asked and answered beside the training
+    # Worker and coordinator: requests beside the training
     Kind("errands", 0x23, "Probe", _NONE, _WORKER),
     Kind("errands", 0x24, "Probed", _WORKER),
     Kind("errands", 0x25, "GetPackage", _WORKER),
@@ -110,15 +112,17 @@ KINDS: Final = (
     Kind("errands", 0x28, "Measured", _WORKER),
     Kind("errands", 0x2B, "DropCheckpoint", _NONE, _WORKER),
     Kind("errands", 0x2C, "CheckpointDropped", _WORKER),
-    # Rank and next rank
-    Kind("ring", 0x30, "Chunk", _RING, _NONE, _LARGE),
-    Kind("ring", 0x31, "Word", _RING, _NONE, MAX_WORD_BYTES),
-    Kind("ring", 0x32, "Beat", _RING, _RING),
-    Kind("ring", 0x33, "Lend", _RING),
-    Kind("ring", 0x34, "Borrow", _NONE, _RING),
-    Kind("ring", 0x35, "Borrowed", _NONE, _RING),
-    Kind("ring", 0x36, "Taken", _NONE, _RING),
-    # Whoever fetches a state or a checkpoint, and its holder
+    Kind("errands", 0x2D, "GetParts", _WORKER),
+    Kind("errands", 0x2E, "Parts", _NONE, _WORKER),
+    # Rank and next rank, or rank and server
+    Kind("ring", 0x30, "Chunk", _RING | _STAR, _STAR, _LARGE),
+    Kind("ring", 0x31, "SmallGather", _RING, _NONE, MAX_WORD_BYTES),
+    Kind("ring", 0x32, "LinkHeartbeat", _RING | _STAR, _RING | _STAR),
+    Kind("ring", 0x33, "ShmOffer", _RING),
+    Kind("ring", 0x34, "ShmRequest", _NONE, _RING),
+    Kind("ring", 0x35, "ShmMapped", _NONE, _RING),
+    Kind("ring", 0x36, "ShmReleased", _NONE, _RING),
+    # Client that fetches a state or a checkpoint, and its holder
     Kind("fetch", 0x38, "FetchOpen", _FETCH),
     Kind("fetch", 0x39, "FetchInfo", _NONE, _FETCH, _LARGE),
     Kind("fetch", 0x3A, "FetchRange", _FETCH),
@@ -138,6 +142,7 @@ KINDS: Final = (
     Kind("ctl", 0x4C, "ResumeJob", _CTL),
     Kind("ctl", 0x4D, "PutPackage", _CTL, _NONE, _SMALL),
     Kind("ctl", 0x4E, "GetFigures", _CTL),
+    Kind("ctl", 0x4F, "GetMetrics", _CTL),
     Kind("ctl", 0x50, "CreateToken", _CTL),
     Kind("ctl", 0x51, "ListTokens", _CTL),
     Kind("ctl", 0x52, "RevokeToken", _CTL),
@@ -149,24 +154,50 @@ KINDS: Final = (
     Kind("ctl", 0x58, "ReadAudit", _CTL),
     Kind("ctl", 0x59, "ShowAuthority", _CTL),
     Kind("ctl", 0x5A, "RotateAuthority", _CTL),
+    Kind("ctl", 0x5B, "Profile", _CTL),
+    Kind("ctl", 0x5C, "BeginSweep", _CTL),
+    Kind("ctl", 0x5D, "ShowSweep", _CTL),
+    Kind("ctl", 0x5E, "CancelSweep", _CTL),
+    Kind("ctl", 0x5F, "OpenWeb", _CTL),
+    Kind("ctl", 0x60, "AnnotateJob", _CTL),
+    Kind("ctl", 0x61, "CompareJobs", _CTL),
+    Kind("ctl", 0x6F, "ListSweeps", _CTL),
+    # Registered models: dtdctl, the coordinator, and the workers that keep copies
+    Kind("models", 0x62, "RegisterModel", _CTL),
+    Kind("models", 0x63, "ListModels", _CTL),
+    Kind("models", 0x64, "AliasModel", _CTL),
+    Kind("models", 0x65, "DescribeModel", _CTL),
+    Kind("models", 0x66, "DeleteModel", _CTL),
+    Kind("models", 0x67, "PinModel", _NONE, _WORKER),
+    Kind("models", 0x68, "ModelPinned", _WORKER),
+    Kind("models", 0x69, "UnpinModel", _NONE, _WORKER),
+    Kind("models", 0x6A, "ModelsHeld", _WORKER),
 )
 
 BY_NUMBER: Final[Mapping[int, Kind]] = {kind.number: kind for kind in KINDS}
 BY_NAME: Final[Mapping[str, Kind]] = {kind.name: kind for kind in KINDS}
 
 BESIDE: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("MAX_BRANCHES", "MAX_WORLD", "Branch", "Held", "Member"), "control"),
-    **dict.fromkeys(("MAX_LENT", "Lot", "Phase"), "ring"),
+    **dict.fromkeys(
+        (
+            *("MAX_BRANCHES", "MAX_HELD", "MAX_MEMORY_PARTS", "MAX_WORLD"),
+            *("Branch", "Held", "Member", "MemoryPart"),
+        ),
+        "control",
+    ),
+    **dict.fromkeys(("MAX_LENT", "ShmRegion", "Phase"), "ring"),
     "BlobInfo": "fetch",
+    **dict.fromkeys(("MAX_PART_HOLDERS", "PartHolder"), "errands"),
+    **dict.fromkeys(("MAX_MODEL_FILES", "ModelFile", "ModelSource"), "models"),
 }
-"""Modules of the names that belong to a message and are none: records, limits, enumerations."""
+"""Modules of names that are not messages but belong to them: records, limits, enumerations."""
 
 
 def opener_numbers(role: Role) -> frozenset[int]:
-    """Numbers of what the opening side of this role may send once the connection is open."""
+    """Numbers of the messages that an opening side of this role may send on an open connection."""
     return frozenset(kind.number for kind in KINDS if role in kind.opener)
 
 
 def acceptor_numbers(role: Role) -> frozenset[int]:
-    """Numbers of what the accepting side may send then."""
+    """Numbers of the messages that the accepting side may send on an open connection."""
     return frozenset(kind.number for kind in KINDS if role in kind.acceptor)

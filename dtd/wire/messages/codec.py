@@ -1,6 +1,6 @@
-"""Any message, to and from a frame's msgpack map (protocol.md, "Frames").
+"""Encodes messages as a frame's msgpack map and decodes them (protocol.md, "Frames").
 
-Unknown fields are ignored, unknown types refused.
+Unknown fields are ignored; unknown types are rejected.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TYPE_KEY: Final = "t"
 def encode_header(message: Message) -> bytes:
     """The msgpack map of a message, its number under "t".
 
-    Text that is no Unicode (a file's name in somebody's traceback) is sent with question marks.
+    Text that is not valid Unicode (a file name in a traceback) is sent with question marks.
 
     Raises:
-        LocalProtocolError: a field's value is one that the receiver would refuse.
+        LocalProtocolError: the receiver would reject a field's value.
     """
     kind = type(message)
     values = {TYPE_KEY: message_number(kind)}
@@ -59,5 +59,5 @@ def decode_message(header: Header) -> Message:
 
 
 def message_bytes(message: Message, payload: bytes = b"", tag: Tag = CHECKSUM) -> bytes:
-    """A whole small frame that carries a message."""
+    """A complete small frame that carries a message."""
     return frames.frame_bytes(encode_header(message), payload, tag)

@@ -1,4 +1,4 @@
-"""Worker and coordinator: who is in the ring, from which state it starts, how it ends."""
+"""Worker and coordinator: membership of the ring, its starting state, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from dtd.wire.fields import (
     Map,
     MemberName,
     Name,
+    Names,
     Octets,
     Seconds,
+    Shards,
     Text,
     Words,
     list_of,
@@ -27,13 +29,17 @@ from dtd.wire.messages.registry import Message, message
 
 MAX_WORLD: Final = 64
 MAX_BRANCHES: Final = 32
+MAX_HELD: Final = 8
+MAX_MEMORY_PARTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One line of a roster; its place in the list is its rank.
+    """One entry of a roster; its position in the list is its rank.
 
-    `holds`: it has the state that the generation starts from, and gives it to those who have not.
+    `holds`: it has the state that the generation starts from, and serves it to members without it.
+    `serves`: it is a parameter server: it owns a part of the state and trains no rows.  Servers are
+    the last entries.
     """
 
     name: Name
@@ -41,13 +47,15 @@ class Member:
     host: Host
     port: U16
     holds: Flag
+    serves: Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The newest state of a job that a worker holds.
+    """A state of a job that a worker holds.
 
     `where` is "memory", "checkpoint" or "none"; `generation` 0 and `step` 0 mean nothing trained.
+    `part`: which shards of a sharded state (`ShardSet.to_wire`); empty: all of it.
     """
 
     job: Name
@@ -55,6 +63,7 @@ class Held:
     step: U64
     digest: Name
     where: Name
+    part: Shards = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +75,28 @@ class Branch:
     before: Generation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """Memory of a part of the training ("parameters", "activations"), as measured in a step.
+
+    `predicted_bytes` is what the strategy needs for it by calculation; 0 where it cannot be said.
+    """
+
+    name: Name
+    measured_bytes: U64
+    predicted_bytes: U64 = 0
+
+
 @message
 class Register(Message):
-    """A worker introduces itself, with the generation it still takes part in, if any.
+    """A worker registers, with the generation in which it still takes part, if any.
 
     `phase` is what it does in that generation: "forming", "running", "frozen" or "finished".
-    `identity` tells its job from one of the same id of another store; `roster`, `held_generation`
-    and `held_step` are those of its ASSIGN.  `instance` names its state directory.
-    `last_end` says how the process before this one ended; empty if in good order.  `proof` shows a
-    coordinator that has forgotten the generation that it made this process a member of it.
+    `identity` distinguishes its job from one with the same id of another store; `roster`,
+    `held_generation` and `held_step` are those of its ASSIGN.  `instance` names its state
+    directory. `last_end` says how the previous process ended; empty if it ended normally.  `proof`
+    shows a coordinator that has lost the generation's record that this process is a member of it.
+    `serves`: it is a parameter server, which trains no rows.
     """
 
     name: MemberName
@@ -96,11 +118,12 @@ class Register(Message):
     instance: Name = ""
     last_end: Name = ""
     proof: Octets = field(default=b"", repr=False)
+    serves: Flag = False
 
 
 @message
 class Registered(Message):
-    """The coordinator knows the worker.
+    """The coordinator has registered the worker.
 
     `store_id` names the coordinator's store, which a restored backup keeps; `epoch` grows with each
     restore.  `refused`: why the worker takes no part in any job; empty when it does.
@@ -116,14 +139,15 @@ class Registered(Message):
 
 @message
 class Heartbeat(Message):
-    """The worker's process is alive; its counters say whether training is.
+    """The worker's process is alive; its counters show whether training advances.
 
-    `own_s`: mean seconds of a step that this worker works rather than waits for others.
-    `stalled_s`: since its training thread last made progress, 0 while that waits for the ring;
-    beyond `patience_s` it counts as stuck, and `where` names the line that it is in.  `still_s` is
-    the part of it in which nothing moved there, and `evidence` says what did.
-    `rtt_s` and `link_bytes_per_s` are of the link to its next neighbour; bytes count from the start
-    of the process; a negative `gpu_use` is unknown.
+    `own_s`: mean seconds of a step in which this worker works, not waiting for others.
+    `stalled_s`: since its training thread last made progress, 0 while it waits for the ring;
+    beyond `patience_s` it counts as stuck, and `where` names the line of code.  `still_s` is
+    the part of it without any sign of activity, and `evidence` names the activity seen.
+    `rtt_s` and `link_bytes_per_s` describe the link to its next neighbour; bytes count from the
+    start of the process; a negative `gpu_use` is unknown.  `memory` was measured in an early step
+    of the generation; empty before it.
     """
 
     state: Name
@@ -156,19 +180,20 @@ class Heartbeat(Message):
     gpu_memory_bytes: U64 = 0
     still_s: Seconds = 0.0
     evidence: Words = ""
+    memory: Annotated[tuple[MemoryPart, ...], list_of(MemoryPart, MAX_MEMORY_PARTS)] = ()
 
 
 @message
 class HeartbeatAck(Message):
-    """The coordinator heard the heartbeat."""
+    """The coordinator received the heartbeat."""
 
 
 @message
 class Prepare(Message):
     """Warm up for a job: import, build the model, open the data.
 
-    `package` names the code of the task that was shipped with the job; empty: what is installed.
-    `identity` is the job's for good, in whatever store or directory (`dtd.job.identity`).
+    `package` names the task's code that was shipped with the job; empty: the installed code.
+    `identity` is the job's permanent identity across stores and directories (`dtd.job.identity`).
     """
 
     job: Name
@@ -187,7 +212,9 @@ class Prepare(Message):
 class Warmed(Message):
     """The worker is ready for a generation of the job.
 
+    `held` names the newest state first; only workers of a sharded job name more than one.
     `task_digest`: hash of the source of the task's package, empty for a built-in task.
+    `environment`: software and hardware, each as `KEY=VALUE`.
     """
 
     job: Name
@@ -197,15 +224,16 @@ class Warmed(Message):
     numerics_fingerprint: Name
     parameters: U64
     steps_total: U64
-    held: Annotated[tuple[Held, ...], list_of(Held, 1)]
+    held: Annotated[tuple[Held, ...], list_of(Held, MAX_HELD)]
     task_digest: Name = ""
+    environment: Names = ()
 
 
 @message
 class Assign(Message):
     """A new generation: its roster, this worker's rank in it, and the state it starts from.
 
-    A state is named by the generation that committed its last step and the number of its steps.
+    A state is named by the generation that committed its last step, and by its number of steps.
     """
 
     job: Name
@@ -221,7 +249,7 @@ class Assign(Message):
 
 @message
 class Running(Message):
-    """The worker's ring is up, its state agreed with all ranks: it trains."""
+    """The worker's ring is up, its state equals that of all ranks, and it trains."""
 
     job: Name
     generation: Generation
@@ -243,13 +271,14 @@ class Freeze(Message):
 class Frozen(Message):
     """The worker takes no further part in a generation, and this is what it holds.
 
+    `held` names the state in memory first, then, in a sharded job, those of its checkpoints.
     (`prepared_generation`, `prepared_step`) names the state that it would hold after committing
-    what it has prepared, and is what it holds when nothing is.  `evidence` says how it lost
-    `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt" or
-    "diverged"; it is empty when the generation ended in good order.  If it diverged, states differ
+    what it has prepared, and equals the held state when nothing is prepared.  `evidence` says how
+    it lost `suspect`: "ended" (its lifeline was cut), "reset", "silent", "unreachable", "corrupt"
+    or "diverged"; it is empty when the generation ended normally.  If it diverged, states differ
     after `diverged_step` steps, and first in the entry `differs`, if that is known.
     `compared_digest` is the digest of the worker's own state after `compared_step` steps, the
-    newest that it has offered to the other ranks of the generation; empty if it has offered none.
+    newest that it has sent to the other ranks of the generation; empty if it has sent none.
     """
 
     job: Name
@@ -257,7 +286,7 @@ class Frozen(Message):
     roster_id: U64
     prepared_generation: Generation
     prepared_step: U64
-    held: Annotated[tuple[Held, ...], list_of(Held, 1)]
+    held: Annotated[tuple[Held, ...], list_of(Held, MAX_HELD)]
     suspect: Name
     evidence: Name
     reason: Words
@@ -269,9 +298,10 @@ class Frozen(Message):
 
 @message
 class Finished(Message):
-    """The worker has committed the job's last step, or its last one before a stop.
+    """The worker has committed the job's last step, or the last one before a stop.
 
     `held_generation` committed that step; `generation` is the one that agreed on the digest.
+    `part`: which shards of the state it holds; empty: all of it.
     """
 
     job: Name
@@ -280,13 +310,14 @@ class Finished(Message):
     step: U64
     digest: Name
     result: Map
+    part: Shards = ()
 
 
 @message
 class Failed(Message):
-    """The job cannot go on here, by its own code, data or numbers, or by this host's fault.
+    """The job cannot continue here because of its own code, data or numbers, or this host.
 
-    `step`: committed steps of the state that it held then; 0 while it warmed up.
+    `step`: committed steps of the state that the worker held; 0 while it warmed up.
     """
 
     job: Name
@@ -309,7 +340,7 @@ class Save(Message):
 
 @message
 class Release(Message):
-    """The job is over for this worker; it starts afresh and registers again."""
+    """The job is over for this worker; it restarts its process and registers again."""
 
     job: Name
     state: Name
@@ -318,7 +349,7 @@ class Release(Message):
 
 @message
 class Leave(Message):
-    """The worker wants to leave at the next step boundary; it is released when it may go."""
+    """The worker wants to leave at the next step boundary; it is released when it may leave."""
 
     reason: Words
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Text
+from dtd.wire.fields import F64, U16, U32, U64, Flag, Map, Name, Names, Seconds, Text
 from dtd.wire.messages.registry import Message, message
 
 
@@ -10,11 +10,11 @@ from dtd.wire.messages.registry import Message, message
 class SubmitJob(Message):
     """Queue a job; the spec was validated by the sender and is validated again.
 
-    `package` is the sha256 of the task's package, which PUT_PACKAGE has brought before.
-    `from_mode` says what is taken over of the other job: "resume" everything, "weights" parameters
-    and buffers; empty lets the coordinator choose by how that job has ended.  `weights` is the
-    sha256 of a file of weights to begin with, which PUT_PACKAGE has brought.  Without `strict` only
-    those weights are taken that fit.
+    `package` is the sha256 of the task's package, which PUT_PACKAGE uploaded before.
+    `from_mode` says what is taken over from the other job: "resume" everything, "weights"
+    parameters and buffers; empty lets the coordinator choose, by how that job ended.  `weights` is
+    the sha256 of a file of initial weights, which PUT_PACKAGE uploaded.  Without `strict` only the
+    weights that fit are used.
     """
 
     spec: Map
@@ -33,7 +33,7 @@ class GetStatus(Message):
 
 @message
 class WaitJob(Message):
-    """Ask to be answered when the job has ended."""
+    """Wait for the end of a job: the answer is sent when it has ended."""
 
     job: Name
 
@@ -62,14 +62,70 @@ class DrainWorker(Message):
 
 @message
 class ListJobs(Message):
-    """Ask for all jobs, newest first."""
+    """List all jobs, newest first, or those with a tag."""
+
+    tag: Name = ""
 
 
 @message
 class ShowJob(Message):
-    """Ask for everything that is known of one job."""
+    """Ask for everything known about one job."""
 
     job: Name
+
+
+@message
+class AnnotateJob(Message):
+    """Add tags to a job, remove some, or with `sets_note` replace its note."""
+
+    job: Name
+    add: Names = ()
+    remove: Names = ()
+    note: Text = ""
+    sets_note: Flag = False
+
+
+@message
+class CompareJobs(Message):
+    """Ask in what jobs differ and how they did.
+
+    `names`: only these figures; empty: the loss and those of evaluations.  `points`: the most
+    points of a curve.
+    """
+
+    jobs: Names
+    names: Names = ()
+    points: U32 = 60
+
+
+@message
+class BeginSweep(Message):
+    """Begin a sweep; its spec was validated by the sender and is validated again.
+
+    `package` is the sha256 of the task's package, which PUT_PACKAGE uploaded before.
+    """
+
+    spec: Map
+    package: Name = ""
+
+
+@message
+class ShowSweep(Message):
+    """Ask for everything known about a sweep: trials, the best one, importance of settings."""
+
+    sweep: Name
+
+
+@message
+class CancelSweep(Message):
+    """Cancel a sweep and the jobs of its trials."""
+
+    sweep: Name
+
+
+@message
+class ListSweeps(Message):
+    """List the newest sweeps, newest first."""
 
 
 @message
@@ -98,7 +154,7 @@ class ReadEvents(Message):
 
 @message
 class ReadAudit(Message):
-    """Ask who did what, from a cursor on; of everybody and everything unless it is narrowed down.
+    """Ask for the audit log from a cursor on, optionally filtered.
 
     `who`: a name, a certificate's serial, or ROLE/NAME.  `what`: part of the name of a request.
     """
@@ -119,14 +175,41 @@ class ListCheckpoints(Message):
 
 @message
 class GetFigures(Message):
-    """Ask for the recent history of the job: losses, rates, links."""
+    """Ask for the recent history of a job: losses, rates, links.
+
+    `job`: its id; empty: of the first active job.
+    """
+
+    job: Name = ""
+
+
+@message
+class GetMetrics(Message):
+    """Ask for a job's remembered figures, thinned out to at most `points` for each.
+
+    `names`: only these; empty: all.  `workers`: those of workers and links, too.  `to_step` 0: up
+    to the newest.  `after`: the cursor of the answer before.
+    """
+
+    job: Name
+    names: Names = ()
+    workers: Flag = False
+    from_step: U64 = 0
+    to_step: U64 = 0
+    points: U32 = 1000
+    after: U32 = 0
+
+
+@message
+class OpenWeb(Message):
+    """Ask where the web page is, and for a code with which the caller can log in there once."""
 
 
 @message
 class Examine(Message):
-    """Have something measured, see MEASURE; without `worker` the coordinator tells of itself.
+    """Request a measurement, see MEASURE; without `worker` the coordinator measures itself.
 
-    `force`: measure bandwidth though a job runs.
+    `force`: measure bandwidth even while a job runs.
     """
 
     what: Name
@@ -139,18 +222,31 @@ class Examine(Message):
 
 
 @message
+class Profile(Message):
+    """Record up to `steps` steps of the running job on all its workers, within `limit_s`.
+
+    With `file`: tickets for the last profile, which has this name; nothing is recorded.
+    """
+
+    job: Name
+    steps: U16 = 0
+    limit_s: Seconds = 0.0
+    file: Name = ""
+
+
+@message
 class ResumeJob(Message):
-    """Let a waiting job go on without those who may hold a newer state and are away."""
+    """Let a waiting job continue without waiting for absent workers that may hold newer state."""
 
     job: Name
 
 
 @message
 class CreateToken(Message):
-    """Make a token with which hosts or people can join; `life_s` 0: until it is used up or revoked.
+    """Create a token for joining; `life_s` 0: valid until it is used up or revoked.
 
-    `names`: who can join with it, each once, with commas between; empty: whoever has it.
-    `replaces`: a credential of that name that counts gives way.
+    `names`: the names that may join with it, each once, separated by commas; empty: any name.
+    `replaces`: a valid credential of that name is revoked in favour of the new one.
     """
 
     role: Name
@@ -162,33 +258,33 @@ class CreateToken(Message):
 
 @message
 class ListTokens(Message):
-    """Ask for all tokens, without their secrets."""
+    """List all tokens, without their secrets."""
 
 
 @message
 class RevokeToken(Message):
-    """Nobody can join with this token any more; who has joined stays."""
+    """Revoke a token: it admits no further member; existing members stay."""
 
     id: Name
 
 
 @message
 class ListCredentials(Message):
-    """Ask for all credentials that were issued."""
+    """List all credentials that were issued."""
 
 
 @message
 class RevokeCredential(Message):
-    """Take back a credential, or all of a name: its connections end, its workers are evicted."""
+    """Revoke a credential, or all of a name: its connections end, its workers are evicted."""
 
     name: Name
 
 
 @message
 class PutPackage(Message):
-    """A piece of a task's package as payload; without one it asks how much is there.
+    """Upload a piece of a task's package as payload; without payload, ask how much has arrived.
 
-    `kind` "weights": of a file of weights.
+    `kind` "weights": a piece of a file of weights.
     """
 
     digest: Name
@@ -209,14 +305,14 @@ class Result(Message):
 
 @message
 class ShowAuthority(Message):
-    """Ask for the authority, and how far its replacement is."""
+    """Ask for the authority and the progress of its replacement."""
 
 
 @message
 class RotateAuthority(Message):
-    """Begin to replace the authority's key; or `finish` it, whoever has not renewed by now.
+    """Begin to replace the authority's key, or `finish` it even if some have not renewed yet.
 
-    `overlap_s`: how long both count at most; 0: as long as a credential lives.
+    `overlap_s`: longest time for which both are valid; 0: the lifetime of a credential.
     """
 
     overlap_s: U32 = 0

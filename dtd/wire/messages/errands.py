@@ -1,8 +1,9 @@
-"""Worker and coordinator: what is asked and answered beside the training."""
+"""Worker and coordinator: requests and answers beside the training."""
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 from dtd.wire.fields import (
     U16,
@@ -14,14 +15,34 @@ from dtd.wire.fields import (
     Map,
     Name,
     Octets,
+    Seconds,
+    Shards,
+    Text,
     Words,
+    list_of,
 )
 from dtd.wire.messages.registry import Message, message
+
+MAX_PART_HOLDERS: Final = 64
+"""Most holders in one PARTS message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartHolder:
+    """A connected worker that has a part of a checkpoint, and a ticket to fetch it."""
+
+    name: Name
+    host: Host
+    port: U16
+    resource: Text
+    part: Shards
+    ticket_expires_unix_s: U64
+    ticket_key: Octets = field(default=b"", repr=False)
 
 
 @message
 class Probe(Message):
-    """Coordinator to worker: can you fetch something from that worker's data port?"""
+    """Coordinator to worker: test whether you can fetch from that worker's data port."""
 
     name: Name
     host: Host
@@ -32,7 +53,7 @@ class Probe(Message):
 
 @message
 class Probed(Message):
-    """The answer to PROBE; `greeted` without `reachable`: only what is small comes through."""
+    """The answer to PROBE; `greeted` without `reachable`: only small frames arrive."""
 
     name: Name
     reachable: Flag
@@ -42,7 +63,7 @@ class Probed(Message):
 
 @message
 class GetPackage(Message):
-    """Worker to coordinator: give me a package from this offset on; `kind` as in PUT_PACKAGE."""
+    """Worker to coordinator: request a package from this offset on; `kind` as in PUT_PACKAGE."""
 
     digest: Name
     offset: U64
@@ -64,6 +85,8 @@ class Measure(Message):
 
     `what`: "host" (clock, disk), "latency" or "bandwidth" (of the link from worker `name` to this
     one) or "step" (of the job `spec` for worlds of 1 to `worlds` workers); `package` as in PREPARE.
+    "profile": record up to `steps` steps of the running `job` within `limit_s`, from the step after
+    `first_step` on, as the file `profile`.
     """
 
     number: U64
@@ -76,6 +99,11 @@ class Measure(Message):
     spec: Map
     worlds: U16 = 0
     package: Name = ""
+    job: Name = ""
+    steps: U16 = 0
+    limit_s: Seconds = 0.0
+    profile: Name = ""
+    first_step: U64 = 0
 
 
 @message
@@ -105,3 +133,28 @@ class CheckpointDropped(Message):
 
     directory: Directory
     reason: Words = ""
+
+
+@message
+class GetParts(Message):
+    """Worker to coordinator: ask who has the parts of a checkpoint of its job's `from_job`.
+
+    `step` as `from_step` in PREPARE.
+    """
+
+    job: Name
+    step: U64
+
+
+@message
+class Parts(Message):
+    """The answer to GET_PARTS: connected holders of the parts of one checkpoint.
+
+    `missing`: shards that no connected worker has.  No holders: no checkpoint is in parts.
+    """
+
+    job: Name
+    step: U64
+    digest: Name = ""
+    holders: Annotated[tuple[PartHolder, ...], list_of(PartHolder, MAX_PART_HOLDERS)] = ()
+    missing: Words = ""

@@ -1,4 +1,4 @@
-"""Whoever fetches a state or a checkpoint, and the worker that holds it."""
+"""A client that fetches a state or a checkpoint, and the worker that holds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlobInfo:
 
 @message
 class FetchOpen(Message):
-    """Ask for the blobs of a resource: "state/GENERATION" or "checkpoint/DIRECTORY/NAME"."""
+    """Ask for a resource: "state/GENERATION", "checkpoint/DIRECTORY/NAME" or "model/VERSION"."""
 
     resource: Text
 
@@ -43,7 +43,7 @@ class FetchRange(Message):
 
 @message
 class FetchData(Message):
-    """The range asked for, as payload."""
+    """The requested range, as payload."""
 
     blob: U32
     offset: U64

@@ -1,4 +1,4 @@
-"""What every connection begins and ends with (protocol.md, "Connections")."""
+"""The messages that begin and end every connection (protocol.md, "Connections")."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Error(Message):
 
 @message
 class Goodbye(Message):
-    """The sender leaves in good order and will close the connection."""
+    """The sender has finished normally and will close the connection."""
 
     reason: Words = ""
 
 
 @message
 class Prove(Message):
-    """Data connections: the opener's answer to WELCOME, which shows that it has the key."""
+    """Data connections: the opener's answer to WELCOME, which proves that it has the key."""

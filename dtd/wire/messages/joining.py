@@ -15,16 +15,16 @@ class GetAuthority(Message):
 
 @message
 class Authority(Message):
-    """The authority's certificate, PEM; whoever asked compares it with the hash in his token."""
+    """The authority's certificate, PEM; the caller compares it with the hash in its token."""
 
     certificate_pem: Text
 
 
 @message
 class Enrol(Message):
-    """Ask for a credential: who one wants to be, a token for it, and a signing request, PEM.
+    """Request a credential: the wanted name, a token, and a signing request, PEM.
 
-    `workers`: the names that a worker's credential is to be good for, with commas between.
+    `workers`: the names for which a worker's credential is to be valid, separated by commas.
     """
 
     role: Name
@@ -37,7 +37,7 @@ class Enrol(Message):
 
 @message
 class Enrolled(Message):
-    """The credential's certificate, PEM, and the coordinator's addresses, with commas between."""
+    """The credential's certificate, PEM, and the coordinator's addresses, separated by commas."""
 
     certificate_pem: Text
     coordinators: Text
@@ -45,9 +45,9 @@ class Enrolled(Message):
 
 @message
 class Renew(Message):
-    """Ask for a certificate that renews the one of this connection: a signing request, PEM.
+    """Request a renewal of this connection's certificate: a signing request, PEM.
 
-    Without one it says that the certificate with the serial `taken` is on disk.
+    Without a request it reports that the certificate with the serial `taken` is on disk.
     """
 
     request_pem: Text = ""
@@ -56,7 +56,7 @@ class Renew(Message):
 
 @message
 class Renewed(Message):
-    """The new certificate, PEM, and all that goes with it into the credential.
+    """The new certificate, PEM, and the other parts of the credential.
 
     Without a certificate: `reason` says why there is none yet.
     """
@@ -69,7 +69,7 @@ class Renewed(Message):
 
 @message
 class Revocations(Message):
-    """What was revoked, as the authority has signed it: a payload, empty when nothing is known.
+    """The revocation list, signed by the authority, as payload; empty when none is known.
 
-    A worker says what it remembers; the coordinator answers when that is not all, or news.
+    A worker sends the list that it has; the coordinator answers if its own is newer.
     """

@@ -1,7 +1,7 @@
-"""How a message becomes a class, and how its class is found by name or number.
+"""Declares message classes, and finds them by name or number.
 
-The modules beside this one declare a message as a class under `@message`; the row of the catalogue
-with its name says everything else about it.
+The other modules declare each message as a class under `@message`; the catalogue's row of that
+name holds everything else about it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKAGE: Final = "dtd.wire.messages"
 
 
 class Message:
-    """What every message is, whatever its fields."""
+    """The type of every message, whatever its fields."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ _names: dict[type[Any], str] = {}
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def message(cls: type[MessageT]) -> type[MessageT]:
-    """Make a class a frozen dataclass, as the message of its name.
+    """Make a class a frozen dataclass and the message of its name.
 
     Raises:
         ValueError: the catalogue has no such message of this module, or it is declared twice.
@@ -50,7 +50,7 @@ def message(cls: type[MessageT]) -> type[MessageT]:
     if kind.number in _types:
         raise ValueError(f"{cls.__name__} is declared twice")
     made = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
-    # The same for all: three more made for each message would cost every start of dtdctl.
+    # Shared by all: three functions generated for each message would slow every start of dtdctl.
     for name, function in _SHARED.items():
         setattr(made, name, function)
     _types[kind.number] = made
@@ -86,7 +86,7 @@ _SHARED: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def message_type(number: object) -> type[Any] | None:
-    """The class of a number as it came; None when no message has it."""
+    """The class of a received number; None when no message has it."""
     if type(number) is not int:
         return None
     found = _types.get(number)
@@ -97,17 +97,17 @@ def message_type(number: object) -> type[Any] | None:
 
 
 def message_types() -> dict[int, type[Any]]:
-    """Number to class, of every message; loads the modules of all."""
+    """Number to class, for every message; loads all modules."""
     return {kind.number: _known(kind.number) for kind in KINDS}
 
 
 def from_opener(role: Role) -> frozenset[type[Any]]:
-    """What the opening side of this role may send once the connection is open."""
+    """The messages that an opening side of this role may send on an open connection."""
     return frozenset(_known(number) for number in opener_numbers(role))
 
 
 def from_acceptor(role: Role) -> frozenset[type[Any]]:
-    """What the accepting side may send then."""
+    """The messages that the accepting side may send on an open connection."""
     return frozenset(_known(number) for number in acceptor_numbers(role))
 
 
@@ -118,12 +118,12 @@ def _known(number: int) -> type[Any]:
 
 
 def kind_of(message_type: type[Any]) -> Kind:
-    """The row of a message's class in the catalogue."""
+    """The catalogue's row for a message's class."""
     return _kinds[message_type]
 
 
 def message_number(message_type: type[Any]) -> int:
-    """What stands under "t"."""
+    """The value of "t" in the message's header."""
     return _kinds[message_type].number
 
 

@@ -1,4 +1,4 @@
-"""Worker to coordinator: what a job has to show for itself."""
+"""Worker to coordinator: results of a job."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dtd.wire.fields import (
     Names,
     NoticeKind,
     Seconds,
+    Shards,
+    StepRows,
     Words,
 )
 from dtd.wire.messages.registry import Message, message
@@ -22,7 +24,7 @@ from dtd.wire.messages.registry import Message, message
 
 @message
 class Evaluated(Message):
-    """Result of an evaluation; equal on all ranks, sent by rank 0."""
+    """The result of an evaluation; equal on all ranks, sent by rank 0."""
 
     job: Name
     step: U64
@@ -31,9 +33,10 @@ class Evaluated(Message):
 
 @message
 class CheckpointSaved(Message):
-    """A checkpoint was published on the worker's disk; `kept`: the names of those still there.
+    """A checkpoint was published on the worker's disk; `kept`: the names of all that it has kept.
 
-    `write_s`: how long it took, in the background; 0 when it was not measured.
+    `write_s`: duration of the write, in the background; 0 when it was not measured.  `part`: which
+    shards of a sharded state it contains; empty: all of it.
     """
 
     job: Name
@@ -45,13 +48,14 @@ class CheckpointSaved(Message):
     metrics: Figures
     kept: Names
     write_s: Seconds = 0.0
+    part: Shards = ()
 
 
 @message
 class Agreed(Message):
-    """All ranks hold this state, which is to be saved: they have compared its digests in the ring.
+    """All ranks hold this state, which is to be saved: they have compared its digest in the ring.
 
-    Sent by each of them as soon as it has seen that, before anybody publishes the checkpoint.
+    Sent by each rank as soon as it has seen the agreement, before any publishes the checkpoint.
     """
 
     job: Name
@@ -62,7 +66,7 @@ class Agreed(Message):
 
 @message
 class JobOutput(Message):
-    """Lines that the job's own code printed; the payload is UTF-8 text, a line each."""
+    """Lines that the job's own code printed; the payload is UTF-8 text, one line for each."""
 
     job: Name
     rank: U16
@@ -70,7 +74,7 @@ class JobOutput(Message):
 
 @message
 class Notice(Message):
-    """Something the operator should know and that stopped nothing."""
+    """Something that the operator should know; training continues."""
 
     job: Name
     event: NoticeKind
@@ -79,9 +83,10 @@ class Notice(Message):
 
 @message
 class Progress(Message):
-    """One committed step, from rank 0: what curves and metrics are made of.
+    """One committed step, from rank 0: the data of curves and metrics.
 
     `skipped` says whether this step was committed without an update, `skipped_steps` how many were.
+    `steps` holds rows (`dtd.wire.step_rows`) of all steps since the message before.
     """
 
     job: Name
@@ -98,3 +103,4 @@ class Progress(Message):
     exposed_s: Seconds
     skipped: Flag
     skipped_steps: U64
+    steps: StepRows = b""

@@ -10,22 +10,29 @@ from dtd.wire.fields import U8, U16, U32, U64, Generation, Octets, Text, list_of
 from dtd.wire.messages.registry import Message, message
 
 MAX_LENT: Final = 3072
-"""Most buckets that one LEND can name: their offsets fit in a header, however large."""
+"""Most buckets that one SHM_OFFER can name: their offsets fit in a header, at any size."""
 
 
 class Phase(enum.IntEnum):
-    """The two halves of a ring all-reduce in segments, and the exchange of a small bucket."""
+    """The two phases of a segmented ring all-reduce, the exchange of a small bucket, and the star.
+
+    On a star (protocol.md, "Star") ranks push their contributions to servers, which pass sums on to
+    the mirrors and let all ranks pull what they own.
+    """
 
     REDUCE_SCATTER = 0
     ALL_GATHER = 1
     EXCHANGE = 2
+    PUSH = 3
+    SUMMED = 4
+    PULL = 5
 
 
 @message
 class Chunk(Message):
-    """One chunk of one bucket on its way round the ring; the payload is its elements.
+    """One chunk of one bucket on its way around the ring; the payload is its elements.
 
-    With a loan there is no payload: the elements lie in memory that the sender lends.
+    With shared memory there is no payload: the elements are in memory that the sender shares.
     """
 
     generation: Generation
@@ -39,8 +46,8 @@ class Chunk(Message):
 
 
 @message
-class Word(Message):
-    """One rank's small word on its way round the ring; the payload is the word."""
+class SmallGather(Message):
+    """One rank's word of a small gather on its way around the ring; the payload is the word."""
 
     generation: Generation
     step: U64
@@ -51,22 +58,22 @@ class Word(Message):
 
 
 @message
-class Beat(Message):
+class LinkHeartbeat(Message):
     """Sent in both directions of a ring link at the heartbeat interval: this side is alive."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lot:
-    """Where one bucket lies in lent memory: bytes from the file's beginning; 0, not there."""
+class ShmRegion:
+    """Where one bucket is in shared memory: bytes from the file's beginning; 0: not shared."""
 
     offset: U64
 
 
 @message
-class Lend(Message):
-    """To a next rank on the same host: the file in which this process's buckets lie.
+class ShmOffer(Message):
+    """To a next rank on the same host: the file that holds this process's buckets.
 
     `lots` has one entry for each bucket of a step, in their order.
     """
@@ -75,12 +82,12 @@ class Lend(Message):
     number: U64
     nonce: Octets
     size_bytes: U64
-    lots: Annotated[tuple[Lot, ...], list_of(Lot, MAX_LENT)]
+    lots: Annotated[tuple[ShmRegion, ...], list_of(ShmRegion, MAX_LENT)]
 
 
 @message
-class Borrow(Message):
-    """The next rank asks for the file of this LEND, by post to a socket of its own: its path."""
+class ShmRequest(Message):
+    """The next rank asks for the file of this SHM_OFFER, to be sent to the socket at this path."""
 
     generation: Generation
     number: U64
@@ -88,16 +95,16 @@ class Borrow(Message):
 
 
 @message
-class Borrowed(Message):
-    """The next rank can read what the LEND of this number names."""
+class ShmMapped(Message):
+    """The next rank has mapped the file of the SHM_OFFER of this number."""
 
     generation: Generation
     number: U64
 
 
 @message
-class Taken(Message):
-    """The next rank has read all that it was lent of a bucket."""
+class ShmReleased(Message):
+    """The next rank has read everything that was shared with it of a bucket."""
 
     generation: Generation
     step: U64

@@ -75,6 +75,7 @@ class PlayedWorker:
 
     def __init__(self, daemon: Daemon, name: str, *, pid: int) -> None:
         self.name = name
+        self.environment: tuple[str, ...] = ()
         self._kept: list[str] = []
         self._link = BlockingLink(
             daemon.address, role=m.Role.WORKER, name=name, timeout_s=PATIENCE_S
@@ -129,6 +130,7 @@ class PlayedWorker:
                 parameters=10,
                 steps_total=20,
                 held=(m.Held(job=job, generation=0, step=0, digest="", where="none"),),
+                environment=self.environment,
             )
         )
 

@@ -89,7 +89,7 @@ def test_what_must_be_entered_is_not_done_when_it_cannot_be(daemon, spec, monkey
     for message in (m.SubmitJob(spec=spec), m.Delete(job=job)):
         with pytest.raises(RequestRefused, match="audit log, which cannot be written") as caught:
             daemon.ask(message)
-        assert "make room" in caught.value.remedy
+        assert "free space" in caught.value.remedy
     assert [one["id"] for one in daemon.ask(m.ListJobs())["jobs"]] == [job]
 
 
@@ -138,7 +138,7 @@ def test_what_failed_is_entered_as_failed(daemon, monkeypatch):
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(daemon.coordinator.access, "answer", fail)
-    with pytest.raises(RequestRefused, match="store fails"):
+    with pytest.raises(RequestRefused, match="store failed"):
         daemon.ask(m.RevokeToken(id="ab"))
     (failed,) = entries(daemon)
     assert (failed["outcome"], failed["reason"]) == ("failed", "disk I/O error")

@@ -28,7 +28,8 @@ def test_a_worker_is_known_by_where_it_calls_from_unless_it_says_so(daemon, play
     assert (known["name"], known["pid"], known["state"]) == ("worker-0", 4711, "idle")
     assert (known["memory_bytes"], known["reason"]) == (1000, "waits for a job")
     assert (
-        daemon.coordinator.membership.books.workers["worker-0"].registration.data_host == "10.0.0.1"
+        daemon.coordinator.membership.cluster.workers["worker-0"].registration.data_host
+        == "10.0.0.1"
     )
 
 
@@ -55,10 +56,10 @@ def test_nobody_makes_up_generations(start_daemon, play, spec, number):
             liar.register, job=job, identity=identity, generation=number, phase="running"
         )
     )
-    with pytest.raises(RequestRefused, match="does not show that it was in it"):
+    with pytest.raises(RequestRefused, match="does not prove that it was a member"):
         liar.hear(m.Registered)
-    books = daemon.coordinator.membership.books
-    assert (books.epoch, books.run.generation, books.run.highest_seen) == (1, 0, 0)
+    cluster = daemon.coordinator.membership.cluster
+    assert (cluster.epoch, cluster.run.generation, cluster.run.highest_seen) == (1, 0, 0)
     again = play(start_daemon(), "worker-2")
     again.warm_up()
     assert again.hear(m.Assign).generation == 1
@@ -114,7 +115,7 @@ def test_what_a_worker_registers_with_reaches_the_core(daemon, play, monkeypatch
     heard = []
     monkeypatch.setattr(
         "dtd.core.membership.admission.register",
-        lambda _books, message, _now: heard.append(message),
+        lambda _cluster, message, _now: heard.append(message),
     )
     worker = play(daemon, joins=False)
     worker.register = dataclasses.replace(
@@ -176,7 +177,7 @@ def test_nobody_hears_of_a_generation_before_it_is_written(daemon, play, spec, m
     monkeypatch.setattr(store, "save_job", fail)
     worker.warm_up()
     assert tried.wait(30)
-    while "cannot be written down" not in (waits := daemon.ask(m.GetStatus())["explain"]):
+    while "cannot be stored" not in (waits := daemon.ask(m.GetStatus())["explain"]):
         daemon.ask(m.ReadEvents(after=0))
     assert "database or disk is full; make room on the coordinator's disk" in waits
     monkeypatch.undo()
@@ -201,7 +202,7 @@ def test_a_job_that_no_worker_can_be_told_of_is_refused(daemon, play, spec):
     play(daemon)
     room = MAX_HEADER_BYTES - len(m.encode_header(m.SubmitJob(spec=spec)))
     long = {**spec, "task": {"text": "x" * (room - 20)}}
-    with pytest.raises(RequestRefused, match="bytes to tell a worker, 65536 at most"):
+    with pytest.raises(RequestRefused, match="bytes in a message to a worker; the limit is 65536"):
         daemon.ask(m.SubmitJob(spec=long))
     assert daemon.ask(m.ListJobs())["jobs"] == []
     assert daemon.ask(m.SubmitJob(spec=spec))["job"]

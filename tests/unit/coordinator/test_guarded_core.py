@@ -15,6 +15,7 @@ from dtd.core.membership.events import (
     Ticked,
 )
 from dtd.core.membership.machine import Membership
+from dtd.core.membership.pools import Pools
 from dtd.core.membership.records import Job
 from dtd.core.membership.state_records import CoordinatorIdentity
 from dtd.core.membership.transitions import JobState
@@ -33,8 +34,8 @@ class Desk:
     """A guarded core, and all that became of what it decided."""
 
     def __init__(self):
-        self.core = Membership(identity=CoordinatorIdentity(), last_generation=7)
-        self.books = self.core.books
+        self.core = Pools(identity=CoordinatorIdentity(), last_generation=7)
+        self.cluster = self.core.home.cluster
         self.done, self.ended, self.told = [], [], []
         containment = Containment(lambda: 0.0, self)
         self.guarded = GuardedCore(
@@ -51,13 +52,13 @@ class Desk:
         return effects
 
     def breaks(self, monkeypatch):
-        """Once the core fails in its last part, when books have changed."""
+        """Once the core fails in its last part, when the state has changed."""
 
         def fail(*_arguments):
             monkeypatch.undo()
             raise KeyError("a defect")
 
-        monkeypatch.setattr(self.core, "_advance", fail)
+        monkeypatch.setattr(self.core.home, "_advance", fail)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_what_was_decided_before_it_failed_is_done(desk, monkeypatch):
     desk.breaks(monkeypatch)
     with pytest.raises(KeyError):
         desk.handle(register("a"))
-    assert "a" in desk.books.workers
+    assert "a" in desk.cluster.workers
     assert [type(one.message) for one in desk.done if isinstance(one, Send)] == [m.Registered]
     assert desk.ended == []
 
@@ -102,7 +103,7 @@ def test_a_clock_that_fails_is_told_and_goes_on(desk, monkeypatch):
     assert desk.handle(Ticked()) == []
     assert "keeping time failed" in desk.told[0]
     desk.handle(Submitted(job=job()))
-    assert desk.books.job.id == "j-1"
+    assert desk.cluster.job.id == "j-1"
     assert desk.guarded.next_deadline(0.0) is not None
     assert desk.ended == []
 
@@ -112,33 +113,33 @@ def test_books_that_do_not_balance_are_begun_again_from_their_jobs(desk, monkeyp
     desk.handle(Submitted(job=job(2)))
     desk.handle(register("a"))
     desk.breaks(monkeypatch)
-    desk.books.run.roster = ["a", "a"]
+    desk.cluster.run.roster = ["a", "a"]
     with pytest.raises(KeyError):
         desk.handle(register("b"))
     desk.core.check_invariants()
-    assert (desk.books.job.id, desk.books.job.step) == ("j-1", 5)
-    assert [one.id for one in desk.books.queue] == ["j-2"]
-    assert desk.books.workers == {}
-    assert desk.books.run.generation == 7
+    assert (desk.cluster.job.id, desk.cluster.job.step) == ("j-1", 5)
+    assert [one.id for one in desk.cluster.queue] == ["j-2"]
+    assert desk.cluster.workers == {}
+    assert desk.cluster.run.generation == 7
     assert len(desk.ended) == 1
     kinds = [one.kind for one in desk.done if isinstance(one, Incident)]
     assert "core_begun_again" in kinds
 
 
 def test_a_job_with_which_it_fails_for_ever_has_failed(desk, monkeypatch):
-    """Whatever of the job it is: books and clock cannot go on with it."""
+    """Whatever of the job it is: state and clock cannot go on with it."""
     desk.handle(Submitted(job=job()))
     desk.handle(Submitted(job=job(2)))
     cursed = Membership._advance
 
     def fail(core, now):
-        if core.books.job is not None and core.books.job.id == "j-1":
+        if core.cluster.job is not None and core.cluster.job.id == "j-1":
             raise KeyError("a defect")
         cursed(core, now)
 
     monkeypatch.setattr(Membership, "_advance", fail)
     for _ in range(MAX_TICKS_FAILED * (MAX_BEGINNINGS + 1)):
-        desk.books.job = desk.books.job or job()
+        desk.cluster.job = desk.cluster.job or job()
         desk.now += 0.25
         desk.handle(Ticked())
     (ended,) = [one.job for one in desk.done if isinstance(one, JobEnded)]

@@ -145,7 +145,7 @@ def test_a_member_that_reports_another_digest_displaces_no_sound_checkpoint(daem
     listed = {one["worker"]: one for one in daemon.ask(m.ListCheckpoints(job=job))["checkpoints"]}
     assert (listed["worker-0"]["verified"], listed["worker-2"]["verified"]) == (True, False)
     assert listed["worker-2"]["confirmation"] == "contradicted"
-    active = daemon.coordinator.membership.books.job
+    active = daemon.coordinator.membership.cluster.job
     assert active.checkpoint_holders == ("worker-0",)
 
 
@@ -234,11 +234,11 @@ def test_a_generation_that_a_liar_makes_up_is_not_believed(daemon, play, train, 
     liar = play(daemon, "liar", joins=False)
     generation = assign.generation + ahead
     liar.say(claims(liar, job, generation, identity=identity, proof=b"x" * 32))
-    assert "does not show that it" in is_cut_off(liar)
+    assert "does not prove that it" in is_cut_off(liar)
     assert events(daemon, "store_went_back") == []
     honest.finish(assign)
     assert daemon.ask(m.WaitJob(job=job))["state"] == "done"
-    known = daemon.coordinator.membership.books.run
+    known = daemon.coordinator.membership.cluster.run
     assert (known.generation, known.highest_seen) == (assign.generation, 0)
 
 
@@ -269,7 +269,7 @@ def test_a_member_that_comes_back_shows_that_it_was_one(start_daemon, play, spec
     ):
         liar = play(second, joins=False)
         liar.say(dataclasses.replace(honest, **changed))
-        assert "does not show that it" in is_cut_off(liar)
+        assert "does not prove that it" in is_cut_off(liar)
         liar.close()
     back = play(second, joins=False)
     back.say(honest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -24,9 +26,11 @@ class Link:
         self.said = 0
         self.unread = None
         self.heard = lambda: None
+        self.last = self.ended = None
 
-    def send(self, *_message):
+    def send(self, *messages):
         self.said += 1
+        self.last = messages[0]
         self.heard()
 
     def drained(self):
@@ -36,16 +40,26 @@ class Link:
         return 0
 
 
+@contextlib.contextmanager
+def contain(doing, link):
+    """As the daemon: what nobody expected costs the connection."""
+    try:
+        yield
+    except ValueError as error:
+        link.ended = (doing, error)
+
+
 class World:
     """Both desks, with a store that counts."""
 
     def __init__(self):
         self.asked = 0
+        self.fails = None
         admission = SimpleNamespace(renew=lambda *_call: NOT_YET)
         authority = SimpleNamespace(admission=admission, revocations=lambda: b"1\n{}")
         port = SimpleNamespace(authority=authority, coordinators=())
-        renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), None)
-        revocations = RevocationHandler(port, self.in_store, None)
+        renewals = RenewalHandler(port, self.in_store, lambda _s: None, lambda: (), None, contain)
+        revocations = RevocationHandler(port, self.in_store, None, contain)
         self.desks = {
             "renew": (lambda link: renewals.ask(link, m.Renew()), renewals, RENEWALS_AT_ONCE),
             "list": (lambda link: revocations.heard(link, b""), revocations, LISTS_AT_ONCE),
@@ -53,6 +67,8 @@ class World:
 
     async def in_store(self, function, *arguments):
         self.asked += 1
+        if self.fails is not None:
+            raise self.fails
         return function(*arguments)
 
 
@@ -120,3 +136,31 @@ async def test_who_has_read_an_answer_may_ask_before_anything_else_happens(which
         ask(link)
         await settle()
     assert link.said == 2
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "disk full"), sqlite3.OperationalError("disk full")])
+async def test_a_renewal_that_the_disk_fails_is_answered_and_may_be_asked_for_again(fault):
+    world = World()
+    ask, desk, _burst = world.desks["renew"]
+    link, world.fails = Link(), fault
+    ask(link)
+    await settle()
+    assert "disk full" in link.last.reason
+    assert link.ended is None
+    world.fails = None
+    ask(link)
+    await settle()
+    assert (link.said, link.last.reason) == (2, NOT_YET.reason)
+    desk.forget(link)
+
+
+@pytest.mark.parametrize("which", ["renew", "list"])
+async def test_what_nobody_expected_costs_the_connection_that_waits_for_an_answer(which):
+    world = World()
+    ask, _desk, _burst = world.desks[which]
+    link, world.fails = Link(), ValueError("a defect")
+    ask(link)
+    await settle()
+    doing, error = link.ended
+    assert doing.startswith("answering a RE")
+    assert error is world.fails

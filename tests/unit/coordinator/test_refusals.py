@@ -1,4 +1,4 @@
-"""Who was turned away: logged now and then, and remembered in bounds."""
+"""Who was rejected: logged now and then, and remembered in bounds."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def job(number, **more):
     return Job(id=f"digits-{number}", spec=SPEC, **more)
 
 
-def books(*states):
+def cluster(*states):
     made = ClusterState(
         heartbeat_interval_s=0.25,
         heartbeat_timeout_s=1.5,
@@ -41,15 +41,17 @@ def books(*states):
 
 
 def test_nothing_to_do():
-    assert status_line(books()) == "no job, 0 workers"
+    assert status_line(cluster()) == "no job, 0 workers"
 
 
 def test_a_job_and_a_queue():
-    made = books(WorkerState.RUNNING, WorkerState.AWAY, WorkerState.LOST, WorkerState.RELEASED)
+    made = cluster(
+        WorkerState.RUNNING, WorkerState.DISCONNECTED, WorkerState.LOST, WorkerState.RELEASED
+    )
     made.job = job(1, state=JobState.RUNNING, step=12, total_steps=60)
     made.queue.append(job(2))
     assert status_line(made) == "job digits-1 running at step 12 of 60, 2 workers, 1 job queued"
 
 
 def test_one_worker():
-    assert status_line(books(WorkerState.IDLE)) == "no job, 1 worker"
+    assert status_line(cluster(WorkerState.IDLE)) == "no job, 1 worker"

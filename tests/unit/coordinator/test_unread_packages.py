@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -26,6 +27,7 @@ class Thread:
 class Link:
     def __init__(self):
         self.said = 0
+        self.ended = None
         self.read = asyncio.get_running_loop().create_future()
 
     def send(self, *_message):
@@ -38,13 +40,28 @@ class Link:
         return 8 * self.said
 
 
+@contextlib.contextmanager
+def contain(doing, link):
+    """As the daemon: what nobody expected costs the connection."""
+    try:
+        yield
+    except ValueError as error:
+        link.ended = (doing, error)
+
+
+def desk_of(archives):
+    return PackageCounter(
+        archives, in_use=set, store_thread=Thread(), thread=Thread(), contain=contain
+    )
+
+
 async def settle():
     for _turn in range(8):
         await asyncio.sleep(0)
 
 
 async def test_pieces_that_are_not_read_count_as_unanswered():
-    counter = PackageCounter(Archives(), in_use=set, store_thread=Thread(), thread=Thread())
+    counter = desk_of(Archives())
     link = Link()
     for _ in range(MAX_UNANSWERED):
         counter.ask(link, PIECE)
@@ -57,3 +74,15 @@ async def test_pieces_that_are_not_read_count_as_unanswered():
     counter.ask(link, PIECE)
     await settle()
     assert link.said == MAX_UNANSWERED + 1
+
+
+async def test_what_nobody_expected_costs_the_connection():
+    class Damaged:
+        def piece(self, _digest, _offset):
+            raise ValueError("a defect")
+
+    counter, link = desk_of(Damaged()), Link()
+    counter.ask(link, PIECE)
+    await settle()
+    doing, error = link.ended
+    assert (doing, str(error)) == ("answering GET_PACKAGE", "a defect")

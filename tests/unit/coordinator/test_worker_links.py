@@ -42,7 +42,7 @@ def test_the_newest_process_takes_the_name_and_one_that_comes_back_is_told_why()
     clash = links.clash(one)
     assert clash is not None
     assert clash.message == (
-        "two workers call themselves w: one on host2 (pid 2), one on host1 (pid 1)"
+        "two workers use the name w: one on host2 (pid 2), one on host1 (pid 1)"
     )
     links.forget(second)
     assert links.clash(one) is None

@@ -26,8 +26,8 @@ from dtd.wire import messages as m
 
 TICK_S = 0.25
 
-# What takes minutes is looked at less often, but still before anybody is missed.
-LONG_S, LONG_TICK_S = 120.0, 1.0
+# What takes minutes is looked at less often, and not so seldom that it counts as asleep.
+LONG_S, LONG_TICK_S = 120.0, 2 * TICK_S
 
 
 class Desk:
@@ -35,7 +35,7 @@ class Desk:
 
     def __init__(self, **arguments: Any) -> None:
         self.core = Membership(**arguments)
-        self.books = self.core.books
+        self.cluster = self.core.cluster
         self.now = 0.0
         self.sent: list[Send] = []
         self.incidents: list[Incident] = []
@@ -74,8 +74,8 @@ class Desk:
         tick_s = TICK_S if now - self.now < LONG_S else LONG_TICK_S
         while self.now < now:
             self.now = min(now, self.now + tick_s)
-            for name in list(self.books.detector._heard):
-                self.say(name, m.Heartbeat(state="", generation=self.books.run.generation))
+            for name in list(self.cluster.detector._heard):
+                self.say(name, m.Heartbeat(state="", generation=self.cluster.run.generation))
             self.handle(Ticked())
 
     def silence(self, now: float, *but: str, **figures: Any) -> None:
@@ -83,16 +83,35 @@ class Desk:
         while self.now < now:
             self.now = min(now, self.now + TICK_S)
             for name in but:
-                values = {"generation": self.books.run.generation, **figures}
+                values = {"generation": self.cluster.run.generation, **figures}
                 self.say(name, m.Heartbeat(state="", **values))
             self.handle(Ticked())
 
-    def submit(self, job_id: str = "j-1", **elastic: Any) -> Job:
-        table = {"min_workers": 1, "max_workers": 64, "settle_s": 0.0, "warmup_timeout_s": 120.0}
+    def submit(
+        self,
+        job_id: str = "j-1",
+        *,
+        copies: int = 1,
+        strategy: dict[str, Any] | None = None,
+        **elastic: Any,
+    ) -> Job:
+        table = {
+            "min_workers": 1,
+            "max_workers": 64,
+            "settle_s": 0.0,
+            "warmup_timeout_s": 120.0,
+            "stall_timeout_s": 5.0,
+            "busy_timeout_s": 120.0,
+        }
         job = Job(
-            store_epoch=self.books.epoch,
+            store_epoch=self.cluster.epoch,
             id=job_id,
-            spec={"job": {"name": "j"}, "elastic": {**table, **elastic}},
+            spec={
+                "job": {"name": "j"},
+                "elastic": {**table, **elastic},
+                "checkpoint": {"copies": copies},
+                "strategy": strategy or {},
+            },
         )
         self.handle(Submitted(job=job))
         return job
@@ -137,18 +156,18 @@ class Desk:
 
     def back(self, name: str, phase: str = "running", **more: Any) -> None:
         """A member connects again and says which generation it takes part in."""
-        books = self.books
-        values = {"generation": books.run.generation, "roster_id": books.run.roster_id, **more}
+        cluster = self.cluster
+        values = {"generation": cluster.run.generation, "roster_id": cluster.run.roster_id, **more}
         self.register(name, job="j-1", phase=phase, **values)
 
     def beat(self, name: str, *, step: int = 0, **more: Any) -> None:
         """A heartbeat of a member."""
-        values = {"generation": self.books.run.generation, **more}
+        values = {"generation": self.cluster.run.generation, **more}
         self.say(name, m.Heartbeat(state="running", job="j-1", step=step, **values))
 
     def commit(self, step: int) -> None:
         """All members have committed so many steps, and say so."""
-        for name in self.books.run.roster:
+        for name in self.cluster.run.roster:
             self.beat(name, step=step)
 
     def warm_up(self, *names: str) -> None:
@@ -164,9 +183,11 @@ class Desk:
         return self.all_run(*names)
 
     def all_run(self, *names: str) -> int:
-        number = self.books.run.generation
+        number = self.cluster.run.generation
         for name in names:
-            self.say(name, m.Running(job="j-1", generation=number, step=self.books.run.start_step))
+            self.say(
+                name, m.Running(job="j-1", generation=number, step=self.cluster.run.start_step)
+            )
         return number
 
     def froze(self, name: str, *, generation: int, step: int, **more: Any) -> None:
@@ -174,10 +195,10 @@ class Desk:
 
         With a `digest`, that is what it has offered to the others after so many steps.
         """
-        by = more.pop("held_generation", generation if step > self.books.run.start_step else None)
+        by = more.pop("held_generation", generation if step > self.cluster.run.start_step else None)
         held = m.Held(
             job="j-1",
-            generation=self.books.job.start_generation if by is None else by,
+            generation=self.cluster.job.start_generation if by is None else by,
             step=step,
             digest="",
             where=more.pop("where", "memory"),
@@ -245,7 +266,7 @@ class Desk:
         return [incident for incident in self.incidents if incident.kind == kind]
 
     def state(self, name: str) -> str:
-        return self.books.workers[name].state.value
+        return self.cluster.workers[name].state.value
 
 
 @pytest.fixture

@@ -62,8 +62,8 @@ def test_long_gone_workers_are_forgotten(desk: Any) -> None:
     for number in range(admission.MAX_KNOWN_WORKERS + 5):
         desk.register(f"w-{number}")
         desk.lost(f"w-{number}")
-    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
-    assert "w-0" not in desk.books.workers
+    assert len(desk.cluster.workers) == admission.MAX_KNOWN_WORKERS
+    assert "w-0" not in desk.cluster.workers
 
 
 def test_who_is_forgotten_is_not_set_aside_either(desk: Any) -> None:
@@ -73,8 +73,8 @@ def test_who_is_forgotten_is_not_set_aside_either(desk: Any) -> None:
         desk.register(f"w-{number}")
         desk.say(f"w-{number}", m.Failed(job="j-1", reason="no driver", traceback="", step=0))
         desk.lost(f"w-{number}")
-    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
-    assert desk.books.isolation.set_aside.keys() == desk.books.workers.keys() - {"a"}
+    assert len(desk.cluster.workers) == admission.MAX_KNOWN_WORKERS
+    assert desk.cluster.isolation.set_aside.keys() == desk.cluster.workers.keys() - {"a"}
 
 
 def test_who_comes_again_is_remembered_however_many_there_were(desk: Any) -> None:
@@ -86,7 +86,7 @@ def test_who_comes_again_is_remembered_however_many_there_were(desk: Any) -> Non
         desk.lost(f"w-{number}")
     desk.register("w-0", incarnation=2)
     assert desk.state("w-0") == "refused"
-    assert len(desk.books.workers) == admission.MAX_KNOWN_WORKERS
+    assert len(desk.cluster.workers) == admission.MAX_KNOWN_WORKERS
 
 
 # --- coming back -----------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_worker_of_a_job_that_is_over_starts_afresh(desk: Any) -> None:
 
 
 def test_worker_that_comes_back_freezes_and_keeps_what_it_holds(desk: Any) -> None:
-    desk.books.run.generation = 3  # of an earlier life of the coordinator
+    desk.cluster.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("a", job="j-1", generation=3)
     (freeze,) = desk.told("a", m.Freeze)
@@ -112,7 +112,7 @@ def test_worker_that_comes_back_freezes_and_keeps_what_it_holds(desk: Any) -> No
 
 
 def test_finished_worker_comes_back_with_its_last_step(desk: Any) -> None:
-    desk.books.run.generation = 3  # of an earlier life of the coordinator
+    desk.cluster.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("a", job="j-1", generation=3)
     desk.finished("a", generation=3, step=10)
@@ -125,10 +125,10 @@ def test_number_reported_by_one_worker_does_not_disturb_a_running_generation(des
     desk.submit()
     number = desk.run_generation("a")
     desk.register("b", job="j-1", generation=40)
-    assert desk.books.run.generation == number
+    assert desk.cluster.run.generation == number
     desk.froze("b", generation=40, step=1, held_generation=0)
     desk.froze("a", generation=number, step=1)
-    assert desk.books.run.generation == 41
+    assert desk.cluster.run.generation == 41
 
 
 def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
@@ -137,12 +137,12 @@ def test_worker_that_comes_back_and_hangs_is_given_up_soon(desk: Any) -> None:
     desk.register("b", job="j-1", generation=3)
     desk.tick(11.5)
     assert [one.name for one in desk.disconnected] == ["b"]
-    assert "its training hangs" in desk.books.workers["b"].reason
+    assert "its training hangs" in desk.cluster.workers["b"].reason
 
 
 def test_one_who_comes_back_in_a_long_step_is_given_time_to_freeze(desk: Any) -> None:
     """Its training thread looks at the ring once a step; its memory may be the newest."""
-    desk.books.run.generation = 3  # of an earlier life of the coordinator
+    desk.cluster.run.generation = 3  # of an earlier life of the coordinator
     desk.submit()
     desk.register("b", job="j-1", generation=3)
     desk.say("b", m.Heartbeat(state="running", step_s=2.0))
@@ -187,7 +187,7 @@ def test_warm_worker_reports_what_it_holds(make_desk: Any) -> None:
     desk.register("a")
     desk.warmed("a", held=held(2, 6))
     assert desk.state("a") == "ready"
-    assert desk.books.workers["a"].holdings.held == held(2, 6)[0]
+    assert desk.cluster.workers["a"].holdings.held == held(2, 6)[0]
     assert job.total_steps == 10_000
 
 
@@ -196,7 +196,7 @@ def test_late_or_foreign_warmth_is_ignored(desk: Any, job: str) -> None:
     desk.submit(min_workers=3)
     desk.warm_up("a")
     desk.warmed("a", job=job, steps_total=99)
-    assert desk.books.job.total_steps == 10_000
+    assert desk.cluster.job.total_steps == 10_000
     desk.register("b")
     desk.warmed("b", job="j-0")
     assert desk.state("b") == "warming"
@@ -223,7 +223,7 @@ def test_warming_for_too_long_is_given_up(desk: Any) -> None:
     assert desk.state("a") == "warming"
     desk.tick(22.0)
     assert desk.state("a") == "lost"
-    assert "elastic.warmup_timeout_s" in desk.books.workers["a"].reason
+    assert "elastic.warmup_timeout_s" in desk.cluster.workers["a"].reason
 
 
 # --- who may train with whom -----------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_newcomer_that_differs_from_those_who_train_is_refused(desk: Any) -> Non
     desk.register("a")
     desk.warmed("a", numerics_fingerprint="arm", steps_total=99)
     assert desk.state("a") == "refused"
-    assert "arm, not n" in desk.books.workers["a"].reason
+    assert "arm, not n" in desk.cluster.workers["a"].reason
     assert job.total_steps == 10_000
 
 
@@ -261,7 +261,7 @@ def test_refused_worker_is_looked_at_again_when_the_other_is_gone(desk: Any) -> 
     assert "b is refused: its dataset has 100 rows" in desk.core.explain()
     desk.handle(DrainRequested(name="a"))
     assert [desk.state(name) for name in "ab"] == ["released", "ready"]
-    assert desk.books.workers["b"].reason == ""
+    assert desk.cluster.workers["b"].reason == ""
     assert desk.kinds().count("worker_refused") == 1
 
 
@@ -293,7 +293,7 @@ def test_member_leaves_at_the_step_boundary(desk: Any) -> None:
     assert desk.state("a") == "frozen"
     desk.froze("b", generation=number, step=3)
     assert desk.state("a") == "released"
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
 
 
 def test_member_that_asks_while_its_generation_forms_leaves_after_the_first_step(
@@ -313,7 +313,7 @@ def test_the_only_one_who_remembers_stays_until_another_does(desk: Any) -> None:
     desk.lost("a")
     desk.handle(DrainRequested(name="b"))
     desk.froze("b", generation=number, step=7)
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
     alone = desk.all_run("b")
     assert [one.leave for one in desk.told("b", m.Freeze)][-1] is True
     desk.register("a", incarnation=2)
@@ -321,12 +321,12 @@ def test_the_only_one_who_remembers_stays_until_another_does(desk: Any) -> None:
     desk.froze("b", generation=alone, step=8)
     assert desk.state("b") == "frozen"
     desk.warmed("a")
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     together = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=together, step=9)
     assert desk.state("b") == "released"
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_the_only_worker_leaves_when_its_state_is_saved(desk: Any) -> None:
@@ -366,9 +366,9 @@ def test_wish_to_leave_outlives_the_connection_but_not_the_process(desk: Any) ->
     desk.run_generation("a", "b")
     desk.handle(DrainRequested(name="b"))
     desk.register("b", job="j-1", generation=1)
-    assert desk.books.workers["b"].leaving
+    assert desk.cluster.workers["b"].leaving
     desk.register("b", incarnation=2)
-    assert not desk.books.workers["b"].leaving
+    assert not desk.cluster.workers["b"].leaving
 
 
 def test_other_code_of_the_task_is_refused_with_both_names_and_what_to_do(desk: Any) -> None:

@@ -16,12 +16,12 @@ def test_all_but_what_was_given_out_is_forgotten(desk: Any) -> None:
     number = desk.run_generation("a", "b")
     (left,) = desk.core.begin_again(given_up=False)
     assert left is job
-    books: ClusterState = desk.books
-    assert (books.job, books.workers, books.run.roster) == (None, {}, [])
-    assert books.run.generation == number
+    cluster: ClusterState = desk.cluster
+    assert (cluster.job, cluster.workers, cluster.run.roster) == (None, {}, [])
+    assert cluster.run.generation == number
     desk.core.check_invariants()
     desk.handle(Submitted(job=left))
-    assert (books.run.phase, books.run.roster) == (GenerationState.RUNNING, ["a", "b"])
+    assert (cluster.run.phase, cluster.run.roster) == (GenerationState.RUNNING, ["a", "b"])
     assert desk.state("a") == "away"
 
 
@@ -46,6 +46,6 @@ def test_a_job_that_nobody_can_be_told_of_fails_and_says_why(desk: Any, runs: bo
     desk.handle(Undeliverable(job="j-1", reason="header of 70000 bytes > 65536"))
     desk.handle(Undeliverable(job="j-1", reason="again"))
     if runs:
-        assert desk.books.run.phase is GenerationState.ENDING
-        desk.froze("b", generation=desk.books.run.generation, step=0)
+        assert desk.cluster.run.phase is GenerationState.ENDING
+        desk.froze("b", generation=desk.cluster.run.generation, step=0)
     assert (job.state, job.reason) == (JobState.FAILED, "header of 70000 bytes > 65536")

@@ -23,7 +23,7 @@ def held(desk: Any) -> Any:
 
 
 def announcing(desk: Any) -> SaveJob:
-    return SaveJob(job=desk.books.job, announces=desk.books.run.generation)
+    return SaveJob(job=desk.cluster.job, announces=desk.cluster.run.generation)
 
 
 def test_nobody_hears_of_what_is_not_written(held: Any) -> None:
@@ -40,7 +40,7 @@ def test_what_cannot_be_written_is_tried_again(held: Any) -> None:
     held.written(announcing(held), failure="disk full")
     assert held.told("a", m.Assign) == []
     explained = held.core.explain()
-    assert explained.startswith("generation 1 cannot be written down, and nobody hears of it")
+    assert explained.startswith("generation 1 cannot be stored, and is not announced")
     assert "disk full; make room on the coordinator's disk" in explained
     tries = len(held.saved)
     held.silence(0.75, "a", "b")
@@ -65,7 +65,7 @@ def test_what_does_not_stand_any_more_is_decided_again(held: Any, failure: str) 
 
 
 def test_word_of_another_decision_changes_nothing(held: Any) -> None:
-    old = SaveJob(job=held.books.job, announces=7)
+    old = SaveJob(job=held.cluster.job, announces=7)
     held.written(old)
     assert held.told("a", m.Assign) == []
     held.written(announcing(held))
@@ -76,7 +76,7 @@ def test_word_of_another_decision_changes_nothing(held: Any) -> None:
 def test_word_that_comes_after_the_job_changes_nothing(held: Any) -> None:
     decided = announcing(held)
     held.handle(CancelRequested(job="j-1"))
-    assert held.books.job is None
+    assert held.cluster.job is None
     held.written(decided)
     assert held.told("a", m.Assign) == []
 
@@ -94,12 +94,12 @@ def going_on(desk: Any) -> Any:
     desk.writes = False
     desk.lost("b")
     desk.froze("a", generation=number, step=7)
-    assert desk.books.run.decision is not None
+    assert desk.cluster.run.decision is not None
     return desk
 
 
 def record(desk: Any) -> tuple[str, int, bool]:
-    job = desk.books.job
+    job = desk.cluster.job
     return job.state.value, job.generation, job.announced
 
 
@@ -157,7 +157,7 @@ def test_a_job_stored_as_saving_with_a_generation_is_taken_up(
         announced=True,
         fenced=False,
         step=7,
-        store_epoch=desk.books.epoch,
+        store_epoch=desk.cluster.epoch,
     )
     desk.handle(Submitted(job=job))
     assert job.state.value == state
@@ -186,7 +186,7 @@ def falling_back(desk: Any) -> Any:
     desk.writes = False
     desk.silence(desk.now + 3.0, "c")
     desk.handle(ResumeRequested(job="j-1"))
-    assert (desk.books.run.decision is not None, number) == (True, 1)
+    assert (desk.cluster.run.decision is not None, number) == (True, 1)
     return desk
 
 
@@ -206,11 +206,11 @@ def test_a_holder_of_newer_state_that_returns_meanwhile_is_waited_for(
     desk.writes = True
     if not frozen:
         desk.froze("a", generation=1, step=3000, held_generation=1)
-    elif desk.books.run.decision is not None:
+    elif desk.cluster.run.decision is not None:
         desk.written(announcing(desk))
     (assign,) = desk.told("c", m.Assign)
     assert (assign.generation, assign.held_step) == (3, 3000)
-    assert desk.books.job.steps_lost == 0
+    assert desk.cluster.job.steps_lost == 0
     assert desk.told_of("steps_lost") == desk.told_of("branch_left") == []
 
 
@@ -236,10 +236,10 @@ def test_a_step_that_a_returned_member_may_have_committed_counts(desk: Any) -> N
 
 def test_what_is_being_written_down_cannot_be_resumed(going_on: Any) -> None:
     """Else it would be taken for stopped before it has begun, and run beside the next one."""
-    with pytest.raises(RequestRefused, match="does not wait for anybody"):
+    with pytest.raises(RequestRefused, match="does not wait for any worker"):
         going_on.handle(ResumeRequested(job="j-1"))
     going_on.written(announcing(going_on))
-    assert not going_on.books.job.fenced
+    assert not going_on.cluster.job.fenced
     going_on.all_run("a")
     going_on.beat("a", step=20)
     going_on.lost("a", farewell=False)
@@ -254,7 +254,7 @@ def test_who_stops_before_it_has_heard_of_it_does_not_stop_it(going_on: Any) -> 
     """A member of the last generation that returns, and fails there, was not in this one."""
     going_on.register("b", incarnation=2, job="j-1", phase="running", generation=1)
     going_on.say("b", m.Failed(job="j-1", reason="boom", traceback="t", step=7))
-    assert not going_on.books.job.fenced
+    assert not going_on.cluster.job.fenced
     going_on.written(announcing(going_on))
     assert [one.generation for one in going_on.told("a", m.Assign)] == [1, 2]
-    assert not going_on.books.job.fenced
+    assert not going_on.cluster.job.fenced

@@ -33,7 +33,7 @@ def test_frozen_member_ends_the_generation_of_all(desk: Any) -> None:
     desk.froze("a", generation=number, step=4)
     assert "a has frozen" in desk.told("b", m.Freeze)[-1].reason
     desk.froze("b", generation=number, step=4)
-    assert desk.books.run.generation == number + 1
+    assert desk.cluster.run.generation == number + 1
 
 
 def test_report_of_an_older_generation_is_ignored(desk: Any) -> None:
@@ -59,7 +59,7 @@ def test_member_that_does_not_freeze_in_time_is_told_to_start_afresh(desk: Any) 
     desk.tick(ending.FREEZE_PATIENCE_S)
     assert [one.name for one in desk.disconnected] == ["b"]
     assert [one.state for one in desk.told("b", m.Release)] == ["evicted"]
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 @pytest.mark.parametrize("figures", [{"step_s": 5.0}, {"patience_s": 50.0}])
@@ -68,7 +68,7 @@ def test_slow_or_first_steps_give_more_time_to_freeze(desk: Any, figures: Any) -
     desk.run_generation("a", "b")
     desk.beat("a", **figures)
     desk.lost("b")
-    assert desk.books.ending.freeze_by == desk.now + 50.0
+    assert desk.cluster.ending.freeze_by == desk.now + 50.0
 
 
 def test_time_in_which_the_coordinator_slept_is_not_taken_from_anybody(desk: Any) -> None:
@@ -81,7 +81,7 @@ def test_time_in_which_the_coordinator_slept_is_not_taken_from_anybody(desk: Any
     assert desk.disconnected == []
     for name in "ab":
         desk.froze(name, generation=number, step=4)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_only_those_who_have_not_finished_are_evicted(desk: Any) -> None:
@@ -100,9 +100,9 @@ def test_ring_that_breaks_before_the_boundary_gives_the_others_a_deadline(desk: 
     desk.submit()
     number = desk.run_generation("a", "b")
     desk.warm_up("c")
-    assert desk.books.ending.freeze_by is None
+    assert desk.cluster.ending.freeze_by is None
     desk.froze("a", generation=number, step=0, suspect="b", evidence="silent")
-    assert desk.books.ending.freeze_by is not None
+    assert desk.cluster.ending.freeze_by is not None
     assert [one.at_boundary for one in desk.told("b", m.Freeze)] == [True, False]
 
 
@@ -119,16 +119,16 @@ def test_who_leaves_first_at_the_boundary_breaks_nothing(desk: Any) -> None:
 
 def die(desk: Any, name: str, *, then: str, last_end: str = "") -> None:
     """One dies in the step at hand and comes back; another goes on."""
-    number = desk.books.run.generation
-    incarnation = desk.books.workers[name].incarnation
+    number = desk.cluster.run.generation
+    incarnation = desk.cluster.workers[name].incarnation
     desk.lost(name, incarnation=incarnation)
-    desk.froze(then, generation=number, step=desk.books.run.start_step)
+    desk.froze(then, generation=number, step=desk.cluster.run.start_step)
     desk.register(name, incarnation=incarnation + 1, last_end=last_end)
     desk.warmed(name)
     desk.tick(desk.now + 10.0)
-    if desk.books.run.roster == [then]:
+    if desk.cluster.run.roster == [then]:
         number = desk.all_run(then)
-        desk.froze(then, generation=number, step=desk.books.run.start_step)
+        desk.froze(then, generation=number, step=desk.cluster.run.start_step)
         desk.tick(desk.now + 10.0)
     desk.all_run("a", "b")
 
@@ -161,7 +161,7 @@ def test_an_end_is_told_of_once_and_not_if_an_operator_asked_for_it(desk: Any) -
     desk.register("a", last_end="ended by SIGSEGV")
     desk.register("a", last_end="ended by SIGSEGV")  # the same process calls again
     assert len(desk.told_of("worker_crashed")) == 1
-    assert desk.books.setbacks.last_ends == {}  # it has not died in a job's step
+    assert desk.cluster.setbacks.last_ends == {}  # it has not died in a job's step
     desk.handle(KillRequested(name="a", signal="KILL"))
     desk.register("a", incarnation=2, last_end="ended by SIGKILL")
     assert len(desk.told_of("worker_crashed")) == 1
@@ -175,23 +175,23 @@ def test_deaths_that_say_nothing_about_the_step_do_not_count(desk: Any, why: str
         if why == "drill":
             desk.handle(KillRequested(name="b", signal="KILL"))
         elif why == "leaving":
-            desk.books.workers["b"].leaving = True
+            desk.cluster.workers["b"].leaving = True
         elif why == "progress":
             desk.commit(step)
         if why == "prepared":
-            number = desk.books.run.generation
+            number = desk.cluster.run.generation
             desk.lost("b", incarnation=step)
-            held = {"step": step - 1, "held_generation": desk.books.job.start_generation}
+            held = {"step": step - 1, "held_generation": desk.cluster.job.start_generation}
             desk.froze("a", generation=number, prepared=(number, step), **held)
             desk.register("b", incarnation=step + 1)
             desk.warmed("b")
-            while desk.books.run.roster == []:  # generations of one step follow each other slowly
+            while desk.cluster.run.roster == []:  # generations of one step follow each other slowly
                 desk.tick(desk.now + 0.25)
             desk.all_run("a", "b")
         else:
             die(desk, "b", then="a")
         assert job.state is JobState.RUNNING, step
-        assert desk.books.setbacks.crash_generations <= 1
+        assert desk.cluster.setbacks.crash_generations <= 1
 
 
 def test_generations_that_end_without_a_death_do_not_count(desk: Any) -> None:
@@ -199,12 +199,12 @@ def test_generations_that_end_without_a_death_do_not_count(desk: Any) -> None:
     desk.run_generation("a", "b")
     die(desk, "b", then="a")
     for _ in range(MAX_DEADLY_GENERATIONS):
-        number = desk.books.run.generation
+        number = desk.cluster.run.generation
         for name in "ab":
             desk.froze(name, generation=number, step=0)
         desk.tick(desk.now + 10.0)
         desk.all_run("a", "b")
-    assert (job.state, desk.books.setbacks.crash_generations) == (JobState.RUNNING, 1)
+    assert (job.state, desk.cluster.setbacks.crash_generations) == (JobState.RUNNING, 1)
 
 
 def test_a_step_that_kills_everybody_at_once_fails_the_job_too(desk: Any) -> None:
@@ -214,8 +214,8 @@ def test_a_step_that_kills_everybody_at_once_fails_the_job_too(desk: Any) -> Non
     desk.saved_checkpoint("a", generation=1, step=2)
     for life in range(2, MAX_DEADLY_GENERATIONS + 2):
         assert job.state is JobState.RUNNING
-        for step in range(desk.books.run.start_step + 1, 6):
-            desk.beat("a", generation=desk.books.run.generation, step=step)
+        for step in range(desk.cluster.run.start_step + 1, 6):
+            desk.beat("a", generation=desk.cluster.run.generation, step=step)
         desk.register("a", incarnation=life)
         held = m.Held(job="j-1", generation=1, step=2, digest="", where="checkpoint")
         desk.warmed("a", held=(held,))
@@ -229,7 +229,7 @@ def test_death_while_forming_says_nothing_about_a_step(desk: Any) -> None:
     desk.submit()
     desk.warm_up("a", "b")
     desk.lost("b")
-    assert desk.books.setbacks.crashed_workers == []
+    assert desk.cluster.setbacks.crashed_workers == []
 
 
 # --- finishing -------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_numbers_exceed_all_that_were_ever_given(make_desk: Any) -> None:
     desk.register("a")
     held = m.Held(job="j-1", generation=7, step=5, digest="", where="checkpoint")
     desk.warmed("a", held=(held,))
-    assert desk.books.run.generation == 8
+    assert desk.cluster.run.generation == 8
 
 
 def test_a_checkpoint_cannot_raise_the_number_of_generations(make_desk: Any) -> None:
@@ -61,7 +61,7 @@ def test_a_checkpoint_cannot_raise_the_number_of_generations(make_desk: Any) -> 
     desk.register("a")
     held = m.Held(job="j-1", generation=11, step=5, digest="", where="checkpoint")
     desk.warmed("a", held=(held,))
-    assert desk.books.run.generation == 7
+    assert desk.cluster.run.generation == 7
     (refused,) = desk.disconnected
     assert refused.name == "a"
     assert "no generation the number 11; if the store is older" in refused.reason
@@ -167,8 +167,8 @@ def test_ring_is_ordered_round_a_bad_link(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation(*"abcd")
     break_link(desk, number, *"abcd")
-    assert desk.books.run.roster == ["a", "c", "b", "d"]
-    assert desk.books.isolation.links.bad == {("a", "b")}
+    assert desk.cluster.run.roster == ["a", "c", "b", "d"]
+    assert desk.cluster.isolation.links.bad == {("a", "b")}
     (incident,) = desk.told_of("link_bad")
     assert "a and b live and cannot reach each other (silent)" in incident.message
 
@@ -177,14 +177,14 @@ def test_who_has_no_place_in_the_ring_stays_out_until_its_link_works(desk: Any) 
     desk.submit()
     number = desk.run_generation(*"abc")
     break_link(desk, number, *"abc")
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
     assert desk.state("b") == "barred"
-    assert desk.books.workers["b"].reason == "no working link to a; probed every 2 s"
+    assert desk.cluster.workers["b"].reason == "no working link to a; probed every 2 s"
     assert [one.worker for one in desk.told_of("worker_barred")] == ["b"]
     number = desk.all_run("a", "c")
     for name in "ac":
         desk.froze(name, generation=number, step=1)
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
     assert len(desk.told_of("worker_barred")) == 1
 
 
@@ -192,13 +192,13 @@ def test_too_few_without_the_barred_wait_for_a_working_link(desk: Any) -> None:
     desk.submit(min_workers=2)
     number = desk.run_generation("a", "b")
     break_link(desk, number, "a", "b")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     assert desk.core.explain() == "waiting for a working link between a and b"
     desk.tick(0.25)
     for one, other in ("ab", "ba"):
         assert [probe.name for probe in desk.told(one, m.Probe)] == [other]
         desk.say(one, m.Probed(name=other, reachable=True))
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_who_starts_afresh_meanwhile_is_not_to_blame(desk: Any) -> None:
@@ -207,7 +207,7 @@ def test_who_starts_afresh_meanwhile_is_not_to_blame(desk: Any) -> None:
     number = desk.run_generation("a", "b")
     desk.register("b", incarnation=2)
     desk.froze("a", generation=number, step=0, suspect="b", evidence="unreachable")
-    assert desk.books.isolation.links.bad == frozenset()
+    assert desk.cluster.isolation.links.bad == frozenset()
 
 
 # --- until it runs ---------------------------------------------------------------------------

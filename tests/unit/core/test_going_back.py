@@ -33,13 +33,13 @@ def goes_back(desk: Any, *, step: int) -> int:
 
 def test_the_saved_step_is_of_the_branch_that_is_trained(desk: Any) -> None:
     number = goes_back(desk, step=140)
-    assert branches.saved_step(desk.books.job) == 0
+    assert branches.saved_step(desk.cluster.job) == 0
     desk.saved_checkpoint("a", generation=1, step=100)
-    assert branches.saved_step(desk.books.job) == 100
+    assert branches.saved_step(desk.cluster.job) == 100
     desk.saved_checkpoint("b", generation=1, step=150)  # says it again
-    assert branches.saved_step(desk.books.job) == 100
+    assert branches.saved_step(desk.cluster.job) == 100
     desk.saved_checkpoint("a", generation=number, step=120)
-    assert branches.saved_step(desk.books.job) == 120
+    assert branches.saved_step(desk.cluster.job) == 120
 
 
 def test_the_last_who_remembers_the_new_branch_is_not_let_go(desk: Any) -> None:
@@ -57,7 +57,7 @@ def test_who_alone_remembers_the_new_branch_is_not_put_out(desk: Any, step: int)
     goes_back(desk, step=step)
     desk.beat("a", step=step, stalled_s=9.0, still_s=9.0, patience_s=5.0)
     (told,) = desk.told_of("training_stalled")
-    assert f"nobody else that gets on remembers step {step}" in told.message
+    assert f"no other worker that makes progress holds step {step}" in told.message
 
 
 def test_what_is_lost_with_the_new_branch_is_told(desk: Any) -> None:
@@ -81,12 +81,12 @@ def test_a_cancelled_job_that_has_gone_back_saves_where_it_stands(desk: Any) -> 
 
 def test_nobody_is_waited_for_longer_for_steps_that_were_left(desk: Any) -> None:
     goes_back(desk, step=110)
-    job = desk.books.job
+    job = desk.cluster.job
     job.step_s = 10.0
     desk.register("a", incarnation=3)
     desk.lost("a", incarnation=3)
     desk.register("c")
     held = m.Held(job="j-1", generation=1, step=100, digest="", where="checkpoint")
     desk.warmed("c", held=(held,))
-    assert waiting.resume_wait_s(desk.books, job) == 100.0
-    assert "nobody here holds the state of step 110" in desk.core.explain()
+    assert waiting.resume_wait_s(desk.cluster, job) == 100.0
+    assert "no present worker holds the state of step 110" in desk.core.explain()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dtd.core.membership.events import CancelRequested, DrainRequested, Submitted
+from dtd.core.membership.events import CancelRequested, DrainRequested, Submitted, Ticked
 from dtd.core.membership.isolation import (
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
@@ -31,15 +32,15 @@ def fails_afresh(desk: Any, name: str, why: str = "boom") -> None:
 
 
 def again(desk: Any, name: str, *, incarnation: int = 2) -> None:
-    desk.lost(name, incarnation=desk.books.workers[name].incarnation)
+    desk.lost(name, incarnation=desk.cluster.workers[name].incarnation)
     desk.register(name, incarnation=incarnation)
 
 
 def verdict(desk: Any) -> str:
     """Why the job has failed, once all that are left in it have said what they hold."""
     if not desk.ended:
-        for name in list(desk.books.not_frozen()):
-            desk.froze(name, generation=desk.books.run.generation, step=desk.books.job.step)
+        for name in list(desk.cluster.not_frozen()):
+            desk.froze(name, generation=desk.cluster.run.generation, step=desk.cluster.job.step)
         desk.tick(desk.now + 600.0)
     (job,) = desk.ended
     assert job.state.value == "failed"
@@ -57,22 +58,22 @@ def test_one_of_three_that_cannot_warm_up_is_set_aside_and_tried_again(desk: Any
     assert desk.told("c", m.Release)[0].state == "evicted"
     assert desk.state("c") == "refused"
     reason = "set aside for 10 s, or until it is started again: no module named x"
-    assert desk.books.workers["c"].reason == reason
+    assert desk.cluster.workers["c"].reason == reason
     (told,) = desk.told_of("worker_set_aside")
     assert (told.worker, told.details["traceback"]) == ("c", "line 1")
-    (trouble,) = standing(desk.books)
-    assert (trouble.kind, trouble.where) == ("set-aside", "c")
+    (diagnostic,) = standing(desk.cluster)
+    assert (diagnostic.kind, diagnostic.where) == ("set-aside", "c")
     for name in "ab":
         desk.warmed(name)
     desk.all_run("a", "b")
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     assert len(desk.told("c", m.Prepare)) == 1
     assert desk.core.next_deadline(desk.now) <= FIRST_PAUSE_S
     desk.tick(FIRST_PAUSE_S)
     assert len(desk.told("c", m.Prepare)) == 2
     desk.warmed("c")
     assert desk.state("c") == "ready"
-    assert standing(desk.books) == []
+    assert standing(desk.cluster) == []
 
 
 def test_it_is_tried_again_ever_more_seldom(desk: Any) -> None:
@@ -83,7 +84,7 @@ def test_it_is_tried_again_ever_more_seldom(desk: Any) -> None:
     for incarnation in range(2, 11):
         fails(desk, "b")
         again(desk, "b", incarnation=incarnation)
-        pauses.append(desk.books.isolation.set_aside["b"].pause_s)
+        pauses.append(desk.cluster.isolation.set_aside["b"].pause_s)
         desk.tick(desk.now + pauses[-1])
         assert desk.state("b") == "warming"
     assert pauses[:3] == [10.0, 20.0, 40.0]
@@ -97,7 +98,7 @@ def test_whoever_starts_it_again_has_mended_something(desk: Any) -> None:
     desk.register("b")
     fails_afresh(desk, "b")
     assert desk.state("b") == "refused"
-    desk.books.isolation.set_aside["b"].pid = 77
+    desk.cluster.isolation.set_aside["b"].pid = 77
     again(desk, "b", incarnation=3)
     assert desk.state("b") == "warming"
 
@@ -123,6 +124,32 @@ def test_two_bad_hosts_do_not_fail_a_job_that_a_third_can_do(desk: Any) -> None:
     desk.tick(desk.now + 5.0)
     assert not desk.ended
     assert "a is refused: set aside" in desk.core.explain()
+
+
+def test_two_hosts_without_the_sandbox_do_not_fail_a_job_that_a_third_is_about_to_do(
+    desk: Any,
+) -> None:
+    """Those refuse it at once; the one that has the sandbox takes a while to warm up."""
+    job = desk.submit()
+    job.terms = replace(job.terms, sandbox="strict")
+    for name in "abc":
+        desk.register(name)
+    for name in "ab":
+        fails_afresh(desk, name, "this worker has no such sandbox")
+    assert not desk.ended
+    desk.warmed("c")
+    assert desk.cluster.run.roster == ["c"]
+
+
+def test_a_job_fails_once_all_workers_have_refused_it(desk: Any) -> None:
+    job = desk.submit()
+    job.terms = replace(job.terms, sandbox="strict")
+    for name in "abc":
+        desk.register(name)
+    for name in "ab":
+        fails_afresh(desk, name, "this worker has no such sandbox")
+    fails(desk, "c", "this worker has no such sandbox")
+    assert verdict(desk) == "c: this worker has no such sandbox (on a, b, too)"
 
 
 def test_two_hosts_that_lack_different_things_do_not_fail_it_either(desk: Any) -> None:
@@ -153,14 +180,23 @@ def test_others_are_given_a_moment_to_come(desk: Any) -> None:
     assert not desk.ended
     desk.warmed("b")
     desk.tick(6.0)
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
+
+
+def test_others_have_their_moment_to_come_after_the_coordinator_slept(desk: Any) -> None:
+    job = desk.submit(settle_s=2.0)
+    desk.register("a")
+    fails_afresh(desk, "a")
+    desk.now += 5.0
+    desk.handle(Ticked())
+    assert job.state is not JobState.FAILED
 
 
 def test_if_nobody_comes_the_job_fails_with_what_was_said(desk: Any) -> None:
     desk.submit(settle_s=2.0)
     desk.register("a")
     fails_afresh(desk, "a")
-    assert next_deadline(desk.books) == 2.0
+    assert next_deadline(desk.cluster) == 2.0
     desk.tick(1.0)
     desk.register("b")
     fails_afresh(desk, "b", "another")
@@ -180,7 +216,7 @@ def test_a_member_that_fails_is_set_aside_and_its_step_is_redone_by_the_others(d
     assert desk.told("a", m.Freeze)[-1].reason == "b has failed: out of memory"
     for name in "ac":
         desk.froze(name, generation=number, step=3)
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
     assert not desk.told_of("worker_lost")
     again(desk, "b")
     assert desk.state("b") == "refused"
@@ -206,7 +242,7 @@ def test_different_steps_on_different_workers_are_different_things(desk: Any) ->
     number = desk.all_run("a", "c")
     fails(desk, "c", step=30)
     desk.froze("a", generation=number, step=30)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
     fails(desk, "a", step=31)
     assert verdict(desk) == "a: boom"
 
@@ -217,7 +253,7 @@ def test_the_last_one_that_remembers_is_not_let_go(desk: Any) -> None:
     desk.register("b")
     desk.beat("a", step=3)
     fails(desk, "a", step=3)
-    assert desk.books.job.reason == "a: boom"
+    assert desk.cluster.job.reason == "a: boom"
     assert desk.state("a") == "running"
 
 
@@ -245,7 +281,7 @@ def test_a_member_may_fail_on_its_way_back(desk: Any) -> None:
     assert desk.state("b") == "warming"
     fails(desk, "b", step=3)
     assert desk.state("b") == "released"
-    assert desk.books.isolation.set_aside["b"].at == 3
+    assert desk.cluster.isolation.set_aside["b"].at == 3
     fails(desk, "b", step=3)
     assert len(desk.told_of("worker_set_aside")) == 1
 
@@ -257,7 +293,7 @@ def test_what_is_said_again_on_another_connection_counts_once(desk: Any) -> None
     fails(desk, "b")
     desk.register("b")  # the same process
     fails(desk, "b")
-    assert desk.books.isolation.set_aside["b"].again == 1
+    assert desk.cluster.isolation.set_aside["b"].again == 1
     assert desk.state("b") == "released"
 
 
@@ -279,7 +315,7 @@ def test_who_is_away_is_thought_to_train_on(desk: Any) -> None:
     assert desk.state("b") == "away"
     fails(desk, "a", step=30)
     assert desk.state("a") == "released"
-    assert not desk.books.job.verdict
+    assert not desk.cluster.job.verdict
 
 
 def test_the_last_that_remembers_is_not_let_go_after_it_has_frozen_either(desk: Any) -> None:
@@ -298,15 +334,15 @@ def test_the_last_that_remembers_is_not_let_go_after_it_has_frozen_either(desk: 
 
 def joins(desk: Any, name: str, *, step: int) -> None:
     """It is warm; the generation ends at `step` steps for its sake, and another one forms."""
-    members = list(desk.books.run.roster)
+    members = list(desk.cluster.run.roster)
     for member in members:
         desk.beat(member, step=step)
-    number = desk.books.run.generation
+    number = desk.cluster.run.generation
     desk.warm_up(name)
     desk.tick(desk.now + 1.0)
     for member in members:
         desk.froze(member, generation=number, step=step)
-    assert desk.books.run.roster == sorted([*members, name])
+    assert desk.cluster.run.roster == sorted([*members, name])
 
 
 def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(desk: Any) -> None:
@@ -315,9 +351,9 @@ def test_the_last_that_remembers_is_not_let_go_for_one_that_has_just_joined(desk
     joins(desk, "b", step=1000)
     fails(desk, "a", "no memory to give it away", step=1000)
     assert desk.state("a") == "forming"
-    assert desk.books.job.reason == "a: no memory to give it away"
-    desk.froze("a", generation=desk.books.run.generation, step=1000)
-    desk.froze("b", generation=desk.books.run.generation, step=0, held=())
+    assert desk.cluster.job.reason == "a: no memory to give it away"
+    desk.froze("a", generation=desk.cluster.run.generation, step=1000)
+    desk.froze("b", generation=desk.cluster.run.generation, step=0, held=())
     assert [order.step for order in desk.told("a", m.Save)] == [1000]
 
 
@@ -334,7 +370,7 @@ def test_nor_for_one_that_remembers_older_days(desk: Any, heard: int) -> None:
     assert desk.state("b") == "barred"
     fails(desk, "a", step=1000)
     assert desk.state("a") == "running"
-    assert desk.books.job.reason == "a: boom"
+    assert desk.cluster.job.reason == "a: boom"
 
 
 def test_what_a_worker_has_done_since_it_was_last_heard_counts_as_unsaved(desk: Any) -> None:
@@ -345,7 +381,7 @@ def test_what_a_worker_has_done_since_it_was_last_heard_counts_as_unsaved(desk: 
     desk.register("b")
     fails(desk, "a", step=501)
     assert desk.state("a") == "running"
-    assert desk.books.job.reason == "a: boom"
+    assert desk.cluster.job.reason == "a: boom"
 
 
 def test_nobody_is_let_go_while_it_is_not_known_who_holds_the_state(
@@ -373,13 +409,13 @@ def test_hosts_too_weak_to_take_the_state_over_do_not_fail_the_job_of_others(des
         joins(desk, name, step=step)
         fails(desk, name, "out of memory", step=0)
         assert desk.state(name) == "released"
-        assert desk.books.isolation.set_aside[name].at == WARM_UP
+        assert desk.cluster.isolation.set_aside[name].at == WARM_UP
         for member in "cd":
-            desk.froze(member, generation=desk.books.run.generation, step=step)
+            desk.froze(member, generation=desk.cluster.run.generation, step=step)
         desk.all_run("c", "d")
-    assert not desk.books.job.verdict
-    assert desk.books.job.steps_lost == 0
-    assert desk.books.run.roster == ["c", "d"]
+    assert not desk.cluster.job.verdict
+    assert desk.cluster.job.steps_lost == 0
+    assert desk.cluster.run.roster == ["c", "d"]
 
 
 def test_what_fails_on_two_at_the_very_beginning_fails_the_job(desk: Any) -> None:
@@ -388,7 +424,7 @@ def test_what_fails_on_two_at_the_very_beginning_fails_the_job(desk: Any) -> Non
     desk.warm_up("a", "b", "c")
     fails(desk, "a")
     fails(desk, "b")
-    assert desk.books.job.reason == "b: boom (on a, too)"
+    assert desk.cluster.job.reason == "b: boom (on a, too)"
 
 
 # --- a job that is to end ------------------------------------------------------------------------
@@ -429,10 +465,10 @@ def test_who_holds_the_state_of_a_job_that_is_saved_is_not_let_go(desk: Any) -> 
     number = desk.run_generation("a")
     desk.handle(CancelRequested(job="j-1"))
     desk.froze("a", generation=number, step=50)
-    assert desk.books.job.state is JobState.SAVING
+    assert desk.cluster.job.state is JobState.SAVING
     fails(desk, "a", step=50)
     assert desk.state("a") == "frozen"
-    assert desk.books.job.verdict == "cancelled"
+    assert desk.cluster.job.verdict == "cancelled"
 
 
 def test_what_a_worker_says_of_its_failure_is_bounded(desk: Any) -> None:
@@ -441,7 +477,7 @@ def test_what_a_worker_says_of_its_failure_is_bounded(desk: Any) -> None:
     desk.register("b")
     say = m.Failed(job="j-1", reason="r" * 16_000, traceback="x" * 16_000 + "end", step=0)
     desk.say("b", say)
-    kept = desk.books.isolation.set_aside["b"].failed
+    kept = desk.cluster.isolation.set_aside["b"].failed
     assert len(kept.reason) == MAX_REASON_CHARACTERS
     assert len(kept.traceback) == MAX_TRACEBACK_CHARACTERS
     assert kept.traceback.endswith("end")
@@ -460,7 +496,7 @@ def test_who_is_set_aside_has_a_part_in_the_next_job(desk: Any) -> None:
     desk.finished("a", generation=1, step=3)
     assert [one.job for one in desk.told("b", m.Prepare)] == ["j-1", "j-2"]
     assert desk.state("b") == "warming"
-    assert desk.books.isolation.set_aside == {}
+    assert desk.cluster.isolation.set_aside == {}
 
 
 @pytest.mark.parametrize("tries", [1, 2])

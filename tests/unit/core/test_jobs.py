@@ -35,7 +35,7 @@ def progress(generation: int, step: int, **more: Any) -> m.Progress:
 def test_submitted_job_is_saved_and_warms_up_whoever_is_idle(desk: Any) -> None:
     desk.register("a")
     job = desk.submit()
-    assert desk.books.job is job
+    assert desk.cluster.job is job
     assert job in desk.saved
     assert [one.job for one in desk.told("a", m.Prepare)] == ["j-1"]
 
@@ -45,7 +45,7 @@ def test_jobs_wait_for_their_turn(desk: Any) -> None:
     second = desk.submit("j-2")
     assert second.state is JobState.QUEUED
     cancel(desk, "j-1")
-    assert desk.books.job is second
+    assert desk.cluster.job is second
 
 
 def test_too_many_jobs_are_refused(desk: Any) -> None:
@@ -62,7 +62,7 @@ def test_queued_job_is_dropped_by_cancel(desk: Any) -> None:
     cancel(desk, "j-3")
     assert (third.state, third.reason) == (JobState.CANCELLED, "cancelled while queued")
     assert desk.ended == [third]
-    assert list(desk.books.queue) == [second]
+    assert list(desk.cluster.queue) == [second]
 
 
 def test_unknown_job_cannot_be_cancelled(desk: Any) -> None:
@@ -129,7 +129,7 @@ def test_progress_gives_the_figures_of_the_newest_step(desk: Any) -> None:
     desk.say("a", progress(number, 3))
     assert (job.step, job.epoch, job.loss, job.samples_per_s) == (3, 2, 0.25, 64.0)
     desk.say("a", progress(number, 4, step_s=0.0))
-    assert (job.step, job.samples_per_s) == (4, 0.0)
+    assert (job.step, job.step_s, job.samples_per_s) == (4, 0.5, 64.0)  # not measured
     desk.say("a", progress(number - 1, 9))
     assert job.step == 4
 
@@ -185,7 +185,7 @@ def test_news_of_another_job_is_ignored(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a")
     desk.say("a", m.Failed(job="other", reason="boom", traceback=""))
-    assert desk.books.job is job
+    assert desk.cluster.job is job
 
 
 def test_worker_that_was_leaving_leaves_when_the_job_ends_first(desk: Any) -> None:
@@ -236,7 +236,7 @@ def test_what_a_job_may_still_start_from_is_not_deleted(
         delete(desk, "j-1", step)
 
 
-@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("step_s", [float("nan"), float("inf"), -1.0, 0.0])
 def test_a_duration_that_is_none_does_not_count(desk: Any, step_s: float) -> None:
     job = desk.submit()
     number = desk.run_generation("a")

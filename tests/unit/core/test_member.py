@@ -223,9 +223,16 @@ def test_wish_to_leave_is_said_again(worker: Worker) -> None:
 # --- preparing and assigning -----------------------------------------------------------------
 
 
-def test_preparing_for_the_same_job_again_changes_nothing(worker: Worker) -> None:
-    worker.become(MemberState.READY)
+def test_preparing_for_the_same_job_again_has_it_say_again_that_it_is_ready(
+    worker: Worker,
+) -> None:
+    """A coordinator that has given it to this job only now has not listened before."""
+    worker.become(MemberState.WARMING)
     assert worker.hears(PREPARE) == []
+    worker.become(MemberState.READY)
+    (told,) = worker.hears(PREPARE)
+    assert isinstance(told, member.Tell)
+    assert isinstance(told.message, m.Warmed)
     assert worker.core.state is MemberState.READY
 
 
@@ -271,6 +278,18 @@ def test_frozen_report_says_what_it_holds_and_whom_it_suspects(worker: Worker) -
     assert (report.prepared_generation, report.prepared_step) == (4, 7)
     assert (report.suspect, report.evidence) == ("v", "reset")
     assert (report.reason, report.held[0].where) == ("connection reset", "memory")
+
+
+def test_frozen_report_names_the_parts_on_disk_after_the_state_in_memory(worker: Worker) -> None:
+    worker.become(MemberState.RUNNING)
+    part = (0, 1, 1, 2)
+    saved = tuple(
+        m.Held(job="j", generation=3, step=step, digest="", where="checkpoint", part=part)
+        for step in range(20, 0, -1)
+    )
+    (report,) = worker.tells(replace(froze(), saved=saved))
+    assert [one.step for one in report.held] == [6, *range(20, 13, -1)]
+    assert {one.part for one in report.held[1:]} == {part}
 
 
 def diverged(generation: int) -> member.TrainerDiverged:

@@ -104,7 +104,7 @@ def test_next_job_begins_when_the_last_one_has_ended(desk: Any) -> None:
     second = desk.submit("j-2")
     number = desk.run_generation("a")
     desk.finished("a", generation=number)
-    assert desk.books.job is second
+    assert desk.cluster.job is second
     assert second.state is not JobState.QUEUED
 
 

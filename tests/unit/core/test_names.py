@@ -24,7 +24,9 @@ def coming(incarnation: int, instance: str) -> m.Register:
 
 
 def taken(desk: Any, incarnation: int = 2, instance: str = "elsewhere") -> bool:
-    return registration.name_holder(desk.books, coming(incarnation, instance), desk.now) is not None
+    return (
+        registration.name_holder(desk.cluster, coming(incarnation, instance), desk.now) is not None
+    )
 
 
 def test_the_later_of_two_is_not_let_in(desk: Any) -> None:

@@ -19,7 +19,7 @@ class Thread:
 
     def __init__(self) -> None:
         self.watch = ProgressWatch(
-            first_patience_s=FIRST_S, least_patience_s=LEAST_S, busy_patience_s=BUSY_S
+            first_stall_limit_s=FIRST_S, least_stall_limit_s=LEAST_S, busy_limit_s=BUSY_S
         )
         self.now = 100.0
         self.cpu_s = 0.0
@@ -195,7 +195,7 @@ def test_what_was_seen_in_one_pause_says_nothing_of_the_next(thread: Thread) -> 
 
 def test_a_busy_limit_below_the_others_does_not_count() -> None:
     thread = Thread().usual()
-    thread.watch.busy_patience_s = 1.0
+    thread.watch.busy_limit_s = 1.0
     assert not is_stuck(thread.passes(5.0, cpu=1.0))
     assert is_stuck(thread.passes(0.25, cpu=1.0))
 
@@ -213,7 +213,7 @@ def test_the_first_step_has_the_limit_of_a_warm_up() -> None:
 
 def test_a_limit_above_that_of_the_warm_up_holds_for_the_first_step_too() -> None:
     thread = Thread()
-    thread.watch.least_patience_s = 300.0
+    thread.watch.least_stall_limit_s = 300.0
     assert not is_stuck(thread.passes(300.0))
 
 

@@ -20,7 +20,7 @@ def test_generation_runs_on_without_a_members_connection(desk: Any) -> None:
     assert [one.worker for one in desk.told_of("worker_away")] == ["a"]
     desk.back("a")
     assert desk.state("a") == "running"
-    assert desk.books.run.generation == number
+    assert desk.cluster.run.generation == number
     assert desk.told("b", m.Freeze) == []
     assert desk.told_of("worker_lost") == []
 
@@ -82,10 +82,10 @@ def test_what_was_known_of_a_member_stays_known(desk: Any) -> None:
     desk.run_generation("a", "b")
     desk.beat("a", step=3, step_s=2.0)
     desk.lost("a", farewell=False)
-    desk.books.workers["a"].leaving = True
-    known = desk.books.workers["a"]
+    desk.cluster.workers["a"].leaving = True
+    known = desk.cluster.workers["a"]
     desk.back("a")
-    worker = desk.books.workers["a"]
+    worker = desk.cluster.workers["a"]
     assert worker.holdings.warmed == known.holdings.warmed
     assert worker.holdings.held == known.holdings.held
     assert worker.liveness.heartbeat == known.liveness.heartbeat
@@ -167,7 +167,7 @@ def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -
         desk.warmed(name)
     desk.commit(9)
     assert [desk.state(name) for name in "ab"] == ["running", "running"]
-    assert (desk.books.run.generation, job.state, job.step) == (3, JobState.RUNNING, 9)
+    assert (desk.cluster.run.generation, job.state, job.step) == (3, JobState.RUNNING, 9)
     assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []
     assert desk.core.explain() == ""
 
@@ -205,6 +205,19 @@ def test_generation_that_was_forming_goes_on_to_form(make_desk: Any) -> None:
     assert job.state is JobState.RUNNING
 
 
+def test_cancelled_generation_that_was_forming_does_not_count_as_running(make_desk: Any) -> None:
+    """The job's record says that it stops, and no longer that its generation forms."""
+    job = restored(JobState.STOPPING, start_step=8, step=8)
+    desk = adopted(make_desk, job)
+    assert desk.core.explain() == "forming generation 3: waiting for a, b"
+    desk.back("a", "running")
+    desk.back("b", "forming")
+    assert not desk.cluster.run.has_run
+    desk.all_run("b")
+    assert desk.cluster.run.has_run
+    assert [desk.told(name, m.Freeze)[-1].stop for name in "ab"] == [True, True]
+
+
 def test_all_who_run_already_need_not_say_so_again(make_desk: Any) -> None:
     job = restored(JobState.FORMING)
     desk = adopted(make_desk, job)
@@ -232,8 +245,8 @@ def test_first_generation_that_was_never_announced_is_formed_again(make_desk: An
     for name in "ab":
         desk.register(name)
         desk.warmed(name)
-    assert desk.books.run.generation == 4
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.generation == 4
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_job_that_was_stopping_stops(make_desk: Any) -> None:
@@ -253,14 +266,14 @@ def test_standby_begins_nothing_while_the_members_are_away(make_desk: Any) -> No
     desk = adopted(make_desk, job)
     desk.warm_up("c")
     desk.silence(100.0, "c")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     assert desk.core.explain() == (
         "waiting for a, b: generation 3 may still run there; `dtdctl resume j-1` if they are gone"
         " for good"
     )
     desk.back("a", "running", generation=3, roster_id=33)
     desk.froze("a", generation=3, step=700)
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
     assert desk.told("c", m.Assign)[-1].held_step == 700
 
 
@@ -273,7 +286,7 @@ def test_operator_may_say_that_the_members_are_gone_for_good(make_desk: Any) -> 
     desk.silence(4.0, "c")
     desk.handle(ResumeRequested(job="j-1"))
     desk.tick(desk.now + 5.0)
-    assert desk.books.run.roster == ["c"]
+    assert desk.cluster.run.roster == ["c"]
     assert (job.start_generation, job.start_step, job.steps_lost) == (0, 0, 7)
 
 
@@ -299,7 +312,7 @@ def test_steps_may_be_lost_while_the_coordinator_is_away(make_desk: Any) -> None
     for name in "ab":
         desk.register(name, incarnation=5)
         desk.warmed(name)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     assert job.steps_lost == 7
 
 

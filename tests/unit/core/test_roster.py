@@ -238,7 +238,7 @@ def test_worker_that_reported_nothing_holds_nothing() -> None:
 
 
 def test_member_that_runs_holds_what_its_generation_started_from() -> None:
-    held = roster.start_held(a_job())
+    held = roster.start_held(a_job(), "a")
     assert (held.generation, held.step, held.where) == (1, 4, "memory")
 
 

@@ -13,9 +13,13 @@ from dtd.wire import messages as m
 def test_heartbeats_of_running_members_count_as_progress(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a")
-    assert desk.books.setbacks.no_progress_generations == 1
+    assert desk.cluster.setbacks.no_progress_generations == 1
     desk.beat("a", step=3)
-    assert (desk.books.setbacks.no_progress_generations, job.step, desk.books.run.advanced_at) == (
+    assert (
+        desk.cluster.setbacks.no_progress_generations,
+        job.step,
+        desk.cluster.run.advanced_at,
+    ) == (
         0,
         3,
         desk.now,
@@ -36,8 +40,8 @@ def test_steps_that_only_a_frozen_report_tells_of_are_progress(desk: Any) -> Non
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=2)
     desk.froze("b", generation=number, step=2)
-    assert (job.step, desk.books.run.phase) == (2, GenerationState.FORMING)
-    assert desk.books.setbacks.no_progress_generations == 1  # of the generation that forms now
+    assert (job.step, desk.cluster.run.phase) == (2, GenerationState.FORMING)
+    assert desk.cluster.setbacks.no_progress_generations == 1  # of the generation that forms now
 
 
 def test_a_step_counts_once_two_members_bear_it_out(desk: Any) -> None:
@@ -58,7 +62,7 @@ def test_who_is_not_heard_from_need_not_bear_a_step_out(desk: Any) -> None:
     job = desk.submit()
     desk.run_generation("a", "b", "c")
     desk.lost("c", farewell=False)
-    desk.silence(3 * desk.books.heartbeat_interval_s, "a")
+    desk.silence(3 * desk.cluster.heartbeat_interval_s, "a")
     desk.beat("a", step=5)
     assert (desk.state("b"), desk.state("c"), job.step) == ("running", "away", 5)
 
@@ -68,7 +72,7 @@ def test_of_a_generation_in_which_nobody_is_heard_nothing_is_borne_out(desk: Any
     number = desk.run_generation("a", "b")
     for name in "ab":
         desk.lost(name, farewell=False)
-    running.progressed(desk.books, job, "a", number, 5, desk.now)
+    running.progressed(desk.cluster, job, "a", number, 5, desk.now)
     assert job.step == 0
 
 
@@ -92,9 +96,9 @@ def test_ready_worker_joins_at_the_step_boundary(desk: Any) -> None:
     desk.warm_up("b")
     (freeze,) = desk.told("a", m.Freeze)
     assert (freeze.at_boundary, freeze.stop, freeze.reason) == (True, False, "b joins")
-    assert desk.books.workers["b"].reason == "joins at the next step boundary"
+    assert desk.cluster.workers["b"].reason == "joins at the next step boundary"
     desk.froze("a", generation=number, step=3)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_joiners_that_warm_up_are_taken_in_together(desk: Any) -> None:
@@ -116,7 +120,7 @@ def test_who_is_ready_does_not_wait_for_a_long_warm_up(desk: Any) -> None:
     desk.warmed("b")
     desk.beat("a")
     asked = desk.now + running.ADMIT_PATIENCE_S
-    assert running.admission_deadline(desk.books) == asked
+    assert running.admission_deadline(desk.cluster) == asked
     desk.tick(asked - 0.25)
     assert desk.told("a", m.Freeze) == []
     desk.tick(asked)
@@ -131,7 +135,7 @@ def test_standby_waits_until_there_is_room_and_is_used_at_once(desk: Any) -> Non
     assert desk.told("a", m.Freeze) == []
     desk.lost("a")
     desk.froze("b", generation=number, step=3)
-    assert desk.books.run.roster == ["b", "c"]
+    assert desk.cluster.run.roster == ["b", "c"]
 
 
 def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any) -> None:
@@ -141,12 +145,12 @@ def test_leaver_hands_its_state_to_the_standby_even_beyond_max_workers(desk: Any
     desk.say("a", m.Leave(reason="stop"))
     desk.saved_checkpoint("a", generation=number, step=3)
     desk.froze("a", generation=number, step=3)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     number = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=number, step=4)
     assert desk.state("a") == "released"
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
 
 
 @pytest.mark.parametrize("why", ["finishing", "stopping"])
@@ -169,9 +173,9 @@ def test_who_would_not_fit_in_ends_nothing(desk: Any) -> None:
     number = desk.run_generation("a", "b", "c")
     for name, suspect in (("a", "b"), ("b", "a"), ("c", "a")):
         desk.froze(name, generation=number, step=0, suspect=suspect, evidence="silent")
-    assert (desk.books.run.roster, desk.state("a")) == (["b", "c"], "barred")
+    assert (desk.cluster.run.roster, desk.state("a")) == (["b", "c"], "barred")
     desk.all_run("b", "c")
-    worker = desk.books.workers["a"]
+    worker = desk.cluster.workers["a"]
     worker.state = worker.state.READY
     before = len(desk.told("b", m.Freeze))
     desk.tick(desk.now + 0.25)
@@ -189,8 +193,8 @@ def test_member_that_fetched_the_state_holds_it_as_well(desk: Any) -> None:
     desk.all_run("a", "c")
     for other in "de":
         desk.register(other)
-        desk.books.isolation.links.accuse("c", other, "silent")
-    desk.books.isolation.links.judge({"a", "c", "d", "e"}, desk.now)
+        desk.cluster.isolation.links.accuse("c", other, "silent")
+    desk.cluster.isolation.links.judge({"a", "c", "d", "e"}, desk.now)
     before = len(desk.told("a", m.Freeze))
     for other in "de":
         desk.warmed(other)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dtd.core.membership import saving
-from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted
+from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted, Ticked
+from dtd.core.membership.reconnection import ADOPTION_PATIENCE
 from dtd.core.membership.records import Job
 from dtd.core.membership.save_orders import FIRST_RETRY_S, WRITING_S
 from dtd.core.membership.transitions import JobState
@@ -31,8 +33,7 @@ def asked(desk: Any, name: str) -> list[tuple[int, int]]:
 
 def finished_unsaved(desk: Any, *names: str, copies: int = 1) -> Job:
     """All have done the last step, and no disk has taken it."""
-    job: Job = desk.submit()
-    job.spec["checkpoint"] = {"copies": copies}
+    job: Job = desk.submit(copies=copies)
     number = desk.run_generation(*names)
     for name in names:
         desk.finished(name, generation=number, saved=False)
@@ -121,17 +122,32 @@ def test_if_all_who_remember_die_the_end_is_trained_again(desk: Any) -> None:
     assert desk.told("idle", m.Prepare)
     desk.warmed("idle")
     desk.tick(desk.now + 4 * 3600.0)
-    assert desk.books.run.start_step == 0
+    assert desk.cluster.run.start_step == 0
     assert job.steps_lost == 10
+
+
+def test_an_older_checkpoint_is_not_the_result(desk: Any) -> None:
+    desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.commit(5)
+    for name in "ab":
+        desk.saved_checkpoint(name, generation=number, step=5)
+    desk.commit(10)
+    for name in "ab":
+        desk.finished(name, generation=number, saved=False)
+    for name in "ab":
+        desk.lost(name)
+    assert desk.ended == []
+    assert desk.cluster.job.state is JobState.WAITING
 
 
 def test_one_that_returns_with_the_state_is_waited_for(desk: Any) -> None:
     job = finished_unsaved(desk, "a", "b")
     desk.lost("b")
-    desk.back("b", "finished", generation=1, roster_id=desk.books.run.roster_id)
+    desk.back("b", "finished", generation=1, roster_id=desk.cluster.run.roster_id)
     desk.lost("a")
     assert job.state is JobState.SAVING
-    assert desk.core.explain() == "waiting for a, who may hold a state that is not saved"
+    assert desk.core.explain() == "waiting for a, which may hold a state that is not saved"
     desk.say(
         "b",
         m.Finished(job="j-1", generation=1, held_generation=1, step=10, digest="x", result={}),
@@ -155,7 +171,7 @@ def test_cancel_ends_a_job_that_cannot_be_saved(desk: Any) -> None:
 
 def test_resume_has_nothing_to_say_to_a_job_that_is_saved(desk: Any) -> None:
     finished_unsaved(desk, "a")
-    with pytest.raises(RequestRefused, match="does not wait for anybody"):
+    with pytest.raises(RequestRefused, match="does not wait for any worker"):
         desk.handle(ResumeRequested(job="j-1"))
 
 
@@ -227,7 +243,38 @@ def test_a_disk_that_only_hangs_is_given_up_later(desk: Any) -> None:
     assert job.state is JobState.SAVING
     desk.tick(desk.now + saving.MOST_S)
     assert job.state is JobState.CANCELLED
-    assert "nobody has written it in time" in desk.told_of("state_discarded")[0].message
+    assert "no worker has written it in time" in desk.told_of("state_discarded")[0].message
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_who_writes(desk: Any) -> None:
+    """What it has written may have been told meanwhile, and lies unread."""
+    job = waiting(desk)
+    cancel(desk)
+    desk.tick(desk.now + 5.0)
+    desk.now += 2 * saving.MOST_S
+    desk.handle(Ticked())
+    assert job.state is JobState.SAVING
+    desk.saved_checkpoint("a", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+    assert desk.told_of("state_discarded") == []
+
+
+def test_with_nobody_connected_the_wait_for_a_state_ends_all_the_same(make_desk: Any) -> None:
+    """Nothing happens in between, so the time until the deadline is no sleep."""
+    old = make_desk()
+    job = old.submit()
+    old.run_generation("a", "b")
+    desk = make_desk(last_generation=job.generation)
+    desk.now = 100.0
+    desk.handle(Submitted(job=replace(job, state=JobState.STOPPING, announced=False)))
+    assert desk.cluster.saving is not None
+    while desk.cluster.job is not None:
+        deadline = desk.core.next_deadline(desk.now)
+        assert deadline is not None
+        desk.now = deadline
+        desk.handle(Ticked())
+    assert desk.now == 100.0 + ADOPTION_PATIENCE * desk.cluster.heartbeat_timeout_s
+    assert [one.state for one in desk.ended] == [JobState.CANCELLED]
 
 
 def test_a_second_cancel_does_not_wait(desk: Any) -> None:
@@ -275,9 +322,9 @@ def test_a_newer_state_that_comes_back_is_saved_instead(desk: Any) -> None:
     number = desk.run_generation("a", "b", "c")
     desk.lost("c")
     desk.lost("b")
-    roster_id = desk.books.run.roster_id
+    roster_id = desk.cluster.run.roster_id
     desk.froze("a", generation=number, step=5)
-    desk.books.workers[
+    desk.cluster.workers[
         "a"
     ].holdings.frozen_in = 0  # as if it had it from before the last generation
     desk.back("b", "frozen", generation=number, roster_id=roster_id)
@@ -316,7 +363,7 @@ def test_those_who_hold_the_state_may_come_back(make_desk: Any, verdict: str) ->
     job = restored(verdict)
     desk.handle(Submitted(job=job))
     assert job.state is JobState.SAVING
-    assert desk.core.explain() == "waiting for a, who may hold a state that is not saved"
+    assert desk.core.explain() == "waiting for a, which may hold a state that is not saved"
     desk.back("a", "frozen", generation=3, roster_id=33)
     desk.froze("a", generation=3, step=9, held_generation=3)
     assert asked(desk, "a") == [(3, 9)]

@@ -53,7 +53,7 @@ def test_member_that_is_stuck_is_told_to_start_afresh(desk: Any) -> None:
     ]
     assert released(desk) == ["b"]
     desk.froze("a", generation=number, step=17)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_where_it_is_stuck_may_be_unknown(desk: Any) -> None:
@@ -99,7 +99,7 @@ def test_nobody_is_blamed_for_what_befalls_all(desk: Any) -> None:
             desk.beat(name, step=17, stalled_s=since_s, still_s=since_s, patience_s=5.0)
     assert desk.disconnected == []
     assert [one.worker for one in desk.told_of("training_stalled")] == ["a", "b", "c"]
-    assert "nobody else that gets on remembers step 17" in desk.incidents[-1].message
+    assert "no other worker that makes progress holds step 17" in desk.incidents[-1].message
     for name in "abc":
         desk.beat(name, step=18)
     assert [one.worker for one in desk.told_of("training_goes_on")] == ["a", "b", "c"]
@@ -119,7 +119,8 @@ def test_the_last_who_remember_are_kept_for_ever_and_the_operator_is_told(
     assert desk.disconnected == []
     assert len(desk.told_of("training_stalled")) == len(names)
     assert desk.core.explain() == (
-        f"waiting for {', '.join(names)}, kept since nobody else that gets on remembers step 17;"
+        f"waiting for {', '.join(names)}, kept since no other worker that makes progress holds"
+        " step 17;"
         " a: its training thread has been stuck in task.py:12 in loss for 5.2 s (limit 5.0 s);"
         " `dtdctl kill-worker a` gives it up, `dtdctl cancel j-1` ends the job"
     )
@@ -136,10 +137,10 @@ def test_several_alike_are_put_out_after_long_where_others_remember(desk: Any) -
             still_s = STILL_S + desk.now - begun
             desk.beat(name, step=17, stalled_s=still_s, still_s=still_s, patience_s=5.0)
     assert desk.now - begun == pytest.approx(ALIKE_PATIENCE_S + 0.25)
-    assert "c stood still alike" in desk.told_of("training_stalled")[0].message
+    assert "c are stuck alike" in desk.told_of("training_stalled")[0].message
     assert released(desk) == ["b", "c"]
     desk.froze("a", generation=number, step=17)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_one_that_stood_still_much_later_is_not_alike(desk: Any) -> None:
@@ -189,7 +190,7 @@ def test_the_last_one_starts_afresh_after_long_where_nothing_is_lost(desk: Any, 
     if saved:
         desk.saved_checkpoint("a", generation=number, step=saved)
     desk.beat("a", step=saved, **STUCK)
-    assert "nobody waits for it" in desk.told_of("training_stalled")[0].message
+    assert "no worker waits for it" in desk.told_of("training_stalled")[0].message
     desk.silence(ALIKE_PATIENCE_S - 0.25, "a", job="j-1", step=saved, **STUCK)
     assert desk.disconnected == []
     desk.silence(ALIKE_PATIENCE_S, "a", job="j-1", step=saved, **STUCK)
@@ -200,7 +201,7 @@ def test_a_joiner_that_hangs_while_it_takes_over_costs_nothing(desk: Any) -> Non
     number = train(desk, "a")
     desk.warm_up("b")
     desk.froze("a", generation=number, step=17)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     desk.beat("b", **STUCK)
     assert released(desk) == ["b"]
 
@@ -254,14 +255,14 @@ def test_who_is_seen_to_get_on_has_all_the_time_to_freeze(desk: Any) -> None:
     desk.silence(600.0, "a", "b", stalled_s=0.2, patience_s=5.0)
     assert [one.name for one in desk.disconnected] == []
     desk.froze("b", generation=number, step=17)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_who_has_not_heard_of_the_generation_yet_is_not_late(desk: Any) -> None:
     """Its assignment waits until it is written down."""
     desk.submit()
     desk.warm_up("a", "b", "c")
-    number = desk.books.run.generation
+    number = desk.cluster.run.generation
     desk.lost("c")
     desk.silence(30.0, "a", "b", generation=number - 1)
     assert desk.disconnected == []
@@ -274,8 +275,8 @@ def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(desk: 
     assert desk.disconnected == []
     (told,) = desk.told_of("training_stalled")
     assert "did not freeze in time" in told.message
-    assert "a: its training thread does not answer" in desk.core.explain()
-    desk.froze("a", generation=desk.books.run.generation, step=17)
+    assert "a: its training thread does not respond" in desk.core.explain()
+    desk.froze("a", generation=desk.cluster.run.generation, step=17)
     assert [one.worker for one in desk.told_of("training_goes_on")] == ["a"]
 
 
@@ -287,7 +288,7 @@ def test_who_comes_back_with_the_newest_memory_and_hangs_is_kept(desk: Any) -> N
     assert desk.disconnected == []
     assert "came back and did not freeze" in desk.told_of("training_stalled")[0].message
     desk.froze("a", generation=number, step=17)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_who_comes_back_and_gets_on_is_waited_for(desk: Any) -> None:
@@ -322,11 +323,11 @@ def test_nobody_is_given_more_time_than_the_job_can_have_led_to(
     """A member that lies kept a job that was to end waiting for ever."""
     train(desk, "a", "b")
     desk.beat("b", step=5, **said)
-    beat = desk.books.workers["b"].liveness.heartbeat
+    beat = desk.cluster.workers["b"].liveness.heartbeat
     assert (beat.patience_s, beat.step_s) == believed
 
 
 def test_without_a_job_there_is_nothing_to_measure_patience_by(desk: Any) -> None:
     desk.register("a")
     desk.beat("a", patience_s=1e9)
-    assert desk.books.workers["a"].liveness.heartbeat.patience_s == 1e9
+    assert desk.cluster.workers["a"].liveness.heartbeat.patience_s == 1e9

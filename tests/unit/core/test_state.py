@@ -23,28 +23,28 @@ def test_limits_come_from_the_job_within_what_a_roster_can_hold() -> None:
 
 
 def break_roster(desk: Any) -> None:
-    desk.books.run.roster.append("a")
+    desk.cluster.run.roster.append("a")
 
 
 def break_membership(desk: Any) -> None:
-    desk.books.workers["a"].state = WorkerState.READY
+    desk.cluster.workers["a"].state = WorkerState.READY
 
 
 def break_ending(desk: Any) -> None:
-    desk.books.run.phase = GenerationState.ENDING
-    desk.books.run.roster = []
+    desk.cluster.run.phase = GenerationState.ENDING
+    desk.cluster.run.roster = []
 
 
 def break_job(desk: Any) -> None:
-    desk.books.job = None
+    desk.cluster.job = None
 
 
 def break_ended(desk: Any) -> None:
-    desk.books.job.state = JobState.DONE
+    desk.cluster.job.state = JobState.DONE
 
 
 def break_warming(desk: Any) -> None:
-    desk.books.warming_since["a"] = 0.0
+    desk.cluster.warming_since["a"] = 0.0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership.events import CancelRequested
+from dtd.core.membership.events import CancelRequested, Ticked
 from dtd.core.membership.jobs import BOUNDARY_S, LEAVE_S
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
@@ -24,7 +24,7 @@ def computing(desk: Any) -> Job:
 
 def busy(desk: Any, until: float) -> None:
     """Time passes, and the threads get on all the while."""
-    figures = {"job": "j-1", "generation": desk.books.run.generation, "step": 5}
+    figures = {"job": "j-1", "generation": desk.cluster.run.generation, "step": 5}
     desk.silence(until, "a", "b", stalled_s=2.0, patience_s=1e6, **figures)
 
 
@@ -40,6 +40,15 @@ def test_a_step_that_does_not_end_is_broken_off_at_last(desk: Any) -> None:
     assert desk.told("a", m.Save)
     desk.saved_checkpoint("a", generation=1, step=5)
     assert job.state is JobState.CANCELLED
+
+
+def test_time_in_which_the_coordinator_slept_is_not_taken_from_a_step(desk: Any) -> None:
+    computing(desk)
+    cancel(desk)
+    busy(desk, desk.now + 1.0)
+    desk.now += 2 * BOUNDARY_S
+    desk.handle(Ticked())
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)] == [True]
 
 
 def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(desk: Any) -> None:
@@ -64,7 +73,7 @@ def test_a_generation_that_ends_at_a_boundary_already_is_broken_off_too(desk: An
     busy(desk, desk.now + LEAVE_S + 1.0)
     assert job.state is JobState.CANCELLED
     (told,) = desk.told_of("state_discarded")
-    assert "nobody who is here holds it" in told.message
+    assert "no present worker holds it" in told.message
 
 
 def test_the_next_job_has_its_own_time(desk: Any) -> None:
@@ -73,7 +82,7 @@ def test_the_next_job_has_its_own_time(desk: Any) -> None:
     for name in "ab":
         desk.finished(name, generation=1, step=5)
     desk.submit("j-2")
-    assert desk.books.ending.stop_by is None
+    assert desk.cluster.ending.stop_by is None
 
 
 def test_who_has_finished_is_not_put_out_with_who_has_not(desk: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership.events import Submitted
+from dtd.core.membership.events import ResumeRequested, Submitted
 from dtd.core.membership.records import Job
 from dtd.wire import messages as m
 
@@ -31,7 +31,7 @@ def test_worker_of_a_namesake_of_the_job_is_let_go_with_what_it_holds(desk: Any)
     desk.register("a", job="j-1", generation=3, identity=THEIRS)
     (release,) = desk.told("a", m.Release)
     assert (release.state, "another coordinator's store" in release.reason) == ("unknown", True)
-    assert desk.books.run.highest_seen == 0
+    assert desk.cluster.run.highest_seen == 0
     assert not desk.told("a", m.Freeze)
 
 
@@ -41,14 +41,16 @@ def test_what_a_stray_says_of_the_job_does_not_count(desk: Any) -> None:
     desk.saved_checkpoint("a", generation=3, step=8)
     desk.froze("a", generation=3, step=9)
     desk.say("a", m.Failed(job="j-1", reason="of its own", traceback=""))
-    assert (desk.books.job.checkpoint_step, desk.books.job.step) == (0, 0)
+    assert (desk.cluster.job.checkpoint_step, desk.cluster.job.step) == (0, 0)
     assert desk.state("a") == "released"
     assert not desk.ended
 
 
 def test_namesake_is_no_member_that_comes_back(desk: Any) -> None:
     submit(desk)
-    desk.run_generation("a")
+    desk.warm_up("a")
+    desk.handle(ResumeRequested(job="j-1"))  # nobody has what it is to start from
+    desk.all_run("a")
     desk.lost("a", farewell=False)
     desk.back("a", identity=THEIRS)
     assert desk.told("a", m.Release)[-1].state == "unknown"
@@ -67,7 +69,7 @@ def test_stray_of_a_store_that_has_counted_further_is_let_go_too(desk: Any) -> N
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
     assert [desk.told(name, m.Release)[0].state for name in "ab"] == ["unknown", "unknown"]
     assert not desk.disconnected
-    assert desk.books.run.highest_seen == 0
+    assert desk.cluster.run.highest_seen == 0
 
 
 def test_what_follows_upon_a_register_that_was_turned_away_is_passed_over(desk: Any) -> None:
@@ -76,4 +78,4 @@ def test_what_follows_upon_a_register_that_was_turned_away_is_passed_over(desk: 
     assert [one.name for one in desk.disconnected] == ["a"]
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=BEYOND))
     desk.say("a", m.Leave(reason="drained"))
-    assert not desk.books.workers
+    assert not desk.cluster.workers

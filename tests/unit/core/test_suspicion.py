@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from dtd.core.membership import suspicion
+from dtd.core.membership import admission, suspicion
 from dtd.core.membership.events import Submitted, Ticked
 from dtd.core.membership.records import Job
 from dtd.core.observe.diagnostics import standing
@@ -30,7 +30,7 @@ def test_silence_is_excused_while_the_generation_advances(desk: Any) -> None:
         desk.beat("b", step=step)
     assert desk.now == 5.0
     assert desk.state("a") == "running"
-    assert desk.books.workers["a"].reason.endswith("but its generation advances")
+    assert desk.cluster.workers["a"].reason.endswith("but its generation advances")
     desk.silence(desk.now + 1.0, "b")
     assert desk.state("a") == "lost"
 
@@ -71,7 +71,7 @@ def test_neighbours_word_and_missed_beats_evict(desk: Any, evidence: str) -> Non
     desk.froze("a", generation=number, step=0, suspect="b", evidence=evidence)
     assert desk.state("b") == "lost"
     assert "silent towards its neighbour" in desk.disconnected[0].reason
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk: Any) -> None:
@@ -82,7 +82,7 @@ def test_process_that_has_ended_is_gone_even_if_its_connection_still_stands(desk
     assert desk.disconnected == []
     desk.froze("c", generation=number, step=0, suspect="b", evidence="ended")
     assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
 
 
 def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(desk: Any) -> None:
@@ -93,7 +93,7 @@ def test_one_word_that_a_process_has_ended_counts_once_beats_are_missing(desk: A
     assert desk.disconnected == []
     desk.silence(0.75, "a")
     assert [(one.name, one.reason) for one in desk.disconnected] == [("b", "its process has ended")]
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(desk: Any) -> None:
@@ -101,7 +101,20 @@ def test_one_word_that_a_process_has_ended_counts_once_its_connection_ends(desk:
     number = desk.run_generation("a", "b")
     desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
     desk.lost("b", farewell=False)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
+
+
+def test_a_process_that_has_ended_may_be_forgotten_before_the_next_generation(desk: Any) -> None:
+    """While a job waits for more workers, many others may come and go."""
+    desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b")
+    desk.froze("a", generation=number, step=0, suspect="b", evidence="ended")
+    desk.lost("b", farewell=False)
+    for index in range(admission.MAX_KNOWN_WORKERS):
+        desk.register(f"passer-{index}")
+        desk.lost(f"passer-{index}")
+    assert "b" not in desk.cluster.workers
+    assert desk.state("a") == "frozen"
 
 
 @pytest.mark.parametrize("evidence", ["ended", "diverged"])
@@ -115,8 +128,8 @@ def test_one_members_word_puts_nobody_out(desk: Any, names: str, evidence: str) 
     for name in names[1:]:
         desk.froze(name, generation=number, step=3, digest="x")
     assert desk.disconnected == []
-    assert desk.books.run.roster == list(names)
-    assert desk.books.run.start_step == 3
+    assert desk.cluster.run.roster == list(names)
+    assert desk.cluster.run.start_step == 3
     told = [one.worker for one in desk.told_of("report_contradicted")]
     assert told == (["a"] if evidence == "diverged" else [])
 
@@ -165,7 +178,7 @@ def test_member_whose_connection_and_ring_are_both_gone_is_lost_at_once(desk: An
     assert desk.state("b") == "away"
     desk.froze("a", generation=number, step=0, suspect="b", evidence="reset")
     assert desk.state("b") == "lost"
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 @pytest.mark.parametrize("suspect", ["", "nobody", "c"])
@@ -189,7 +202,7 @@ def test_who_differs_from_the_majority_starts_afresh(desk: Any) -> None:
     assert desk.disconnected == []
     desk.froze("b", generation=number, step=3, suspect="c", evidence="diverged", digest="x")
     assert [one.name for one in desk.disconnected] == ["c"]
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     assert [one.worker for one in desk.told_of("replicas_diverged")] == ["a", "b"]
     assert desk.told_of("report_contradicted") == []
 
@@ -208,7 +221,7 @@ def test_who_differs_from_the_majority_starts_afresh_even_if_it_has_frozen(
     desk.froze("b", generation=number, step=3, digest="x")
     assert desk.state("c") == "lost"
     assert desk.told("c", m.Release)[-1].state == "evicted"
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b"], 3)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b"], 3)
 
 
 def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(desk: Any) -> None:
@@ -219,7 +232,7 @@ def test_a_member_whose_own_digest_differs_puts_itself_out_whomever_it_names(des
     desk.froze("c", generation=number, step=3, digest="x")
     assert [one.name for one in desk.disconnected] == ["a"]
     assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
-    assert desk.books.run.roster == ["b", "c"]
+    assert desk.cluster.run.roster == ["b", "c"]
 
 
 @pytest.mark.parametrize("names", ["ab", "abc"])
@@ -232,8 +245,8 @@ def test_one_members_word_that_none_has_a_majority_costs_nobody_its_memory(
     for name in names[1:]:
         desk.froze(name, generation=number, step=3, digest="x")
     assert desk.disconnected == []
-    assert desk.books.run.start_step == 3
-    assert desk.books.job.divergences == ()
+    assert desk.cluster.run.start_step == 3
+    assert desk.cluster.job.divergences == ()
     assert [one.worker for one in desk.told_of("report_contradicted")] == ["a"]
 
 
@@ -248,7 +261,7 @@ def test_what_one_has_not_compared_is_left_to_the_next_generation(desk: Any, dig
     more = {"compared_step": 3, "compared_digest": digest} if digest else {}
     desk.froze("c", generation=number, step=6, **more)
     assert desk.disconnected == []
-    assert desk.books.run.roster == ["a", "b", "c"]
+    assert desk.cluster.run.roster == ["a", "b", "c"]
 
 
 def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
@@ -261,8 +274,8 @@ def test_what_was_agreed_on_before_outweighs_a_members_word(desk: Any) -> None:
     desk.froze("a", generation=number, step=3, evidence="diverged", digest="y")
     desk.froze("b", generation=number, step=3, digest="x")
     assert [one.name for one in desk.disconnected] == ["a"]
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 3)
-    assert desk.books.job.divergences == ()
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 3)
+    assert desk.cluster.job.divergences == ()
 
 
 def test_of_two_that_differ_neither_brings_its_memory(desk: Any) -> None:
@@ -272,7 +285,7 @@ def test_of_two_that_differ_neither_brings_its_memory(desk: Any) -> None:
     desk.froze("b", generation=number, step=3, digest="y")
     desk.froze("a", generation=number, step=3, where="checkpoint", evidence="diverged", digest="x")
     assert [desk.state(name) for name in "ab"] == ["frozen", "lost"]
-    assert desk.books.job.divergences == ((number, 3, ""),)
+    assert desk.cluster.job.divergences == ((number, 3, ""),)
 
 
 def test_a_copy_says_nothing_new_about_the_state_that_a_generation_starts_from(desk: Any) -> None:
@@ -300,9 +313,9 @@ def test_the_only_one_who_brought_the_state_puts_nobody_out_by_its_own_digest(de
     for name in "bc":
         desk.register(name, incarnation=2)
         desk.warmed(name)
-    number = desk.books.run.generation
+    number = desk.cluster.run.generation
     assert [one.holds for one in desk.told("a", m.Assign)[-1].roster].count(True) == 1
-    for name, digest in zip(desk.books.run.roster, "xyy", strict=False):
+    for name, digest in zip(desk.cluster.run.roster, "xyy", strict=False):
         desk.froze(name, generation=number, step=0, digest=digest)
     assert desk.disconnected == []
 
@@ -316,10 +329,10 @@ def test_nor_does_a_single_copy_of_what_it_brought(desk: Any) -> None:
     desk.lost("b")
     desk.froze("a", generation=number, step=3, digest="x")
     number = desk.all_run("a", "c")
-    assert desk.books.run.brought == {"a"}
+    assert desk.cluster.run.brought == {"a"}
     for name, digest in zip("ac", "xy", strict=True):
         desk.froze(name, generation=number, step=3, digest=digest)
-    assert desk.books.trust.finding is None
+    assert desk.cluster.trust.finding is None
     assert "lost" not in {desk.state(name) for name in "ac"}
 
 
@@ -342,6 +355,21 @@ def test_when_most_see_no_majority_nobody_brings_its_memory(desk: Any, first: bo
     assert (assign.held_generation, assign.held_step) == (0, 0)
 
 
+def test_the_word_of_one_of_three_does_not_cost_those_their_memory_who_come_later(
+    desk: Any,
+) -> None:
+    desk.submit(min_workers=2)
+    number = desk.run_generation("a", "b", "c")
+    for name in "bc":
+        desk.lost(name)
+    desk.froze("a", generation=number, step=0, where="none", evidence="diverged")
+    for name in "bc":
+        desk.register(name, job="j-1", generation=number, roster_id=desk.cluster.job.roster_id)
+        desk.froze(name, generation=number, step=3, digest="x")
+    assert desk.told("b", m.Release) == desk.told("c", m.Release) == []
+    assert desk.cluster.run.start_step == 3
+
+
 def test_one_that_differs_is_put_out_when_it_comes_later(desk: Any) -> None:
     desk.submit()
     number = desk.run_generation("a", "b", "c", "d")
@@ -350,7 +378,7 @@ def test_one_that_differs_is_put_out_when_it_comes_later(desk: Any) -> None:
     for name in "ab":
         desk.froze(name, generation=number, step=3, digest="x", suspect="c", evidence="diverged")
     for name, digest in (("c", "y"), ("d", "x")):
-        desk.register(name, job="j-1", generation=number, roster_id=desk.books.job.roster_id)
+        desk.register(name, job="j-1", generation=number, roster_id=desk.cluster.job.roster_id)
         desk.froze(name, generation=number, step=3, digest=digest)
     assert desk.told("c", m.Release)[-1].reason == "its state differs from the majority's"
     assert desk.state("d") == "ready"
@@ -396,7 +424,7 @@ def test_bits_that_flip_at_different_points_do_not_fail_the_job(desk: Any) -> No
     diverge(desk, "a", "b", step=100)
     diverge(desk, "a", "b", step=100, differs="model.b")
     assert not desk.ended
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_who_knows_what_differed_may_report_later(desk: Any) -> None:
@@ -406,7 +434,7 @@ def test_who_knows_what_differed_may_report_later(desk: Any) -> None:
     more = {"where": "none", "evidence": "diverged", "diverged_step": 5}
     desk.froze("a", generation=number, step=0, **more)
     desk.froze("b", generation=number, step=0, differs="model.w", **more)
-    assert desk.books.job.divergences == ((1, 5, "model.w"),)
+    assert desk.cluster.job.divergences == ((1, 5, "model.w"),)
 
 
 # --- probes ----------------------------------------------------------------------------------
@@ -432,13 +460,13 @@ def test_ends_of_a_bad_link_are_asked_to_try_again(desk: Any) -> None:
 def test_a_link_that_loses_large_packets_is_told_as_such(desk: Any) -> None:
     bad_link(desk)
     desk.handle(Ticked())
-    assert [one.kind for one in standing(desk.books)] == ["no-way"]
+    assert [one.kind for one in standing(desk.cluster)] == ["no-way"]
     failed = m.Probed(name="a", reachable=False, reason="no answer", greeted=True)
     desk.say("b", failed)
-    [trouble] = standing(desk.books)
-    assert (trouble.kind, trouble.where) == ("narrow-way", "a - b")
-    assert "large ones are lost" in trouble.message
-    assert "mtu" in trouble.remedy
+    [diagnostic] = standing(desk.cluster)
+    assert (diagnostic.kind, diagnostic.where) == ("narrow-way", "a - b")
+    assert "large ones are lost" in diagnostic.message
+    assert "mtu" in diagnostic.remedy
 
 
 def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:
@@ -448,7 +476,7 @@ def test_link_that_works_both_ways_is_good_again(desk: Any) -> None:
     desk.say("b", m.Probed(name="a", reachable=False, reason="no route"))
     assert desk.told_of("link_good") == []
     desk.say("b", m.Probed(name="a", reachable=True))
-    assert desk.books.isolation.links.bad == frozenset()
+    assert desk.cluster.isolation.links.bad == frozenset()
     assert len(desk.told_of("link_good")) == 1
 
 
@@ -465,6 +493,6 @@ def test_a_disputed_state_stays_disputed_when_the_coordinator_starts_again(desk:
 
 
 def test_the_next_job_has_no_disputed_state(desk: Any) -> None:
-    desk.books.trust.distrusted = 3
+    desk.cluster.trust.distrusted = 3
     desk.submit()
-    assert desk.books.trust.distrusted == 0
+    assert desk.cluster.trust.distrusted == 0

@@ -98,16 +98,16 @@ def test_two_rows_for_one_event_in_one_state_are_refused() -> None:
 
 
 def move_worker(desk: Any) -> None:
-    desk.books.move_worker(desk.books.workers["a"], WorkerEvent.ASSIGNED)
+    desk.cluster.move_worker(desk.cluster.workers["a"], WorkerEvent.ASSIGNED)
 
 
 def move_generation(desk: Any) -> None:
-    desk.books.move_generation(GenerationEvent.ALL_RUN)
+    desk.cluster.move_generation(GenerationEvent.ALL_RUN)
 
 
 def move_job(desk: Any) -> None:
-    desk.books.move_job(desk.books.job, JobEvent.ACTIVATED)
-    desk.books.move_job(desk.books.job, JobEvent.RUNS)
+    desk.cluster.move_job(desk.cluster.job, JobEvent.ACTIVATED)
+    desk.cluster.move_job(desk.cluster.job, JobEvent.RUNS)
 
 
 @pytest.mark.parametrize("move", [move_worker, move_generation, move_job])
@@ -117,7 +117,7 @@ def test_the_invariants_do_not_hold_after_what_is_impossible(desk: Any, move: An
     with pytest.raises(ImpossibleTransition):
         move(desk)
     assert desk.state("a") == "running"
-    assert desk.books.run.phase is GenerationState.RUNNING
+    assert desk.cluster.run.phase is GenerationState.RUNNING
     with pytest.raises(AssertionError, match="cannot have"):
         desk.core.check_invariants()
 

@@ -45,9 +45,9 @@ def test_another_release_is_refused_with_both_versions_hosts_and_what_to_do(desk
     register(desk, version)
     (registered,) = desk.told("a", m.Registered)
     why = registered.refused
-    assert why.startswith(f"a on node runs dtd {version}, the coordinator on head dtd 0.2.1:")
+    assert why.startswith(f"a on node runs dtd {version}, the coordinator on head runs dtd 0.2.1:")
     assert "install dtd 0.2.1 on node" in why
-    assert (desk.state("a"), desk.books.workers["a"].reason) == ("refused", why)
+    assert (desk.state("a"), desk.cluster.workers["a"].reason) == ("refused", why)
     assert [incident.message for incident in desk.told_of("worker_refused")] == [
         f"a is refused: {why}"
     ]
@@ -78,9 +78,28 @@ def test_a_generation_that_outlives_an_upgrade_goes_on(make_desk):
     old.submit()
     number = old.run_generation("a")
     desk = make_desk(identity=HERE, last_generation=number)
-    job = old.books.job
+    job = old.cluster.job
     desk.submit(job.id)
     more = {"job": job.id, "generation": number, "roster_id": 5, "phase": "running"}
     register(desk, "0.1.0", "a", **more)
     assert desk.told("a", m.Freeze)
     assert desk.state("a") == "warming"
+
+
+def test_who_was_set_aside_and_comes_with_another_release_gets_no_work(desk):
+    """Neither when its pause is over, nor from the next job."""
+    desk.submit()
+    register(desk, "0.2.1", "a")
+    desk.warmed("a")
+    desk.all_run("a")
+    register(desk, "0.2.1", "b")
+    desk.say("b", m.Failed(job="j-1", reason="no driver", traceback=""))
+    assert "b" in desk.cluster.isolation.set_aside
+    desk.lost("b")
+    prepared = len(desk.told("b", m.Prepare))
+    register(desk, "0.1.0", "b")
+    desk.tick(desk.now + 15.0)
+    assert len(desk.told("b", m.Prepare)) == prepared
+    desk.finished("a", generation=desk.cluster.run.generation)
+    assert [job.state.value for job in desk.ended] == ["done"]
+    assert desk.state("b") == "refused"

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from dtd.core.membership import waiting
-from dtd.core.membership.events import ResumeRequested, SaveJob
+from dtd.core.membership.events import ResumeRequested, SaveJob, Ticked
 from dtd.core.membership.state import FRUITFUL_STEPS
 from dtd.core.membership.transitions import JobState
 from dtd.core.membership.waiting import MOST_RESUME_WAIT_S, RESUME_WAIT_S
@@ -26,7 +26,7 @@ def test_first_generation_waits_for_all_who_warm_up(desk: Any) -> None:
     assert job.state is JobState.WARMING
     assert desk.core.explain() == "warming up: b"
     desk.warmed("b")
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
@@ -34,9 +34,9 @@ def test_first_generation_gives_late_workers_a_moment(desk: Any) -> None:
     desk.warm_up("a")
     assert desk.core.explain() == "settling: giving late workers a moment to join"
     desk.tick(1.5)
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.tick(2.0)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_the_moment_begins_anew_when_somebody_comes(desk: Any) -> None:
@@ -45,9 +45,9 @@ def test_the_moment_begins_anew_when_somebody_comes(desk: Any) -> None:
     desk.tick(1.5)
     desk.warm_up("b")
     desk.tick(3.0)
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.tick(3.5)
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_survivors_do_not_wait_for_those_who_warm_up(desk: Any) -> None:
@@ -57,7 +57,7 @@ def test_survivors_do_not_wait_for_those_who_warm_up(desk: Any) -> None:
     desk.register("b", incarnation=2)
     desk.froze("a", generation=number, step=5)
     assert desk.state("b") == "warming"
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
@@ -65,7 +65,7 @@ def test_survivors_wait_for_those_who_come_back_with_a_state(desk: Any) -> None:
     number = desk.run_generation("a", "b")
     desk.register("b", job="j-1", generation=number)
     desk.froze("a", generation=number, step=5, prepared=(number, 6))
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.froze("b", generation=number, step=6)
     assert desk.told("a", m.Assign)[-1].held_step == 6
 
@@ -80,12 +80,12 @@ def test_after_a_total_loss_it_goes_on_once_all_are_back(desk: Any) -> None:
     desk.warmed("a")
     assert job.state is JobState.WAITING
     assert desk.core.explain() == (
-        "waiting for b: nobody here holds the state of step 9; `dtdctl resume j-1` goes on without"
-        " it, as the job does in 60 s"
+        "waiting for b: no present worker holds the state of step 9; `dtdctl resume j-1` goes"
+        " on without it, as the job does in 60 s"
     )
     desk.register("b", incarnation=2)
     desk.warmed("b")
-    assert desk.books.run.roster == ["a", "b"]
+    assert desk.cluster.run.roster == ["a", "b"]
     assert job.steps_lost == 9
 
 
@@ -97,9 +97,36 @@ def test_after_a_total_loss_nobody_is_waited_for_forever(desk: Any) -> None:
     desk.register("a", incarnation=2)
     desk.warmed("a")
     desk.tick(RESUME_WAIT_S - 1)
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.tick(RESUME_WAIT_S)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
+
+
+def test_time_in_which_the_coordinator_slept_does_not_count_as_waiting(desk: Any) -> None:
+    """Who holds the newer state may have called all the while."""
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.commit(9)
+    desk.lost("a")
+    desk.lost("b")
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    desk.now += 2 * RESUME_WAIT_S
+    desk.handle(Ticked())
+    assert desk.cluster.run.roster == []
+    desk.tick(desk.now + RESUME_WAIT_S)
+    assert desk.cluster.run.roster == ["a"]
+
+
+def test_workers_have_time_to_settle_after_the_coordinator_slept(desk: Any) -> None:
+    desk.submit(settle_s=5.0)
+    desk.warm_up("a")
+    desk.now += 60.0
+    desk.handle(Ticked())
+    assert desk.cluster.run.roster == []
+    desk.warm_up("b")
+    desk.tick(desk.now + 5.0)
+    assert desk.cluster.run.roster == ["a", "b"]
 
 
 def test_standby_does_not_begin_again_while_a_member_may_come_back(desk: Any) -> None:
@@ -108,7 +135,7 @@ def test_standby_does_not_begin_again_while_a_member_may_come_back(desk: Any) ->
     desk.warm_up("b")
     desk.say("a", m.Heartbeat(state="running", job="j-1", generation=number, step=9))
     desk.lost("a")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.register("a", job="j-1", generation=number)
     desk.froze("a", generation=number, step=20)
     assert desk.told("a", m.Assign)[-1].held_step == 20
@@ -121,7 +148,7 @@ def test_holder_of_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
     desk.say("a", m.Leave(reason="stop"))
     for name in "ab":
         desk.froze(name, generation=number, step=5)
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
     desk.register("b", incarnation=2)
     desk.warmed("b")
     assert "waiting for a" in desk.core.explain()
@@ -152,10 +179,10 @@ def test_joiner_that_never_got_the_state_is_no_survivor(desk: Any) -> None:
     desk.register("c", job="j-1", generation=number)
     desk.froze("c", generation=number, step=4, held_generation=number)
     desk.froze("a", generation=second, step=5, held_generation=number)
-    assert desk.books.run.roster == ["a", "c"]
+    assert desk.cluster.run.roster == ["a", "c"]
     desk.lost("a")
     desk.froze("c", generation=second + 1, step=4, held_generation=number)
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     assert "waiting for a" in desk.core.explain()
     desk.register("a", job="j-1", generation=second + 1)
     desk.froze("a", generation=second + 1, step=5, held_generation=number)
@@ -169,8 +196,8 @@ def test_who_is_more_than_one_step_behind_is_no_survivor(desk: Any) -> None:
     desk.commit(4)
     desk.lost("b")
     desk.froze("a", generation=number, step=2)
-    assert desk.books.survivors(job) == []
-    assert "waiting for b: nobody here holds the state of step 4" in desk.core.explain()
+    assert desk.cluster.survivors(job) == []
+    assert "waiting for b: no present worker holds the state of step 4" in desk.core.explain()
 
 
 def test_member_that_has_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
@@ -182,7 +209,7 @@ def test_member_that_has_the_newest_checkpoint_is_waited_for(desk: Any) -> None:
     desk.lost("b")
     desk.register("b", incarnation=2)
     desk.warmed("b")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     assert "waiting for a" in desk.core.explain()
 
 
@@ -204,9 +231,9 @@ def test_operator_may_say_that_nobody_comes_back(desk: Any) -> None:
     desk.lost("b")
     desk.register("a", incarnation=2)
     desk.warmed("a")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.handle(ResumeRequested(job="j-1"))
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
     assert job.steps_lost == 9
     assert "job_resumed" in desk.kinds()
 
@@ -216,6 +243,69 @@ def test_operator_who_is_in_a_hurry_is_not_told_to_wait_for_nobody(desk: Any) ->
     desk.warm_up("a")
     desk.handle(ResumeRequested(job="j-1"))
     assert desk.core.explain() == "settling: giving late workers a moment to join"
+
+
+def a_child(desk: Any, **terms: Any) -> Any:
+    job = desk.submit(**terms)
+    job.from_job, job.from_newest = "j-0", 31
+    desk.cluster.run.highest_seen = 4
+    return job
+
+
+def origin(*, step: int = 31) -> tuple[m.Held, ...]:
+    return (m.Held(job="j-0", generation=4, step=step, digest="", where="checkpoint"),)
+
+
+def test_a_job_waits_for_the_checkpoint_from_which_it_is_to_start(desk: Any) -> None:
+    a_child(desk, settle_s=0.0)
+    desk.warm_up("a", "b")
+    desk.tick(MOST_RESUME_WAIT_S * 2)
+    assert desk.cluster.run.roster == []
+    assert desk.core.explain() == (
+        "waiting for workers that have the checkpoint of step 31 of j-0, from which the job is to"
+        " start: those present have none, or not all parts of it (`dtdctl checkpoints j-0` names"
+        " the holders); `dtdctl resume j-1` begins at step 0 without it"
+    )
+    desk.register("c")
+    desk.warmed("c", held=origin())
+    assert desk.cluster.run.roster == ["a", "b", "c"]
+    assert desk.cluster.run.start_step == 31
+
+
+@pytest.mark.parametrize("step", [0, 31])
+def test_a_job_whose_origin_is_there_begins_at_once(desk: Any, step: int) -> None:
+    """Weights alone are taken over as a state of step 0."""
+    job = a_child(desk, settle_s=0.0)
+    desk.register("a")
+    desk.warmed("a", held=origin(step=step))
+    assert desk.cluster.run.roster == ["a"]
+    assert (job.start_generation, job.start_step) == (4, step)
+
+
+def test_the_operator_may_have_it_begin_without_its_origin_for_good(desk: Any) -> None:
+    a_child(desk, settle_s=0.0)
+    desk.warm_up("a", "b")
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.cluster.run.roster == ["a", "b"]
+    desk.froze("a", generation=desk.cluster.run.generation, step=0)
+    desk.lost("b")
+    assert desk.cluster.run.roster == ["a"]
+
+
+def test_a_job_does_not_fall_back_to_step_0_when_its_origin_is_gone(desk: Any) -> None:
+    """Its only holders are lost before it has a checkpoint of its own."""
+    a_child(desk, settle_s=0.0)
+    desk.register("a")
+    desk.warmed("a", held=origin())
+    desk.all_run("a")
+    desk.lost("a")
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    desk.tick(MOST_RESUME_WAIT_S * 2)
+    assert desk.cluster.run.roster == []
+    assert desk.core.explain().startswith("waiting for workers that have the checkpoint of step 31")
+    desk.handle(ResumeRequested(job="j-1"))
+    assert desk.cluster.run.roster == ["a"]
 
 
 @pytest.mark.parametrize(("job", "why"), [("k-1", "not the active one"), ("j-1", "does not wait")])
@@ -234,7 +324,7 @@ def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(desk
     desk.silence(2.0)
     desk.silence(90.0, "c")
     desk.warmed("c")
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     assert f"generation {number} may still run there" in desk.core.explain()
     desk.register("b", incarnation=2)
     assert desk.core.explain() == "warming up: b"
@@ -242,7 +332,7 @@ def test_nobody_begins_while_the_last_generation_may_run_out_of_our_hearing(desk
     assert "waiting for a" in desk.core.explain()
     desk.register("a", incarnation=2)
     desk.warmed("a")
-    assert desk.books.run.roster == ["a", "b", "c"]
+    assert desk.cluster.run.roster == ["a", "b", "c"]
 
 
 def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(desk: Any) -> None:
@@ -252,17 +342,17 @@ def test_generations_that_come_to_nothing_follow_each_other_ever_more_slowly(des
     for _ in range(12):
         before = desk.now
         desk.froze("a", generation=number, step=0)
-        if desk.books.run.roster == []:
+        if desk.cluster.run.roster == []:
             assert desk.core.explain().startswith("pausing after")
             assert desk.core.next_deadline(desk.now) is not None
-        while desk.books.run.roster == []:
+        while desk.cluster.run.roster == []:
             desk.tick(desk.now + 0.25)
         pauses_s.append(desk.now - before)
         number = desk.all_run("a")
     assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25, 6.5, 6.5, 6.5, 6.5]
     desk.beat("a", step=waiting.QUICK_GENERATIONS)
     desk.froze("a", generation=number, step=waiting.QUICK_GENERATIONS)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_a_step_in_each_generation_is_no_progress(desk: Any) -> None:
@@ -274,18 +364,18 @@ def test_a_step_in_each_generation_is_no_progress(desk: Any) -> None:
         before = desk.now
         desk.beat("a", step=step)
         desk.froze("a", generation=number, step=step)
-        if desk.books.run.roster == []:
+        if desk.cluster.run.roster == []:
             assert desk.core.explain() == (
                 f"pausing after {step} generations that broke after hardly a step"
             )
-        while desk.books.run.roster == []:
+        while desk.cluster.run.roster == []:
             desk.tick(desk.now + 0.25)
         pauses_s.append(desk.now - before)
         number = desk.all_run("a")
     assert pauses_s == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.25]
-    assert desk.books.setbacks.no_progress_generations == 1
+    assert desk.cluster.setbacks.no_progress_generations == 1
     desk.froze("a", generation=number, step=8 + FRUITFUL_STEPS)
-    assert desk.books.run.roster == ["a"]
+    assert desk.cluster.run.roster == ["a"]
 
 
 def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(desk: Any) -> None:
@@ -295,14 +385,14 @@ def test_members_that_come_and_go_at_step_boundaries_cost_no_pause(desk: Any) ->
         other = f"b-{step}"
         desk.warm_up(other)
         desk.froze("a", generation=number, step=step)
-        assert desk.books.run.roster == ["a", other]
+        assert desk.cluster.run.roster == ["a", other]
         number = desk.all_run("a", other)
         desk.say(other, m.Leave(reason="bye"))
         for name in ("a", other):
             desk.froze(name, generation=number, step=step)
-        assert desk.books.run.roster == ["a"]
+        assert desk.cluster.run.roster == ["a"]
         number = desk.all_run("a")
-    assert desk.books.setbacks.brief_generations == 0
+    assert desk.cluster.setbacks.brief_generations == 0
 
 
 def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None:
@@ -314,9 +404,9 @@ def test_pause_begins_anew_when_something_else_was_waited_for(desk: Any) -> None
         number = desk.all_run("a", "b")
     for name in "ab":
         desk.froze(name, generation=number, step=0)
-    assert desk.books.waiting.form_at is not None
+    assert desk.cluster.waiting.form_at is not None
     desk.lost("b")
-    assert desk.books.waiting.form_at is None
+    assert desk.cluster.waiting.form_at is None
     assert desk.core.explain() == "1 of at least 2 workers are ready"
 
 
@@ -353,9 +443,9 @@ def test_lost_steps_are_waited_for_as_long_as_they_would_take(
     fallen_back(desk, step_s=step_s, to=to)
     assert desk.core.explain().endswith(f"goes on without it, as the job does in {words}")
     desk.tick(desk.now + wait_s - 0.5)
-    assert desk.books.run.roster == []
+    assert desk.cluster.run.roster == []
     desk.tick(desk.now + 1.0)
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], to)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], to)
 
 
 def register_holder(desk: Any, name: str, step: int, *, incarnation: int = 1) -> None:
@@ -374,9 +464,9 @@ def test_more_is_waited_for_longer_once_a_holder_is_gone(desk: Any) -> None:
     desk.lost("c")
     assert desk.core.explain().endswith("in 6 min")
     desk.tick(399.5)
-    assert (desk.books.run.roster, desk.core.next_deadline(399.9)) == ([], 400.0)
+    assert (desk.cluster.run.roster, desk.core.next_deadline(399.9)) == ([], 400.0)
     desk.tick(400.5)
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 0)
 
 
 def test_less_is_waited_for_less_once_a_holder_has_come(desk: Any) -> None:
@@ -385,21 +475,21 @@ def test_less_is_waited_for_less_once_a_holder_has_come(desk: Any) -> None:
     register_holder(desk, "c", 390)
     assert desk.core.explain().endswith("in 20 s")
     desk.tick(60.5)
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b", "c"], 390)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b", "c"], 390)
 
 
 def test_the_wait_begins_anew_when_the_newest_state_had_come(desk: Any) -> None:
     job = fallen_back(desk, step_s=1.0)
     desk.tick(300.0)
-    desk.books.setbacks.no_progress_generations = waiting.QUICK_GENERATIONS + 6
+    desk.cluster.setbacks.no_progress_generations = waiting.QUICK_GENERATIONS + 6
     register_holder(desk, "a", 400, incarnation=2)
     assert desk.core.explain().startswith("pausing")
-    assert desk.books.waiting.newer_since is None
+    assert desk.cluster.waiting.newer_since is None
     desk.lost("a", incarnation=2)
     desk.tick(600.0)
-    assert (desk.books.run.roster, job.state) == ([], JobState.WAITING)
+    assert (desk.cluster.run.roster, job.state) == ([], JobState.WAITING)
     desk.tick(707.0)
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 0)
 
 
 def test_the_operators_word_lasts_until_the_job_goes_on(desk: Any) -> None:
@@ -410,15 +500,15 @@ def test_the_operators_word_lasts_until_the_job_goes_on(desk: Any) -> None:
     desk.handle(ResumeRequested(job="j-1"))
     desk.lost("c")
     desk.writes = True
-    desk.written(SaveJob(job=desk.books.job, announces=desk.books.run.generation))
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 0)
-    assert not desk.books.waiting.resumed
+    desk.written(SaveJob(job=desk.cluster.job, announces=desk.cluster.run.generation))
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 0)
+    assert not desk.cluster.waiting.resumed
 
 
 def test_the_operator_need_not_wait(desk: Any) -> None:
     fallen_back(desk, step_s=100.0)
     desk.handle(ResumeRequested(job="j-1"))
-    assert desk.books.run.roster == ["b"]
+    assert desk.cluster.run.roster == ["b"]
 
 
 def test_what_is_left_behind_is_told_to_all_who_join_later(desk: Any) -> None:
@@ -426,7 +516,7 @@ def test_what_is_left_behind_is_told_to_all_who_join_later(desk: Any) -> None:
     desk.tick(desk.now + RESUME_WAIT_S)
     assert job.branches == ((0, 0, 2),)
     (told,) = desk.told_of("branch_left")
-    assert told.message == "the checkpoint of step 400 stays with a; the job goes on from step 0"
+    assert told.message == "the checkpoint of step 400 stays with a; the job continues from step 0"
     left = (m.Branch(generation=0, step=0, before=2),)
     assert desk.told("b", m.Assign)[-1].branches == left
     desk.all_run("b")
@@ -448,7 +538,7 @@ def test_what_was_left_behind_is_not_waited_for_again(desk: Any) -> None:
     desk.register("c")
     desk.warmed("c")
     desk.warmed("b")
-    assert desk.books.run.roster == ["b", "c"]
+    assert desk.cluster.run.roster == ["b", "c"]
 
 
 def test_the_branch_is_taken_up_again_when_its_holder_comes_first(desk: Any) -> None:
@@ -464,11 +554,26 @@ def test_the_branch_is_taken_up_again_when_its_holder_comes_first(desk: Any) -> 
     assert job.branches == ((0, 0, 2),)
 
 
+def test_what_nobody_had_heard_of_is_left_behind_like_what_was_known(desk: Any) -> None:
+    """A member commits out of hearing, and the job goes on without waiting for it any longer."""
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.lost("a")
+    desk.lost("b")
+    desk.register("a", incarnation=2)
+    desk.warmed("a")
+    desk.tick(RESUME_WAIT_S)
+    assert (desk.cluster.run.roster, job.branches) == (["a"], ((0, 0, 2),))
+    desk.register("b", job="j-1", generation=number)
+    desk.froze("b", generation=number, step=2, held_generation=number)
+    assert not {"report_dropped", "report_false"} & set(desk.kinds())
+
+
 def test_an_ordinary_recovery_leaves_nothing_behind(desk: Any) -> None:
     job = desk.submit()
     number = desk.run_generation("a", "b")
     desk.saved_checkpoint("a", generation=number, step=5)
     desk.lost("b")
     desk.froze("a", generation=number, step=6)
-    assert (desk.books.run.start_step, job.branches) == (6, ())
+    assert (desk.cluster.run.start_step, job.branches) == (6, ())
     assert desk.told("a", m.Assign)[-1].branches == ()

@@ -56,7 +56,7 @@ def test_without_a_terminal_it_wants_yes(dtdctl, server, script, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     exit_code, _out, err = dtdctl("delete", "digits-1")
     assert exit_code == 2
-    assert "and all else of job digits-1: 3.0 KiB on worker-0, worker-1" in err
+    assert "and everything else of job digits-1: 3.0 KiB on worker-0, worker-1" in err
     assert "--yes" in err
     assert server.received == [m.ShowJob(job="digits-1")]
 

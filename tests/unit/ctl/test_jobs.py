@@ -167,20 +167,21 @@ def test_jobs(dtdctl, server, result):
         "step": 0,
         "result": {},
     }
-    failed = {**job, "state": "failed", "reason": "boom", "result": {}}
+    failed = {**job, "state": "failed", "reason": "boom", "result": {}, "tags": ["x", "y"]}
     failed["settings"] = {"a": 1, "b": 2, "c": 3, "d": None, "e": 5}
     server.script = lambda _message: result({"jobs": [job, queued, failed]})
     exit_code, out, _err = dtdctl("jobs")
     lines = out.splitlines()
     assert exit_code == 0
-    headings = "JOB TASK STATE STEP SUBMITTED TOOK SETTINGS RESULT"
+    headings = "JOB TASK STATE STEP SUBMITTED TOOK TAGS SETTINGS RESULT"
     assert lines[0].split() == headings.split()
     assert "46/46 (100%)" in lines[1]
-    assert "7.5s  optimizer.lr=0.1 " in lines[1]
+    assert "7.5s  -     optimizer.lr=0.1 " in lines[1]
     assert "  steps 46, train loss 0.5, accuracy 0.9125" in lines[1]
     assert lines[2].split()[-3:] == ["-", "-", "-"]
     assert " a=1 b=2 c=3 d=- and 1 more " in lines[3]
     assert lines[3].endswith("boom")
+    assert " x y " in lines[3]
     assert json.loads(dtdctl("jobs", "-o", "json")[1])["jobs"][0]["id"] == "digits-1"
 
 

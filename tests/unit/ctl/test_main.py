@@ -62,7 +62,9 @@ def test_no_command_loads_torch():
 def test_no_coordinator_exits_3_with_a_remedy(command, free_socket):
     exit_code, out, err = dtdctl(*command.split(), address=free_socket)
     assert (exit_code, out) == (3, "")
-    assert err.startswith(f"error: nobody listens at the coordinator's address {free_socket}\ntry:")
+    assert err.startswith(
+        f"error: nothing listens at the coordinator's address {free_socket}\ntry:"
+    )
     assert "Traceback" not in err
 
 
@@ -117,7 +119,7 @@ def test_ctrl_c_of_a_wait_says_that_the_job_goes_on(server, form):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert "job digits-1 goes on" in err
+    assert "job digits-1 continues" in err
     assert "dtdctl wait digits-1" in err
     assert "dtdctl cancel digits-1" in err
     assert "Traceback" not in err
@@ -138,7 +140,7 @@ def test_ctrl_c_of_submit_and_wait_says_so_too(server, result, tmp_path):
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[:2] == [
         "job a-1 is submitted",
-        "job a-1 goes on without this command",
+        "job a-1 continues without this command",
     ]
 
 

@@ -54,18 +54,18 @@ def test_submit_says_what_is_taken_over(dtdctl, job_file, server, result, option
     (request,) = server.received
     assert (request.from_job, request.from_step, request.from_mode) == ("digits-1", 20, mode)
     assert (exit_code, out) == (0, "digits-2\n")
-    what = "everything" if mode == "resume" else "the weights alone"
+    what = "everything" if mode == "resume" else "only the weights"
     lines = err.splitlines()
     assert lines[0] == f"takes {what} from digits-1 at step 20"
     assert lines[-2:] == ["  differs: job.epochs 2 -> 4", "  differs: schedule.min_lr - -> 0.5"]
-    assert ("write --weights-from digits-1" in err) is (option == "--from")
+    assert ("use --weights-from digits-1" in err) is (option == "--from")
 
 
 def test_only_one_origin(dtdctl, job_file, server):
     words = ("--resume-from", "a", "--weights-from", "b")
     exit_code, _out, err = dtdctl("submit", job_file, *words)
     assert exit_code == 2
-    assert "--resume-from and --weights-from stand side by side" in err
+    assert "--resume-from and --weights-from cannot be used together" in err
     assert server.received == []
     assert read_origin(resume_from="", weights_from="", either_from="") == Origin()
 
@@ -100,7 +100,7 @@ def test_weights_of_a_file_are_brought_first(dtdctl, job_file, server, result, t
     assert (request.weights, request.strict) == (first.digest, False)
     assert (request.from_job, request.from_mode) == ("", "weights")
     assert f"ships {path}: 20 B" in err
-    assert f"takes the weights alone from {path}" in err
+    assert f"takes only the weights from {path}" in err
     path.write_bytes(b"PK")
     assert dtdctl("submit", job_file, *words)[0] == 2
 
@@ -124,7 +124,7 @@ def test_a_job_that_is_done_is_extended(dtdctl, server, result):
     assert (request.from_job, request.from_mode, request.package) == ("digits-1", "resume", "ab")
     assert request.spec["job"]["epochs"] == 4
     assert request.spec["optimizer"]["lr"] == 0.5
-    assert "job digits-2 goes on where digits-1 has ended" in err
+    assert "job digits-2 continues where digits-1 ended" in err
     assert "4 epochs from the beginning" in err
     assert '[schedule] name = "constant" over that length' in err
 
@@ -167,7 +167,7 @@ def test_settings_that_do_not_fit_are_all_named(dtdctl, server, result):
 
 def test_a_job_that_waits_is_told_to_go_on(dtdctl, server, result):
     scripted(server, result, ended("waiting"), {"job": "digits-1", "state": "forming"})
-    words = "job digits-1 goes on from the newest state that is here (forming)\n"
+    words = "job digits-1 continues from the newest available state (forming)\n"
     assert dtdctl("resume", "digits-1") == (0, "", words)
     assert server.received == [m.ShowJob(job="digits-1"), m.ResumeJob(job="digits-1")]
     assert json.loads(dtdctl("resume", "digits-1", "-o", "json")[1])["state"] == "forming"
@@ -185,7 +185,7 @@ def test_a_job_that_ended_early_goes_on_as_a_new_one(dtdctl, server, result, sta
     assert (request.from_job, request.from_step, request.from_mode) == ("digits-1", 0, "resume")
     assert request.spec == ended()["spec"]
     assert err.splitlines() == [
-        "job digits-2 goes on where digits-1 has ended",
+        "job digits-2 continues where digits-1 ended",
         "takes everything from digits-1 at step 20",
     ]
 

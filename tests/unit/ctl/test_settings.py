@@ -52,7 +52,7 @@ def test_precedence_flag_environment_default(monkeypatch):
 
 
 def test_wrong_values_name_where_they_came_from(monkeypatch):
-    with pytest.raises(UsageError, match="-o: 'xml' is not a form"):
+    with pytest.raises(UsageError, match="-o: 'xml' is not an output format"):
         make_settings({"output": "xml"})
     with pytest.raises(UsageError, match=r"^--coordinator must be HOST:PORT"):
         make_settings({"coordinator": "nonsense"})

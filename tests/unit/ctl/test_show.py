@@ -116,10 +116,22 @@ def test_a_job_that_began_with_another_and_failed():
         )
     )
     assert lines[1] == "             worker-0: ValueError: no"
-    assert "begins with  the weights alone of digits-0 at step 12" in lines
+    assert "begins with  only the weights of digits-0 at step 12" in lines
     assert "task         digits  package aaaaaaaaaaaa" in lines
     assert lines[-41:-39] == ["traceback", "  line 20"]
     assert lines[-1] == "  line 59"
+
+
+def test_labels_and_environment():
+    lines = job_lines(
+        known(
+            tags=["a", "b"],
+            note="first\nsecond",
+            environment={"torch": "2.14", "libc": "glibc 2.36", "device": "cpu"},
+        )
+    )
+    assert lines[3:6] == ["tags         a  b", "note         first", "             second"]
+    assert "environment  torch 2.14  device cpu" in lines
 
 
 def test_a_job_that_has_not_begun():

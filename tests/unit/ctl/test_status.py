@@ -86,7 +86,7 @@ def test_what_the_coordinator_makes_fits_the_schema():
     membership.handle(FromWorker(name="worker-0", message=register), 1.0)
     membership.handle(Submitted(job=Job(id="a-1", spec=to_mapping(job))), 1.0)
     made = status_of(
-        membership.books,
+        membership.cluster,
         explain=membership.explain(),
         address="127.0.0.1:7117",
         uptime_s=1.5,
@@ -181,6 +181,14 @@ def test_the_straggler_and_what_it_costs(status):
     assert "straggler" not in "\n".join(command.status_lines(status, colour=False))
 
 
+def test_how_many_workers_may_be_lost_is_shown_of_a_sharded_job(status):
+    for spare, shown in ((1, "1 may be lost"), (0, "0 may be lost"), (-1, "0 may be lost")):
+        status["job"]["redundancy"] = spare
+        assert shown in command.status_lines(status, colour=False)[2]
+    status["job"]["redundancy"] = None
+    assert "may be lost" not in "\n".join(command.status_lines(status, colour=False))
+
+
 def test_skipped_steps_are_shown_when_there_are_any(status):
     status["job"]["skipped_steps"] = 3
     assert "steps lost 0  skipped 3" in command.status_lines(status, colour=False)[2]
@@ -219,21 +227,21 @@ def test_a_job_that_is_saving_and_why(dtdctl, server, result, status):
 
 
 def test_troubles_are_not_healthy(dtdctl, server, result, status):
-    trouble = {
+    diagnostic = {
         "since_s": 3.0,
         "where": "worker-1",
         "kind": "disk",
         "message": "worker-1 cannot write: it is full",
-        "remedy": "make room",
+        "remedy": "free space",
     }
-    made = {**status, "troubles": [trouble]}
+    made = {**status, "troubles": [diagnostic]}
     server.script = lambda _message: result(made)
     assert dtdctl("status")[0] == 4
     assert command.degraded_because(made) == "worker-1 cannot write: it is full"
 
 
 def test_what_a_waiting_job_waits_for(dtdctl, server, result, status):
-    why = "waiting for worker-1: nobody here holds the state of step 120"
+    why = "waiting for worker-1: no present worker holds the state of step 120"
     status["job"]["state"] = "waiting"
     server.script = lambda _message: result({**status, "explain": why})
     exit_code, out, _err = dtdctl("status")

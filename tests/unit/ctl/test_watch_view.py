@@ -129,9 +129,9 @@ def test_troubles_and_a_coordinator_that_is_away(scene, status):
     status["troubles"] = [
         {"since_s": 1.0, "where": "10.0.0.2", "message": "its token is old", "remedy": "make one"}
     ]
-    text = drawn(scene._replace(note="nobody listens at 127.0.0.1:7117"))
+    text = drawn(scene._replace(note="nothing listens at 127.0.0.1:7117"))
     assert "10.0.0.2: its token is old\n  try: make one\n" in re.sub(" +\n", "\n", text)
-    assert text.splitlines()[1].startswith("nobody listens")
+    assert text.splitlines()[1].startswith("nothing listens")
 
 
 def test_many_workers_are_cut_short(scene, status):

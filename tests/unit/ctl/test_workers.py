@@ -13,7 +13,7 @@ def test_kill_worker(dtdctl, server, result, typed, sent):
         {"name": message.name, "pid": 42, "signal": message.signal}
     )
     exit_code, out, err = dtdctl("kill-worker", "worker-1", *typed)
-    assert (exit_code, out, err) == (0, "", f"SIG{sent} is sent to worker-1 (pid 42)\n")
+    assert (exit_code, out, err) == (0, "", f"SIG{sent} was sent to worker-1 (pid 42)\n")
     assert server.received == [m.KillWorker(name="worker-1", signal=sent)]
     assert json.loads(dtdctl("kill-worker", "worker-1", "-o", "json")[1])["pid"] == 42
 

@@ -24,7 +24,7 @@ SPEC = {"job": {"name": "j", "task": "digits", "global_batch_size": 64, "epochs"
 
 
 @pytest.fixture
-def books() -> ClusterState:
+def cluster() -> ClusterState:
     """Two workers train, one is lost."""
     made = ClusterState(
         heartbeat_interval_s=0.25,
@@ -67,14 +67,14 @@ def books() -> ClusterState:
     return made
 
 
-def look(books: ClusterState) -> tuple[ClusterState, dict[str, Any]]:
-    status = status_of(books, explain="", address="a", uptime_s=9.0, version="0", now=0.5)
-    return books, status
+def look(cluster: ClusterState) -> tuple[list[ClusterState], dict[str, Any]]:
+    status = status_of(cluster, explain="", address="a", uptime_s=9.0, version="0", now=0.5)
+    return [cluster], status
 
 
-def seen(figures: ClusterFigures, books: ClusterState) -> dict[str, float]:
+def seen(figures: ClusterFigures, cluster: ClusterState) -> dict[str, float]:
     """Samples as they would be written, without their prefix."""
-    samples = list(figures.samples(*look(books)))
+    samples = list(figures.samples(*look(cluster)))
     for sample in samples:
         assert len(sample.labels) == len(BY_NAME[sample.name].labels), sample
         assert "coordinator" in BY_NAME[sample.name].served_by
@@ -131,8 +131,8 @@ def progress(step: int, job: str = "j-1") -> m.Progress:
     )
 
 
-def test_the_job_and_its_workers(books: ClusterState) -> None:
-    figures = seen(ClusterFigures(), books)
+def test_the_job_and_its_workers(cluster: ClusterState) -> None:
+    figures = seen(ClusterFigures(), cluster)
     job = {name: value for name, value in figures.items() if name.startswith("job_")}
     assert job == {
         "job_step j-1": 12,
@@ -154,14 +154,14 @@ def test_the_job_and_its_workers(books: ClusterState) -> None:
     assert not [name for name in figures if " w-2" in name]
 
 
-def test_the_coordinator_itself(books: ClusterState) -> None:
-    books.job = None
-    books.queue.append(Job(id="j-2", spec=SPEC))
+def test_the_coordinator_itself(cluster: ClusterState) -> None:
+    cluster.job = None
+    cluster.queue.append(Job(id="j-2", spec=SPEC))
     figures = ClusterFigures()
-    assert "certificate_expiry_timestamp_seconds" not in seen(figures, books)
+    assert "certificate_expiry_timestamp_seconds" not in seen(figures, cluster)
     figures.certificate_expires_s = 2e9
     figures.store_errors = 4
-    samples = seen(figures, books)
+    samples = seen(figures, cluster)
     assert samples["coordinator_uptime_seconds"] == 9.0
     assert samples["queued_jobs"] == 1
     assert samples["store_errors_total"] == 4
@@ -169,20 +169,20 @@ def test_the_coordinator_itself(books: ClusterState) -> None:
     assert not [name for name in samples if name.startswith(("job_", "checkpoint"))]
 
 
-def test_learning_rate_and_gradient_are_the_active_jobs(books: ClusterState) -> None:
+def test_learning_rate_and_gradient_are_the_active_jobs(cluster: ClusterState) -> None:
     figures = ClusterFigures()
     figures.reported(progress(7, job="j-0"), unix_s=1.0)
-    assert "job_learning_rate j-1" not in seen(figures, books)
+    assert "job_learning_rate j-1" not in seen(figures, cluster)
     figures.reported(progress(7), unix_s=1.0)
-    assert seen(figures, books)["job_learning_rate j-1"] == 0.25
-    assert seen(figures, books)["job_gradient_norm j-1"] == 1.5
+    assert seen(figures, cluster)["job_learning_rate j-1"] == 0.25
+    assert seen(figures, cluster)["job_gradient_norm j-1"] == 1.5
 
 
-def test_the_newest_checkpoint(books: ClusterState) -> None:
+def test_the_newest_checkpoint(cluster: ClusterState) -> None:
     figures = ClusterFigures()
     figures.reported(saved(10, write_s=0.5), unix_s=1000.0)
     figures.reported(saved(5), unix_s=1001.0)  # a slower disk
-    assert {n: v for n, v in seen(figures, books).items() if n.startswith("checkpoint")} == {
+    assert {n: v for n, v in seen(figures, cluster).items() if n.startswith("checkpoint")} == {
         "checkpoint_step j-1": 10,
         "checkpoint_size_bytes j-1": 1000,
         "checkpoint_timestamp_seconds j-1": 1000.0,
@@ -190,49 +190,51 @@ def test_the_newest_checkpoint(books: ClusterState) -> None:
         "checkpoints_total j-1": 2,
     }
     figures.reported(saved(6, generation=2), unix_s=1002.0)  # steps were lost
-    assert seen(figures, books)["checkpoint_step j-1"] == 6
+    assert seen(figures, cluster)["checkpoint_step j-1"] == 6
     figures.reported(saved(1, job="j-2"), unix_s=1003.0)
-    samples = seen(figures, books)
+    samples = seen(figures, cluster)
     assert (samples["checkpoint_step j-2"], samples["checkpoints_total j-1"]) == (1, 3)
-    assert "checkpoint_step j-1" not in samples
+    assert samples["checkpoint_step j-1"] == 6  # it trains beside the other one
     assert "checkpoint_write_seconds j-2" not in samples
 
 
-def test_restarts(books: ClusterState) -> None:
+def test_restarts(cluster: ClusterState) -> None:
     figures = ClusterFigures()
     figures.registered(registered("w-0", 1), released=False)
     figures.registered(registered("w-0", 1), released=False)  # the same process called again
-    assert seen(figures, books)["worker_restarts_total w-0"] == 0
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
     figures.registered(registered("w-0", 2), released=True)  # as after every job
-    assert seen(figures, books)["worker_restarts_total w-0"] == 0
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 0
     figures.registered(registered("w-0", 3), released=False)
-    assert seen(figures, books)["worker_restarts_total w-0"] == 1
+    assert seen(figures, cluster)["worker_restarts_total w-0"] == 1
 
 
-def test_incidents_and_evictions(books: ClusterState) -> None:
+def test_incidents_and_evictions(cluster: ClusterState) -> None:
     figures = ClusterFigures()
     figures.registered(registered("w-0", 1), released=False)
     for _ in range(2):
         figures.decided(Incident(kind="worker_lost", message="gone"))
     figures.decided(Incident(kind="recovered", message="back"))
     figures.decided(Disconnect(name="w-0", reason="silent"))
-    samples = seen(figures, books)
+    samples = seen(figures, cluster)
     assert (samples["incidents_total worker_lost"], samples["incidents_total recovered"]) == (2, 1)
     assert samples["worker_evictions_total w-0"] == 1
 
 
-def test_what_others_name_is_bounded(books: ClusterState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_name_is_bounded(
+    cluster: ClusterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_NAMES", 3)
     monkeypatch.setattr(module, "MAX_KINDS", 2)
-    assert books.job is not None
-    books.job.metrics = {f"metric_{n}": 1.0 for n in range(5)}
+    assert cluster.job is not None
+    cluster.job.metrics = {f"metric_{n}": 1.0 for n in range(5)}
     figures = ClusterFigures()
     for number in range(10):
         figures.decided(Incident(kind=f"kind_{number}", message=""))
         figures.registered(registered(f"w-{number}", 1), released=False)
         figures.registered(registered(f"w-{number}", 2), released=False)
         figures.reported(saved(1, job=f"j-{number}"), unix_s=1.0)
-    names = seen(figures, books)
+    names = seen(figures, cluster)
     assert [n for n in names if n.startswith("incidents")] == [
         "incidents_total kind_0",
         "incidents_total kind_1",
@@ -249,26 +251,26 @@ def test_what_others_name_is_bounded(books: ClusterState, monkeypatch: pytest.Mo
 
 
 async def test_the_endpoint_shows_what_is_now(
-    books: ClusterState, scrape: Any, monkeypatch: Any
+    cluster: ClusterState, scrape: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(module, "PUBLISH_EVERY_S", 0.0)
     metrics = CoordinatorMetrics(Address("127.0.0.1", 0))
     await metrics.start()
-    keeping = asyncio.create_task(metrics.keep(lambda: look(books)))
+    keeping = asyncio.create_task(metrics.keep(lambda: look(cluster)))
     assert metrics._exposition is not None
-    assert books.job is not None
+    assert cluster.job is not None
     async with asyncio.timeout(30):
-        for books.job.step in (12, 13):
+        for cluster.job.step in (12, 13):
             step: Any = None
-            while step != books.job.step:
+            while step != cluster.job.step:
                 seen = await asyncio.to_thread(scrape, metrics._exposition.address)
                 step = seen.get(("dtd_job_step", (("job", "j-1"),)))
     keeping.cancel()
     await metrics.close()
 
 
-async def test_without_an_address_there_is_none(books: ClusterState) -> None:
+async def test_without_an_address_there_is_none(cluster: ClusterState) -> None:
     metrics = CoordinatorMetrics(None)
     await metrics.start()
-    await metrics.keep(lambda: look(books))
+    await metrics.keep(lambda: look(cluster))
     await metrics.close()

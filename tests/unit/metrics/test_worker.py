@@ -84,6 +84,20 @@ def test_a_worker_that_is_idle_says_nothing_of_steps() -> None:
     }
 
 
+def test_memory_by_part() -> None:
+    part = m.MemoryPart(name="optimizer", measured_bytes=12, predicted_bytes=10)
+    peak = m.MemoryPart(name="activations", measured_bytes=7)
+    beat = m.Heartbeat(
+        state="running", memory=(part, peak, m.MemoryPart(name="x", measured_bytes=1))
+    )
+    found = {s.name: {} for s in worker_samples("w", "", beat)}
+    for sample in worker_samples("w", "", beat):
+        found[sample.name][sample.labels] = sample.value
+    measured = {("w", "optimizer"): 12, ("w", "activations"): 7}
+    assert found["dtd_worker_part_memory_bytes"] == measured
+    assert found["dtd_worker_predicted_memory_bytes"] == {("w", "optimizer"): 10}
+
+
 def test_alone_in_a_ring_there_is_no_link() -> None:
     assert not {name for name in figures(TRAINING, peer="") if name.startswith("link_")}
 

@@ -56,15 +56,19 @@ class Acceptor:
 class Port:
     """A data server with checkpoints, and where it listens."""
 
-    def __init__(self, address, server, checkpoints):
-        self.address, self.server, self.checkpoints = address, server, checkpoints
+    def __init__(self, address, server, checkpoints, going):
+        self.address, self.server = address, server
+        self.checkpoints, self.going = checkpoints, going
 
 
 @pytest.fixture
 async def port():
     checkpoints = {}
+    going = {}
 
     def open_checkpoint(name):
+        if name in going:
+            return Resource(manifest=b"{}", blobs=[file_blob(going[name])])
         if name not in checkpoints:
             raise CheckpointError(f"{name} is not here", remedy="ask another worker")
         return checkpoints[name]
@@ -72,7 +76,7 @@ async def port():
     server = DataServer("worker-0", open_checkpoint)
     server.worker_secret = WORKER_SECRET
     bound = await server.listen(Address("127.0.0.1", 0))
-    yield Port(bound, server, checkpoints)
+    yield Port(bound, server, checkpoints, going)
     server.close()
 
 
@@ -149,6 +153,20 @@ async def test_an_early_ring_becomes_stale(port, dial):
     assert (await turned_away(early)).code == ErrorCode.STALE_GENERATION
 
 
+async def test_an_early_caller_that_is_refused_costs_the_others_nothing(port, dial):
+    """The job is encrypted, and whoever came first has said a HELLO without TLS."""
+    early = [await dial(port.address, m.Role.RING, **ring(4, rank=rank)) for rank in (1, 2)]
+    late = await dial(port.address, m.Role.RING, **ring(5))
+    await (await dial(port.address, m.Role.FETCH)).welcomed()
+    port.server.expect_ring(assign(4), Acceptor(), encrypted=True)
+    for peer in early:
+        assert (await turned_away(peer)).code == ErrorCode.WRONG_STATE
+    acceptor = Acceptor()
+    port.server.expect_ring(assign(5), acceptor)
+    await late.welcomed()
+    await acceptor.taken()
+
+
 async def test_a_second_neighbour_is_refused(port, dial):
     port.server.expect_ring(assign(3), Acceptor())
     first = await dial(port.address, m.Role.RING, **ring(3))
@@ -163,7 +181,7 @@ async def test_the_oldest_of_too_many_early_callers_is_sent_away(port, dial, mon
     waiting = [await dial(port.address, m.Role.RING, **ring(5, rank=rank)) for rank in (0, 2, 1)]
     error = await turned_away(waiting[0])
     assert error.code == ErrorCode.REFUSED
-    assert "too many callers wait" in error.message
+    assert "too many callers are waiting" in error.message
     # One that has gone makes room.
     waiting[1].link.close()
     await waiting[1].end()
@@ -192,7 +210,7 @@ async def test_a_recorded_hello_occupies_nothing(port, dial):
     writer.close()
 
 
-@pytest.mark.parametrize("role", [m.Role.RING, m.Role.LIFELINE, m.Role.FETCH])
+@pytest.mark.parametrize("role", [m.Role.RING, m.Role.LIFELINE, m.Role.FETCH, m.Role.STAR])
 async def test_a_caller_with_another_secret_is_not_served(port, dial, role):
     port.server.expect_ring(assign(3), acceptor := Acceptor())
     peer = await dial(port.address, role, secret=b"x" * 32, **ring(3))
@@ -253,7 +271,7 @@ async def test_a_ticket_opens_no_ring(port, dial):
 async def test_no_ticket_is_good_before_the_coordinator_has_spoken(port, dial):
     port.server.worker_secret = b""
     error = await turned_away(await dial(port.address, m.Role.FETCH))
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "no ticket is good here now")
+    assert (error.code, error.message) == (ErrorCode.REFUSED, "no ticket is valid here now")
 
 
 async def test_who_proves_too_late_finds_another_generation(port, dial, monkeypatch):
@@ -412,7 +430,20 @@ async def test_what_is_withdrawn_is_no_longer_to_be_had(port, dial):
     peer, _, _ = await opened(port, dial, "state/1")
     port.server.withdraw()
     error = await turned_away(peer)
-    assert (error.code, "not offered any more" in error.message) == (ErrorCode.REFUSED, True)
+    assert (error.code, "no longer offered" in error.message) == (ErrorCode.REFUSED, True)
+
+
+async def test_what_is_withdrawn_as_soon_as_it_is_offered_is_opened_by_nobody(port, dial):
+    """Whoever waits for an offer hears of it later, when its memory may have changed already."""
+    peer = await dial(port.address, m.Role.FETCH)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource="state/1"))
+    await peer.next()
+    port.server.offer("state/1", state())
+    port.server.withdraw()
+    error = await turned_away(peer)
+    assert (error.code, "no longer offered" in error.message) == (ErrorCode.REFUSED, True)
+    assert not port.server._desk._open
 
 
 async def test_nothing_of_a_withdrawn_state_leaves_any_more(port, dial):
@@ -510,7 +541,7 @@ async def test_who_still_waits_for_a_withdrawn_offer_is_told(port, dial):
     await (await dial(port.address, m.Role.FETCH)).welcomed()
     port.server.withdraw()
     error = await turned_away(waiting)
-    assert (error.code, error.message) == (ErrorCode.REFUSED, "state/1 is not offered any more")
+    assert (error.code, error.message) == (ErrorCode.REFUSED, "state/1 is no longer offered")
     port.server.offer("state/1", state())
     _, blobs, _ = await opened(port, dial, "state/1")
     assert blobs[0] == ("0", 10)
@@ -533,6 +564,16 @@ async def test_a_checkpoint_that_is_not_here_is_refused(port, dial):
     error = await turned_away(peer)
     assert (error.code, error.message) == (ErrorCode.REFUSED, "checkpoint/other is not here")
     assert error.remedy == "ask another worker"
+
+
+async def test_a_checkpoint_that_goes_while_it_is_opened_is_refused(port, dial, tmp_path):
+    """Retention takes away what another worker is about to fetch."""
+    port.going[CHECKPOINT] = tmp_path / "model"
+    peer = await dial(port.address, m.Role.FETCH, scope=CHECKPOINT)
+    await peer.welcomed()
+    peer.link.send(m.FetchOpen(resource=CHECKPOINT))
+    error = await turned_away(peer)
+    assert (error.code, "cannot be read" in error.message) == (ErrorCode.REFUSED, True)
 
 
 async def test_a_file_that_has_gone_is_refused(port, dial, tmp_path):
@@ -610,7 +651,7 @@ async def test_a_request_with_a_payload_is_refused(port, dial):
 
 async def test_a_ring_that_speaks_before_it_is_welcome_is_turned_away(port, dial):
     peer = await dial(port.address, m.Role.RING, **ring(3))
-    peer.link.send(m.Word(generation=3, step=0, sequence=0, hop=0, origin=0, source=0), b"w")
+    peer.link.send(m.SmallGather(generation=3, step=0, sequence=0, hop=0, origin=0, source=0), b"w")
     assert (await turned_away(peer)).code == ErrorCode.WRONG_STATE
 
 

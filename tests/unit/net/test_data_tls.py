@@ -12,8 +12,8 @@ from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.net.blocking_link import BlockingLink
 from dtd.net.data_server import DataServer
 from dtd.net.lifeline import Lifeline
-from dtd.net.listening_sockets import begins_tls
 from dtd.net.resource import Resource, memory_blob
+from dtd.net.server import begins_tls
 from dtd.net.tls_connect import tls_connect
 from dtd.security import identity
 from dtd.security.authority import Authority
@@ -91,7 +91,7 @@ class Node:
 
 @pytest.fixture
 async def ring(credential):
-    """Two ranks whose job is encrypted, up."""
+    """A trainer and a server whose job is encrypted, up."""
     lifeline = Lifeline()
     lifeline.start()
     nodes = [Node(0, lifeline), Node(1, None)]
@@ -105,6 +105,7 @@ async def ring(credential):
                 host=bound.host,
                 port=bound.port,
                 holds=True,
+                serves=node.rank == 1,
             )
         )
     for node in nodes:
@@ -130,11 +131,13 @@ async def test_a_ring_over_tls_comes_up_with_its_lifeline(ring):
         assert (
             node.endpoint._out.session.tag.flag == FLAG_XXH3
         )  # TLS proves more than a checksum anyhow
+        [star_link] = node.endpoint.star._links.values()
+        assert star_link.is_encrypted
     link = await asyncio.wait_for(ring[1].lifelines.get(), PATIENCE_S)
     assert link.is_encrypted
 
 
-@pytest.mark.parametrize("role", [m.Role.RING, m.Role.FETCH, m.Role.LIFELINE])
+@pytest.mark.parametrize("role", [m.Role.RING, m.Role.FETCH, m.Role.LIFELINE, m.Role.STAR])
 async def test_an_encrypted_job_is_not_served_in_the_clear(ring, dial, role):
     peer = await dial(port_of(ring[0]), role, generation=4, roster_id=9, rank=1)
     error = await peer.end()

@@ -698,6 +698,39 @@ async def test_goodbye_is_an_orderly_end_on_both_sides(
     assert opened.session.state is State.CLOSED
 
 
+async def test_a_peer_that_reads_nothing_does_not_keep_a_closed_link_open(
+    acceptor: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Unix socket no kernel gives such a peer up."""
+    monkeypatch.setattr(link_module, "UNREAD_S", 0.05)
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with theirs:
+        link = Link(acceptor, accepts=frozenset({m.Role.RING}), staging_bytes=STAGING_BYTES)
+        await link_module.attach(ours, lambda: link)
+        link.send(chunk(), bytes(MIB))
+        link.close()
+        assert link.queued_bytes() > 0
+        assert await acceptor.end() is None
+
+
+async def test_a_peer_that_reads_slowly_is_waited_for(acceptor: Handler) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    theirs.settimeout(0)
+    loop, read_bytes = asyncio.get_running_loop(), 0
+    with theirs:
+        link = Link(acceptor, accepts=frozenset({m.Role.RING}), staging_bytes=STAGING_BYTES)
+        await link_module.attach(ours, lambda: link)
+        link.send(chunk(), bytes(MIB))
+        link.close()
+        while piece := await loop.sock_recv(theirs, MIB // 4):
+            read_bytes += len(piece)
+            if link._timer is not None:
+                link._timer.cancel()
+            link._look_at_rest(2 * MIB)  # as if the time were over: less is left than there was
+        assert read_bytes > MIB
+        assert await acceptor.end() is None
+
+
 async def test_what_is_cut_is_said_to_be_cut(
     network: Network, acceptor: Handler, opener: Handler
 ) -> None:
@@ -705,7 +738,7 @@ async def test_what_is_cut_is_said_to_be_cut(
     opened.abort()
     mine, theirs = await opener.end(), await acceptor.end()
     assert mine is not None
-    assert "was cut from this side" in mine.message
+    assert "was closed by this side" in mine.message
     assert theirs is not None
     assert f"connection to {accepted.peer} lost" in theirs.message
 

@@ -94,7 +94,7 @@ def test_who_lives_is_not_replaced(at: SocketPath, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_no_socket_is_not_touched(at: SocketPath) -> None:
     Path(at.path).write_text("precious")
-    with pytest.raises(ConfigError, match=r"control\.sock is no socket"):
+    with pytest.raises(ConfigError, match=r"control\.sock is not a socket"):
         bound_socket(at)
     assert Path(at.path).read_text() == "precious"
 
@@ -134,7 +134,11 @@ LINKS = {
     ("path", "link", "why"),
     [
         ("/tmp/x", {"/tmp": (0, 0o41777), "/tmp/x": (990, 0o120777)}, "/tmp/x belongs to uid 990"),
-        ("/tmp/x", {"/tmp": (0, 0o41777), "/tmp/x": (0, 0o120777)}, "others can write /tmp"),
+        (
+            "/tmp/x",
+            {"/tmp": (0, 0o41777), "/tmp/x": (0, 0o120777)},
+            "other users can write to /tmp",
+        ),
         ("/var/run/dtd/coordinator", {"/var/run": (0, 0o120777)}, ""),
     ],
 )
@@ -161,7 +165,7 @@ def test_what_another_user_has_put_there_meanwhile_is_not_opened_to_all(
             Path(name).symlink_to(secret)
 
     monkeypatch.setattr(socket, "socket", Replaced)
-    with pytest.raises(ConfigError, match="another user has taken its place"):
+    with pytest.raises(ConfigError, match="another user's file has taken its place"):
         bound_socket(at)
     assert secret.stat().st_mode & 0o777 == 0o600
 
@@ -177,9 +181,9 @@ RUN = SocketPath("/run/dtd/coordinator/control.sock")
         (990, (990, 0o750), (0, 0o755), ""),
         (990, (990, 0o750), (990, 0o755), ""),
         (990, (990, 0o750), (1000, 0o755), ""),
-        (991, (990, 0o750), (0, 0o755), "/run/dtd/coordinator is not that user's"),
-        (990, (990, 0o770), (0, 0o755), "others can write /run/dtd/coordinator"),
-        (990, (990, 0o755), (0, 0o1777), "others can write /run/dtd"),
+        (991, (990, 0o750), (0, 0o755), "/run/dtd/coordinator does not belong to that user"),
+        (990, (990, 0o770), (0, 0o755), "other users can write to /run/dtd/coordinator"),
+        (990, (990, 0o755), (0, 0o1777), "other users can write to /run/dtd"),
         (990, (990, 0o755), (991, 0o755), "/run/dtd belongs to uid 991"),
     ],
 )
@@ -194,7 +198,7 @@ def test_who_listens_is_followed_where_nobody_else_could_have_put_the_socket(
     with pytest.raises(ProtocolError) as caught:
         check_listener(RUN, uid)
     assert caught.value.code is ErrorCode.REFUSED
-    said = f"uid {uid} listens at {RUN}, which may be anybody: {why}"
+    said = f"uid {uid} listens at {RUN}, which may be any user: {why}"
     assert caught.value.message == said
     assert caught.value.remedy
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dtd.core.ring.neighbours import NEXT, PREVIOUS
-from dtd.net.pulse import PIECE_BYTES, Pulse
+from dtd.net.pulse import PIECE_BYTES, LinkHeartbeats
 from dtd.wire import messages as m
 
 INTERVAL_S = 0.25
@@ -44,7 +44,7 @@ class Watched:
         self.silent = []
         self.links = {name: Counters() for name in attached}
         self.now = 100.0
-        self.pulse = Pulse(
+        self.pulse = LinkHeartbeats(
             generation=3,
             beat_interval_s=INTERVAL_S,
             silence_s=SILENCE_S,
@@ -68,7 +68,7 @@ def test_beats_go_out_on_both_links_at_the_interval():
     watched = Watched()
     watched.pass_by(1.0, each=lambda: [link.hear_beat() for link in watched.links.values()])
     for link in watched.links.values():
-        assert link.sent == [m.Beat(generation=3)] * 4
+        assert link.sent == [m.LinkHeartbeat(generation=3)] * 4
 
 
 def test_no_beat_waits_behind_queued_bytes():
@@ -161,7 +161,7 @@ def test_after_its_end_it_sends_and_reports_nothing():
 
 async def test_on_the_loop_it_looks_by_itself_until_it_ends():
     silent = asyncio.Queue()
-    pulse = Pulse(
+    pulse = LinkHeartbeats(
         generation=3,
         beat_interval_s=0.01,
         silence_s=0.05,

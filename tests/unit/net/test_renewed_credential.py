@@ -10,7 +10,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.errors import ConfigError
-from dtd.net.renewed_credential import write_renewed
+from dtd.net.join_client import write_renewed
 from dtd.security import certificates
 from dtd.security.authority import Authority
 from dtd.security.credential import Credential
@@ -46,7 +46,7 @@ def test_it_takes_the_place_of_the_file(credential: Credential) -> None:
     assert dataclasses.replace(made, coordinators=(HERE,)) == credential
     assert credential.path.stat().st_mode & 0o777 == 0o600
     for wrong in (dt.timedelta(days=31), dt.timedelta(days=-1)):
-        with pytest.raises(ConfigError, match="and here it is"):
+        with pytest.raises(ConfigError, match="and this host's time is"):
             write_renewed(
                 credential,
                 key,  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_what_is_for_another_key_or_no_certificate_is_left(credential: Credentia
     key = certificates.new_key()
     for answer, why in (
         (answer_of(credential), "not a certificate for the key"),
-        (m.Renewed(certificate_pem="x"), "is no certificate"),
+        (m.Renewed(certificate_pem="x"), "is not a certificate"),
     ):
         with pytest.raises(ConfigError, match=why):
             write_renewed(credential, key, answer, credential.path, now=now)

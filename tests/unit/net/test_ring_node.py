@@ -14,10 +14,10 @@ from dtd.transport.api import BucketMemory
 from dtd.transport.ring_node import MAX_WORD_BYTES, RingNode
 from dtd.transport.shared_memory import NOTHING_LENT
 from dtd.wire.frames import HOLD
-from dtd.wire.messages import Chunk, Phase, Taken, Word
+from dtd.wire.messages import Chunk, Phase, ShmReleased, SmallGather
 
 MemoryOf = Callable[[np.ndarray], BucketMemory]
-SCATTER, GATHER, EXCHANGE = Phase
+SCATTER, GATHER, EXCHANGE = Phase.REDUCE_SCATTER, Phase.ALL_GATHER, Phase.EXCHANGE
 LOAN = 7
 
 
@@ -32,7 +32,7 @@ class Harness:
         slots: int = 2,
         loans: Shelf | None = None,
     ) -> None:
-        self.sent: list[tuple[Chunk | Word, bytes | memoryview]] = []
+        self.sent: list[tuple[Chunk | SmallGather, bytes | memoryview]] = []
         self.resumed = 0
         self.buckets_done: list[int] = []
         self.all_words: list[list[bytes]] = []
@@ -46,7 +46,7 @@ class Harness:
         )
         self.node = RingNode(core, self, loans=loans)
 
-    def send(self, message: Chunk | Word, payload: bytes | memoryview) -> None:
+    def send(self, message: Chunk | SmallGather, payload: bytes | memoryview) -> None:
         self.sent.append((message, payload))
 
     def resume(self) -> None:
@@ -72,8 +72,8 @@ class Harness:
             loan=loan,
         )
 
-    def word(self, sequence: int = 0, *, step: int = 0) -> Word:
-        return Word(generation=1, step=step, sequence=sequence, hop=0, origin=1, source=1)
+    def word(self, sequence: int = 0, *, step: int = 0) -> SmallGather:
+        return SmallGather(generation=1, step=step, sequence=sequence, hop=0, origin=1, source=1)
 
     def receive(self, chunk: Chunk, values: np.ndarray) -> memoryview:
         place = self.node.place(chunk, values.nbytes)
@@ -94,7 +94,7 @@ class Shelf:
     def __init__(self, theirs: np.ndarray, *, lends: bool = False) -> None:
         self.theirs = memoryview(theirs.view(np.uint8))
         self.loan = LOAN
-        self.given_back: list[Taken] = []
+        self.given_back: list[ShmReleased] = []
         self.errors: list[ProtocolError] = []
         self.checks = 0
         self._lends = lends
@@ -111,7 +111,7 @@ class Shelf:
         if loan != self.loan:
             raise ProtocolError(ErrorCode.RECALLED, "recalled")
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: ShmReleased) -> None:
         self.given_back.append(taken)
 
     def lost(self, error: ProtocolError) -> None:
@@ -279,9 +279,9 @@ def test_words_are_handed_over_in_rank_order_exchange_by_exchange() -> None:
 def test_the_words_of_others_are_passed_on() -> None:
     harness = Harness(world_size=3)
     harness.node.open_step(0, [])
-    message = Word(generation=1, step=0, sequence=0, hop=0, origin=2, source=2)
+    message = SmallGather(generation=1, step=0, sequence=0, hop=0, origin=2, source=2)
     harness.node.received(message, memoryview(b"two"))
-    passed_on = Word(generation=1, step=0, sequence=0, hop=1, origin=2, source=0)
+    passed_on = SmallGather(generation=1, step=0, sequence=0, hop=1, origin=2, source=0)
     assert harness.sent == [(passed_on, b"two")]
 
 
@@ -312,7 +312,7 @@ def test_a_lent_bucket_is_named_and_not_sent_and_done_when_it_was_taken(
     assert [(message.loan, payload) for message, payload in harness.sent] == [(LOAN, b"")] * 2
     assert harness.node.sent_bytes == 16  # what the next rank got, one way or the other
     assert harness.buckets_done == []
-    harness.node.taken(Taken(generation=1, step=0, bucket=0))
+    harness.node.taken(ShmReleased(generation=1, step=0, bucket=0))
     assert harness.buckets_done == [0]
     assert array.tolist() == [11, 22, 33, 44]
 
@@ -329,7 +329,7 @@ def test_what_is_lent_is_added_and_copied_where_it_lies(memory_of: MemoryOf) -> 
     theirs[:2] = 11, 22
     harness.hear(harness.chunk(GATHER, loan=LOAN))
     assert array.tolist() == [11, 22, 33, 44]
-    assert shelf.given_back == [Taken(generation=1, step=0, bucket=0)]
+    assert shelf.given_back == [ShmReleased(generation=1, step=0, bucket=0)]
     assert harness.buckets_done == [0]
     assert shelf.checks == 2
     sent = [np.frombuffer(payload, np.float32).tolist() for _, payload in harness.sent]

@@ -51,7 +51,7 @@ class Neighbour:
         return None
 
     def link_received(self, link, message, payload):
-        if isinstance(message, m.Beat):
+        if isinstance(message, m.LinkHeartbeat):
             self.beats.put_nowait(message)
 
     def link_closed(self, link, error):
@@ -124,7 +124,7 @@ class Scene:
 
         def again():
             if not link.closing:
-                link.send(m.Beat(generation=GENERATION))
+                link.send(m.LinkHeartbeat(generation=GENERATION))
                 asyncio.get_running_loop().call_later(BEAT_S, again)
 
         again()
@@ -155,8 +155,8 @@ async def scene(dial):
 async def test_both_directions_of_both_links_carry_beats(scene):
     await scene.come_up()
     async with asyncio.timeout(PATIENCE_S):
-        assert await scene.next.beats.get() == m.Beat(generation=GENERATION)
-        assert await scene.previous.next() == (m.Beat(generation=GENERATION), b"")
+        assert await scene.next.beats.get() == m.LinkHeartbeat(generation=GENERATION)
+        assert await scene.previous.next() == (m.LinkHeartbeat(generation=GENERATION), b"")
 
 
 async def test_neighbours_that_beat_are_never_silent(scene):
@@ -187,8 +187,8 @@ async def test_a_frame_that_is_held_does_not_count_as_silence(scene):
     await scene.come_up()
     scene.beat(scene.next.link)
     scene.endpoint.node.open_step(0, ())
-    early = m.Word(generation=GENERATION, step=1, sequence=0, hop=0, origin=1, source=1)
-    now = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    early = m.SmallGather(generation=GENERATION, step=1, sequence=0, hop=0, origin=1, source=1)
+    now = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
     scene.previous.link.send(now, b"word of step 0")
     scene.previous.link.send(early, b"word of step 1")
     await scene.several_limits_pass()
@@ -241,20 +241,20 @@ async def test_a_previous_rank_that_never_comes_is_unreachable(scene):
 async def test_a_damaged_frame_is_corrupt(scene):
     await scene.come_up()
     scene.endpoint.node.open_step(0, ())
-    word = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    word = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
     frame = bytearray(m.message_bytes(word, b"some word"))
     frame[-20] ^= 0x10
     scene.previous.link._transport.write(bytes(frame))
     suspect, evidence, reason = await scene.report()
     assert (suspect, evidence) == ("worker-1", "corrupt")
-    assert "damaged on the way" in reason
+    assert "damaged in transit" in reason
 
 
 async def test_a_frame_that_never_ends_is_corrupt(scene):
     """A flipped bit in a length: what follows is taken for the rest of the frame."""
     await scene.come_up()
     scene.beat(scene.next.link)
-    frame = bytearray(m.message_bytes(m.Beat(generation=GENERATION)))
+    frame = bytearray(m.message_bytes(m.LinkHeartbeat(generation=GENERATION)))
     frame[10] |= 0x20  # the header now has 8 KiB more
     scene.previous.link._transport.write(bytes(frame))
     scene.beat(scene.previous.link)
@@ -265,7 +265,7 @@ async def test_a_frame_that_never_ends_is_corrupt(scene):
 
 async def test_a_beat_of_another_generation_is_refused(scene):
     await scene.come_up()
-    scene.previous.link.send(m.Beat(generation=GENERATION - 1))
+    scene.previous.link.send(m.LinkHeartbeat(generation=GENERATION - 1))
     suspect, evidence, reason = await scene.report()
     assert (suspect, evidence) == ("worker-1", "corrupt")
     assert "beat of generation 3" in reason
@@ -274,7 +274,7 @@ async def test_a_beat_of_another_generation_is_refused(scene):
 async def test_who_dies_inside_a_frame_was_reset_not_damaged(scene):
     await scene.come_up()
     scene.endpoint.node.open_step(0, ())
-    word = m.Word(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
+    word = m.SmallGather(generation=GENERATION, step=0, sequence=0, hop=0, origin=1, source=1)
     scene.previous.link._transport.write(m.message_bytes(word, b"some word")[:-20])
     scene.previous.link._transport.close()
     suspect, evidence, _ = await scene.report()
@@ -307,7 +307,7 @@ async def test_chunks_are_taken_while_beats_come_between_them(scene, memory_of):
     scene.endpoint.node.open_step(0, (memory_of(array),))
     scene.endpoint.node.start(0)
     chunk = m.Chunk(generation=GENERATION, step=0, phase=2, hop=0, bucket=0, chunk=0, source=1)
-    scene.previous.link.send(m.Beat(generation=GENERATION))
+    scene.previous.link.send(m.LinkHeartbeat(generation=GENERATION))
     scene.previous.link.send(chunk, np.full(8, 5, dtype=np.int64).tobytes())
     scene.beat(scene.previous.link)
     async with asyncio.timeout(PATIENCE_S):

@@ -14,7 +14,7 @@ from dtd.errors import ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.descriptors import post
 from dtd.transport.api import BucketMemory, BufferLocation
-from dtd.transport.shared_memory import NOTHING_LENT, Loans
+from dtd.transport.shared_memory import NOTHING_LENT, SharedMemory
 from dtd.wire import messages as m
 
 PATIENCE_S = 10.0
@@ -30,7 +30,7 @@ class Side:
         self.said = []
         self.borrowed = asyncio.Event()
         self.other = None
-        self.loans = Loans(generation, neighbours=self, letters=letters)
+        self.loans = SharedMemory(generation, neighbours=self, letters=letters)
 
     def is_next_on_this_host(self):
         return self.same_host
@@ -43,9 +43,9 @@ class Side:
 
     def _say(self, message):
         self.said.append(message)
-        if self.other is not None and not isinstance(message, m.Taken):
+        if self.other is not None and not isinstance(message, m.ShmReleased):
             self.other.loans.received(message)
-        if isinstance(message, m.Borrowed):
+        if isinstance(message, m.ShmMapped):
             self.borrowed.set()
 
 
@@ -112,10 +112,10 @@ async def test_what_is_offered_is_lent_from_the_next_step_on(sides, lender):
     one, other = sides
     await agree(sides, lender.buckets)
     assert one.loans.lendable(lender.buckets) == (1, {0, 1})
-    lender.memory.recall()
+    lender.memory.revoke()
     assert one.loans.lendable(lender.buckets) == (2, {0, 1})
-    assert [type(message) for message in one.said] == [m.Lend]
-    assert [type(message) for message in other.said] == [m.Borrow, m.Borrowed]
+    assert [type(message) for message in one.said] == [m.ShmOffer]
+    assert [type(message) for message in other.said] == [m.ShmRequest, m.ShmMapped]
     assert bytes(other.loans.read(0, 0, 9)) == WORDS
     assert bytes(other.loans.read(1, 1, 3)) == b"or"
     other.loans.still_lent(2)
@@ -197,11 +197,11 @@ async def test_an_answer_to_an_older_offer_is_none_to_this_one(lender, letters):
     side = Side(letters)
     side.loans.lendable(lender.buckets)
     side.loans.lendable(lender.buckets[:1])
-    side.loans.received(m.Borrowed(generation=GENERATION, number=1))
+    side.loans.received(m.ShmMapped(generation=GENERATION, number=1))
     assert side.loans.lendable(lender.buckets[:1]) == NOTHING_LENT
-    side.loans.received(m.Borrowed(generation=GENERATION, number=2))
+    side.loans.received(m.ShmMapped(generation=GENERATION, number=2))
     assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
-    side.loans.received(m.Borrowed(generation=GENERATION, number=1))
+    side.loans.received(m.ShmMapped(generation=GENERATION, number=1))
     assert side.loans.lendable(lender.buckets[:1]) == (1, {0})
 
 
@@ -216,7 +216,7 @@ async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
     side.loans.lendable(lender.buckets)
     side.loans.lendable(lender.buckets[:1])
     for number in (1, 2):
-        side.loans.received(m.Borrow(generation=GENERATION, number=number, socket=f"s{number}"))
+        side.loans.received(m.ShmRequest(generation=GENERATION, number=number, socket=f"s{number}"))
     put_aside()
     assert posted == [("s2", True)]
 
@@ -224,7 +224,7 @@ async def test_an_older_offer_is_not_handed_out(lender, monkeypatch, letters):
 async def test_an_offer_is_handed_out_once(lender, letters):
     side = Side(letters)
     side.loans.lendable(lender.buckets)
-    ask = m.Borrow(generation=GENERATION, number=1, socket="s")
+    ask = m.ShmRequest(generation=GENERATION, number=1, socket="s")
     side.loans.received(ask)
     error = refused(side.loans.received, ask)
     assert (error.code, error.message) == (ErrorCode.WRONG_STATE, "borrows offer 1 twice")
@@ -237,7 +237,7 @@ async def test_a_path_that_leads_nowhere_is_logged(lender, letters, open_files, 
     side = Side(letters)
     side.loans.lendable(lender.buckets)
     with structlog.testing.capture_logs() as logs:
-        side.loans.received(m.Borrow(generation=GENERATION, number=1, socket=path))
+        side.loans.received(m.ShmRequest(generation=GENERATION, number=1, socket=path))
         put_aside()
     assert [line["event"] for line in logs] == ["memory_not_lent"]
     assert open_files() <= before
@@ -255,7 +255,7 @@ async def test_memory_that_is_closed_meanwhile_is_not_lent(sides, lender):
     one, other = sides
     lender.memory.close()
     assert one.loans.lendable(lender.buckets) == NOTHING_LENT
-    assert [type(message) for message in other.said] == [m.Borrow]
+    assert [type(message) for message in other.said] == [m.ShmRequest]
     assert one.loans.lendable(lender.buckets) == NOTHING_LENT
 
 
@@ -271,11 +271,11 @@ async def test_where_there_can_be_no_letterbox_everything_is_sent(sides, lender,
 
 
 @pytest.mark.parametrize("number", [0, 2])
-@pytest.mark.parametrize("kind", [m.Borrow, m.Borrowed])
+@pytest.mark.parametrize("kind", [m.ShmRequest, m.ShmMapped])
 async def test_what_was_never_offered_is_not_borrowed(lender, kind, number, letters):
     side = Side(letters)
     side.loans.lendable(lender.buckets)
-    more = {"socket": "dtd-x"} if kind is m.Borrow else {}
+    more = {"socket": "dtd-x"} if kind is m.ShmRequest else {}
     error = refused(side.loans.received, kind(generation=GENERATION, number=number, **more))
     assert error.code == ErrorCode.WRONG_STATE
     assert f"offer {number} of 1" in error.message
@@ -288,9 +288,9 @@ async def test_other_generations_are_refused(lender, generation, letters):
     side.loans.lendable(lender.buckets)
     (lend,) = side.said
     for message in (
-        m.Lend(generation=generation, number=1, nonce=lend.nonce, size_bytes=0, lots=lend.lots),
-        m.Borrow(generation=generation, number=1, socket="dtd-x"),
-        m.Borrowed(generation=generation, number=1),
+        m.ShmOffer(generation=generation, number=1, nonce=lend.nonce, size_bytes=0, lots=lend.lots),
+        m.ShmRequest(generation=generation, number=1, socket="dtd-x"),
+        m.ShmMapped(generation=generation, number=1),
     ):
         assert refused(side.loans.received, message).code == ErrorCode.STALE_GENERATION
 
@@ -333,7 +333,7 @@ async def test_a_second_offer_makes_the_first_letterbox_useless(lender, letters)
     post(second.socket, lender.memory.descriptor)
     async with asyncio.timeout(PATIENCE_S):
         await other.borrowed.wait()
-    assert other.said[2:] == [m.Borrowed(generation=GENERATION, number=2)]
+    assert other.said[2:] == [m.ShmMapped(generation=GENERATION, number=2)]
     assert refused(other.loans.read, 1, 0, 1).code == ErrorCode.UNEXPECTED_CHUNK
     other.loans.close()
 
@@ -346,7 +346,7 @@ async def test_what_was_recalled_has_not_been_read(sides, lender):
     await agree(sides, lender.buckets)
     loan, _ = one.loans.lendable(lender.buckets)
     other.loans.read(0, 0, 9)
-    lender.memory.recall()
+    lender.memory.revoke()
     error = refused(other.loans.still_lent, loan)
     assert error.code == ErrorCode.RECALLED
     assert "the previous rank has recalled loan 1" in error.message
@@ -365,12 +365,12 @@ async def test_an_offset_beyond_the_memory_is_no_bucket(lender, letters):
     one, other = Side(letters), Side(letters)
     one.loans.lendable(lender.buckets)
     offer = one.said[0]
-    far = m.Lend(
+    far = m.ShmOffer(
         generation=GENERATION,
         number=1,
         nonce=offer.nonce,
         size_bytes=offer.size_bytes,
-        lots=(m.Lot(offset=2**63 - 1),),
+        lots=(m.ShmRegion(offset=2**63 - 1),),
     )
     other.loans.received(far)
     post(other.said[0].socket, lender.memory.descriptor)
@@ -392,7 +392,7 @@ async def test_nothing_is_read_that_was_not_borrowed(lender, letters):
 
 async def test_giving_back_is_said_to_the_previous_rank(letters):
     side = Side(letters)
-    taken = m.Taken(generation=GENERATION, step=3, bucket=1)
+    taken = m.ShmReleased(generation=GENERATION, step=3, bucket=1)
     side.loans.give_back(taken)
     assert side.said == [taken]
 

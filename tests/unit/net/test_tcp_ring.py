@@ -17,7 +17,7 @@ from dtd.address import Address
 from dtd.errors import CheckpointError, ErrorCode, ProtocolError
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
-from dtd.net.traffic import NO_TRAFFIC
+from dtd.net.link import NO_TRAFFIC
 from dtd.transport.api import BufferLocation
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
@@ -233,7 +233,7 @@ async def test_a_link_that_breaks_in_the_middle_of_a_step(ranks, memory_of):
     second.endpoint._out.abort()
     (suspect, *_), (other, evidence, reason) = await ring.are_broken()
     assert (suspect, other, evidence) == ("worker-1", "worker-0", "reset")
-    assert "cut from this side" in reason
+    assert "closed by this side" in reason
     assert first.buckets.empty()
 
 
@@ -322,7 +322,7 @@ async def test_a_neighbour_that_breaks_the_protocol_breaks_the_ring(ranks, dial)
     hello = {"generation": GENERATION, "roster_id": 9, "rank": 1}
     peer = await dial(Address(own.host, own.port), m.Role.RING, **hello)
     await peer.welcomed()
-    stale = m.Word(generation=GENERATION - 1, step=0, sequence=0, hop=0, origin=1, source=1)
+    stale = m.SmallGather(generation=GENERATION - 1, step=0, sequence=0, hop=0, origin=1, source=1)
     peer.link.send(stale, b"word")
     error = await peer.end()
     assert isinstance(error, ProtocolError)
@@ -400,7 +400,7 @@ async def test_neighbours_on_one_host_read_and_send_nothing(ranks, lent, size):
     number = await until_lent(ring, buckets)
     assert number > 1, "they cannot have agreed before the first step"
     for one in buckets:
-        one.memory.recall()
+        one.memory.revoke()
     before = sent_bytes(ring)
     assert await step(ring, number, buckets)
     assert sent_bytes(ring) == before
@@ -517,13 +517,13 @@ async def test_a_recalled_loan_is_the_end_of_the_ring(ranks, lent, early):
         reads.endpoint.node.open_step(number, (second.bucket,))
         begin(ring, 0, number, first)
         await happened(arrived)
-        first.memory.recall()  # the first rank has left for another generation
+        first.memory.revoke()  # the first rank has left for another generation
         reads.endpoint.node.start(0)
         assert reads.broken.done(), "it must end before it hears anything else"
     else:
         begin(ring, 1, number, second)
         left.endpoint.node.open_step(number, (first.bucket,))
-        first.memory.recall()
+        first.memory.revoke()
         left.endpoint.node.start(0)
     blamed, own = await ring.are_broken()
     why = f"the previous rank has recalled loan {loan}"
@@ -553,7 +553,7 @@ async def test_a_sum_that_could_not_be_read_is_not_done_when_all_is_taken(ranks,
     begin(ring, 1, number, second)
     await happened(*arrived)
     del reads.node.received, reads.node.taken
-    first.memory.recall()
+    first.memory.revoke()
     for link, message in [*((reads._in, chunk) for chunk in chunks), (reads._out, taken[0])]:
         reads.link_received(link, message, memoryview(b""))
     why = f"the previous rank has recalled loan {chunks[0].loan}"
@@ -583,7 +583,7 @@ async def test_a_bucket_that_nobody_was_lent_cannot_be_taken(ranks, memory_of):
     await ring.come_up()
     first, second = ring.nodes
     first.endpoint.node.open_step(0, (memory_of(np.ones(100)),))
-    second.endpoint._in.send(m.Taken(generation=GENERATION, step=0, bucket=0))
+    second.endpoint._in.send(m.ShmReleased(generation=GENERATION, step=0, bucket=0))
     (suspect, evidence, reason), _ = await ring.are_broken()
     assert (suspect, evidence) == ("worker-1", "corrupt")
     assert "bucket 0 of step 0 taken, which is not lent" in reason

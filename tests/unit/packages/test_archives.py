@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtd.errors import RequestRefused, TaskError
-from dtd.packages.archives import Archives
-from dtd.packages.limits import CHUNK_BYTES, MAX_ARCHIVE_BYTES, MAX_KEPT
+from dtd.packages.archives import PACKAGE, Archives
+from dtd.packages.limits import CHUNK_BYTES, MAX_ARCHIVE_BYTES
 
 CONTENT = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -94,9 +95,11 @@ def test_a_disk_that_fails_is_the_coordinators(tmp_path: Path) -> None:
         put(Archives(tmp_path / "packages"), 0, CONTENT)
 
 
-def test_the_newest_are_kept_and_those_in_use(archives: Archives, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", [{"max_kept": 4}, {"max_kept_bytes": 4 * 2}])
+def test_the_newest_are_kept_and_those_in_use(tmp_path: Path, bound: dict[str, int]) -> None:
+    archives = Archives(tmp_path / "packages", dataclasses.replace(PACKAGE, **bound))  # type: ignore[arg-type]
     digests = []
-    for number in range(MAX_KEPT + 3):
+    for number in range(10, 17):
         content = str(number).encode()
         digests.append(hashlib.sha256(content).hexdigest())
         archives.put(
@@ -104,4 +107,4 @@ def test_the_newest_are_kept_and_those_in_use(archives: Archives, tmp_path: Path
         )
         os.utime(tmp_path / "packages" / f"{digests[-1]}.tar", (number, number))
     kept = {path.stem for path in (tmp_path / "packages").iterdir()}
-    assert kept == {digests[0], *digests[-MAX_KEPT:]}
+    assert kept == {digests[0], *digests[-4:]}

@@ -11,9 +11,8 @@ import pytest
 
 from dtd.errors import TaskError
 from dtd.packages import pack as packing
-from dtd.packages.pack import pack
+from dtd.packages.pack import pack, source_digest
 from dtd.packages.source import Source
-from dtd.packages.tree import source_digest
 
 FILES = {"__init__.py": "", "b/c.py": "x = 1\n", "a.txt": "data"}
 

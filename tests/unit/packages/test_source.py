@@ -48,7 +48,7 @@ def test_the_first_folder_wins_and_the_same_folder_twice_is_one(tmp_path: Path) 
     found = find_source("plain", [tmp_path / "a", tmp_path / "a" / ".." / "a"])
     assert found is not None
     assert found.path == tmp_path / "a" / "plain"
-    with pytest.raises(TaskError, match=r"several folders .*__init__\.py"):
+    with pytest.raises(TaskError, match=r"several directories .*__init__\.py"):
         find_source("plain", [tmp_path / "a", tmp_path / "b"])
 
 

@@ -40,7 +40,7 @@ def test_a_file_is_known_by_its_hash(file: Path) -> None:
 )
 def test_what_is_no_safetensors_file(file: Path, wrong: bytes) -> None:
     file.write_bytes(wrong)
-    with pytest.raises(UsageError, match="is no safetensors file") as caught:
+    with pytest.raises(UsageError, match="is not a safetensors file") as caught:
         read_weights_file(file)
     assert "save_file" in caught.value.remedy
 

@@ -57,7 +57,7 @@ def test_where_none_can_be_made(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with (
-        pytest.raises(UsageError, match="cannot be made") as caught,
+        pytest.raises(UsageError, match="cannot be created") as caught,
         run_directory(None, discard=False, name="x"),
     ):
         pass

@@ -49,6 +49,8 @@ def test_a_job_file_keeps_what_no_option_overrides(tmp_path):
 
 
 def test_what_cannot_be_is_said_before_anything_starts(tmp_path):
+    with pytest.raises(UsageError, match="--num_servers: -1 is less than 0"):
+        spec("--num_servers", "-1")
     with pytest.raises(UsageError, match="--num_workers: 0 is less than 1"):
         spec("--num_workers", "0")
     with pytest.raises(JobSpecError, match="epochs"):
@@ -61,7 +63,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path):
     ("arguments", "why"),
     [
         (["--listen", "nonsense"], "--listen must be HOST:PORT"),
-        (["--state-dir", "/dev/null/deep"], "--state-dir: /dev/null/deep cannot be made"),
+        (["--state-dir", "/dev/null/deep"], "--state-dir: /dev/null/deep cannot be created"),
         (["--num_workers", "-1"], "--num_workers: -1"),
         (["--state-dir", "/tmp/x", "--discard"], "--discard stands beside --state-dir /tmp/x"),
     ],

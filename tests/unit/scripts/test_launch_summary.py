@@ -20,7 +20,7 @@ RESULT = {
 KEYS = [
     *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
     *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
-    *("restarts", "restarts_of", "directory", "weights", "ended_early"),
+    *("restarts", "restarts_of", "directory", "weights", "ended_early", "web"),
 ]
 RESTARTS = {"worker-1": 2, "coordinator": 1}
 
@@ -32,10 +32,11 @@ def run(**changes):
 
 
 def test_the_object_has_exactly_the_documented_keys():
-    made = summary_object(run())
+    made = summary_object(run(web="http://127.0.0.1:7118/"))
     assert list(made) == KEYS
     head = {"job": "digits-1", "state": "done"}
     kept = {"directory": "/runs/a", "weights": "/runs/a/model.safetensors", "ended_early": ""}
+    kept |= {"web": "http://127.0.0.1:7118/"}
     assert made == {**head, **RESULT, "restarts": 2, "restarts_of": RESTARTS, **kept}
 
 

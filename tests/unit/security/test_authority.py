@@ -100,7 +100,7 @@ def test_a_certificate_says_role_and_name_and_lives_30_days(authority: Authority
 def test_nobody_joins_as_the_coordinator_or_under_an_odd_name(
     authority: Authority, role: str, name: str
 ) -> None:
-    with pytest.raises(RequestRefused, match="nobody can join as"):
+    with pytest.raises(RequestRefused, match="joining is not possible as"):
         admit(authority, role, name)
     assert authority.tokens.listed(now_s=0.0)[0]["used"] == []
 
@@ -110,7 +110,7 @@ def test_nobody_is_given_names_of_others_or_too_many(authority: Authority) -> No
         admit(authority, workers=("host7", "host8-cpu"))
     with pytest.raises(RequestRefused, match="asks for 65 names"):
         admit(authority, workers=tuple(f"host7-{number}" for number in range(65)))
-    with pytest.raises(RequestRefused, match="a viewer registers no workers"):
+    with pytest.raises(RequestRefused, match="a viewer cannot register workers"):
         admit(authority, "viewer", "eve", workers=("eve",))
     admit(authority, workers=("host7", "host7-cpu"))
     with pytest.raises(RequestRefused, match="host7-cpu belongs to the credential worker/host7"):
@@ -119,7 +119,7 @@ def test_nobody_is_given_names_of_others_or_too_many(authority: Authority) -> No
 
 def test_a_living_name_gives_way_only_when_an_operator_says_so(authority: Authority) -> None:
     first = certificate_serial(admit(authority).certificate_pem)
-    with pytest.raises(RequestRefused, match="worker/host7 has a credential that counts"):
+    with pytest.raises(RequestRefused, match="worker/host7 already has a valid credential"):
         admit(authority)
     admitted = admit(authority, names=("host7",), replaces=True)
     assert [one.serial for one in admitted.replaced] == [first]
@@ -249,7 +249,7 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
     first = identity_of(admit(authority, workers=("host7", "host7-cpu")).certificate_pem, authority)
     early = authority.admission.renew(first, request())
     assert early.certificate_pem == b""
-    assert early.reason.startswith("it is renewed from 20")
+    assert early.reason.startswith("it can be renewed from 20")
     passes(authority, 20.1)
     second = identity_of(authority.admission.renew(first, request()).certificate_pem, authority)
     assert (second.workers, second.credential) == (first.workers, first.serial)
@@ -257,8 +257,8 @@ def test_a_certificate_is_renewed_once_two_thirds_of_its_life_are_over(
     assert authority.standing(first) == authority.standing(second) == ("", "")
     assert not authority.is_due(second)
     passes(authority, 10)
-    assert "has ended" in authority.standing(first)[0]
-    with pytest.raises(RequestRefused, match="has ended"):
+    assert "has expired" in authority.standing(first)[0]
+    with pytest.raises(RequestRefused, match="has expired"):
         authority.admission.renew(first, request())
     authority.credentials.revoke("host7", now_s=authority.now_s())
     with pytest.raises(RequestRefused, match="is revoked"):
@@ -270,12 +270,12 @@ def test_nobody_renews_without_end(authority: Authority) -> None:
     passes(authority, 20.1)
     for _ in range(9):
         assert authority.admission.renew(first, request()).certificate_pem
-    assert "certificates of it count" in authority.admission.renew(first, request()).reason
+    assert "of its certificates are valid" in authority.admission.renew(first, request()).reason
 
 
 def test_who_has_shown_nothing_has_nothing_to_renew(authority: Authority) -> None:
     user = Identity(role="local", name="uid 0", where="socket")
-    with pytest.raises(RequestRefused, match="nothing was shown"):
+    with pytest.raises(RequestRefused, match="shows no certificate"):
         authority.admission.renew(user, request())
 
 
@@ -293,8 +293,8 @@ def test_no_certificate_outlives_the_authority(authority: Authority) -> None:
     [
         ("ca.key", None, "cannot be read"),
         ("ca.pem", None, "cannot be read"),
-        ("ca.key", "x", "ca.key is no private key"),
-        ("ca.pem", "x", "ca.pem is no certificate"),
+        ("ca.key", "x", "ca.key is not a private key"),
+        ("ca.pem", "x", "ca.pem is not a certificate"),
         ("tokens.json", "x", "tokens.json is damaged"),
     ],
 )
@@ -320,7 +320,9 @@ def test_a_key_of_another_authority_is_noticed(authority: Authority, tmp_path: P
 
 def test_a_key_that_others_can_read_is_refused(authority: Authority) -> None:
     (authority.directory / "ca.key").chmod(0o640)
-    with pytest.raises(ConfigError, match=r"can be used by others than its owner \(mode 0640\)"):
+    with pytest.raises(
+        ConfigError, match=r"is accessible to users other than its owner \(mode 0640\)"
+    ):
         open_authority(authority.directory)
 
 

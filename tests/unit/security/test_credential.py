@@ -29,7 +29,7 @@ def test_it_is_read_as_it_was_written(credential) -> None:
 def test_others_must_not_read_it(credential, mode: int) -> None:
     path = credential().path
     path.chmod(mode)
-    with pytest.raises(ConfigError, match="can be used by others") as caught:
+    with pytest.raises(ConfigError, match="accessible to users other") as caught:
         Credential.load(path, {})
     assert "chmod 600" in caught.value.remedy
 
@@ -45,8 +45,8 @@ def test_the_service_manager_may_let_its_group_read_it(credential) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("# dtd credential 1", "# dtd credential 2", "is no dtd credential"),
-        ("-----BEGIN CERTIFICATE-----", "-----BEGIN-----", "is no dtd credential"),
+        ("# dtd credential 1", "# dtd credential 2", "is not a dtd credential"),
+        ("-----BEGIN CERTIFICATE-----", "-----BEGIN-----", "is not a dtd credential"),
         ("10.0.0.1:7117", "10.0.0.1", "is damaged: must be HOST:PORT"),
         ("# expires: 2", "# expires: x", "is damaged"),
         ("-----BEGIN PRIVATE KEY-----", "-----BEGIN NO KEY-----", "is damaged"),
@@ -59,6 +59,14 @@ def test_what_is_no_credential_is_named(credential, old: str, new: str, why: str
     with pytest.raises(ConfigError, match=why) as caught:
         Credential.load(path, {})
     assert "join TOKEN" in caught.value.remedy
+
+
+def test_a_clock_that_is_ahead_may_be_why_a_credential_has_expired(credential) -> None:
+    path = credential().path
+    path.write_text(path.read_text().replace("# expires: 2", "# expires: 1"))
+    with pytest.raises(ConfigError) as caught:
+        Credential.load(path, {})
+    assert "if this host's clock is ahead, which shows 2" in caught.value.remedy
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def test_a_certificate_counts_only_while_it_is_in_the_book(book: CredentialBook)
     assert book.standing(Who("a1", "a1"), now_s=300.0) == ("", "")
     assert book.standing(Who(""), now_s=300.0) == ("", "")
     why, _remedy = book.standing(Who("a1", "a1"), now_s=1000.0)
-    assert why == "the credential of worker/host7 has ended, and was not renewed"
+    assert why == "the credential of worker/host7 has expired and was not renewed"
     why, remedy = book.standing(Who("ffff", "ffff"), now_s=300.0)
-    assert why == "the certificate ffff of worker/host7 is not among those that were issued here"
+    assert why == "the certificate ffff of worker/host7 was not issued by this coordinator"
     assert "join again" in remedy
     book.revoke("a1", now_s=200.0)
     assert (
@@ -96,7 +96,9 @@ def free(book: CredentialBook, name: str, *workers: str, **more: object) -> list
 
 def test_a_living_name_is_taken_unless_an_operator_says_otherwise(book: CredentialBook) -> None:
     assert free(book, "host8") == []
-    with pytest.raises(RequestRefused, match="worker/host7 has a credential that counts") as caught:
+    with pytest.raises(
+        RequestRefused, match="worker/host7 already has a valid credential"
+    ) as caught:
         free(book, "host7")
     assert "dtdctl token create --name host7 --replace" in caught.value.remedy
     assert {one.serial for one in free(book, "host7", replaces=True)} == {"a1", "a2"}
@@ -134,7 +136,7 @@ def test_a_name_of_two_roles_needs_the_role(book: CredentialBook) -> None:
     book.add(issued("c1", "worker", "ann"))
     with pytest.raises(RequestRefused, match="several roles") as caught:
         book.revoke("ann", now_s=200.0)
-    assert caught.value.remedy == "say which: operator/ann, worker/ann"
+    assert caught.value.remedy == "specify which one: operator/ann, worker/ann"
     assert [one.serial for one in book.revoke("worker/ann", now_s=200.0)] == ["c1"]
 
 
@@ -162,19 +164,21 @@ def test_after_a_restore_what_renews_a_known_credential_counts(
     book: CredentialBook, tmp_path: Path
 ) -> None:
     later = Who("a9", "a1", issued_s=150.0)
-    assert "is not among those" in book.standing(later, now_s=300.0)[0]
+    assert "was not issued by this coordinator" in book.standing(later, now_s=300.0)[0]
     (tmp_path / "tokens.json").touch()
     mark_restored(tmp_path, now_s=200.0)
     assert not (tmp_path / "tokens.json").exists()
     restored = CredentialBook(tmp_path)
     assert restored.standing(later, now_s=300.0) == ("", "")
     assert (
-        "is not among those" in restored.standing(Who("a8", "a1", issued_s=200.0), now_s=300.0)[0]
+        "was not issued by this coordinator"
+        in restored.standing(Who("a8", "a1", issued_s=200.0), now_s=300.0)[0]
     )
     assert (
-        "is not among those" in restored.standing(Who("f9", "f9", issued_s=150.0), now_s=300.0)[0]
+        "was not issued by this coordinator"
+        in restored.standing(Who("f9", "f9", issued_s=150.0), now_s=300.0)[0]
     )
-    with pytest.raises(RequestRefused, match="has a credential that counts"):
+    with pytest.raises(RequestRefused, match="already has a valid credential"):
         free(restored, "host7")
     assert {one.serial for one in restored.revoke("host7", now_s=300.0)} == {"a1", "a2", "a9"}
     assert restored.standing(later, now_s=300.0)[0].endswith("is revoked")
@@ -192,3 +196,32 @@ def test_a_damaged_word_about_a_restore_is_named(tmp_path: Path) -> None:
     (tmp_path / "restored.json").write_text('[{"x": 1}]')
     with pytest.raises(ConfigError, match="is damaged"):
         CredentialBook(tmp_path)
+
+
+def test_somebody_may_call_while_the_stores_thread_goes_through_the_book(
+    book: CredentialBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restore, whoever calls with a renewed certificate is taken into the book."""
+    mark_restored(tmp_path, now_s=200.0)
+    restored = CredentialBook(tmp_path)
+    is_revoked, callers = restored.is_revoked, iter(range(100))
+
+    def somebody_calls(serial: str, credential: str) -> bool:
+        with monkeypatch.context() as quiet:
+            quiet.setattr(restored, "is_revoked", is_revoked)
+            later = Who(f"c{next(callers)}", "a1", issued_s=150.0)
+            assert restored.standing(later, now_s=300.0) == ("", "")
+        return is_revoked(serial, credential)
+
+    monkeypatch.setattr(restored, "is_revoked", somebody_calls)
+    assert len(restored.living(now_s=300.0)) == 3
+
+
+def test_what_renews_a_credential_of_the_first_release_is_taken_back_with_it(
+    book: CredentialBook, tmp_path: Path
+) -> None:
+    """Its record names no credential: it is known by its serial."""
+    mark_restored(tmp_path, now_s=200.0)
+    restored = CredentialBook(tmp_path)
+    assert restored.standing(Who("a9", "a1", issued_s=150.0), now_s=300.0) == ("", "")
+    assert {one.serial for one in restored.revoke("a1", now_s=300.0)} == {"a1", "a9"}

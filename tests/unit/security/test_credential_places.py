@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtd.security.credential_places import credential_places, find_credential
+from dtd.security.targets import credential_places, find_credential
 
 
 def test_it_is_looked_for_where_it_is_put(tmp_path: Path) -> None:

@@ -75,5 +75,7 @@ def test_the_role_of_the_other_side_is_checked() -> None:
     who = identity.of_certificate(certificate(f"dtd://{CLUSTER}/worker/a"))
     identity.check_role(who, "worker")
     identity.check_role(who, "")
-    with pytest.raises(ProtocolError, match="a coordinator was called, but worker/a answers"):
+    with pytest.raises(
+        ProtocolError, match="the peer should be a coordinator, but worker/a answers"
+    ):
         identity.check_role(who, "coordinator")

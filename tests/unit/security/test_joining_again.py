@@ -63,7 +63,7 @@ def test_a_token_that_is_used_hands_out_only_so_much(authority: Authority) -> No
     token, pem = token_of(authority), request()
     for _ in range(MAX_RENEWED + 2):
         joins(authority, token, pem)
-    with pytest.raises(RequestRefused, match="certificates of it count"):
+    with pytest.raises(RequestRefused, match="of its certificates are valid"):
         joins(authority, token, pem)
 
 

@@ -49,7 +49,7 @@ def test_one_of_an_authority_that_is_gone_is_made_anew(
     def fail(*_arguments: object, **_more: object) -> None:
         raise OSError("the power is gone")
 
-    monkeypatch.setattr(authority.credentials, "take_back", fail)
+    monkeypatch.setattr(authority.own, "remove", fail)
     with pytest.raises(OSError, match="power"):
         authority.rotation.go_on((), at_once=True)
     again = Authority(authority.directory)

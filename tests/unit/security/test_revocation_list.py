@@ -67,6 +67,6 @@ def test_nobody_else_is_believed(authority: Authority, tmp_path: Path) -> None:
     body = body_of(authority.cluster, [FIRST])
     signature, _body = parted(authority.revocations())
     for document in (b"", b"x", other.revocations(), joined(signature, body), joined(b"", body)):
-        with pytest.raises(RequestRefused, match="a list of revocations is not believed"):
+        with pytest.raises(RequestRefused, match="a list of revocations is rejected"):
             authority.merge_revocations(document)
     assert authority.credentials.revoked() == []

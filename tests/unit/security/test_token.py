@@ -38,20 +38,20 @@ def test_a_token_does_not_show_its_secret() -> None:
     ("old", "new", "why"),
     [
         ("dtd1/", "dtd2/", "it does not begin with dtd1/"),
-        ("/worker/", "/coordinator/", "its role is none of worker, operator, viewer"),
-        ("/worker/", "/", "it has not the five parts of a token"),
-        (":7117", ":0", "an address of it has no port"),
+        ("/worker/", "/coordinator/", "its role is not one of worker, operator, viewer"),
+        ("/worker/", "/", "it does not have the five parts of a token"),
+        (":7117", ":0", "one of its addresses has no port"),
         ("10.0.0.1:7117", "10.0.0.1", "its address must be HOST:PORT"),
         ("10.0.0.1:7117", ",".join(["h:1"] * 16), "more than 16 addresses"),
-        (SHA, SHA[:-1], "its fourth part is no SHA-256"),
+        (SHA, SHA[:-1], "its fourth part is not a SHA-256"),
         ("0123abcd.", "0123abc.", "its last part is not ID.SECRET"),
         ("ABCdef_-0123456789", "short", "its last part is not ID.SECRET"),
-        (WORD, WORD * 40, "it has not the five parts"),
+        (WORD, WORD * 40, "it does not have the five parts"),
     ],
 )
 def test_what_is_no_token_is_not_repeated(old: str, new: str, why: str) -> None:
     text = WORD.replace(old, new)
-    with pytest.raises(UsageError, match="this is no token: ") as caught:
+    with pytest.raises(UsageError, match="this is not a token: ") as caught:
         Token.parse(text)
     assert why in caught.value.message
     assert "ABCdef_-0123456789" not in str(caught.value)
@@ -67,5 +67,5 @@ def test_lengths_of_time(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0h", "24", "h", "-1h", "1w", "1.5h"])
 def test_what_is_no_length_of_time(text: str) -> None:
-    with pytest.raises(UsageError, match="is no length of time"):
+    with pytest.raises(UsageError, match="is not a duration"):
         parse_life_s(text)

@@ -36,7 +36,7 @@ def test_a_token_is_good_once_after_a_restart_too(path: Path) -> None:
     redeem(TokenBook(path), token, "host7")
     assert not TokenBook(path).is_valid(token.id, now_s=1.0)
     for name, key in (("host8", OTHER_KEY), ("host7", OTHER_KEY), ("host8", KEY)):
-        with pytest.raises(RequestRefused, match="is used up: it was good once"):
+        with pytest.raises(RequestRefused, match="is used up: it could be used once"):
             redeem(TokenBook(path), token, name, key)
 
 
@@ -58,7 +58,7 @@ def test_a_token_with_a_count_is_good_so_often(path: Path) -> None:
     assert book.is_valid(token.id, now_s=1.0)
     redeem(book, token, "host8", OTHER_KEY)
     assert [one["used"] for one in book.listed(now_s=1.0)] == [["host7", "host8"]]
-    with pytest.raises(RequestRefused, match="it was good 2 times"):
+    with pytest.raises(RequestRefused, match="it could be used 2 times"):
         redeem(book, token, "host9", "c" * 64)
 
 
@@ -69,19 +69,19 @@ def test_a_token_for_names_is_good_for_each_of_them_once(path: Path) -> None:
     with pytest.raises(RequestRefused, match="is for host7, host8, not host9"):
         redeem(book, token, "host9")
     redeem(book, token, "host7")
-    with pytest.raises(RequestRefused, match="was used for host7 already"):
+    with pytest.raises(RequestRefused, match="was already used for host7"):
         redeem(book, token, "host7", OTHER_KEY)
     redeem(TokenBook(path), token, "host8", OTHER_KEY)
 
 
 @pytest.mark.parametrize("uses", [0, 257])
 def test_the_number_of_uses_is_bounded(path: Path, uses: int) -> None:
-    with pytest.raises(RequestRefused, match="good for 1 to 256 uses"):
+    with pytest.raises(RequestRefused, match="allows 1 to 256 uses"):
         TokenBook(path).add(new_token(), life_s=0, now_s=1.0, uses=uses)
 
 
 def test_what_replaces_must_say_whom(path: Path) -> None:
-    with pytest.raises(RequestRefused, match="must say whose"):
+    with pytest.raises(RequestRefused, match="must name them"):
         TokenBook(path).add(new_token(), life_s=0, now_s=1.0, replaces=True)
 
 
@@ -162,3 +162,27 @@ def test_a_damaged_file_is_named(path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"tokens\.json is damaged"):
         TokenBook(path)
+
+
+def test_a_token_can_be_used_for_something_else_than_joining(path: Path) -> None:
+    book, named, free = TokenBook(path), new_token("viewer"), new_token("operator")
+    book.add(named, life_s=0, now_s=1.0, uses=2, names=("ada", "bob"))
+    book.add(free, life_s=0, now_s=1.0, uses=1)
+
+    def log_in(token: Token, key: str, secret: str = "") -> str:
+        return book.redeem(token.id, secret or token.secret, token.role, key, now_s=2.0)
+
+    redeem(book, named, "ada")
+    assert log_in(named, "web-1") == "bob"
+    with pytest.raises(RequestRefused, match="is for ada, bob"):
+        log_in(named, "web-2")
+    with pytest.raises(RequestRefused, match="not known here"):
+        log_in(free, "web-3", secret="x" * 32)
+    assert log_in(free, "web-4") == f"token-{free.id}"
+    with pytest.raises(RequestRefused, match="is used up"):
+        log_in(free, "web-5")
+    assert book.is_known(free.id)
+    book.revoke(free.id)
+    assert not book.is_known(free.id)
+    with pytest.raises(RequestRefused, match="not known here"):
+        log_in(free, "web-6")

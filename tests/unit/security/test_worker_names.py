@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dtd.errors import RequestRefused
-from dtd.security.worker_names import MAX_NAMES, check_names, split_names, worker_names
+from dtd.security.identity import MAX_NAMES, check_names, split_names, worker_names
 
 
 def test_a_host_asks_for_its_own_name_and_one_for_each_instance() -> None:
     assert worker_names("h", ("cpu", "cuda0", "cpu")) == ("h", "h-cpu", "h-cuda0")
     usual = worker_names("host7")
-    assert (usual[:2], usual[-1], len(usual)) == (("host7", "host7-cpu"), "host7-cuda15", 18)
+    assert (usual[:2], usual[-1], len(usual)) == (("host7", "host7-cpu"), "host7-server", 19)
     check_names("host7", usual)
     assert worker_names("x" * 64) == ("x" * 64,)
 

@@ -71,7 +71,7 @@ def test_gradients_are_views_of_the_buckets() -> None:
     gradients.begin(lambda: None)
     model(torch.ones(1, 4)).sum().backward()
     gradients.finish(lambda bucket: None)
-    (memory,) = gradients.memories
+    (memory,) = gradients.exchanges(0)
     memory.view[:] = bytes(len(memory.view))
     gradients.expose([True, False, True])
     assert [p.grad is None for p in model.parameters()] == [False, True, False]
@@ -90,7 +90,7 @@ def test_what_is_missing_is_zero_and_leaves_at_the_end() -> None:
     gradients.finish(started.append)
     assert started == [2, 0, 1]
     assert gradients.present == [True, False, False]
-    assert [any(memory.view) for memory in gradients.memories] == [False, False, True]
+    assert [any(memory.view) for memory in gradients.exchanges(0)] == [False, False, True]
 
 
 def test_no_rows_hand_over_zeros_in_order() -> None:
@@ -100,7 +100,7 @@ def test_no_rows_hand_over_zeros_in_order() -> None:
     gradients.begin(lambda: None)
     gradients.finish(started.append)
     assert started == [0, 1, 2]
-    assert not any(any(memory.view) for memory in gradients.memories)
+    assert not any(any(memory.view) for memory in gradients.exchanges(0))
 
 
 def test_a_broken_ring_leaves_backward_as_it_is() -> None:
@@ -114,6 +114,17 @@ def test_a_broken_ring_leaves_backward_as_it_is() -> None:
     gradients.hand_over_when_full(start)
     with pytest.raises(RingBroken, match="bucket 0"):
         model(torch.ones(1, 4)).sum().backward()
+
+
+def test_a_backward_between_steps_has_nothing_to_do_with_the_last_ring() -> None:
+    model = chain()
+    gradients = gradients_of(model)
+    asked, handed = [], []
+    gradients.begin(lambda: asked.append(1))
+    gradients.hand_over_when_full(handed.append)
+    gradients.release()  # the ring broke before the step's last backward
+    model(torch.ones(1, 4)).sum().backward()
+    assert asked == handed == []
 
 
 def test_sparse_gradients_are_made_dense_and_add_up() -> None:
@@ -157,7 +168,7 @@ def test_the_norm_is_of_what_came_back(value) -> None:
 
     def damage(bucket: int) -> None:
         if bucket == 0:
-            gradients.memories[0].view[:4] = struct.pack("=f", value)
+            gradients.exchanges(0)[0].view[:4] = struct.pack("=f", value)
 
     gradients.wait(damage)
     assert not math.isfinite(gradients.norm())
@@ -166,7 +177,7 @@ def test_the_norm_is_of_what_came_back(value) -> None:
 def test_what_is_lent_is_recalled_before_sums_change_and_never_in_an_open_step() -> None:
     model = chain(1)
     gradients = gradients_of(model)
-    lent = gradients.memories[0].home.memory
+    lent = gradients.exchanges(0)[0].home.memory
     loans = []
 
     def note(*_arguments: object) -> None:
@@ -191,5 +202,5 @@ def test_closed_gradients_leave_the_model_alone() -> None:
     gradients = gradients_of(model)
     gradients.close()
     model(torch.ones(1, 4)).sum().backward()
-    assert not any(gradients.memories[0].view)
+    assert not any(gradients.exchanges(0)[0].view)
     assert model[0].weight.grad is not None

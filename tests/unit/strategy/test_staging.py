@@ -1,4 +1,4 @@
-"""Buckets in host memory on their way to the ring; narrower ones are those of the codecs."""
+"""Buckets in host memory on their way to the ring, without a codec."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from dtd.lent_memory import borrow
-from dtd.strategy.codec.bfloat16 import bfloat16
 from dtd.strategy.staging import staging_for
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=[None, bfloat16])
-def staging(request):
-    codec = request.param() if request.param is not None else None
-    made = staging_for([(4, torch.float32), (2, torch.float64)], CPU, codec)
+@pytest.fixture
+def staging():
+    made = staging_for([(4, torch.float32), (2, torch.float64)], CPU)
     yield made
     made.close()
 

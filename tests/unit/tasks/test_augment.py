@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtd.tasks.augment import crop_and_flip
+from dtd.tasks.cifar10 import crop_and_flip
 
 
 def test_each_image_is_one_of_the_possible_crops() -> None:

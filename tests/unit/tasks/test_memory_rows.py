@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from dtd.tasks.memory_rows import MemoryRows
+from dtd.tasks.classification import MemoryRows
 
 
 def test_fetching_is_what_collating_the_rows_gives() -> None:

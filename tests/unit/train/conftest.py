@@ -87,7 +87,7 @@ def manifest(step: int, generation: int = 1) -> Manifest:
 
 def draft(step: int, generation: int = 1) -> Draft:
     content = memoryview(np.arange(6, dtype=np.float32)).cast("B")
-    raw = RawTensor(name="w", dtype="F32", shape=(2, 3), content=content)
+    raw = RawTensor(name="w", dtype="F32", shape=(2, 3), content=(content,))
     return Draft(
         manifest=manifest(step, generation),
         files={MODEL_FILE: [raw], OPTIMIZER_FILE: [replace(raw, name="optimizer.0.m")]},

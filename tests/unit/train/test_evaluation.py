@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.errors import TaskError
+from dtd.errors import ErrorCode, TaskError, UnreadableWord
 from dtd.job import from_mapping
 from dtd.train.evaluation import Evaluator, mean_values, pack_sums, unpack_sums
 
@@ -19,6 +19,17 @@ NUMBERS = st.floats(allow_nan=False)
 @given(st.dictionaries(st.text(max_size=20), st.tuples(NUMBERS, NUMBERS), max_size=5))
 def test_packing_is_exact(sums) -> None:
     assert unpack_sums(pack_sums(sums)) == sums
+
+
+@pytest.mark.parametrize(
+    "word",
+    [b"\0", b"\0\4loss", b"\xff\xffloss", b"\0\1\xff" + bytes(16), pack_sums({"a": (1, 1)})[:-1]],
+)
+def test_a_word_that_is_none_is_blamed_on_its_sender(word) -> None:
+    good = pack_sums({"a": (1.0, 1.0)})
+    with pytest.raises(UnreadableWord, match="rank 1: figures of an evaluation") as caught:
+        evaluate(Counting(lambda batch: {"a": (batch.sum(), 1)}), said=[good, word])
+    assert (caught.value.rank, caught.value.code) == (1, ErrorCode.BAD_PAYLOAD)
 
 
 def test_too_many_metrics() -> None:
@@ -51,7 +62,7 @@ class Counting:
         return self._metrics(batch)
 
 
-def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None):
+def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None, said=None):
     kinds = [] if kinds is None else kinds
     spec = from_mapping(
         {
@@ -66,7 +77,7 @@ def evaluate(task, world_size: int = 1, *, progress=lambda: None, kinds=None):
 
     def collect(word: bytes) -> list[bytes]:
         words.append(word)
-        return [word]
+        return said or [word]
 
     for rank in range(world_size):
         evaluator.evaluate(

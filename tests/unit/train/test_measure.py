@@ -13,31 +13,12 @@ import torch
 from torch import nn
 
 import dtd.train.measure as measure_module
-from dtd.job import load_job, parse_job, to_mapping
-from dtd.train.footprint import SavedBytes, available_bytes, saved_for_backward
+from dtd.job import load_job, to_mapping
+from dtd.train.footprint import SavedBytes, saved_for_backward
 from dtd.train.measure import HandOvers, main, measure
+from tests.unit.train.small_job import spec
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = """
-[job]
-name = "a"
-task = "synthetic"
-steps = 6
-global_batch_size = 8
-[task]
-parameters = 4000
-layers = 2
-rows = 64
-[optimizer]
-name = "adamw"
-[sync]
-first_bucket_mib = 0.001
-bucket_mib = 0.001
-"""
-
-
-def spec(*overrides):
-    return to_mapping(parse_job(JOB, source="test", overrides=overrides))
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +51,14 @@ def test_memory_is_counted_part_by_part():
     assert memory["runtime"] > 0
 
 
+@pytest.mark.parametrize("name", ["diloco", "streaming_diloco"])
+def test_an_optimizer_of_ones_own_is_counted_with_its_copy(name):
+    local = spec("job.steps=16", f"strategy.name={name!r}")
+    memory = measure(local, device="cpu", threads=1, worlds=[1], limit_s=0.0)["memory"]
+    assert memory["optimizer"] >= 5 * memory["parameters"]  # outer momentum, two moments twice
+    assert memory["snapshot"] < 3 * memory["parameters"], "no checkpoint has the moments"
+
+
 def test_narrow_gradients_travel_in_half_of_the_bytes_and_take_half_as_much_memory_more():
     plain, narrow = (
         measure(spec(*overrides), device="cpu", threads=1, worlds=[2], limit_s=0.0)
@@ -81,12 +70,16 @@ def test_narrow_gradients_travel_in_half_of_the_bytes_and_take_half_as_much_memo
 
 
 def test_a_step_is_measured_with_all_updates_that_it_may_make(monkeypatch):
-    """In every other step of the example there is one update, in the others there are two."""
+    """In every other step of the example there is one update, in the others there are two.
+
+    Buckets of several updates wait for one another, so no strategies are compared.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     asked = to_mapping(load_job(ROOT / "docs" / "examples" / "gan.toml"))
-    answer = measure(asked, device="cpu", threads=1, worlds=[2], limit_s=0.0)
+    answer = measure(asked, device="cpu", threads=1, worlds=[1, 2], limit_s=0.0)
     assert len(answer["buckets"]) == len(answer["worlds"]["2"]["ready_s"]) == 4
+    assert "candidates" not in answer
 
 
 def test_a_ring_that_goes_nowhere():
@@ -109,10 +102,6 @@ def test_what_is_saved_for_backward_counts_once_and_at_its_peak():
     assert saved.peak_bytes == 3 * 8 * 4 * 4
     meter = SavedBytes(model)
     assert meter.peak_bytes == 0
-
-
-def test_there_is_memory():
-    assert available_bytes(torch.device("cpu")) > 0
 
 
 # --- the process -----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dtd.transport.api import BucketMemory, CommTiming, all_reduce
 
@@ -20,7 +20,7 @@ class _Recorder:
     def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
         self.calls.append(("open_step", step))
 
-    def start(self, bucket: int) -> None:
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
         self.calls.append(("start", bucket))
 
     def wait(self, bucket: int) -> None:
@@ -28,6 +28,9 @@ class _Recorder:
 
     def gather(self, word: bytes) -> list[bytes]:
         return [word]
+
+    def agreed(self) -> None:
+        self.calls.append(("agreed", 0))
 
     def close_step(self) -> CommTiming:
         return CommTiming(busy_s=0.0, exposed_s=0.0, sent_bytes=0)

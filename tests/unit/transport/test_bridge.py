@@ -8,11 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 import uvloop
 
 from dtd.address import Address
+from dtd.core.engine.shards import held_shards
+from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.data_server import DataServer
+from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.sharded.parameters import FlatParameters
+from dtd.strategy.sharded.regroup import regroup
+from dtd.strategy.sharded.state import ShardedState
 from dtd.transport.api import BucketMemory, all_reduce
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
@@ -144,7 +151,49 @@ def test_all_reduce_and_gather_from_threads(rings, size):
             assert (timing.sent_bytes > 0) == (size > 1)
             assert timing.busy_s >= 0
             assert timing.exposed_s >= 0
-    assert ring.agreed == [1] * size
+    assert ring.agreed == [0] * size
+
+
+def test_an_agreement_is_told_once(rings):
+    def work(collective):
+        collective.wait_up()
+        collective.open_step(0, [])
+        collective.gather(b"digest")
+        before = ring.agreed[collective.rank]
+        collective.agreed()
+        collective.agreed()
+        return before
+
+    ring = rings(2)
+    ring.connect()
+    assert ring.all(work) == [0, 0]
+    assert ring.agreed == [1, 1]
+
+
+def test_shards_move_over_real_links(rings):
+    def work(collective):
+        collective.wait_up()
+        state = sharded_state()
+        state.stage([held_shards(1 - collective.rank, 2, 0)])
+        state.keep()
+        regroup(state, collective, 0, lambda rank, _: [held_shards(rank, 2, 0)], shared.append)
+        return state.sliced == held_shards(collective.rank, 2, 0)
+
+    ring, shared = rings(2), []
+    ring.connect()
+    assert ring.all(work) == [True, True]
+    assert shared == []
+
+
+def sharded_state():
+    """A state of eight elements that holds all of them."""
+    model = torch.nn.Linear(8, 1, bias=False)
+    named = list(model.named_parameters())
+    plan = plan_buckets(parameter_shapes(named), bucket_bytes=64, first_bucket_bytes=64)
+    flats = FlatParameters([model.weight], plan, model).flats
+    state = ShardedState(["weight"], [model.weight], plan, flats)
+    state.bind(torch.optim.SGD(model.parameters(), lr=0.1))
+    return state
 
 
 def test_a_rank_knows_its_place(rings):
@@ -218,6 +267,53 @@ def test_it_says_since_when_the_training_thread_waits(rings):
     assert first.waiting_since is None
 
 
+def test_a_wait_within_a_wait_does_not_end_it(rings):
+    ring = rings(2)
+    ring.connect()
+    first, second = ring.collectives
+
+    def work(collective):
+        collective.wait_up()
+        collective.open_step(0, [])
+        with collective.waiting():
+            since = collective.waiting_since
+            collective.gather(b"")
+            return collective.waiting_since == since
+
+    assert ring.all(work) == [True, True]
+    assert first.waiting_since is second.waiting_since is None
+
+
+def test_any_thread_may_start_what_depends_on_a_result_when_that_is_here(rings):
+    """The training thread waits for the second bucket before anybody has handed it over."""
+
+    def work(collective):
+        collective.wait_up()
+        first = np.full(50, 1 + collective.rank, dtype=np.int64)
+        second = np.zeros(5, dtype=np.int64)
+        ready = threading.Event()
+
+        def follow():
+            assert ready.wait(PATIENCE_S)
+            second[:] = first[0]
+            collective.start(1)
+
+        helper = threading.Thread(target=follow)
+        helper.start()
+        for step in range(2):
+            collective.open_step(step, [memory_of(first), memory_of(second)] if step == 0 else [])
+            if step == 0:
+                collective.start(0, ready.set)
+                collective.wait(1)
+                helper.join()
+            collective.gather(b"")
+        return second[0]
+
+    ring = rings(3)
+    ring.connect()
+    assert ring.all(work) == [3 * (1 + 2 + 3)] * 3
+
+
 def test_who_asked_for_it_hears_that_the_ring_has_broken(rings):
     ring = rings(2)
     ring.connect()
@@ -263,11 +359,11 @@ def test_a_training_thread_that_gives_up_does_not_let_its_neighbours_wait(rings)
     ring.connect()
     ring.all(wait_up)
     first, second = ring.collectives
-    first.give_up("its state could not be taken over")
+    first.give_up("its state could not be loaded")
     with pytest.raises(RingBroken) as caught:
         second.wait(0)
     assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "reset")
-    with pytest.raises(RingBroken, match="could not be taken over"):
+    with pytest.raises(RingBroken, match="could not be loaded"):
         first.wait(0)
 
 

@@ -7,19 +7,23 @@ process group they are copied.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from dtd.address import Address
+from dtd.core.engine.regroup import plan_regroup
+from dtd.core.engine.shards import held_segments, held_shards
 from dtd.core.ring.chunks import BucketShape, Operation, cut
 from dtd.errors import CheckpointError, RingBroken
 from dtd.lent_memory import HEAD_BYTES, LentMemory
 from dtd.net.data_server import DataServer
 from dtd.transport.api import BucketMemory, BufferLocation
 from dtd.transport.bridge import Bridge, RingCollective
+from dtd.transport.group_backends import group_of
 from dtd.transport.in_process import InProcessRing
-from dtd.transport.process_group import ProcessGroupCollective, group_of
+from dtd.transport.process_group import ProcessGroupCollective
 from dtd.wire import messages as m
 
 PATIENCE_S = 60.0
@@ -28,8 +32,32 @@ SIZES = (0, 1, 7, 1_001, 30_011)
 COMBINE = {Operation.MAXIMUM: np.maximum}
 
 
-def memory_of(array, operation=Operation.SUM, home=None):
-    combine = COMBINE.get(operation, np.add)
+@dataclass(frozen=True)
+class Kind:
+    """An operation and its parameters."""
+
+    operation: Operation
+    copies: int = 0
+    hops: int | None = None
+    bounds: tuple[int, ...] = ()
+
+
+SUM, MAXIMUM, SCATTER, GATHER = map(Kind, Operation)
+KINDS = [
+    SUM,
+    MAXIMUM,
+    SCATTER,
+    Kind(Operation.REDUCE_SCATTER, copies=1),
+    Kind(Operation.REDUCE_SCATTER, copies=7),
+    GATHER,
+    Kind(Operation.ALL_GATHER, copies=1),
+    Kind(Operation.ALL_GATHER, copies=7),
+    Kind(Operation.ALL_GATHER, hops=1),
+]
+
+
+def memory_of(array, kind=SUM, home=None):
+    combine = COMBINE.get(kind.operation, np.add)
 
     def add(start, stop, received):
         target = array[start:stop]
@@ -40,7 +68,10 @@ def memory_of(array, operation=Operation.SUM, home=None):
         item_bytes=array.itemsize,
         add=add,
         dtype=str(array.dtype),
-        operation=operation,
+        operation=kind.operation,
+        copies=kind.copies,
+        hops=kind.hops,
+        bounds=kind.bounds,
         home=home,
     )
 
@@ -49,10 +80,25 @@ def contribution(rank, size, step=0):
     return np.random.default_rng((rank, size, step)).standard_normal(size, dtype=np.float32)
 
 
-def own_of(size, rank, world_size):
-    shape = BucketShape(elements=size, item_bytes=4)
-    start, stop = cut(shape, world_size=world_size, chunk_bytes=4).own(rank)
-    return slice(start, stop)
+def segments_of(size, world_size):
+    """The slice of each segment."""
+    segments = cut(BucketShape(elements=size, item_bytes=4), world_size=world_size, chunk_bytes=4)
+    return [slice(*segments.segment(index)) for index in range(world_size)]
+
+
+def held_of(size, rank, world_size, mirrors):
+    """The slices that a rank holds: its own one first, then those of the ranks before it."""
+    segments = segments_of(size, world_size)
+    return [segments[index] for index in held_segments(rank, world_size, mirrors)]
+
+
+def given_by(rank, size, world_size, kind, step=0):
+    """What a rank has before an operation; an all-gather finds copies of others' segments."""
+    own = contribution(rank, size, step)
+    if kind.operation is Operation.ALL_GATHER:
+        for distance, held in enumerate(held_of(size, rank, world_size, kind.copies)):
+            own[held] = contribution((rank - distance) % world_size, size, step)[held]
+    return own
 
 
 # --- the transports ------------------------------------------------------------------------------
@@ -205,14 +251,14 @@ class Arrays:
 
     def fill(self, values):
         if self._lent is not None:
-            self._lent.recall()
+            self._lent.revoke()
         for array, value in zip(self.arrays, values, strict=True):
             array[:] = value
 
-    def memories(self, operations):
+    def memories(self, kinds):
         return [
-            memory_of(array, operation, home)
-            for array, operation, home in zip(self.arrays, operations, self._homes, strict=True)
+            memory_of(array, kind, home)
+            for array, kind, home in zip(self.arrays, kinds, self._homes, strict=True)
         ]
 
 
@@ -230,8 +276,8 @@ WORLDS = [
 @pytest.mark.parametrize(("kind", "world_size"), WORLDS)
 def test_all_operations_side_by_side(transport, kind, world_size):
     """The last step lends, if the transport does: until then there are others."""
-    operations = [operation for operation in Operation for _ in SIZES]
-    sizes = SIZES * len(Operation)
+    kinds = [kind for kind in KINDS for _ in SIZES]
+    sizes = SIZES * len(KINDS)
     made = transport(kind, world_size)
 
     def work(collective):
@@ -240,8 +286,11 @@ def test_all_operations_side_by_side(transport, kind, world_size):
         while not lends:
             step, lends = step + 1, made.lending(collective)
             assert step < MOST_STEPS
-            arrays.fill(contribution(collective.rank, size, step) for size in sizes)
-            collective.open_step(step, arrays.memories(operations))
+            arrays.fill(
+                given_by(collective.rank, size, world_size, one, step)
+                for size, one in zip(sizes, kinds, strict=True)
+            )
+            collective.open_step(step, arrays.memories(kinds))
             for bucket in reversed(range(len(sizes))):
                 collective.start(bucket)
             for bucket in range(len(sizes)):
@@ -251,48 +300,59 @@ def test_all_operations_side_by_side(transport, kind, world_size):
         return step, [array.copy() for array in arrays.arrays]
 
     results = on_all(made, work)
-    for at, (operation, size) in enumerate(zip(operations, sizes, strict=True)):
-        given = [contribution(rank, size, results[0][0]) for rank in range(world_size)]
-        check(operation, given, [arrays[at] for _, arrays in results])
+    step = results[0][0]
+    for at, (one, size) in enumerate(zip(kinds, sizes, strict=True)):
+        given = [given_by(rank, size, world_size, one, step) for rank in range(world_size)]
+        check(one, given, [arrays[at] for _, arrays in results])
 
 
-def check(operation, given, results):
+def check(kind, given, results):
     """What all ranks hold of one bucket, given what each contributed."""
     size, world_size = len(given[0]), len(given)
-    owns = [own_of(size, rank, world_size) for rank in range(world_size)]
-    if operation is Operation.REDUCE_SCATTER:
-        right = np.sum(given, axis=0)
-        for own, result in zip(owns, results, strict=True):
-            np.testing.assert_allclose(result[own], right[own], rtol=1e-4, atol=1e-5)
+    if kind.operation is Operation.ALL_GATHER:
+        check_gathered(kind, given, results)
         return
-    assert len({result.tobytes() for result in results}) == 1
-    if operation is Operation.SUM:
-        np.testing.assert_allclose(results[0], np.sum(given, axis=0), rtol=1e-4, atol=1e-5)
-    elif operation is Operation.MAXIMUM:
-        assert np.array_equal(results[0], np.max(given, axis=0))
-    else:
-        right = np.zeros(size, np.float32)
-        for own, one in zip(owns, given, strict=True):
-            right[own] = one[own]
-        assert np.array_equal(results[0], right)
+    if kind.operation is Operation.MAXIMUM:
+        assert all(np.array_equal(result, np.max(given, axis=0)) for result in results)
+        return
+    right = np.sum(given, axis=0)
+    mirrors = kind.copies if kind.operation is Operation.REDUCE_SCATTER else world_size
+    for rank, result in enumerate(results):
+        for distance, held in enumerate(held_of(size, rank, world_size, mirrors)):
+            np.testing.assert_allclose(result[held], right[held], rtol=1e-4, atol=1e-5)
+            assert np.array_equal(result[held], results[rank - distance][held])
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+def check_gathered(kind, given, results):
+    """Every rank has the segments of as many ranks before it; the rest is as it was."""
+    size, world_size = len(given[0]), len(given)
+    furthest = max(world_size if kind.hops is None else kind.hops, kind.copies)
+    for rank, result in enumerate(results):
+        right = given[rank].copy()
+        for distance, held in enumerate(held_of(size, rank, world_size, furthest)):
+            right[held] = given[rank - distance][held]
+        assert np.array_equal(result, right)
+
+
+@pytest.mark.parametrize(("world_size", "copies"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1)])
 @pytest.mark.parametrize("kind", TRANSPORTS)
-def test_an_owner_changes_its_segment_between_the_halves(transport, kind, world_size):
+def test_owners_change_their_segments_between_the_halves(transport, kind, world_size, copies):
     """A sharded update: the second half is added when the first has come back."""
     size, made = 30_011, transport(kind, world_size)
+    scatter = Kind(Operation.REDUCE_SCATTER, copies=copies)
+    gather = Kind(Operation.ALL_GATHER, copies=copies)
 
     def work(collective):
         (array,) = (arrays := Arrays(made, [size])).arrays
         arrays.fill([contribution(collective.rank, size)])
-        collective.open_step(0, arrays.memories([Operation.REDUCE_SCATTER]), 2)
+        collective.open_step(0, arrays.memories([scatter]), 2)
         collective.start(0)
         collective.wait(0)
-        array[own_of(size, collective.rank, world_size)] *= 2
+        for held in held_of(size, collective.rank, world_size, copies):
+            array[held] *= 2
         extra = np.array([float(collective.rank)], np.float32)
-        collective.add([memory_of(array, Operation.ALL_GATHER)])
-        collective.add([memory_of(extra, Operation.MAXIMUM)])
+        collective.add([memory_of(array, gather)])
+        collective.add([memory_of(extra, MAXIMUM)])
         for bucket in (2, 1):
             collective.start(bucket)
         for bucket in (1, 2):
@@ -308,14 +368,52 @@ def test_an_owner_changes_its_segment_between_the_halves(transport, kind, world_
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
+def test_shards_move_when_one_of_four_ranks_is_lost(transport, kind):
+    size, made = 30_011, transport(kind, 3)
+    state = contribution(0, size)
+    held = [held_shards(rank, 4, 1) for rank in range(3)]
+    wanted = [held_shards(rank, 3, 1) for rank in range(3)]
+    windows = plan_regroup(held, wanted).windows
+    kinds = [
+        Kind(Operation.ALL_GATHER, hops=window.hops, bounds=window.bounds(size))
+        for window in windows
+    ]
+
+    def work(collective):
+        flat = np.zeros(size, np.float32)
+        for start, stop in held[collective.rank].ranges(size):
+            flat[start:stop] = state[start:stop]
+        arrays = Arrays(made, [kind.bounds[-1] for kind in kinds])
+        for window, array in zip(windows, arrays.arrays, strict=True):
+            for piece in window.gives(collective.rank, size):
+                array[piece.at :][: piece.stop - piece.start] = flat[piece.start : piece.stop]
+        collective.open_step(0, arrays.memories(kinds))
+        for bucket in range(len(kinds)):
+            collective.start(bucket)
+        for bucket, window in enumerate(windows):
+            collective.wait(bucket)
+            for piece in window.takes(collective.rank, size):
+                taken = arrays.arrays[bucket][piece.at :][: piece.stop - piece.start]
+                flat[piece.start : piece.stop] = taken
+        return flat, collective.close_step().sent_bytes
+
+    results = on_all(made, work)
+    for (flat, _), shards in zip(results, wanted, strict=True):
+        for start, stop in shards.ranges(size):
+            assert np.array_equal(flat[start:stop], state[start:stop])
+    carried = sum(window.carried_elements(size) for window in windows)
+    assert sum(sent_bytes for _, sent_bytes in results) == 4 * carried < 4 * 2 * size
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
 def test_what_a_broken_ring_left_is_done_again_by_another(transport, kind):
     """The last rank never starts; the same contributions then give the same bytes as without."""
-    operations = [Operation.SUM, Operation.REDUCE_SCATTER, Operation.MAXIMUM]
+    kinds = [SUM, Kind(Operation.REDUCE_SCATTER, copies=1), MAXIMUM]
     sizes = [30_011, 1_001, 7]
 
     def step(made, collective, arrays, *, breaks=False):
         arrays.fill(contribution(collective.rank, size) for size in sizes)
-        collective.open_step(0, arrays.memories(operations))
+        collective.open_step(0, arrays.memories(kinds))
         if breaks and collective.rank == 2:
             made.break_ring()
         for bucket in range(len(sizes)):

@@ -6,23 +6,30 @@ Ranks are threads of this process; the ring is the one in memory, the group a re
 from __future__ import annotations
 
 import functools
+import os
+import socket
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from dtd.core.ring.chunks import Operation
 from dtd.errors import ConfigError, RingBroken
+from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.codec.powersgd import PowerSGD
+from dtd.strategy.coded_buckets import CodedBuckets
 from dtd.strategy.wire_memory import bucket_memory, tensor_bytes
+from dtd.transport import group_backends
 from dtd.transport.api import BucketMemory
+from dtd.transport.group_backends import GlooGroup, check_backend, group_of
 from dtd.transport.in_process import InProcessRing
-from dtd.transport.process_group import (
-    GlooGroup,
-    ProcessGroupCollective,
-    check_backend,
-    group_of,
-)
+from dtd.transport.process_group import ProcessGroupCollective
+from tests.numerics.example_codecs import Gathering
 
 PATIENCE_S = 30.0
 PROMPT_S = 5.0
@@ -105,6 +112,34 @@ def summed(collective, flats, step=0):
     return flats, tail, words, collective.close_step()
 
 
+@pytest.mark.parametrize("codec", [PowerSGD(rank=2), Gathering()])
+def test_a_codecs_sums_travel_by_the_group_and_its_gathers_by_the_ring(ranks, codec):
+    """Its stages depend on one another, and are handed over by its own thread."""
+    layout = FlatLayout(
+        dtype=torch.float32, tensors=(TensorPlace(start=0, stop=1600, shape=(40, 40)),)
+    )
+
+    def work(collective):
+        buckets = CodedBuckets([layout] * 3, torch.device("cpu"), codec)
+        buckets.regroup(World(rank=collective.rank, size=collective.world_size))
+        collective.open_step(0, buckets.exchanges(0))
+        buckets.begin(1.0)
+        for index, flat in enumerate(buckets.flats):
+            flat.fill_(1.0 + index + collective.rank)
+            buckets.send(index, collective.start)
+        for index in range(3):
+            buckets.receive(index, collective.wait)
+        buckets.close()
+        collective.gather(b"")
+        return [flat.tolist() for flat in buckets.flats]
+
+    one, other = ranks(2).all(work)
+    assert one == other
+    if isinstance(codec, PowerSGD):
+        for index, values in enumerate(one):
+            assert values == pytest.approx([3.0 + 2 * index] * 1600, rel=1e-5)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_all_ranks_end_with_the_same_bytes(ranks, world_size):
     def work(collective):
@@ -123,6 +158,30 @@ def test_all_ranks_end_with_the_same_bytes(ranks, world_size):
             torch.testing.assert_close(flat.double(), right, rtol=1e-5, atol=1e-5)
         assert timing.busy_s > 0
         assert (timing.sent_bytes > 4 * sum(SIZES) / 2) == (world_size > 1)
+
+
+def test_a_reduce_scatter_that_is_a_sum_travels_by_the_group(ranks):
+    def work(collective):
+        flats = [torch.full((9,), float(collective.rank + 1)) for _ in range(3)]
+        kinds = [
+            {"operation": Operation.REDUCE_SCATTER, "copies": 2},
+            {"operation": Operation.REDUCE_SCATTER, "copies": 1},
+            {"operation": Operation.ALL_GATHER, "copies": 2},
+        ]
+        memories = [
+            replace(bucket_memory(flat), **kind) for flat, kind in zip(flats, kinds, strict=True)
+        ]
+        collective.open_step(0, memories)
+        for bucket in range(3):
+            collective.start(bucket)
+        for bucket in range(3):
+            collective.wait(bucket)
+        return flats[0].tolist(), flats[2].tolist(), sorted(collective._on_ring)
+
+    for rank, (summed, gathered, on_ring) in enumerate(ranks(3).all(work)):
+        assert summed == [6.0] * 9
+        assert gathered == [rank + 1.0] * 9
+        assert on_ring == [1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -191,6 +250,29 @@ def test_a_blocked_rank_is_released_when_the_ring_breaks_and_its_bucket_is_left_
     assert tensor_bytes(after[0][2]) == tensor_bytes(after[1][2])
 
 
+def test_a_ring_that_breaks_while_a_bucket_is_handed_over(ranks):
+    made = ranks(2)
+
+    def work(collective):
+        summed(collective, contributions(collective.rank))
+        collective.open_step(1, list(map(bucket_memory, contributions(0))))
+
+    made.all(work)
+    late = made.collectives[0]
+    looks = late._ring.check
+
+    def breaks_after_the_look():
+        looks()
+        made.ring.break_ring("rank 1 is lost")
+        late._finisher.join(PATIENCE_S)
+
+    late._ring.check = breaks_after_the_look
+    late.start(0)
+    late._ring.check = looks
+    with pytest.raises(RingBroken, match="rank 1 is lost"):
+        late.wait(0)
+
+
 def test_threads_of_a_group_that_was_given_up_end(ranks):
     made = ranks(2)
     made.all(lambda one: summed(one, contributions(one.rank)))
@@ -200,6 +282,34 @@ def test_threads_of_a_group_that_was_given_up_end(ranks):
         if thread.name.startswith("process-group"):
             thread.join(max(0.0, deadline_s - time.monotonic()))
             assert not thread.is_alive()
+
+
+def test_threads_end_though_connections_cannot_be_shut(ranks, monkeypatch):
+    made = ranks(2)
+    made.all(lambda one: summed(one, contributions(one.rank)))
+    one = made.collectives[0]
+
+    def fail(backend):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(one._group, "end", fail)
+    with pytest.raises(OSError, match="too many"):
+        one._end()
+    one._finisher.join(PATIENCE_S)
+    assert not one._finisher.is_alive()
+    monkeypatch.undo()
+    made.ring.break_ring("over")
+
+
+def test_a_group_that_was_given_up_keeps_no_copies_of_buckets(ranks):
+    made = ranks(2)
+    made.all(lambda one: summed(one, contributions(one.rank)))
+    copies = [weakref.ref(copy) for one in made.collectives for copy in one._own.values()]
+    assert len(copies) == 2 * len(SIZES)
+    made.ring.break_ring("over")
+    for one in made.collectives:
+        one._finisher.join(PATIENCE_S)
+    assert [copy() for copy in copies] == [None] * len(copies)
 
 
 def test_a_ring_that_breaks_while_a_group_is_made_ends_that(ranks):
@@ -254,6 +364,23 @@ def test_one_rank_that_cannot_join_a_group_ends_it_for_all(ranks):
             summed(collective, contributions(collective.rank))
 
     made.all(work)
+
+
+def test_a_number_that_is_no_socket_any_more_leaves_nothing_open(monkeypatch):
+    """Another thread closes a socket and opens a file between the two looks at its number."""
+    with socket.socket() as here, Path("/dev/null").open("rb") as file:
+        monkeypatch.setattr(group_backends.os, "listdir", lambda _path: [str(here.fileno())])
+        duplicated, dup = [], os.dup
+
+        def dup_of_the_file(_number):
+            duplicated.append(dup(file.fileno()))
+            return duplicated[-1]
+
+        monkeypatch.setattr(group_backends.os, "dup", dup_of_the_file)
+        assert list(group_backends._inet_sockets()) == []
+    (duplicate,) = duplicated
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(duplicate)
 
 
 def test_an_address_of_another_host_is_no_place_to_listen():

@@ -28,6 +28,7 @@ from dtd.wire.fields import (
     NoticeKind,
     Octets,
     Seconds,
+    Shards,
     Text,
     Words,
     generations_in,
@@ -69,6 +70,11 @@ class Result:
     metrics: Figures
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    part: Shards = ()
+
+
 class Colour(enum.IntEnum):
     RED = 1
 
@@ -105,13 +111,13 @@ DOES_NOT: list[tuple[str, Any, str]] = [
     ("name", "a\nb", 'name: "a\\nb" is not one line of printable characters'),
     ("name", "a\x1b[2J", 'name: "a\\u001b[2J" is not one line of printable characters'),
     ("name", "a\u202eb", "is not one line of printable characters"),
-    ("member", "", 'member: "" is no name: 1 to 64 letters'),
-    ("member", "-w", "is no name: 1 to 64 letters"),
-    ("member", "w/../0", "is no name: 1 to 64 letters"),
-    ("member", "w" * 65, "is no name: 1 to 64 letters"),
+    ("member", "", 'member: "" is not a name: 1 to 64 letters'),
+    ("member", "-w", "is not a name: 1 to 64 letters"),
+    ("member", "w/../0", "is not a name: 1 to 64 letters"),
+    ("member", "w" * 65, "is not a name: 1 to 64 letters"),
     ("member", 7, "expected text, got int"),
-    ("notice", "generation_running", '"generation_running" is nothing that a worker may report'),
-    ("notice", "audit", "is nothing that a worker may report"),
+    ("notice", "generation_running", '"generation_running" is not a kind that a worker may report'),
+    ("notice", "audit", "is not a kind that a worker may report"),
     ("text", "x" * 16385, "text of 16385 characters > 16384"),
     ("octets", "text", "expected octets, got str"),
     ("octets", bytes(65), "65 octets > 64"),
@@ -213,7 +219,7 @@ def test_a_map_of_figures_holds_numbers_only() -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * 101, "user\u202eexe", 7])
 def test_a_figure_has_a_name_that_can_be_shown(name: Any) -> None:
-    with pytest.raises(ProtocolError, match=r"X\.metrics: .* is no metric's name: 1 to 100"):
+    with pytest.raises(ProtocolError, match=r"X\.metrics: .* is not a metric's name: 1 to 100"):
         parse_record(Result, {"metrics": {name: 1.0}}, where="X")
     assert parse_record(Result, {"metrics": {"précision @ 5": 1}}, where="X").metrics
 
@@ -307,13 +313,13 @@ for _level in range(8):
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ({"a": b"octets"}, "bytes is nothing that JSON can hold"),
-        ({"a": [object()]}, "object is nothing"),
+        ({"a": b"octets"}, "bytes cannot be represented in JSON"),
+        ({"a": [object()]}, "object cannot be represented"),
         ({"a": 2**63}, "does not fit 64 bits"),
         ({"a": -(2**63)}, "does not fit 64 bits"),
-        ({1: 2}, "a key is no text"),
-        ({"k" * 256: 2}, "a key is no text of at most 255"),
-        ({"a": {2: 1}}, "a key is no text"),
+        ({1: 2}, "a key is not text"),
+        ({"k" * 256: 2}, "a key is not text of at most 255"),
+        ({"a": {2: 1}}, "a key is not text"),
         (DEEP, "nested more than 7 levels deep"),
     ],
 )
@@ -328,6 +334,23 @@ def test_a_map_of_figures_is_bounded() -> None:
     many = {f"m{number}": 1.0 for number in range(257)}
     with pytest.raises(ProtocolError, match="map of 257 > 256"):
         parse_record(Result, {"metrics": many}, where="X")
+
+
+def test_a_set_of_shards_is_bounded_integers() -> None:
+    fits = [0, 1, 65535, 65536] * 64
+    assert parse_record(Part, {"part": fits}, where="X").part == tuple(fits)
+    assert record_values(Part(part=(0, 1, 1, 2)), where="X") == {"part": [0, 1, 1, 2]}
+    for wrong, problem in (
+        ({}, "expected a list, got dict"),
+        ([0] * 257, "list of 257 > 256"),
+        ([0, 65537], r"part\[1\]: 65537 is not in 0..65536"),
+        ([0.5], "expected an integer, got float"),
+        ([True], "expected an integer, got bool"),
+    ):
+        with pytest.raises(ProtocolError, match=problem):
+            parse_record(Part, {"part": wrong}, where="X")
+    with pytest.raises(ProtocolError, match="70000 is not in"):
+        record_values(Part(part=(70000,)), where="X")
 
 
 def test_generations_are_found_wherever_a_message_names_them() -> None:

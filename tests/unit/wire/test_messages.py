@@ -25,6 +25,7 @@ SAMPLES: dict[str, Any] = {
     "generation": 1,
     "f": 0.5,
     "seconds": 0.5,
+    "shards": [0, 1, 1, 2],
     "bool": True,
     "text": "x",
     "words": "x",
@@ -33,6 +34,7 @@ SAMPLES: dict[str, Any] = {
     "names": ["x"],
     "name": "x",
     "notice": "row_retried",
+    "octets<=16384": bytes(128),
     "octets": b"x",
     "map": {},
 }
@@ -234,12 +236,14 @@ def test_header_that_is_too_long_is_not_sent() -> None:
 
 
 def test_the_largest_offer_of_memory_fits_in_a_header() -> None:
-    lots = (m.Lot(offset=2**63 - 1),) * m.MAX_LENT
+    lots = (m.ShmRegion(offset=2**63 - 1),) * m.MAX_LENT
     most = 2**32 - 1
-    lend = m.Lend(generation=most, number=most, nonce=bytes(16), size_bytes=2**63 - 1, lots=lots)
+    lend = m.ShmOffer(
+        generation=most, number=most, nonce=bytes(16), size_bytes=2**63 - 1, lots=lots
+    )
     [frame] = FrameDecoder(staging_bytes=1 << 17).feed(m.message_bytes(lend))
     assert m.decode_message(frame.header) == lend
-    with pytest.raises(LocalProtocolError, match=r"LEND\.lots"):
+    with pytest.raises(LocalProtocolError, match=r"SHM_OFFER\.lots"):
         m.encode_header(dataclasses.replace(lend, lots=(*lots, lots[0])))
 
 

@@ -25,6 +25,7 @@ from dtd.wire.tags import FLAG_GCM, FLAG_XXH3
 
 ROLES = list(m.Role)
 TABLES = (m.from_opener, m.from_acceptor)
+DATA_LINKS = [m.Role.RING, m.Role.STAR]
 TYPES = list(m.message_types().values())
 VALUES = {
     "u": 1,
@@ -41,7 +42,9 @@ VALUES = {
     "notice": "row_retried",
     "map": {},
     "list": [],
+    "octets<=16384": bytes(128),
     "octets": b"x",
+    "shards": [],
 }
 HELLO = m.Hello(
     role="worker",
@@ -184,17 +187,22 @@ def test_handshake_takes_nothing_else(cls: type[Any]) -> None:
 
 
 def test_every_message_has_exactly_one_sender() -> None:
-    several = {m.Beat, m.Revocations, m.Renew, m.Renewed}
+    several = {m.Chunk, m.LinkHeartbeat, m.Revocations, m.Renew, m.Renewed}
     either = {m.Hello, m.Welcome, m.Prove, m.Error, m.Goodbye} | several
     for cls in set(TYPES) - either:
         senders = [role for table in TABLES for role in ROLES if cls in table(role)]
         assert len(senders) == 1, cls
     for table in TABLES:
-        assert [role for role in ROLES if m.Beat in table(role)] == [m.Role.RING]
+        assert [role for role in ROLES if m.LinkHeartbeat in table(role)] == DATA_LINKS
         assert [role for role in ROLES if m.Revocations in table(role)] == [m.Role.WORKER]
         renew = [role for role in ROLES if {m.Renew, m.Renewed} & table(role)]
         assert renew == [m.Role.WORKER, m.Role.CTL]
         assert all({m.Error, m.Goodbye} <= table(role) for role in ROLES)
+    by_opener, by_acceptor = (
+        [role for role in ROLES if m.Chunk in table(role)] for table in TABLES
+    )
+    assert by_opener == DATA_LINKS
+    assert by_acceptor == [m.Role.STAR]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def test_without_a_credential_it_does_not_listen_to_others() -> None:
     with pytest.raises(ConfigError) as caught:
         settled(config_of(listen="0.0.0.0:0"), None)
     assert str(caught.value) == (
-        "listen: 0.0.0.0:0 is not a loopback address, and this host has no credential, so its data"
-        f" port could not tell who calls ({JOIN_REMEDY} here; or listen on 127.0.0.1)"
+        "listen: 0.0.0.0:0 is not a loopback address, and this host has no credential, so its "
+        f"data port could not authenticate connections ({JOIN_REMEDY} here; or listen on 127.0.0.1)"
     )
     assert caught.value.exit_code == 78
 
@@ -53,14 +53,15 @@ def test_without_a_credential_nobody_is_called_over_tcp(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         coordinator_targets(config_of(coordinator=address), None, {})
     assert str(caught.value) == (
-        f"no credential for {address} (on the coordinator's own host name no address: its socket"
-        " is found; elsewhere ask for a token (`dtdctl token create` there), then `dtd-worker join"
+        f"no credential for {address} (on the coordinator's own host, give no address, and its "
+        "socket is used; elsewhere ask for a token (`dtdctl token create` there), then "
+        "`dtd-worker join"
         " TOKEN` or `dtdctl join TOKEN` here)"
     )
 
 
 def test_no_target_is_made_that_anybody_could_answer_for() -> None:
-    with pytest.raises(ValueError, match="is called over TLS"):
+    with pytest.raises(ValueError, match="needs a TLS context"):
         Target(HERE)
 
 
@@ -99,9 +100,10 @@ def test_it_is_called_as_its_credential_says(credential: Credential, name: str) 
     ],
 )
 def test_it_cannot_be_called_otherwise(credential: Credential, name: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match=f"name: {name} is not what the credential") as caught:
+    why = f"name: {name} is not a name that the credential"
+    with pytest.raises(ConfigError, match=why) as caught:
         settled(config_of(name=name), credential)
-    words = "call the worker as it says (host7, host7-cpu, host7-cuda0, ...), "
+    words = "use a name that it permits (host7, host7-cpu, host7-cuda0, ...), "
     assert caught.value.remedy == words + remedy
 
 

@@ -17,7 +17,7 @@ from dtd.security.local_users import LocalUsers
 from dtd.security.targets import Target
 from dtd.wire import messages as m
 from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
-from dtd.worker.epochs import Epochs
+from dtd.worker.remembered import Epochs
 
 PATIENCE_S = 10.0
 

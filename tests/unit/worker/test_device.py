@@ -31,7 +31,7 @@ def test_what_is_there_is_taken(name: str, driver: Driver | None) -> None:
     ],
 )
 def test_what_is_not_there_is_refused(name: str, driver: Driver | None, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"--device {name} is not there: .*{why}") as caught:
+    with pytest.raises(ConfigError, match=f"--device {name} is not available: .*{why}") as caught:
         check_device(name, lambda: driver)
     assert caught.value.exit_code == 78
 
@@ -63,4 +63,4 @@ def test_the_worker_says_so_and_ends_without_importing_torch(tmp_path) -> None:
         check=False,
     )
     assert ended.returncode == 78, ended.stderr
-    assert "--device cuda:999 is not there" in ended.stderr
+    assert "--device cuda:999 is not available" in ended.stderr

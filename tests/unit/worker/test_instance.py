@@ -6,7 +6,7 @@ import pytest
 
 from dtd.config import load_worker_config
 from dtd.errors import ConfigError
-from dtd.worker.instance import device_of, with_instance
+from dtd.worker.main import what_it_is, with_instance
 
 
 @pytest.mark.parametrize(
@@ -21,15 +21,30 @@ from dtd.worker.instance import device_of, with_instance
     ],
 )
 def test_an_instance_names_its_device(instance, device):
-    assert device_of(instance) == device
+    assert what_it_is(instance) == {"device": device}
+
+
+@pytest.mark.parametrize("instance", ["server", "server-2"])
+def test_an_instance_names_a_parameter_server(instance, tmp_path):
+    flags = with_instance({"instance": instance}, {}, "host7")
+    config = load_worker_config(flags, {}, default_file=tmp_path / "none")
+    assert (config.role, config.device, config.name) == ("server", "cpu", f"host7-{instance}")
+
+
+def test_a_parameter_server_is_named_after_its_role_and_needs_no_gpu(tmp_path):
+    none = tmp_path / "none"
+    config = load_worker_config({"role": "server"}, {}, default_file=none, hostname="host7")
+    assert config.name == "host7-server"
+    with pytest.raises(ConfigError, match='device: must be "cpu" for a parameter server'):
+        load_worker_config({"role": "server", "device": "cuda:0"}, {}, default_file=none)
 
 
 @pytest.mark.parametrize(
-    "instance", ["", "gpu", "cuda", "cpu2", "cuda:0", "cuda01", "cpu-", "cpu 2"]
+    "instance", ["", "gpu", "cuda", "cpu2", "cuda:0", "cuda01", "cpu-", "cpu 2", "server0"]
 )
 def test_anything_else_is_refused_in_words(instance):
-    with pytest.raises(ConfigError, match="names no device") as caught:
-        device_of(instance)
+    with pytest.raises(ConfigError, match="does not name a device") as caught:
+        what_it_is(instance)
     assert "dtd-worker@cuda0" in caught.value.remedy
 
 

@@ -30,6 +30,9 @@ def test_the_strongest_evidence_speaks():
         traces = Traces(pid=1, began=BEGAN, fault=fault, service=service)
         return verdict(traces, Moment(**{**vars_of(BEGAN), **now}))
 
+    collecting = "[trainer] (most recent call first):\n"
+    fault = SEGMENTATION_FAULT.replace(collecting, f"{collecting}  Garbage-collecting\n")
+    assert end(fault=fault) == "ended by SIGSEGV in loss (task.py:31)"
     assert end(fault=SEGMENTATION_FAULT, service="core-dump dumped SEGV") == (
         "ended by SIGSEGV in loss (task.py:31)"
     )
@@ -43,8 +46,8 @@ def test_the_strongest_evidence_speaks():
     )
     assert end(service="signal killed KILL") == "ended by SIGKILL (systemd: signal)"
     assert end(service="exit-code exited 3") == "ended with exit status 3"
-    assert end(boot="b2") == "ended with its host, which has started again since"
-    assert end() == "ended without a word: by SIGKILL, or with a library's own exit"
+    assert end(boot="b2") == "ended when its host went down; the host has restarted since"
+    assert end() == "ended without a message: by SIGKILL, or because a library ended the process"
 
 
 def vars_of(moment):
@@ -103,8 +106,8 @@ def told(tmp_path, monkeypatch):
     [
         ("def at_fault():\n  os.kill(os.getpid(), signal.SIGSEGV)\nat_fault()", "SIGSEGV in at_f"),
         ("os.kill(os.getpid(), signal.SIGABRT)", "ended by SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "ended without a word"),
-        ("os._exit(3)", "ended without a word"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended without a message"),
+        ("os._exit(3)", "ended without a message"),
         ("one.failed(ValueError('x'))", "ended by ValueError: x"),
         ("one.end()", ""),
         ("import io; sys.stderr = io.StringIO(); one.end(); print('over'); os._exit(3)", ""),

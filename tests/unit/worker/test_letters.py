@@ -7,7 +7,7 @@ import stat
 import pytest
 import structlog
 
-from dtd.worker.letters import letter_directory
+from dtd.worker.state_directory import letter_directory
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def refused(state_dir):
 
 def test_a_directory_that_others_can_enter_is_not_used(state_dir):
     letter_directory(state_dir, {}).chmod(0o750)
-    assert "others" in refused(state_dir)
+    assert "users other than" in refused(state_dir)
 
 
 def test_a_link_is_not_followed(state_dir, tmp_path):
@@ -54,7 +54,7 @@ def test_a_link_is_not_followed(state_dir, tmp_path):
     elsewhere.mkdir(mode=0o700)
     (elsewhere / "kept").touch()
     (state_dir / "letters").symlink_to(elsewhere)
-    assert "others" in refused(state_dir)
+    assert "users other than" in refused(state_dir)
     assert (elsewhere / "kept").exists()
 
 

@@ -98,7 +98,7 @@ async def test_the_service_manager_hears_of_its_life(manager, config):
     async with asyncio.timeout(30):
         assert await serving == 0
     status, *_, last = heard(manager)
-    assert status == "STATUS=waits for a job, calls the coordinator at unix:/nonexistent/s"
+    assert status == "STATUS=waits for a job, connecting to the coordinator at unix:/nonexistent/s"
     assert last == "STOPPING=1"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import tracemalloc
 
 import pytest
 
@@ -141,8 +142,8 @@ async def test_a_shipped_package_is_fetched_first(config, probe_process, tmp_pat
     [
         ("print(json.dumps({'error': 'no module x', 'remedy': 'y'}))", "worker-0: no module x"),
         ("sys.exit('out of luck')", "out of luck"),
-        ("print('[1]')", "it said nothing"),
-        ("print('x' * 300_000)", "it said nothing"),
+        ("print('[1]')", "it printed nothing"),
+        ("print('x' * 300_000)", "it printed nothing"),
     ],
 )
 async def test_a_step_that_fails_says_why(config, probe_process, body, words):
@@ -150,6 +151,23 @@ async def test_a_step_that_fails_says_why(config, probe_process, body, words):
     measured = await answer(question("step"), config)
     assert measured.figures == {}
     assert words in measured.reason
+
+
+async def test_what_a_task_prints_does_not_fill_the_memory_of_the_worker(config, probe_process):
+    probe_process(
+        "json.load(sys.stdin)\n"
+        "for _ in range(16):\n"
+        "    sys.stderr.write('x' * 2**20)\n"
+        "print(json.dumps({'error': 'enough'}))"
+    )
+    tracemalloc.start()
+    try:
+        measured = await answer(question("step"), config)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert measured.reason.endswith("enough")
+    assert peak_bytes < 8 * 2**20
 
 
 async def test_a_step_that_takes_too_long_is_ended(config, probe_process, monkeypatch):
@@ -163,7 +181,7 @@ async def test_beside_a_job_no_step_is_measured(config):
     measured = await answer(question("step"), config, idle=False)
     assert (measured.reason, measured.remedy) == (
         "worker-0 is busy",
-        "wait until no job runs",
+        "wait until no job is running",
     )
 
 

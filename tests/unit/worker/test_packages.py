@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from dtd.packages.limits import MAX_ARCHIVE_BYTES, MAX_WEIGHTS_KEPT
 from dtd.packages.pack import pack
 from dtd.packages.source import Source
 from dtd.wire import messages as m
-from dtd.worker.packages import TaskPackages
+from dtd.worker.packages import ABANDONED_S, TaskPackages
 
 PATIENCE_S = 20.0
 
@@ -94,10 +96,10 @@ def test_a_new_connection_is_asked_again_and_a_second_answer_is_passed_over(
 @pytest.mark.parametrize(
     ("piece", "size", "says"),
     [
-        (b"", 0, "coordinator lacks"),
-        (b"", 10, "gives 0 of 10"),
-        (b"12345", 4, "gives 5 of 4"),
-        (b"1", MAX_ARCHIVE_BYTES + 1, "gives 1 of"),
+        (b"", 0, "does not have the content"),
+        (b"", 10, "delivers 0 of 10"),
+        (b"12345", 4, "delivers 5 of 4"),
+        (b"1", MAX_ARCHIVE_BYTES + 1, "delivers 1 of"),
         (b"12345", 5, "was damaged"),
     ],
 )
@@ -152,8 +154,36 @@ def test_damaged_weights_are_fetched_again_and_never_kept(tmp_path: Path) -> Non
     assert again.result.result(PATIENCE_S).read_bytes() == content
 
 
+def abandoned_parts(weights: Path) -> tuple[Path, Path]:
+    """What processes have left that were killed more, and less, than a day ago."""
+    weights.mkdir()
+    parts = weights / f"{'0' * 64}.part", weights / f"{'1' * 64}.part"
+    for part, age_s in zip(parts, (ABANDONED_S + 60.0, ABANDONED_S - 60.0), strict=True):
+        part.write_bytes(b"begun")
+        os.utime(part, (time.time() - age_s,) * 2)
+    return parts
+
+
+def test_an_abandoned_download_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    old, recent = abandoned_parts(tmp_path / "weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    fetching = Fetching(tmp_path / "packages", digest, weights=True)
+    fetching.give(fetching.next_asked(), b"weights", 7)
+    whole = fetching.result.result(PATIENCE_S)
+    assert set(whole.parent.iterdir()) == {whole, recent}
+    assert not old.exists()
+
+
+def test_an_abandoned_download_is_removed_at_a_start(tmp_path: Path) -> None:
+    packages = TaskPackages(tmp_path / "packages", send=print, post=print)
+    packages.remove_abandoned()  # there is no such directory yet
+    _, recent = abandoned_parts(tmp_path / "weights")
+    packages.remove_abandoned()
+    assert list((tmp_path / "weights").iterdir()) == [recent]
+
+
 def test_weights_that_cannot_be_kept(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("no directory")
     fetching = Fetching(tmp_path / "packages", hashlib.sha256(b"x").hexdigest(), weights=True)
-    with pytest.raises(TaskError, match="cannot be kept"):
+    with pytest.raises(TaskError, match="cannot be stored"):
         fetching.result.result(PATIENCE_S)

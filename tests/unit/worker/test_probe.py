@@ -95,7 +95,7 @@ async def test_a_path_that_loses_what_is_large_is_no_path(data_port):
     async with NarrowPath(address, PROBE_BYTES) as narrow:
         answer = await probed(narrow, timeout_s=0.2)
     assert (answer.reachable, answer.greeted) == (False, True)
-    assert "it answers, but 256 KiB do not come through: no answer within 0.2 s" in answer.reason
+    assert "it answers, but 256 KiB do not arrive: no answer within 0.2 s" in answer.reason
     async with NarrowPath(address, 2 * PROBE_BYTES) as wide:
         assert (await probed(wide)).reachable
 

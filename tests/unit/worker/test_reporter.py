@@ -6,14 +6,16 @@ import sys
 import types
 
 import pytest
+import structlog
 
 import dtd.worker.reporter as reporter_module
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import StateKey
 from dtd.core.progress import ProgressWatch
-from dtd.train.record import CheckpointRecord, EvalRecord, Outcome, StepRecord
+from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
 from dtd.wire import messages as m
-from dtd.worker.reporter import PROGRESS_EVERY_S, JobReporter
+from dtd.wire.step_rows import MAX_STEP_ROWS, unpack_step_rows
+from dtd.worker.reporter import MAX_UNTOLD_STEPS, PROGRESS_EVERY_S, JobReporter, progress_message
 
 
 def assign(*, generation=3, rank=0):
@@ -30,6 +32,8 @@ def assign(*, generation=3, rank=0):
 
 def record(step, **changed):
     values = {
+        "generation": 3,
+        "rank": 0,
         "step": step,
         "epoch": 0,
         "loss": 1.0 / step,
@@ -47,6 +51,10 @@ def record(step, **changed):
         "skipped_steps": 0,
     }
     return StepRecord(**(values | changed))
+
+
+def telling(told):
+    return lambda progress, steps: told.append(progress_message(progress, steps))
 
 
 class Clock:
@@ -73,12 +81,12 @@ def told():
 
 @pytest.fixture
 def watch():
-    return ProgressWatch(first_patience_s=120.0, least_patience_s=5.0, busy_patience_s=1800.0)
+    return ProgressWatch(first_stall_limit_s=120.0, least_stall_limit_s=5.0, busy_limit_s=1800.0)
 
 
 @pytest.fixture
 def reporter(clock, told, watch):
-    made = JobReporter("digits-1", told.append, watch)
+    made = JobReporter("digits-1", told.append, telling(told), watch)
     made.begin_generation(assign())
     return made
 
@@ -109,7 +117,66 @@ def test_progress_is_told_now_and_then(reporter, clock, told):
         exposed_s=0.05,
         skipped=False,
         skipped_steps=0,
+        steps=told[2].steps,
     )
+
+
+def test_memory_is_told_with_heartbeats_until_the_next_generation(reporter):
+    found = MemoryRecord(measured={"optimizer": 12, "activations": 7}, predicted={"optimizer": 10})
+    reporter.memory_measured(found)
+    assert "memory" not in reporter.heartbeat_fields(), "no step is committed"
+    reporter.step_committed(record(2))
+    assert reporter.heartbeat_fields()["memory"] == (
+        m.MemoryPart(name="optimizer", measured_bytes=12, predicted_bytes=10),
+        m.MemoryPart(name="activations", measured_bytes=7, predicted_bytes=0),
+    )
+    reporter.begin_generation(assign(generation=4))
+    reporter.step_committed(record(3, generation=4))
+    assert reporter.heartbeat_fields()["memory"] == ()
+
+
+def told_steps(told):
+    return [[row.step for row in unpack_step_rows(message.steps)] for message in told]
+
+
+def test_every_step_is_told_once(reporter, clock, told):
+    for step in range(1, 6):
+        reporter.step_committed(record(step))
+    reporter.flush()
+    assert told_steps(told) == [[1], [2, 3, 4, 5]]
+    (row,) = unpack_step_rows(told[0].steps)
+    assert (row.generation, row.loss, row.learning_rate, row.data_s) == (3, 1.0, 0.1, 0.1)
+    assert (row.rows, row.steps, row.sent_bytes, row.skipped) == (64, 1, 3000, 0)
+
+
+def test_who_becomes_rank_0_tells_what_its_predecessor_may_not_have_told(reporter, clock, told):
+    reporter.begin_generation(assign(generation=4, rank=1))
+    for step in range(1, MAX_UNTOLD_STEPS + 3):
+        reporter.step_committed(record(step))
+    assert told == []
+    reporter.begin_generation(assign(generation=5))
+    reporter.step_committed(record(MAX_UNTOLD_STEPS + 3, generation=5))
+    reporter.flush()
+    assert [len(steps) for steps in told_steps(told)] == [MAX_STEP_ROWS] * 8
+    assert told_steps(told)[0][0] == 4
+    assert told_steps(told)[-1][-1] == MAX_UNTOLD_STEPS + 3
+
+
+def test_nothing_is_told_at_an_end_without_steps(reporter, told):
+    reporter.flush()
+    assert told == []
+
+
+def test_of_a_round_of_steps_each_has_its_part(reporter, told):
+    reporter.step_committed(record(4, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
+    reporter.step_committed(record(8, steps=4, rows=254, step_s=2.0, sent_bytes=4000))
+    (progress,) = told
+    assert (progress.step, progress.rows, progress.step_s) == (4, 64, 0.5)
+    assert progress.compute_s == 0.05
+    beat = reporter.heartbeat_fields()
+    assert (beat["step"], beat["step_s"], beat["samples_per_s"]) == (8, 0.5, 127.0)
+    result = reporter.result(outcome(step=8))
+    assert (result["steps"], result["mean_step_s"], result["samples_per_s"]) == (8, 0.5, 127.0)
 
 
 def test_only_rank_0_tells_progress_and_evaluations(reporter, told):
@@ -194,6 +261,27 @@ def test_a_step_that_took_no_time_has_no_rate(reporter):
     assert reporter.heartbeat_fields()["samples_per_s"] == 0.0
 
 
+def test_a_step_committed_at_a_take_over_is_told_and_changes_no_mean(reporter, clock, told):
+    reporter.step_committed(record(1, step_s=0.5))
+    clock.now_s += 2 * PROGRESS_EVERY_S
+    before = reporter.heartbeat_fields()
+    with structlog.testing.capture_logs() as logged:
+        reporter.begin_generation(assign(generation=4))
+        reporter.step_committed(
+            record(2, rank=1, loss=0.25, **dict.fromkeys((*reporter_module.TIMES, "sent_bytes"), 0))
+        )
+    (line,) = logged
+    assert (line["generation"], line["rank"], line["step"], line["loss"]) == (3, 1, 2, 0.25)
+    assert [(one.generation, one.step, one.loss) for one in told] == [(3, 1, 1.0), (4, 2, 0.25)]
+    after = reporter.heartbeat_fields()
+    assert (after["generation"], after["step"]) == (4, 2)
+    changed = {"generation", "step", "loss"}
+    assert {key for key in after if after[key] != before[key]} == changed
+    result = reporter.result(outcome())
+    assert (result["mean_step_s"], result["samples_per_s"]) == (0.5, 128.0)
+    assert result["train_loss"] == (1.0 + 0.25) / 2
+
+
 def outcome(**changed):
     values = {
         "kind": "finished",
@@ -249,7 +337,7 @@ def test_a_shape_counts_where_something_makes_code_for_it(
         monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
     else:
         monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    reporter = JobReporter("digits-1", told.append, watch, on_gpu=on_gpu)
+    reporter = JobReporter("digits-1", told.append, telling(told), watch, on_gpu=on_gpu)
     for _ in range(3):
         reporter.begins("batch", (8,))
     assert not watch.is_new

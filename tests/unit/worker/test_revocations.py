@@ -9,7 +9,7 @@ import pytest
 
 from dtd.security.credential_book import RevokedRecord
 from dtd.security.revocation_list import body_of, joined
-from dtd.worker.revocations import Revocations
+from dtd.worker.remembered import Revocations
 
 NOW_S = time.time()
 

@@ -56,7 +56,10 @@ def test_all_holes_are_named(host):
     host.writable, host.reachable = {"/", "/srv"}, {"192.0.2.1", "2001:db8::1"}
     with pytest.raises(ConfigError) as caught:
         check_sandbox("strict")
-    assert "/, /srv can be written to; strangers such as 192.0.2.1, 2001" in caught.value.message
+    assert (
+        "/, /srv can be written to; addresses outside the cluster, such as 192.0.2.1, 2001"
+        in caught.value.message
+    )
     assert "strict.conf" in caught.value.remedy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtd.wire import messages as m
-from dtd.worker.status_line import status_line
+from dtd.worker.self_report import status_line
 
 
 def assign(*names, rank=0):
@@ -26,7 +26,7 @@ def test_an_idle_worker():
     assert status_line(beat, None, coordinator="") == "waits for a job"
     assert (
         status_line(beat, None, coordinator="10.0.0.1:7117")
-        == "waits for a job, calls the coordinator at 10.0.0.1:7117"
+        == "waits for a job, connecting to the coordinator at 10.0.0.1:7117"
     )
 
 

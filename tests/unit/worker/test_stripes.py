@@ -72,7 +72,7 @@ def test_what_a_lost_donor_was_asked_for_is_taken_by_another_that_waits(pool):
 def test_another_manifest_is_refused(pool):
     stripes = RangeScheduler(2)
     placed(pool, stripes, 1)
-    with pytest.raises(ProtocolError, match="not the one that the first donor offers"):
+    with pytest.raises(ProtocolError, match="not the one that the first donor offered"):
         stripes.agree(b"another")
     stripes.stop()
 
@@ -122,7 +122,16 @@ def test_after_a_stop_nobody_begins(pool):
     stripes = RangeScheduler(1)
     stripes.stop()
     assert stripes.manifest() is None
-    with pytest.raises(DtdError, match="not wanted any more"):
+    with pytest.raises(DtdError, match="no longer needed"):
         stripes.enter(Cut())
-    with pytest.raises(DtdError, match="not wanted any more"):
+    with pytest.raises(DtdError, match="no longer needed"):
         stripes.agree(b"manifest")
+
+
+def test_memory_is_let_go_of_when_nobody_touches_it() -> None:
+    """The ring keeps the scheduler for as long as the generation lasts."""
+    memory = bytearray()
+    stripes = RangeScheduler(1)
+    assert stripes.receive_into([memoryview(memory)])
+    stripes.cut()
+    memory.append(1)  # refused while a view of it exists

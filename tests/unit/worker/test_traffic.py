@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.net.traffic import NO_TRAFFIC, Traffic
-from dtd.worker.traffic import TrafficMeter
+from dtd.net.link import NO_TRAFFIC, Traffic
+from dtd.worker.self_report import TrafficMeter
 
 
 class Ring:

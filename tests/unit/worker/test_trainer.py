@@ -7,10 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from dtd import job
+from dtd.core.engine.shards import WHOLE, held_shards
 from dtd.core.membership import member
 from dtd.core.progress import ProgressWatch
-from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
+from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
+from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
+from dtd.worker.training import read_specification
 from dtd.worker.training_thread import TrainingThread
 
 END_STEP = 99
@@ -18,6 +22,8 @@ END_STEP = 99
 
 class FakeRing:
     """A ring that stands, and keeps that it was given up in the journal."""
+
+    star = None
 
     def __init__(self, generation, journal):
         roster = tuple(
@@ -57,6 +63,7 @@ class FakeRun:
 
     committed_step = 0
     holds = (0, 0)
+    part = WHOLE
 
     def expect(self, step, *, rank, world_size):
         pass
@@ -76,10 +83,18 @@ class FakeRun:
     def held(self):
         generation, step = self.holds
         return SimpleNamespace(
-            job_id="job-1", generation=generation, step=step, digest="", where="memory"
+            job_id="job-1",
+            generation=generation,
+            step=step,
+            digest="",
+            where="memory",
+            part=self.part,
         )
 
-    def run(self, ring, generation, *, writers, voters):
+    def saved(self):
+        return ()
+
+    def run(self, ring, generation, *, writers, voters, servers):
         raise self._ends.pop(0)
 
     def save(self, generation, step):
@@ -96,18 +111,11 @@ def journal():
 
 
 def made(kind, journal, post, encryption="none", sandbox="normal"):
+    table = {"name": "j", "task": "digits", "epochs": 1, "global_batch_size": 4}
+    document = {"job": {**table, "sandbox": sandbox}, "sync": {"encryption": encryption}}
     return kind(
-        m.Prepare(
-            job="job-1",
-            spec={
-                "checkpoint": {"copies": 1},
-                "sync": {"encryption": encryption},
-                "job": {"sandbox": sandbox},
-            },
-            from_job="",
-            from_step=0,
-            from_mode="",
-        ),
+        m.Prepare(job="job-1", spec=document, from_job="", from_step=0, from_mode=""),
+        job.from_mapping(document, source="test"),
         device="cpu",
         threads=1,
         sandbox="normal",
@@ -119,11 +127,14 @@ def made(kind, journal, post, encryption="none", sandbox="normal"):
             begins=lambda kind: None,
             warning=lambda event, message: journal.append((event, message)),
         ),
-        watch=ProgressWatch(first_patience_s=120, least_patience_s=5, busy_patience_s=1800),
+        watch=ProgressWatch(first_stall_limit_s=120, least_stall_limit_s=5, busy_limit_s=1800),
         post=post,
         offer=lambda name, resource: None,
         fetch_package=Path,
         fetch_weights=Path,
+        name="w-0",
+        find_parts=lambda job, step: m.Parts(job=job, step=step),
+        connect=lambda: connect_tcp,
     )
 
 
@@ -170,11 +181,32 @@ def test_a_failure_is_reported_and_then_the_neighbours_are_let_go(journal, error
     assert journal == [(FAILED, None), (FROZE, 1), ("given up", 1)]
 
 
+def test_a_word_that_cannot_be_read_breaks_the_ring_and_names_who_has_said_it(journal):
+    told = []
+    unreadable = UnreadableWord(1, "word of 3 bytes")
+    train(journal, unreadable, TaskError("the end of the test"), heard=told.append)
+    assert journal[:2] == [("given up", 1), (FROZE, 1)]
+    froze = told[0]
+    assert (froze.suspect, froze.evidence) == ("worker-1", "corrupt")
+    assert froze.reason == "rank 1: word of 3 bytes"
+
+
 def test_who_leaves_a_generation_tells_the_digest_that_it_has_offered_there(journal):
     told = []
     train(journal, RingBroken("a neighbour has died"), TaskError("the task's"), heard=told.append)
     frozen = [one for one in told if isinstance(one, member.TrainerFroze)]
     assert [(one.compared_step, one.compared_digest) for one in frozen] == [(4, "ab"), (0, "")]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"), [(WHOLE, ()), (held_shards(0, 3, 0), (1, 3, 2, 3))], ids=["all", "a third"]
+)
+def test_what_is_held_of_a_state_is_told_unless_it_is_all(journal, monkeypatch, part, told):
+    events = []
+    monkeypatch.setattr(FakeRun, "part", part)
+    train(journal, RingBroken("a neighbour has died"), TaskError("the end"), heard=events.append)
+    frozen = [one for one in events if isinstance(one, member.TrainerFroze)]
+    assert {one.held.part for one in frozen} == {told}
 
 
 def test_a_generation_that_is_over_is_not_given_up_for_a_later_failure(journal):
@@ -207,3 +239,16 @@ def test_who_sees_replicas_differ_lets_the_others_see_it_too(journal, dissenters
     train(journal, differ, TaskError("the end of the test"))
     assert journal[0] == (FROZE, 1)
     assert ("given up", 1) not in journal
+
+
+def test_a_specification_of_a_newer_release_fails_the_job_and_says_why():
+    table = {"name": "j", "task": "digits", "epochs": 1, "global_batch_size": 4}
+    document = {"job": table, "elastic": {"newer": 1}}
+    said = read_specification(m.Prepare(job="job-1", spec=document))
+    assert isinstance(said, m.Failed)
+    assert (said.job, said.step) == ("job-1", 0)
+    assert "[elastic] newer: unknown key" in said.reason
+    del document["elastic"]
+    read = read_specification(m.Prepare(job="job-1", spec=document))
+    assert isinstance(read, job.JobSpec)
+    assert (read.job.global_batch_size, read.sync.transport) == (4, "ring")

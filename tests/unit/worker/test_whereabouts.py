@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from dtd.worker.stack_location import is_compiling, where_is, where_stalled
+from dtd.worker.evidence import is_compiling, where_is, where_stalled
 
 USERS_CODE = """
 def hang(inside, release):

@@ -65,6 +65,13 @@ def test_a_clock_is_read_several_times_and_the_quickest_reading_counts(daemon, p
     assert answer["round_trip_s"] > 0
 
 
+@pytest.mark.parametrize("said", [{"time_s": "noon"}, {"time_s": [1]}, {}])
+def test_a_worker_that_says_no_time_is_named(daemon, play, said):
+    worker = play(daemon, "w0")
+    with pytest.raises(RequestRefused, match="w0 does not say what time it is"):
+        answered(daemon, worker, examine("host", worker="w0"), said)
+
+
 def test_a_step_carries_the_job_and_its_package(daemon, play, spec):
     worker = play(daemon, "w0")
     request = examine("step", worker="w0", spec=spec, worlds=3, package="ab")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +42,15 @@ class Audit:
         return await work()
 
 
+@contextlib.contextmanager
+def contain(doing, link):
+    """As the daemon: what nobody expected costs the connection."""
+    try:
+        yield
+    except ValueError as error:
+        link.said.put_nowait((doing, error))
+
+
 class World:
     """A desk whose store refuses everybody, as late as a test wants."""
 
@@ -49,12 +60,13 @@ class World:
         port = SimpleNamespace(
             authority=SimpleNamespace(certificate_pem=b"pem"), note_refusal=lambda *_why: None
         )
-        self.desk = JoinHandler(port, self.in_store, None, Audit())
+        self.fault = RequestRefused("the token is not known here")
+        self.desk = JoinHandler(port, self.in_store, None, Audit(), contain)
 
     async def in_store(self, *_call):
         self.asked += 1
         await self.open.wait()
-        raise RequestRefused("the token is not known here")
+        raise self.fault
 
 
 @pytest.fixture
@@ -122,3 +134,18 @@ async def test_all_strangers_share_a_rate(world):
     assert links[3].said.empty()
     for link in links:
         world.desk.forget(link)
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "disk full"), sqlite3.OperationalError("disk full")])
+async def test_who_cannot_be_let_in_because_of_the_disk_hears_so(world, fault):
+    link, world.fault = Link(), fault
+    world.desk.ask(link, ENROL)
+    refusal = await link.hears()
+    assert "the coordinator's disk failed" in refusal.message
+    assert refusal.remedy
+
+
+async def test_what_nobody_expected_costs_the_connection(world):
+    link, world.fault = Link(), ValueError("a defect")
+    world.desk.ask(link, ENROL)
+    assert await link.hears() == ("answering ENROL", world.fault)

@@ -84,7 +84,7 @@ async def test_lines_beyond_the_share_leave_one_line_and_one_event(world):
     async with asyncio.timeout(10):
         kind, message, worker, details = await world.told.get()
     assert (kind, worker, details) == ("share_exceeded", "w", {LINES: 6001})
-    assert message == "w reports more than its share: 6001 lines were left out"
+    assert message == "w reports more than its quota: 6001 lines were dropped"
     assert world.desk.dropped() == {("w", LINES): 6001}
 
 
@@ -117,7 +117,7 @@ async def test_notices_and_figures_beyond_the_share_are_not_heeded(world):
     assert all(world.desk.heeds("w", m.Heartbeat(state="idle")) for _ in range(500))
     async with asyncio.timeout(10):
         _, message, _, _ = await world.told.get()
-    assert message.endswith(("1 figures and 1 notices were left out", "1 notices were left out"))
+    assert message.endswith(("1 figures and 1 notices were dropped", "1 notices were dropped"))
 
 
 async def test_the_disk_is_not_kept_waiting_by_checkpoints_without_end(world):

@@ -19,7 +19,9 @@ from dtd.coordinator.handlers.requests import (
     MAX_PENDING_BYTES,
     MAX_PENDING_REQUESTS,
     RequestHandler,
+    SweepRequest,
 )
+from dtd.coordinator.models.registry import ModelRequest
 from dtd.coordinator.store.thread import Turn
 from dtd.core.membership.events import ResumeRequested
 from dtd.core.observe.figures import PAGE_ROWS
@@ -323,7 +325,7 @@ def test_a_signal_is_passed_on(daemon, play):
 def test_a_signal_that_is_not_offered(daemon, play):
     play(daemon)
     words, remedy = refused(daemon, m.KillWorker(name="worker-0", signal="HUP"))
-    assert (words, remedy) == ("signal 'HUP' is not offered", "one of KILL, TERM, STOP")
+    assert (words, remedy) == ("signal 'HUP' cannot be sent", "one of KILL, TERM, STOP")
 
 
 def test_a_worker_that_is_not_connected(daemon, play):
@@ -481,12 +483,12 @@ def test_too_many_bytes_of_unanswered_requests_are_refused(daemon, spec):
 
 
 def test_a_store_that_fails_is_said_in_words(daemon, monkeypatch):
-    def fail():
+    def fail(_tag):
         raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(daemon.coordinator.store, "jobs", fail)
     words, _ = refused(daemon, m.ListJobs())
-    assert words == "the coordinator's store fails: disk I/O error"
+    assert words == "the coordinator's store failed: disk I/O error"
     assert daemon.ask(m.GetStatus())["job"] is None
 
 
@@ -575,6 +577,8 @@ def test_a_job_that_would_begin_past_its_end_is_refused(daemon, play, spec):
 
 def test_every_request_has_exactly_one_handler() -> None:
     handled = [m.PutPackage, *QUESTIONS, *get_args(AccessRequest), m.Examine, m.Delete]
+    handled += [m.AnnotateJob, m.OpenWeb, *get_args(ModelRequest), *get_args(SweepRequest)]
+    handled += [m.Profile]
     handled += get_args(Order)
     assert len(handled) == len(set(handled))
     assert set(handled) == set(CTL_REQUESTS)

@@ -220,6 +220,12 @@ def test_checkpoints_are_those_that_workers_keep(store):
     assert store.checkpoints("digits-2") == []
 
 
+def test_parts_of_a_checkpoint_are_listed_with_what_each_worker_has(store):
+    store.save_checkpoint("worker-0", saved(10, part=(0, 1, 1, 2)))
+    store.save_checkpoint("worker-1", saved(10))
+    assert [one["part"] for one in store.checkpoints("digits-1")] == [[0, 1, 1, 2], []]
+
+
 def test_checkpoints_of_another_job_stay(store):
     store.save_checkpoint("worker-0", saved(10))
     store.save_checkpoint("worker-0", saved(20, job="digits-2"))
@@ -262,6 +268,16 @@ def test_checkpoints_that_a_job_has_left_behind_are_marked(store):
     assert marks == {(3, 20): False, (1, 40): True, (1, 10): False, (1, 5): False}
     (unfinished,) = store.unfinished_jobs()
     assert [list(one) for one in unfinished[1].branches] == [[1, 10, 3]]
+
+
+def test_a_sharded_state_has_another_digest_in_each_division(store):
+    spec = {**SPEC, "strategy": {"name": "sharded"}}
+    body = job_body(Job(id="digits-1", spec=spec, agreed=((1, 10, "of four"), (1, 10, "of 3"))))
+    store.save_job(1, body)
+    for worker, digest in enumerate(("of 3", "of four", "of two")):
+        store.save_checkpoint(f"worker-{worker}", saved(10, digest=digest))
+    said = {one["digest"]: one["confirmation"] for one in store.checkpoints("")}
+    assert said == {"of 3": "verified", "of four": "verified", "of two": "unconfirmed"}
 
 
 def test_checkpoints_are_compared_with_what_all_ranks_agreed_on(store):

@@ -24,6 +24,7 @@ from dtd.core.engine.checkpoint_writers import checkpoint_writers
 )
 def test_writers(hosts: str, copies: int, writers: set[int]) -> None:
     assert checkpoint_writers(list(hosts), copies) == writers
+    assert checkpoint_writers(list(hosts), copies, sharded=True) == {*range(len(hosts))}
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtd.core.engine.control_word import NO_DIGEST_STEP
 from dtd.core.engine.deferred_digest import DeferredDigest, PendingDigest
+from dtd.core.engine.shard_digests import ShardDigests
 from dtd.core.engine.step_protocol import StateKey
 
 DIGEST = bytes(range(16))
@@ -50,3 +51,30 @@ def test_what_is_dropped_is_said_no_more() -> None:
     deferred.take(5, DIGEST)
     deferred.drop()
     assert deferred.pending is None
+
+
+def test_the_digest_of_a_sharded_state_is_known_once_all_hashes_are_exchanged() -> None:
+    deferred = DeferredDigest()
+    assert deferred.uncombined is None
+    hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
+    deferred.take_shards(5, hashed, StateKey(1, 5))
+    assert deferred.awaits(5)
+    assert deferred.known(5) is None
+    assert deferred.uncombined == (5, hashed)
+    deferred.combine(5, hashed, DIGEST)
+    assert deferred.uncombined is None
+    assert deferred.said == (5, DIGEST)
+    assert deferred.matches(5, DIGEST)
+
+
+def test_hashes_of_another_cut_or_step_say_nothing_about_the_pending_digest() -> None:
+    deferred = DeferredDigest()
+    hashed = ShardDigests(cut=1, common=OTHER, segments={0: OTHER})
+    deferred.combine(5, hashed, DIGEST)
+    assert deferred.pending is None
+    deferred.take_shards(5, hashed)
+    deferred.combine(4, hashed, DIGEST)
+    deferred.combine(5, ShardDigests(cut=2, common=OTHER, segments={}), DIGEST)
+    assert deferred.uncombined == (5, hashed)
+    deferred.take(6, DIGEST)
+    assert deferred.uncombined is None

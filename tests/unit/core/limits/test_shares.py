@@ -55,7 +55,7 @@ def test_workers_do_not_take_what_is_kept_for_operators() -> None:
     shares: Shares[int] = Shares(in_all=64)  # 16 for strangers, 8 for operators
     refused = [come(shares, number, "worker", f"w{number}") for number in range(41)]
     assert refused[:40] == [""] * 40
-    assert refused[40] == "40 connections are open, and the others are kept for operators"
+    assert refused[40] == "40 connections are open, and the rest is reserved for operators"
     shares.gone(40)
     assert not any(come(shares, number, "operator") for number in range(50, 58))
     assert not any(come(shares, number, "local") for number in range(60, 64))

@@ -10,10 +10,12 @@ from dtd.core.ring.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
     BucketShape,
+    Operation,
     Segments,
     cut,
     exchanged,
 )
+from dtd.errors import LocalProtocolError
 
 
 def test_segments_of_ten_elements_for_four_ranks() -> None:
@@ -90,3 +92,84 @@ def test_of_many_small_buckets_the_last_go_round_whole() -> None:
 
 def test_a_world_of_one_exchanges_nothing() -> None:
     assert whole(1, world_size=1) == []
+
+
+# --- operations as windows of one schedule -------------------------------------------------------
+
+
+def half(operation: Operation, *, elements: int = 0, **parameters: object) -> BucketShape:
+    return BucketShape(elements=elements, item_bytes=4, operation=operation, **parameters)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    [
+        (half(Operation.SUM), range(6)),
+        (half(Operation.MAXIMUM), range(6)),
+        (half(Operation.REDUCE_SCATTER), range(3)),
+        (half(Operation.REDUCE_SCATTER, copies=1), range(4)),
+        (half(Operation.REDUCE_SCATTER, copies=3), range(6)),
+        (half(Operation.REDUCE_SCATTER, copies=7), range(6)),
+        (half(Operation.ALL_GATHER), range(3, 6)),
+        (half(Operation.ALL_GATHER, copies=2), range(5, 6)),
+        (half(Operation.ALL_GATHER, hops=2), range(3, 5)),
+        (half(Operation.ALL_GATHER, hops=9), range(3, 6)),
+        (half(Operation.ALL_GATHER, copies=1, hops=2), range(4, 5)),
+    ],
+)
+def test_the_hops_that_four_ranks_take(shape: BucketShape, window: range) -> None:
+    assert shape.window(4) == window
+    assert not shape.window(1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        half(Operation.ALL_GATHER, copies=3),
+        half(Operation.ALL_GATHER, copies=7),
+        half(Operation.ALL_GATHER, hops=0),
+        half(Operation.ALL_GATHER, copies=2, hops=1),
+    ],
+)
+def test_an_all_gather_that_has_no_hops(shape: BucketShape) -> None:
+    assert not shape.window(4)
+
+
+@given(world_size=st.integers(1, 64), copies=st.integers(0, 70))
+def test_two_halves_with_equal_copies_take_the_hops_of_a_sum(world_size: int, copies: int) -> None:
+    scatter = half(Operation.REDUCE_SCATTER, copies=copies).window(world_size)
+    gather = half(Operation.ALL_GATHER, copies=copies).window(world_size)
+    assert [*scatter, *gather] == list(half(Operation.SUM).window(world_size))
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters", "why"),
+    [
+        (Operation.SUM, {"copies": 1}, "to all ranks"),
+        (Operation.MAXIMUM, {"copies": 2}, "to all ranks"),
+        (Operation.SUM, {"bounds": (0, 1, 3)}, "in segments of equal size"),
+        (Operation.SUM, {"hops": 1}, "does not stop early"),
+        (Operation.REDUCE_SCATTER, {"hops": 1}, "only an all-gather does"),
+        (Operation.REDUCE_SCATTER, {"copies": -1}, "less than no hops"),
+        (Operation.ALL_GATHER, {"hops": -1}, "less than no hops"),
+        (Operation.ALL_GATHER, {"bounds": (1, 2, 3)}, "do not cover it"),
+        (Operation.ALL_GATHER, {"bounds": (0, 1, 2)}, "do not cover it"),
+        (Operation.ALL_GATHER, {"bounds": (0, 2, 1, 3)}, "do not cover it"),
+    ],
+)
+def test_parameters_that_no_operation_has(
+    operation: Operation, parameters: dict[str, object], why: str
+) -> None:
+    with pytest.raises(LocalProtocolError, match=why):
+        half(operation, elements=3, **parameters)
+
+
+def test_segments_of_unequal_size() -> None:
+    shape = half(Operation.ALL_GATHER, elements=9, bounds=(0, 0, 7, 9))
+    segments = cut(shape, world_size=3, chunk_bytes=16)
+    assert [segments.segment(index) for index in range(3)] == [(0, 0), (0, 7), (7, 9)]
+    assert [segments.chunk_count(index) for index in range(3)] == [1, 2, 1]
+    assert [segments.chunk(1, chunk) for chunk in range(2)] == [(0, 4), (4, 7)]
+    assert segments.own(0) == (0, 7)
+    with pytest.raises(LocalProtocolError, match="3 segments in a ring of 4 ranks"):
+        cut(shape, world_size=4, chunk_bytes=16)

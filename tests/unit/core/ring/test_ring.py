@@ -34,7 +34,7 @@ from dtd.core.ring.events import (
 from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
 from dtd.wire.frames import HOLD
-from dtd.wire.messages import Chunk, Phase, Taken, Word
+from dtd.wire.messages import Chunk, Phase, ShmReleased, SmallGather
 
 SCATTER, GATHER = Phase.REDUCE_SCATTER, Phase.ALL_GATHER
 GENERATION = 5
@@ -79,14 +79,14 @@ def incoming(
     return Chunk(phase=phase, hop=hop, bucket=bucket, chunk=chunk, **values)
 
 
-def word(ring: Ring, origin: int, sequence: int = 0, **changed: int) -> Word:
+def word(ring: Ring, origin: int, sequence: int = 0, **changed: int) -> SmallGather:
     values = {
         "generation": GENERATION,
         "step": ring.step,
         "source": _before(ring),
         "hop": (_before(ring) - origin) % ring.world_size,
     } | changed
-    return Word(origin=origin, sequence=sequence, **values)
+    return SmallGather(origin=origin, sequence=sequence, **values)
 
 
 def _before(ring: Ring) -> int:
@@ -112,7 +112,7 @@ def deliver(ring: Ring, chunk: Chunk, elements: int) -> list[Effect]:
     return effects
 
 
-def deliver_word(ring: Ring, message: Word) -> list[Effect]:
+def deliver_word(ring: Ring, message: SmallGather) -> list[Effect]:
     assert ring.accept_word(message) is None
     return ring.handle(WordReceived(word=message), 0.0)
 
@@ -124,7 +124,7 @@ def refusal(ring: Ring, chunk: Chunk, payload_bytes: int) -> ProtocolError:
     return caught.value
 
 
-def word_refusal(ring: Ring, message: Word) -> ProtocolError:
+def word_refusal(ring: Ring, message: SmallGather) -> ProtocolError:
     with pytest.raises(ProtocolError) as caught:
         ring.accept_word(message)
     return caught.value
@@ -443,7 +443,7 @@ def test_a_payload_of_the_wrong_size_is_refused(payload_bytes: int) -> None:
 def test_a_sum_is_refused_while_our_contribution_has_not_started() -> None:
     ring = make(rank=0, world_size=2)
     open_step(ring, 4)
-    assert "ours is missing" in refusal(ring, incoming(ring, GATHER, 0), 8).message
+    assert "this rank's part is missing" in refusal(ring, incoming(ring, GATHER, 0), 8).message
     start(ring)
     assert deliver(ring, incoming(ring, GATHER, 0), 4) == []
 
@@ -453,10 +453,10 @@ def test_a_sum_is_refused_while_our_partial_sum_has_not_been_sent() -> None:
     open_step(ring, 12)
     start(ring)
     deliver(ring, incoming(ring, GATHER, 0, 0), 12)  # our own segment went out at the start
-    assert "ours is missing" in refusal(ring, incoming(ring, GATHER, 1, 0), 8).message
+    assert "this rank's part is missing" in refusal(ring, incoming(ring, GATHER, 1, 0), 8).message
     deliver(ring, incoming(ring, SCATTER, 0, 0), 12)
     deliver(ring, incoming(ring, GATHER, 1, 0), 12)
-    assert "ours is missing" in refusal(ring, incoming(ring, GATHER, 1, 1), 8).message
+    assert "this rank's part is missing" in refusal(ring, incoming(ring, GATHER, 1, 1), 8).message
 
 
 def test_a_world_of_one_hears_nobody() -> None:
@@ -540,7 +540,7 @@ LOAN = 7
 def takes(ring: Ring, bucket: int = 0, **changed: int) -> list[Effect]:
     """The next rank says that it has read what it was lent."""
     values = {"generation": GENERATION, "step": ring.step} | changed
-    effects = ring.handle(BucketTaken(taken=Taken(bucket=bucket, **values)), 0.0)
+    effects = ring.handle(BucketTaken(taken=ShmReleased(bucket=bucket, **values)), 0.0)
     ring.check_invariants()
     return effects
 
@@ -649,7 +649,7 @@ def test_the_last_chunk_of_a_borrowed_bucket_gives_it_back() -> None:
     start(ring, 0)
     start(ring, 1)
     effects = bring_all(ring, 3, loan=LOAN)
-    taken = Taken(generation=GENERATION, step=0, bucket=0)
+    taken = ShmReleased(generation=GENERATION, step=0, bucket=0)
     assert effects[-3:] == [
         CopyLent(bucket=0, start=2, stop=3, loan=LOAN),
         SendTaken(taken=taken),
@@ -692,7 +692,7 @@ def test_a_lent_bucket_that_travels_whole_is_sent() -> None:
     assert "bucket 0 taken, which is not lent" in lent_refusal(ring).message
     error = refusal(ring, incoming(ring, Phase.EXCHANGE, 0, loan=LOAN), 0)
     assert error.code == ErrorCode.UNEXPECTED_CHUNK
-    assert "what travels whole is not lent" in error.message
+    assert "a bucket that travels whole is not shared" in error.message
 
 
 @pytest.mark.parametrize("phase", [SCATTER, GATHER])
@@ -709,7 +709,7 @@ def test_a_sum_is_not_read_before_our_contribution_has_gone_out() -> None:
     ring = make(rank=0, world_size=2)
     open_step(ring, 4)
     early = incoming(ring, GATHER, 0, loan=LOAN)
-    assert "ours is missing" in refusal(ring, early, 0).message
+    assert "this rank's part is missing" in refusal(ring, early, 0).message
 
 
 @pytest.mark.parametrize(
@@ -838,12 +838,15 @@ def test_the_invariants_notice_a_lost_slot() -> None:
 # --- halves of a sum, and buckets that are added -------------------------------------------------
 
 
-def shape_of(elements: int, operation: Operation) -> BucketShape:
-    return BucketShape(elements=elements, item_bytes=ITEM_BYTES, operation=operation)
+def shape_of(elements: int, operation: Operation, **parameters: object) -> BucketShape:
+    return BucketShape(elements=elements, item_bytes=ITEM_BYTES, operation=operation, **parameters)
 
 
-def open_with(ring: Ring, *shapes: BucketShape, may_add: int = 0) -> list[Effect]:
-    return ring.handle(StepOpened(step=0, buckets=shapes, may_add=may_add), 0.0)
+def open_with(
+    ring: Ring, *shapes: BucketShape, may_add: int = 0, loan: int = 0, lent: tuple[int, ...] = ()
+) -> list[Effect]:
+    event = StepOpened(step=0, buckets=shapes, may_add=may_add, loan=loan, lent=frozenset(lent))
+    return ring.handle(event, 0.0)
 
 
 def sent(effects: list[Effect]) -> list[tuple[int, int, int, int]]:
@@ -865,7 +868,7 @@ def test_a_reduce_scatter_ends_with_the_sum_of_the_own_segment() -> None:
     segments = cut(shape_of(6, Operation.SUM), world_size=3, chunk_bytes=CHUNK_BYTES)
     assert (effects[0].start, effects[0].stop) == segments.own(0) == (2, 4)
     assert effects[1:] == [BucketDone(bucket=0)]
-    with pytest.raises(ProtocolError, match="no such phase"):
+    with pytest.raises(ProtocolError, match="no such hop"):
         ring.place(incoming(ring, GATHER, 0), 8)
 
 
@@ -881,8 +884,85 @@ def test_an_all_gather_waits_on_the_link_until_the_bucket_has_started() -> None:
         "step 0: bucket 0 waits for all_gather hop 1 chunk 0 of 1 from rank 2"
     )
     assert deliver(ring, incoming(ring, GATHER, 1), 6) == [BucketDone(bucket=0)]
-    with pytest.raises(ProtocolError, match="no such phase"):
+    with pytest.raises(ProtocolError, match="no such hop"):
         ring.place(incoming(ring, SCATTER, 0), 8)
+
+
+def test_the_sums_of_a_reduce_scatter_travel_to_as_many_ranks_as_there_are_copies() -> None:
+    ring = make(rank=0, world_size=4, slots=1)
+    open_with(ring, shape_of(4, Operation.REDUCE_SCATTER, copies=1))
+    early = incoming(ring, GATHER, 0)
+    assert "this rank's part is missing" in refusal(ring, early, 4).message
+    start(ring)
+    for hop in range(2):
+        assert sent(deliver(ring, incoming(ring, SCATTER, hop), 4))[0][:2] == (SCATTER, hop + 1)
+    assert ring.place(incoming(ring, GATHER, 0), 4) == InBucket(bucket=0, start=0, stop=1)
+    ring.handle(ChunkReceived(chunk=incoming(ring, GATHER, 0), slot=None), 0.0)
+    assert ring.explain() == (
+        "step 0: bucket 0 waits for reduce_scatter hop 2 chunk 0 of 1 from rank 3"
+    )
+    effects = deliver(ring, incoming(ring, SCATTER, 2), 4)
+    assert sent(effects) == [(GATHER, 0, 1, 2)]
+    assert effects[-1] == BucketDone(bucket=0)
+    assert "no such hop" in refusal(ring, incoming(ring, GATHER, 1), 4).message
+
+
+def test_an_all_gather_begins_with_what_was_copied_furthest() -> None:
+    ring = make(rank=0, world_size=4)
+    open_with(ring, shape_of(4, Operation.ALL_GATHER, copies=1))
+    assert ring.place(incoming(ring, GATHER, 1), 4) is HOLD
+    assert sent(start(ring)) == [(GATHER, 1, 0, 1)]
+    assert "no such hop" in refusal(ring, incoming(ring, GATHER, 0), 4).message
+    assert "no such hop" in refusal(ring, incoming(ring, SCATTER, 1), 4).message
+    assert sent(deliver(ring, incoming(ring, GATHER, 1), 4)) == [(GATHER, 2, 3, 4)]
+    assert ring.explain() == (
+        "step 0: bucket 0 waits for all_gather hop 2 chunk 0 of 1 from rank 3"
+    )
+    assert deliver(ring, incoming(ring, GATHER, 2), 4) == [BucketDone(bucket=0)]
+
+
+def test_an_all_gather_that_stops_early_forwards_nothing_after_its_last_hop() -> None:
+    ring = make(rank=0, world_size=4)
+    open_with(ring, shape_of(6, Operation.ALL_GATHER, hops=1, bounds=(0, 1, 6, 6, 6)))
+    assert sent(start(ring)) == [(GATHER, 0, 1, 3), (GATHER, 0, 3, 5), (GATHER, 0, 5, 6)]
+    assert deliver(ring, incoming(ring, GATHER, 0), 4) == [BucketDone(bucket=0)]
+    assert "no such hop" in refusal(ring, incoming(ring, GATHER, 1), 0).message
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape_of(6, Operation.ALL_GATHER, copies=2),
+        shape_of(6, Operation.ALL_GATHER, hops=0),
+        shape_of(6, Operation.ALL_GATHER, copies=1, hops=1),
+    ],
+)
+def test_an_all_gather_without_hops_is_done_at_once(shape: BucketShape) -> None:
+    ring = make(rank=0, world_size=3)
+    open_with(ring, shape, loan=LOAN, lent=(0,))
+    assert "no such hop" in refusal(ring, incoming(ring, GATHER, 1), 8).message
+    assert start(ring) == [BucketDone(bucket=0)]
+    assert "which is not lent" in lent_refusal(ring).message
+    open_step(ring, step=1)
+
+
+def test_copies_and_gathers_are_read_from_memory_that_is_lent() -> None:
+    ring = make(rank=0, world_size=3)
+    scatter = shape_of(3, Operation.REDUCE_SCATTER, copies=1)
+    gather = shape_of(3, Operation.ALL_GATHER, copies=1)
+    open_with(ring, scatter, gather, loan=LOAN, lent=(0, 1))
+    start(ring, 0)
+    start(ring, 1)
+    for hop in range(2):
+        deliver(ring, incoming(ring, SCATTER, hop, loan=LOAN), 3)
+    copied = deliver(ring, incoming(ring, GATHER, 0, loan=LOAN), 3)
+    assert [type(effect) for effect in copied] == [CopyLent, SendTaken]
+    assert (copied[0].start, copied[0].stop) == (0, 1)
+    assert takes(ring) == [BucketDone(bucket=0)]
+    gathered = deliver(ring, incoming(ring, GATHER, 1, bucket=1, loan=LOAN), 3)
+    assert [type(effect) for effect in gathered] == [CopyLent, SendTaken]
+    assert (gathered[0].start, gathered[0].stop) == (2, 3)
+    assert takes(ring, 1) == [BucketDone(bucket=1)]
 
 
 @pytest.mark.parametrize("operation", Operation)

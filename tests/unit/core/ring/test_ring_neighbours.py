@@ -75,7 +75,7 @@ def test_what_a_closed_link_says() -> None:
 
 def test_what_silence_says() -> None:
     ring = neighbours()
-    ring.refusal = "connection refused"
+    ring.refusals[NEXT] = "connection refused"
     loss = ring.silent(NEXT, 2.0, trickles=False)
     assert (loss.suspect, loss.evidence) == ("c", "unreachable")
     assert loss.reason.endswith("has not answered within 2.0 s: connection refused")

@@ -33,8 +33,8 @@ def test_one_of_three_that_claims_more_or_less_than_can_be_starts_afresh(
     assert contradicted(desk) == ["c"]
     assert [one.name for one in desk.disconnected] == ["c"]
     assert desk.told("c", m.Release)[-1].state == "evicted"
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b"], 6)
-    assert desk.books.job.steps_lost == 0
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b"], 6)
+    assert desk.cluster.job.steps_lost == 0
 
 
 def test_what_can_all_be_is_left_alone(desk: Any) -> None:
@@ -43,7 +43,7 @@ def test_what_can_all_be_is_left_alone(desk: Any) -> None:
     desk.froze("b", generation=number, step=5, prepared=(number, 6))
     desk.froze("c", generation=number, step=6, prepared=(number, 7))
     assert contradicted(desk) == []
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b", "c"], 6)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b", "c"], 6)
 
 
 def test_of_two_the_one_counts_that_claims_less_but_no_less_than_both_have_told(desk: Any) -> None:
@@ -52,7 +52,7 @@ def test_of_two_the_one_counts_that_claims_less_but_no_less_than_both_have_told(
     desk.froze("a", generation=number, step=9_000)
     desk.froze("b", generation=number, step=5)
     assert contradicted(desk) == ["a"]
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 5)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 5)
 
 
 def test_of_two_one_that_forgets_what_it_has_told_does_not_throw_the_job_back(desk: Any) -> None:
@@ -60,7 +60,7 @@ def test_of_two_one_that_forgets_what_it_has_told_does_not_throw_the_job_back(de
     desk.froze("a", generation=number, step=1)
     desk.froze("b", generation=number, step=5)
     assert contradicted(desk) == ["a"]
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["b"], 5)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["b"], 5)
 
 
 def test_who_was_contradicted_is_not_asked_again_what_it_holds(desk: Any) -> None:
@@ -69,7 +69,7 @@ def test_who_was_contradicted_is_not_asked_again_what_it_holds(desk: Any) -> Non
     desk.froze("c", generation=number, step=9_000)
     for name in "ab":
         desk.froze(name, generation=number, step=5)
-    roster_id = desk.books.job.roster_id
+    roster_id = desk.cluster.job.roster_id
     desk.back("c", "frozen", generation=number, roster_id=roster_id)
     assert desk.told("c", m.Freeze) == []
     assert "contradict" in desk.told("c", m.Release)[-1].reason
@@ -86,19 +86,19 @@ def test_a_checkpoint_from_beyond_what_the_members_hold_is_not_started_from(desk
     for name in "ab":
         desk.froze(name, generation=number, step=5)
     assert contradicted(desk) == ["c"]
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b", "c"], 5)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b", "c"], 5)
     assert [one.holds for one in desk.told("c", m.Assign)[-1].roster] == [True, True, False]
 
 
 def test_a_checkpoint_of_a_generation_that_never_was_does_not_count(desk: Any) -> None:
     desk.submit()
     desk.run_generation("a")
-    desk.books.run.generation = 5  # other jobs have had numbers, too
+    desk.cluster.run.generation = 5  # other jobs have had numbers, too
     held = m.Held(job="j-1", generation=3, step=50, digest="x", where="checkpoint")
     desk.register("b")
     desk.warmed("b", held=(held,))
     assert contradicted(desk) == ["b"]
-    assert desk.books.workers["b"].holdings.held.where == "none"
+    assert desk.cluster.workers["b"].holdings.held.where == "none"
 
 
 def test_a_restored_store_has_forgotten_generations_whose_checkpoints_count(make_desk: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_restored_store_has_forgotten_generations_whose_checkpoints_count(make
     held = m.Held(job="j-1", generation=2, step=3, digest="x", where="checkpoint")
     desk.register("a")
     desk.warmed("a", held=(held,))
-    assert (contradicted(desk), desk.books.run.start_step) == ([], 3)
+    assert (contradicted(desk), desk.cluster.run.start_step) == ([], 3)
 
 
 def test_a_checkpoint_whose_digest_all_contradict_does_not_count(desk: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_checkpoint_whose_digest_all_contradict_does_not_count(desk: Any) -> N
         held = m.Held(job="j-1", generation=number, step=5, digest=digest, where="checkpoint")
         desk.register(digest)
         desk.warmed(digest, held=(held,))
-        assert (desk.books.workers[digest].holdings.held.where == "checkpoint") is counts
+        assert (desk.cluster.workers[digest].holdings.held.where == "checkpoint") is counts
     assert contradicted(desk) == ["forged"]
 
 
@@ -128,7 +128,7 @@ def test_another_jobs_checkpoint_is_another_matter(desk: Any) -> None:
     held = m.Held(job="parent", generation=0, step=50, digest="x", where="checkpoint")
     desk.register("a")
     desk.warmed("a", held=(held,))
-    assert (contradicted(desk), desk.books.run.start_step) == ([], 50)
+    assert (contradicted(desk), desk.cluster.run.start_step) == ([], 50)
 
 
 def test_one_of_an_older_generation_holds_no_more_than_the_newest_began_with(desk: Any) -> None:
@@ -142,4 +142,4 @@ def test_one_of_an_older_generation_holds_no_more_than_the_newest_began_with(des
     for name in "ab":
         desk.froze(name, generation=later, step=5, held_generation=number)
     assert contradicted(desk) == ["c"]
-    assert (desk.books.run.roster, desk.books.run.start_step) == (["a", "b"], 5)
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b"], 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ STEPS = 100
 
 
 def word(desk: Any, name: str, message: m.Message) -> Word:
-    return hearing.judge(desk.books, name, message).word
+    return hearing.judge(desk.cluster, name, message).word
 
 
 def running(desk: Any, *names: str) -> int:
@@ -30,8 +31,8 @@ def running(desk: Any, *names: str) -> int:
     return int(desk.all_run(*names))
 
 
-def held(generation: int, step: int, where: str = "memory") -> m.Held:
-    return m.Held(job="j-1", generation=generation, step=step, digest="", where=where)
+def held(generation: int, step: int, where: str = "memory", *part: int) -> m.Held:
+    return m.Held(job="j-1", generation=generation, step=step, digest="", where=where, part=part)
 
 
 def frozen(generation: int, *holds: m.Held, prepared: tuple[int, int] = (0, 0)) -> m.Frozen:
@@ -124,6 +125,13 @@ NEVER = {
     "it has prepared a step of what is on its disk": frozen(
         1, held(0, 5, "checkpoint"), prepared=(1, 6)
     ),
+    "it holds two states in memory": frozen(1, held(1, 5), held(1, 4), prepared=(1, 5)),
+    "its shards are no set": frozen(1, held(1, 5, "memory", 1, 1, 0, 1), prepared=(1, 5)),
+    "the shards of its second state are no set": frozen(
+        1, held(1, 5), held(1, 4, "checkpoint", 1, 2), prepared=(1, 5)
+    ),
+    "the shards that it has finished are no set": replace(finished(1), part=(2, 1, 3, 1)),
+    "the shards that it has saved are no set": replace(saved(1), part=(0, 0, 1, 1)),
     "a generation to come has finished": finished(2),
     "it has finished beyond the last step": finished(1, STEPS + 1),
     "it has finished what a later generation committed": finished(1, by=2),
@@ -144,20 +152,54 @@ NEVER = {
         steps_total=STEPS,
         held=(held(1, 5),),
     ),
+    "it warmed up with shards that are no set": m.Warmed(
+        job="j-1",
+        dataset_rows=100,
+        dataset_fingerprint="d",
+        plan_digest="p",
+        numerics_fingerprint="n",
+        parameters=1,
+        steps_total=STEPS,
+        held=(held(1, 5, "checkpoint", 1, 2, 1, 3),),
+    ),
 }
 
 
 @pytest.mark.parametrize("what", NEVER)
 def test_what_no_honest_worker_says_costs_the_connection(desk: Any, what: str) -> None:
     running(desk, "a", "b")
-    before = (desk.books.job.step, desk.state("a"), desk.books.job.checkpoint_step)
+    before = (desk.cluster.job.step, desk.state("a"), desk.cluster.job.checkpoint_step)
     desk.say("a", NEVER[what])
     assert [one.name for one in desk.disconnected] == ["a"]
     (told,) = desk.told_of("report_false")
     assert told.worker == "a"
     assert type(NEVER[what]).__name__ in told.message
-    assert (desk.books.job.step, desk.state("a"), desk.books.job.checkpoint_step) == before
-    assert desk.books.run.generation == 1
+    assert (desk.cluster.job.step, desk.state("a"), desk.cluster.job.checkpoint_step) == before
+    assert desk.cluster.run.generation == 1
+
+
+def test_nobody_says_later_that_it_trains_with_something_else(desk: Any) -> None:
+    """Else one of two could shorten the job, so that what the other says seems false."""
+    running(desk, "a", "b")
+    desk.commit(50)
+    desk.warmed("a", steps_total=STEPS)
+    assert desk.disconnected == []
+    desk.warmed("a", steps_total=10)
+    desk.beat("b", step=51)
+    assert [one.name for one in desk.disconnected] == ["a"]
+    assert desk.cluster.job.total_steps == STEPS
+
+
+def test_nor_does_one_that_comes_back_change_how_long_the_job_is(desk: Any) -> None:
+    number = running(desk, "a", "b")
+    desk.commit(50)
+    desk.froze("a", generation=number, step=50)
+    desk.lost("a")
+    desk.back("a", "frozen")  # and says that there are 10,000 steps
+    desk.froze("a", generation=number, step=50)
+    desk.froze("b", generation=number, step=50)
+    assert desk.cluster.job.total_steps == STEPS
+    assert "b" not in [one.name for one in desk.disconnected]
 
 
 def test_a_forming_generation_starts_from_where_it_starts(desk: Any) -> None:
@@ -207,8 +249,8 @@ def test_who_trains_on_while_it_is_not_known_what_was_last_tells_of_its_steps(
     desk.handle(Submitted(job=Job(id="j-1", spec=spec, generation=1, roster=("a", "b"))))
     desk.register("a", job="j-1", generation=1, phase="running")
     desk.say("a", progress(1, step=7))
-    assert (word(desk, "a", progress(1, step=8)), desk.books.job.step) == (Word.COUNTS, 0)
-    assert desk.books.job.loss is None
+    assert (word(desk, "a", progress(1, step=8)), desk.cluster.job.step) == (Word.COUNTS, 0)
+    assert desk.cluster.job.loss is None
 
 
 def test_a_newcomer_saved_nothing_and_left_nothing(desk: Any) -> None:
@@ -266,7 +308,7 @@ def test_nobody_is_heard_who_is_not_known_or_belongs_elsewhere(desk: Any) -> Non
     number = running(desk, "a")
     assert word(desk, "nobody", saved(number)) is Word.LATE
     desk.register("s", job="other", generation=1)
-    assert desk.books.workers["s"].stray
+    assert desk.cluster.workers["s"].stray
     assert word(desk, "s", saved(number)) is Word.LATE
     assert word(desk, "s", beat(99, 5)) is Word.COUNTS  # it lives
     assert word(desk, "a", m.Leave(reason="x")) is Word.COUNTS
@@ -277,10 +319,10 @@ def test_a_process_that_calls_again_keeps_what_it_was_told(desk: Any) -> None:
     desk.register("a")
     desk.lost("a")
     desk.register("a")
-    assert desk.books.workers["a"].participation.jobs == ("j-1",)
+    assert desk.cluster.workers["a"].participation.jobs == ("j-1",)
     desk.lost("a")
     desk.register("a", incarnation=2)
-    assert desk.books.workers["a"].participation.jobs == ("j-1",)
+    assert desk.cluster.workers["a"].participation.jobs == ("j-1",)
 
 
 def test_who_comes_back_has_its_rank_from_the_roster_that_it_shows(desk: Any) -> None:
@@ -291,8 +333,8 @@ def test_who_comes_back_has_its_rank_from_the_roster_that_it_shows(desk: Any) ->
     )
     desk.back("b", roster=roster)
     assert (
-        desk.books.workers["b"].participation.rank,
-        desk.books.workers["b"].participation.generation,
+        desk.cluster.workers["b"].participation.rank,
+        desk.cluster.workers["b"].participation.generation,
     ) == (1, number)
     assert word(desk, "b", m.JobOutput(job="j-1", rank=1)) is Word.COUNTS
 
@@ -305,7 +347,7 @@ def test_who_was_not_told_of_a_job_does_not_speak_of_it(desk: Any) -> None:
     desk.handle(Submitted(job=Job(id="j-2", spec={})))
     for message in (m.JobOutput(job="j-2", rank=0), saved(number, job="j-2")):
         assert word(desk, "a", message) is Word.OUT_OF_TURN
-    desk.books.workers["a"].participation.jobs = ()
+    desk.cluster.workers["a"].participation.jobs = ()
     for message in (NOTICE, failed(), saved(number), frozen(number), progress(number)):
         assert word(desk, "a", message) is Word.OUT_OF_TURN
     assert word(desk, "a", beat(99, 1)) is Word.COUNTS
@@ -329,8 +371,8 @@ def test_what_is_dropped_is_counted_and_told_of_now_and_then(desk: Any) -> None:
 def test_tallies_are_bounded(desk: Any) -> None:
     verdict = hearing.Verdict(Word.OUT_OF_TURN, "why")
     for number in range(hearing.MAX_TALLIES + 5):
-        hearing.turn_away(desk.books, f"w{number}", NOTICE, verdict)
-    assert len(desk.books.trust.tallies) == hearing.MAX_TALLIES
+        hearing.turn_away(desk.cluster, f"w{number}", NOTICE, verdict)
+    assert len(desk.cluster.trust.tallies) == hearing.MAX_TALLIES
 
 
 # --- who comes back ------------------------------------------------------------------------------
@@ -366,7 +408,7 @@ def test_who_never_warmed_up_becomes_no_donor(desk: Any) -> None:
 def test_a_member_that_does_not_say_with_what_it_trains_takes_no_further_part(desk: Any) -> None:
     """After a restart of the coordinator every member says so again."""
     number = running(desk, "a", "b")
-    desk.books.workers["b"].holdings.warmed = None
+    desk.cluster.workers["b"].holdings.warmed = None
     desk.say("b", frozen(number, held(number, 3), prepared=(number, 3)))
     assert desk.state("b") == "running"
 
@@ -379,12 +421,12 @@ def test_a_state_that_no_generation_can_have_committed_is_held_by_nobody(
     desk.submit()
     for _ in range(3):
         generation = (
-            desk.run_generation("a", "b") if not desk.books.run.roster else desk.all_run(*"ab")
+            desk.run_generation("a", "b") if not desk.cluster.run.roster else desk.all_run(*"ab")
         )
         for name in "ab":
             desk.froze(name, generation=generation, step=0)
     desk.all_run("a", "b")
-    newest = desk.books.run.generation
+    newest = desk.cluster.run.generation
     desk.froze("a", generation=newest, step=0, held_generation=newest + number)
     assert [one.worker for one in desk.told_of("report_false")] == ["a"]
     assert "no state has step 0" in desk.disconnected[-1].reason
@@ -408,7 +450,8 @@ def test_a_comparison_of_a_step_beyond_the_last_was_never_made(desk: Any) -> Non
 
 def test_everything_that_a_worker_may_say_is_judged_or_concerns_itself() -> None:
     """A message that is new in the catalogue needs a rule here, or a reason to have none."""
-    answers = {m.Probed, m.Measured, m.CheckpointDropped}
-    own = {m.Register, m.Leave, m.GetPackage, m.Renew, m.Revocations, m.Error, m.Goodbye}
+    answers = {m.Probed, m.Measured, m.CheckpointDropped, m.ModelPinned}
+    own = {m.Register, m.Leave, m.GetPackage, m.GetParts, m.Renew, m.Revocations}
+    own |= {m.Error, m.Goodbye, m.ModelsHeld}
     assert not (answers | own) & set(hearing._RULES)
     assert set(hearing._RULES) | answers | own == m.from_opener(m.Role.WORKER)

@@ -31,11 +31,11 @@ def save(desk: Any, name: str, step: int, digest: str = "d", generation: int = 1
 
 
 def verdict(desk: Any, step: int, digest: str = "d") -> str:
-    return vouching.verdict(vouching.remembered(desk.books.job.agreed), (1, step), digest)
+    return vouching.verdict(vouching.remembered(desk.cluster.job.agreed), (1, step), digest)
 
 
 def newest(desk: Any) -> tuple[int, int, tuple[str, ...]]:
-    job = desk.books.job
+    job = desk.cluster.job
     return job.checkpoint_generation, job.checkpoint_step, job.checkpoint_holders
 
 
@@ -93,7 +93,7 @@ def test_what_is_remembered_is_bounded(desk: Any) -> None:
         agree(desk, "b", step)
     assert len(job.agreed) == vouching.MAX_CONFIRMED
     assert vouching.remembered(job.agreed)[-1].step == vouching.MAX_CONFIRMED + 9
-    assert not desk.books.trust.agreed
+    assert not desk.cluster.trust.agreed
 
 
 def test_only_members_of_the_newest_generation_confirm(desk: Any) -> None:
@@ -101,17 +101,17 @@ def test_only_members_of_the_newest_generation_confirm(desk: Any) -> None:
     desk.run_generation("a", "b")
     desk.register("c")
     said = m.Agreed(job="j-1", generation=1, step=5, digest="d")
-    words = {name: hearing.judge(desk.books, name, said).word for name in "abc"}
+    words = {name: hearing.judge(desk.cluster, name, said).word for name in "abc"}
     assert words == {"a": Word.COUNTS, "b": Word.COUNTS, "c": Word.FALSE}
     beyond = m.Agreed(job="j-1", generation=1, step=10_001, digest="d")
-    assert hearing.judge(desk.books, "a", beyond).word is Word.FALSE
-    desk.books.workers["c"].participation.jobs = ()
-    assert hearing.judge(desk.books, "c", said).word is Word.OUT_OF_TURN
-    desk.books.workers["a"].participation.generation = 0
+    assert hearing.judge(desk.cluster, "a", beyond).word is Word.FALSE
+    desk.cluster.workers["c"].participation.jobs = ()
+    assert hearing.judge(desk.cluster, "c", said).word is Word.OUT_OF_TURN
+    desk.cluster.workers["a"].participation.generation = 0
     state = m.Agreed(job="j-1", generation=0, step=5, digest="d")
-    assert hearing.judge(desk.books, "a", state).word is Word.LATE
+    assert hearing.judge(desk.cluster, "a", state).word is Word.LATE
     other = m.Agreed(job="j-9", generation=1, step=5, digest="d")
-    assert hearing.judge(desk.books, "a", other).word is Word.LATE
+    assert hearing.judge(desk.cluster, "a", other).word is Word.LATE
 
 
 # --- what counts as the newest checkpoint --------------------------------------------------------
@@ -148,7 +148,7 @@ def test_claims_of_one_worker_are_bounded(desk: Any) -> None:
     desk.run_generation("a", "b")
     for step in range(1_000, 1_100):
         save(desk, "a", step)
-    assert len(desk.books.trust.claims["a"]) == vouching.MAX_CLAIMS
+    assert len(desk.cluster.trust.claims["a"]) == vouching.MAX_CLAIMS
 
 
 @pytest.mark.parametrize(("key", "counts"), [((1, 3), True), ((1, 4), False), ((2, 3), False)])
@@ -187,9 +187,9 @@ def test_who_tells_of_many_states_has_no_others_forgotten(desk: Any) -> None:
     agree(desk, "c", 6, "forged too")
     for number in range(100):
         forged = m.Agreed(job="j-1", generation=1, step=100 + number, digest="forged")
-        vouching.agreed(desk.books, job, "c", forged)
+        vouching.agreed(desk.cluster, job, "c", forged)
     agree(desk, "b", 5)
     assert verdict(desk, 5) == VERIFIED
     assert (
-        len(desk.books.trust.agreed) == vouching.MAX_OPEN + 1
+        len(desk.cluster.trust.agreed) == vouching.MAX_OPEN + 1
     )  # and step 6, of which "a" has told

@@ -27,7 +27,7 @@ def _utc(monkeypatch):
 def test_a_token_is_printed_alone_and_explained_beside_it(dtdctl, server, result, role, program):
     token = {"id": "t1", "token": "dtd1-secret", "expires_s": EXPIRES_S, "uses": 1, "names": []}
     server.script = lambda _message: result(token)
-    words = f"token t1: good once until 2027-01-15 08:00; to use it: {program} join TOKEN\n"
+    words = f"token t1: valid once until 2027-01-15 08:00; to use it: {program} join TOKEN\n"
     assert dtdctl("token", "create", "--role", role, "--ttl", "1h") == (0, "dtd1-secret\n", words)
     assert server.received == [m.CreateToken(role=role, life_s=3600.0)]
     exit_code, out, err = dtdctl("token", "create", "-o", "json")
@@ -38,7 +38,7 @@ def test_a_token_that_never_expires(dtdctl, server, result):
     token = {"id": "t1", "token": "x", "expires_s": 0, "uses": 2, "names": ["a", "b"]}
     server.script = lambda _message: result(token)
     _, _, err = dtdctl("token", "create", "--ttl", "never")
-    words = "good 2 times until it is revoked, for a, b; to use it: dtd-worker join TOKEN"
+    words = "valid 2 times until revoked, for a, b; to use it: dtd-worker join TOKEN"
     assert err == f"token t1: {words}\n"
 
 
@@ -56,7 +56,7 @@ def test_a_token_says_how_often_and_for_whom_it_is_good(dtdctl, server, result):
 def test_a_role_that_there_is_not(dtdctl, server):
     exit_code, out, err = dtdctl("token", "create", "--role", "king")
     assert (exit_code, out) == (2, "")
-    assert "'king' is no role" in err
+    assert "'king' is not a role" in err
     assert server.received == []
 
 
@@ -81,7 +81,7 @@ def test_tokens_are_listed_without_secrets(dtdctl, server, result):
 
 def test_a_token_is_revoked(dtdctl, server, result):
     server.script = lambda message: result({"id": message.id})
-    words = "nobody can join with token t1 any more; who has joined stays\n"
+    words = "token t1 can no longer be used to join; members that joined with it remain\n"
     assert dtdctl("token", "revoke", "t1") == (0, "", words)
     assert dtdctl("token", "revoke", "t1", "-o", "json") == (0, '{"id": "t1"}\n', "")
 
@@ -111,7 +111,7 @@ def test_credentials_are_listed_with_their_state(dtdctl, server, result):
             {"revoked": [REVOKED], "evicted": ["w-0", "w-1"]},
             "worker/w-0 (ab12) is revoked\nevicted: w-0, w-1\n",
         ),
-        ({"revoked": [], "evicted": []}, "w-0 was revoked before\n"),
+        ({"revoked": [], "evicted": []}, "w-0 was already revoked\n"),
     ],
 )
 def test_a_credential_is_taken_back(dtdctl, server, result, answer, words):
@@ -147,9 +147,10 @@ def test_the_authority_is_shown_and_replaced(dtdctl, server, result, words, requ
     assert (exit_code, out, server.received) == (0, "", [request_])
     assert err.splitlines() == [
         "authority abababababababab, until 2027-01-15 08:00",
-        "a/b has not renewed, and has to join again",
+        "a/b has not renewed, and must join again",
         (
-            "cdcdcdcdcdcdcdcd takes its place and is made known; both count until 2027-01-15 08:00"
+            "cdcdcdcdcdcdcdcd replaces it and is being distributed; both are valid until"
+            " 2027-01-15 08:00"
             " at most, or until all have renewed"
         ),
         "2 have not renewed yet: worker/host7, ...",

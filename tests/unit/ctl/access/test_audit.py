@@ -107,7 +107,7 @@ def test_since_when(text: str, meant_s: float) -> None:
 
 @pytest.mark.parametrize("text", ["yesterday", "5", "0m", "-1d", "2026-13-01", "5x", "9" * 9 + "d"])
 def test_a_time_that_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         since_s(text, now_s=NOW_S)
 
 
@@ -116,7 +116,7 @@ def test_the_whole_log_is_verified(dtdctl, rows, check_output):
     assert exit_code == 0
     assert out.splitlines() == [
         "3 entries (1 to 3): none is missing or changed",
-        f"hash of the last one: {rows[-1]['hash']}",
+        f"hash of the last entry: {rows[-1]['hash']}",
     ]
     out = dtdctl("audit", "--verify", "-o", "json")[1]
     assert json.loads(out)["fault"] == ""
@@ -144,9 +144,9 @@ def test_a_log_that_somebody_changed_is_a_failure(dtdctl, rows, change, fault, c
 def test_what_is_no_log_is_said(dtdctl, rows):
     del rows[1]["hash"]
     exit_code, _out, err = dtdctl("audit", "--verify")
-    assert (exit_code, "is no audit log" in err) == (1, True)
+    assert (exit_code, "is not an audit log" in err) == (1, True)
 
 
 def test_a_part_cannot_be_verified(dtdctl):
     exit_code, _out, err = dtdctl("audit", "--verify", "--who", "ann")
-    assert (exit_code, "looks at all entries" in err) == (2, True)
+    assert (exit_code, "checks all entries" in err) == (2, True)

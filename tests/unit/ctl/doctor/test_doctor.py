@@ -26,9 +26,32 @@ def host():
 
 
 def step():
-    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1], "optimizer_s": 0.0}
+    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1, 0.1], "optimizer_s": 0.0}
+    none = {
+        "strategy": "replicated",
+        "every_steps": 1,
+        "overlaps": False,
+        "codec": "none",
+        "risk": "",
+        "reason": "",
+    }
     return {
-        "buckets": [10**6],
+        "candidates": [
+            none,
+            {**none, "codec": "half", "risk": "rounds"},
+            {**none, "codec": "rank", "reason": "does not fit: no matrix"},
+        ],
+        "codecs": {
+            "half": {
+                "buckets": [0],
+                "gathers": [False],
+                "worlds": {"2": [5 * 10**7]},
+                "encode_s": [0.01],
+                "add_s": [0.0],
+                "decode_s": [0.01],
+            }
+        },
+        "buckets": [10**8, 0],
         "rows": 8,
         "memory": {"parameters": 1 << 20},
         "available_bytes": 1 << 30,
@@ -93,11 +116,26 @@ def test_a_job_is_forecast(dtdctl, server, cluster, tmp_path):
     assert "LIMITED BY" in dtdctl("doctor", str(job))[1]
 
 
+def test_strategies_are_compared_and_one_is_recommended(dtdctl, server, cluster, tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    _, out, _ = dtdctl("doctor", str(tmp_path / "job.toml"))
+    table = [line.split("  ") for line in out.splitlines()[out.splitlines().index("") :]]
+    rows = [[cell.strip() for cell in line if cell] for line in table]
+    at = rows.index(["STRATEGY", "CODEC", "SENT/STEP", "STEP", "SPEEDUP", "RISK"])
+    assert rows[at + 1 : at + 4] == [
+        ["replicated", "half", "47.7 MiB", "622 ms", "1.77 x", "rounds"],
+        ["replicated", "none (the job's)", "95.4 MiB", "1.10 s", "1.00 x", "same numbers"],
+        ["replicated", "rank", "-", "-", "-", "does not fit: no matrix"],
+    ]
+    assert "ok    with strategy replicated and codec half a step should take 622 ms" in out
+    assert "      try: compare the loss of short runs first; under [strategy] write" in out
+
+
 def test_a_running_job_is_not_disturbed(dtdctl, server, cluster, status):
     status["job"] = {"id": "digits-1", "state": "running"}
     exit_code, out, _ = dtdctl("doctor")
     assert exit_code == 0
-    assert "job digits-1 runs, so bandwidths were not measured" in out
+    assert "job digits-1 is running, so bandwidths were not measured" in out
     assert asked(server, "bandwidth") == []
     assert len(asked(server, "latency")) == 2
     server.received.clear()

@@ -6,6 +6,7 @@ import pytest
 
 from dtd.ctl.doctor import checks
 from dtd.ctl.doctor.measurements import forecasts
+from dtd.job import parse_job
 
 GIB = 1 << 30
 
@@ -50,7 +51,7 @@ def test_the_coordinator_s_version():
 def test_workers_versions():
     hosts = {"a": host(), "b": host(version="0.9")}
     odd = only(checks.check_versions(coordinator(), hosts))
-    assert (odd.state, odd.message) == ("fail", "b has dtd 0.9, the coordinator 1.0")
+    assert (odd.state, odd.message) == ("fail", "b runs dtd 0.9, the coordinator dtd 1.0")
     assert "install dtd 1.0 on b's host" in odd.remedy
     assert states(checks.check_versions(coordinator(), {"a": host()})) == ["ok"]
     assert states(checks.check_versions(coordinator(), {})) == []
@@ -105,18 +106,6 @@ def test_a_slow_link_is_named():
     assert states(checks.check_links([link("a", "b", bytes_per_s=None)] * 3)) == []
 
 
-def test_memory_of_workers_that_share_a_host():
-    need = {"place": "h", "parts": {"runtime": GIB, "snapshot": 2 * GIB}}
-    two = [{**need, "available_bytes": 5 * GIB}, {**need, "available_bytes": 4 * GIB}]
-    found = only(checks.check_memory(two))
-    assert found.state == "warn"
-    assert found.message == (
-        "2 workers on h will need 6.0 GiB of 4.0 GiB: 2.0 GiB are missing, most goes to snapshot"
-    )
-    assert states(checks.check_memory(two[:1])) == ["ok"]
-    assert states(checks.check_memory([two[0], {**two[1], "place": "g"}])) == ["ok", "ok"]
-
-
 # --- forecasts -------------------------------------------------------------------------------
 
 
@@ -129,14 +118,19 @@ def step(worlds):
     }
 
 
+SPEC = parse_job(
+    '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n', source="test"
+)
+
+
 def test_a_forecast_for_every_world_that_links_reach():
     steps = {"a": step(3), "b": step(3), "c": step(3)}
     ways = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
     links = [link(*way, rtt_s=0.0) for way in ways]
-    made = forecasts(steps, links, most=3)
+    made = forecasts(steps, links, most=3, spec=SPEC)
     assert [one.world_size for one in made] == [1, 2, 3]
     assert made[1].step_s == pytest.approx(0.2)
-    assert [one.world_size for one in forecasts(steps, links, most=2)] == [1, 2]
-    assert [one.world_size for one in forecasts(steps, links[:2], most=3)] == [1, 2]
-    assert [one.world_size for one in forecasts(steps, [], most=3)] == [1]
-    assert forecasts({}, [], most=0) == []
+    assert [one.world_size for one in forecasts(steps, links, most=2, spec=SPEC)] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, links[:2], most=3, spec=SPEC)] == [1, 2]
+    assert [one.world_size for one in forecasts(steps, [], most=3, spec=SPEC)] == [1]
+    assert forecasts({}, [], most=0, spec=SPEC) == []

@@ -101,11 +101,11 @@ def test_what_somebody_has_changed_is_kept(dtdctl, root):
     settings.write_text("threads = 4\n")
     service.write_text(service.read_text().replace("RestartSec=1", "RestartSec=7"))
     _, lines, _ = dtdctl("install")
-    assert f"kept {settings}: somebody has changed it" in lines
-    assert f"kept {service}: somebody has changed it" in lines
+    assert f"kept {settings}: it was changed after installation" in lines
+    assert f"kept {service}: it was changed after installation" in lines
     assert settings.read_text() == "threads = 4\n"
     _, lines, _ = dtdctl("uninstall")
-    assert f"kept {settings}: somebody has changed it; --purge removes it" in lines
+    assert f"kept {settings}: it was changed after installation; --purge removes it" in lines
     assert files(root) == {"etc/dtd/worker.toml", f"{UNITS}/dtd-worker@.service"}
     dtdctl("uninstall", "--purge")
     assert files(root) == set()
@@ -269,7 +269,7 @@ def test_only_root_may(host, root, capsys, monkeypatch, command):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert run([command]) == 2
     err = capsys.readouterr().err
-    assert "only root may" in err
+    assert "requires root" in err
     assert f"sudo dtdctl {command}" in err
     assert "--user" in err
     assert (host, root.exists()) == ([], False)
@@ -282,15 +282,15 @@ def test_an_environment_that_services_cannot_see(host, root, capsys, monkeypatch
     assert "/home/me/venv/bin is hidden from system services" in capsys.readouterr().err
     assert not root.exists()
     assert run(["install", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("beware: /home/me/venv/bin")
+    assert capsys.readouterr().out.startswith("warning: /home/me/venv/bin")
 
 
 def test_without_systemd_the_files_are_still_written(host, root, capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "systemd does not run here")
+    monkeypatch.setattr(service_host, "cannot_run", lambda _command: "systemd is not running here")
     assert run(["install"]) == 0
     assert host == []
-    assert "skipped systemctl daemon-reload: systemd does not run here" in capsys.readouterr().out
+    assert "skipped systemctl daemon-reload: systemd is not running here" in capsys.readouterr().out
 
 
 def test_both_names_of_coordinator_can_be_used(host, root, capsys, monkeypatch):
@@ -318,11 +318,11 @@ def test_what_cannot_be_run_is_known_beforehand(monkeypatch, tmp_path):
     (tmp_path / "systemctl").write_text("#!/bin/sh\necho 'systemd 257 (257.1)'\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setattr(service_host, "_RUNNING", tmp_path / "none")
-    assert service_host.cannot_run(["systemctl", "stop"]) == "systemd does not run here"
+    assert service_host.cannot_run(["systemctl", "stop"]) == "systemd is not running here"
     monkeypatch.setattr(service_host, "_RUNNING", tmp_path)
     assert service_host.cannot_run(["systemctl", "stop"]) == ""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert service_host.cannot_run(["systemctl", "--user"]) == "systemd does not run here"
+    assert service_host.cannot_run(["systemctl", "--user"]) == "systemd is not running here"
     (tmp_path / "systemd/private").mkdir(parents=True)
     assert service_host.cannot_run(["systemctl", "--user"]) == ""
     assert service_host.systemd_version() == 257

@@ -8,7 +8,18 @@ import json
 import pytest
 
 from dtd.errors import DtdError, UsageError
-from scripts.benchrun import allreduce, convergence, report, results, tables, train
+from scripts.benchrun import (
+    allreduce,
+    convergence,
+    memory,
+    quality,
+    report,
+    results,
+    sharded,
+    strategies,
+    tables,
+    train,
+)
 
 MACHINE = {
     "cpu": "a processor",
@@ -67,6 +78,36 @@ LEARNED = {
     "workers": "2",
     "curve": [[1, 0.1, 2.3], [2, 0.2, 1.1]],
     "metrics": [{"loss": 0.5, "accuracy": 0.9}, {"loss": 0.6, "accuracy": 0.8}],
+    "machine": MACHINE,
+}
+
+COMPARED = {
+    "workload": "w",
+    "what": "a model",
+    "link": "100mbit",
+    "world": 2,
+    "steps_s": {"float32": [4.0], "DDP": [4.2], "apart": [0.3]},
+    "step_bytes": {"float32": 40 << 20, "DDP": 40 << 20},
+    "machine": MACHINE,
+}
+
+DIVIDED = {
+    "workload": "w",
+    "what": "a model",
+    "link": "1gbit",
+    "world": 2,
+    "steps_s": {"dtd replicated": [4.0], "dtd stage 1": [4.1], "FSDP2": [4.2], "apart": [0.3]},
+    "step_bytes": {"dtd replicated": 40 << 20, "dtd stage 1": 40 << 20},
+    "peak_bytes": {"dtd replicated": 1 << 20, "dtd stage 1": 1 << 20, "FSDP2": 1 << 20},
+    "machine": MACHINE,
+}
+HELD = {
+    "stage": 1,
+    "mirrors": 0,
+    "world": 4,
+    "parameters": 100,
+    "formula_bytes": 1000,
+    "state_bytes": [1000, 1010],
     "machine": MACHINE,
 }
 
@@ -188,15 +229,58 @@ def test_sizes_in_words(size, text):
     assert tables.size_text(size) == text
 
 
+def ended(strategy: str, seed: int, loss: float, step_bytes: float) -> dict:
+    return {
+        "machine": MACHINE,
+        "task": "resnet",
+        "strategy": strategy,
+        "seed": seed,
+        "steps": 160,
+        "curve": [[1, 0.0, 2.3], [160, 0.0, loss]],
+        "metrics": {"train_loss": loss, "loss": loss + 0.1, "accuracy": 0.5},
+        "step_bytes": step_bytes,
+    }
+
+
+ENDED = [
+    ended("sign", 0, 1.2, 1024.0),
+    ended("float32", 0, 0.9, 65536.0),
+    ended("float32", 1, 1.1, 65536.0),
+    ended("sign", 1, 1.4, 1024.0),
+]
+
+
+def test_strategies_stand_against_float32():
+    lines = tables.quality_tables(ENDED).splitlines()
+    assert lines[0] == "#### resnet, 160 steps"
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:]]
+    plain = ["float32", "64 KiB", "1.0", "1.0000", "1.1000", "0.1414", "**1.000**"]
+    sign = ["sign", "1 KiB", "64.0", "1.3000", "1.4000", "0.1414", "**1.273**"]
+    assert rows == [[*plain, "0.500", "0.000", "2"], [*sign, "0.500", "0.000", "2"]]
+
+
+def test_where_float32_was_not_measured_nothing_is_compared():
+    (row,) = tables.quality_tables([ENDED[0]]).splitlines()[4:]
+    assert [cell.strip() for cell in row.split("|")[3:8:4]] == ["-", "-"]
+
+
 def test_a_report_of_everything(tmp_path):
     pytest.importorskip("matplotlib")
     document = tmp_path / "benchmarks.md"
     document.write_text(report.DOCUMENT.read_text())
-    for module, records in ((allreduce, REDUCED), (train, [STEPPED]), (convergence, [LEARNED])):
+    for module, records in (
+        (allreduce, REDUCED),
+        (train, [STEPPED]),
+        (convergence, [LEARNED]),
+        (quality, ENDED),
+        (strategies, [COMPARED]),
+        (sharded, [DIVIDED]),
+        (memory, [HELD]),
+    ):
         results.save(module.KIND, records, module.KEY, tmp_path)
     report.run(argparse.Namespace(document=document, directory=tmp_path))
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert {"allreduce.svg", "train.svg", "convergence.svg"} <= first.keys()
+    assert {f"{kind}.svg" for kind in report.TABLES} <= first.keys()
     assert "a processor, 2 cores" in document.read_text()
     report.run(argparse.Namespace(document=document, directory=tmp_path))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
@@ -206,7 +290,7 @@ def test_what_was_not_measured_is_said(tmp_path):
     document = tmp_path / "benchmarks.md"
     document.write_text(report.DOCUMENT.read_text())
     report.run(argparse.Namespace(document=document, directory=tmp_path))
-    assert document.read_text().count("Not measured yet") == 3
+    assert document.read_text().count("Not measured yet") == len(report.TABLES)
 
 
 def options(**given):
@@ -216,7 +300,10 @@ def options(**given):
 
 def test_links_take_namespaces_and_two_workers():
     everything = list(train.cases(options(), namespaces=True))
-    assert len(everything) == 4 * (3 + 2 + 2)
+    paced = [case for case in everything if case.name == "paced-16"]
+    assert [(case.link, case.world) for case in paced] == [("1gbit", n) for n in (2, 4, 8)]
+    others = [case for case in everything if not case.name.startswith("paced")]
+    assert len(others) == 4 * (3 + 2 + 2)
     assert {case.link for case in train.cases(options(), namespaces=False)} == {"loopback"}
     slow = [case for case in everything if case.link == "100mbit"]
     assert all(case.workload.block_steps == 3 for case in slow)

@@ -8,7 +8,7 @@ import pytest
 
 from dtd.wire import messages as m
 from scripts.benchrun.places import ShapedHosts
-from scripts.benchrun.train import Case, _built, _floor
+from scripts.benchrun.train import Case, _floor, built
 from scripts.benchrun.workloads import QUICK
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
@@ -44,7 +44,7 @@ def test_no_step_ends_before_its_last_bucket_is_ready():
     )
     with (
         contextlib.closing(ShapedHosts(NAMES, case.link)) as hosts,
-        _built(hosts, case.world, case.spec, keeps_memory=True) as apart,
+        built(hosts, case.world, case.spec, keeps_memory=True) as apart,
     ):
         floor = _floor(hosts, apart, 2)
     assert floor["floor_s"] > max(floor["ready_s"])

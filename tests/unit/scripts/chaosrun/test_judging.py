@@ -10,7 +10,7 @@ from scripts import chaos
 from scripts.chaosrun import checks
 from scripts.chaosrun.harness import Growth, Sample, growth
 from scripts.chaosrun.outcomes import Injection, outcomes, rejoins, spread
-from scripts.cluster.log_timeline import Commit, Line, LogTimeline, phase_at
+from scripts.cluster.log_timeline import USUAL_STEP_S, Commit, Line, LogTimeline, phase_at
 from scripts.cluster.networked import Death
 
 STEP_S = 0.1
@@ -38,16 +38,18 @@ def injected(kind="kill", *victims, at_s=10.0, **fields):
     return Injection(kind=kind, victims=victims or ("worker-1",), at_s=at_s, **values)
 
 
-def step_line(at_s, step=7):
+def step_line(at_s, step=7, steps=1, **fields):
     return line(
         "worker-0",
         at_s,
         "step_committed",
         step=step,
+        steps=steps,
         data_s=0.01,
         compute_s=0.06,
         exposed_s=0.02,
         optimizer_s=0.01,
+        **fields,
     )
 
 
@@ -77,8 +79,12 @@ def test_a_step_has_parts(since_s, phase):
         (line("worker-0", 1.0, "job_prepared"), "warming"),
         (line("worker-0", 1.0, "generation_assigned"), "forming"),
         (line("worker-0", 1.0, "something_new"), "unknown"),
+        (step_line(1.0, step=40, step_s=0.0), "forming"),
         (step_line(1.0, step=40), "evaluation"),
         (step_line(1.0, step=25), "checkpoint"),
+        (step_line(1.0, step=44, steps=8), "evaluation"),
+        (step_line(1.0, step=32, steps=8), "checkpoint"),
+        (step_line(1.0, step=48, steps=8), "forward"),
     ],
 )
 def test_what_is_not_a_step_has_a_name(last, phase):
@@ -190,7 +196,7 @@ def test_a_step_may_differ_only_across_a_total_outage():
 
 
 def test_lost_steps_need_a_total_outage():
-    lost = [line("coordinator", 12.0, "steps_lost", message="nobody holds the last 2")]
+    lost = [line("coordinator", 12.0, "steps_lost", message="no worker holds the last 2")]
     assert not checks.steps_kept([], lost, [injected()]).holds
     outage = injected("all")
     assert checks.steps_kept([], lost, [outage]).holds
@@ -279,9 +285,19 @@ def test_errors_and_tracebacks_are_told():
 # --- the timeline, and who came back --------------------------------------------------------------
 
 
-def committed(worker, at_s, *, step, generation):
-    fields = {"job": "chaos-1", "loss": 0.5, "grad_norm": 1.0, "step_s": STEP_S}
+def committed(worker, at_s, *, step, generation, step_s=STEP_S):
+    fields = {"job": "chaos-1", "loss": 0.5, "grad_norm": 1.0, "step_s": step_s}
     return line(worker, at_s, "step_committed", step=step, generation=generation, **fields)
+
+
+def test_steps_committed_at_a_take_over_have_no_duration():
+    timeline = LogTimeline()
+    for step in range(1, 4):
+        timeline.see(committed("worker-0", 1.0, step=step, generation=1, step_s=0.0))
+    assert (timeline.step_s(), timeline.median_step_s()) == (USUAL_STEP_S, 0.0)
+    timeline.see(committed("worker-0", 2.0, step=4, generation=2, step_s=0.3))
+    assert timeline.step_s() == timeline.median_step_s() == 0.3
+    assert [one.step for one in timeline.commits] == [1, 2, 3, 4]
 
 
 def test_the_scene_knows_who_trains_in_the_newest_generation():

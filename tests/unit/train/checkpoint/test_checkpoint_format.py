@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint.format import (
@@ -68,10 +69,11 @@ def edit_step(path: Path) -> None:
         (lambda p: flip(p / MANIFEST_FILE, 40), "manifest.json"),
         (edit_step, "does not match its hash"),
         (lambda p: (p / MANIFEST_FILE).write_text("[]"), "is torn or is no manifest"),
+        (lambda p: (p / MANIFEST_FILE).write_text("[" * 100_000), "is torn or is no manifest"),
         (lambda p: (p / MANIFEST_FILE).write_text('{"format": NaN}'), "NaN is no JSON number"),
         (
-            lambda p: (p / MANIFEST_FILE).write_text('{"format": 3, "manifest_hash": ""}'),
-            "has format 3, not 2",
+            lambda p: (p / MANIFEST_FILE).write_text('{"format": 4, "manifest_hash": ""}'),
+            "has format 4, and this dtd reads up to 3",
         ),
         (lambda p: p.rename(p.with_name(checkpoint_name(1, 30))), "it was renamed"),
     ],
@@ -109,6 +111,18 @@ def test_a_manifest_cannot_name_other_files(directory, save_checkpoints) -> None
     (published.path / MANIFEST_FILE).write_bytes(encode_manifest(outside))
     with pytest.raises(CheckpointError, match=re.escape("lists ../../secret")):
         verify(published.path)
+
+
+def test_a_manifest_that_does_not_say_which_local_state_it_lacks(
+    directory, save_checkpoints
+) -> None:
+    path = save_checkpoints(directory, 1)[0].path
+    content = json.loads((path / MANIFEST_FILE).read_text())
+    del content["local_state"], content["manifest_hash"]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    content["manifest_hash"] = xxhash.xxh3_128(canonical).hexdigest()
+    (path / MANIFEST_FILE).write_text(json.dumps(content))
+    assert verify(path).local_state is None
 
 
 def test_what_a_worker_needs_before_it_trains_is_free_of_torch() -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from dtd.train.checkpoint.format import MODEL_FILE, checkpoint_name, list_checkpoints, verify
+import dtd.train.checkpoint.writer as writer_module
+from dtd.core.engine.shards import held_shards
+from dtd.parts.record import Part
+from dtd.train.checkpoint.format import (
+    MODEL_FILE,
+    PART_FORMAT,
+    checkpoint_name,
+    list_checkpoints,
+    verify,
+)
 from dtd.train.checkpoint.retention import Rules
 from dtd.train.checkpoint.writer import (
     CheckpointWriter,
@@ -41,6 +52,31 @@ def test_a_published_checkpoint_verifies_and_is_plain_safetensors(
     assert published.size_bytes == sum(f.stat().st_size for f in published.path.iterdir())
     loaded = safetensors.numpy.load_file(published.path / MODEL_FILE)
     np.testing.assert_array_equal(loaded["w"], np.arange(6).reshape(2, 3))
+
+
+def test_one_that_retention_removes_at_once_was_published_all_the_same(
+    directory, save_checkpoints
+) -> None:
+    newer, older = save_checkpoints(directory, 5, 3, keep=1)
+    assert isinstance(older, Published)
+    assert older.kept == newer.kept == ("g000001-s000000005",)
+    assert names(directory) == ["g000001-s000000005"]
+
+
+def test_a_part_takes_the_place_of_another_part_of_the_same_state(directory, make_draft) -> None:
+    """The members of a generation may have other ranks than those that agreed on the state."""
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    draft = make_draft(1)
+    for rank in range(2):
+        part = Part(shards=held_shards(rank, 2, 0), mirrors=0, tensors={})
+        manifest = replace(draft.manifest, format=PART_FORMAT, part=part)
+        writer.write(replace(draft, manifest=manifest))
+        writer.publish({})
+        writer.flush()
+        (published,) = writer.finished()
+        assert isinstance(published, Published)
+        assert verify(published.path).shards == published.manifest.shards == part.shards
+    writer.close()
 
 
 def test_nothing_is_visible_before_it_is_agreed_on(directory, make_draft) -> None:
@@ -89,6 +125,30 @@ def test_a_disk_error_is_a_failure_not_an_exception(tmp_path, save_checkpoints) 
     assert "Error" in failure.reason
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_one_whose_metrics_cannot_be_added_is_saved_all_the_same(
+    directory, make_draft, monkeypatch, told
+) -> None:
+    """The disk is full when its evaluation is over."""
+    writer = CheckpointWriter(directory, Rules(keep=3))
+    writer.write(make_draft(5))
+    writer.publish({})
+    writer.flush()
+    before = writer.finished() if told else []
+
+    def is_full(*_call):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer_module, "_write_synced", is_full)
+    writer.add_metrics(checkpoint_name(1, 5), {"loss": 1.0})
+    writer.close()
+    published, failure = before + writer.finished()
+    assert isinstance(published, Published)
+    assert isinstance(failure, Failure)
+    assert (failure.saved, "No space" in failure.reason) == (True, True)
+    assert verify(published.path) == published.manifest
+
+
 def test_a_number_that_json_lacks_is_not_written(directory, save_checkpoints) -> None:
     (failure,) = save_checkpoints(directory, 1, metrics={1: {"loss": float("nan")}})
     assert isinstance(failure, Failure)
@@ -100,8 +160,8 @@ def test_an_empty_tensor_and_a_scalar(tmp_path) -> None:
     info = write_safetensors(
         tmp_path / "t",
         [
-            RawTensor(name="empty", dtype="F32", shape=(0, 3), content=memoryview(b"")),
-            RawTensor(name="scalar", dtype="I64", shape=(), content=memoryview(b"\1" + bytes(7))),
+            RawTensor(name="empty", dtype="F32", shape=(0, 3), content=()),
+            RawTensor(name="scalar", dtype="I64", shape=(), content=(b"\1", bytes(7))),
         ],
         counted.append,
     )

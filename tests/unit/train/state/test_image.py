@@ -47,7 +47,18 @@ def test_a_damaged_image_is_refused_and_changes_nothing(make_replica) -> None:
     assert state_digest(target) == before
 
 
-@pytest.mark.parametrize("manifest", [b"", b"[]", b'{"generation": 1}', b"\xff"])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"",
+        b"[]",
+        b'{"generation": 1}',
+        b"\xff",
+        b'{"generation": 1, "state": {"step": 0}, "tensors": []}',
+        b'{"generation": Infinity, "state": {"step": 0}, "tensors": [], "digest": ""}',
+        b"[" * 100_000,
+    ],
+)
 def test_a_broken_manifest_is_refused(manifest) -> None:
     with pytest.raises(CheckpointError, match="manifest of a received state is broken"):
         IncomingImage(manifest, limit_bytes=100)

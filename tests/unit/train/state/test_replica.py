@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dtd.errors import TaskError
 from dtd.job import parse_job
-from dtd.train.state.replica import build_model
+from dtd.train.state.replica import build_model, move_weights
 
 CPU = torch.device("cpu")
 SPEC = parse_job(
@@ -46,3 +47,38 @@ def test_batch_norm_that_nothing_synchronises_is_refused(model, what) -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(TaskError, match="returned a dict"):
         build_model(Building({}), SPEC, CPU, lambda: None)
+
+
+# --- weights that move ----------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """A layer under two names, a running buffer, and two parameters in one storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        both = torch.randn(8)
+        self.upper, self.lower = nn.Parameter(both[:4]), nn.Parameter(both[4:])
+
+
+def test_weights_move_and_are_never_there_twice() -> None:
+    model, fresh = Tied(), Tied()
+    expected = {name: value.clone() for name, value in fresh.state_dict().items()}
+    move_weights(fresh, model)
+    found = model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert model.second.weight is model.first.weight
+    left = {p.untyped_storage().nbytes() for n, p in fresh.named_parameters() if "er" not in n}
+    assert left == {0}
+
+
+def test_weights_in_memory_of_others_are_copied() -> None:
+    model, fresh = nn.Linear(2, 1), nn.Linear(2, 1)
+    fresh.weight.data = torch.from_numpy(np.array([[3.0, 4.0]], dtype=np.float32))
+    move_weights(fresh, model)
+    assert model.weight.tolist() == [[3.0, 4.0]]

@@ -1,0 +1,106 @@
+"""Tells workers which others have the parts of a checkpoint that their job starts from.
+
+A checkpoint of a sharded state is on many workers' disks.  A job that starts from it does not have
+to be sharded, or be so in the same way; so a worker fetches the other parts and assembles them.
+It is given tickets for the checkpoint that its job names, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from dtd.coordinator.handlers.api import CoordinatorApi
+from dtd.core.trust.vouching import CONTRADICTED
+from dtd.errors import ErrorCode, ProtocolError
+from dtd.net.link import Link
+from dtd.parts.cover import checkpoint_of, complete, fewest, missing, part_of
+from dtd.wire import messages as m
+
+MAX_UNANSWERED: Final = 4
+"""A worker that has just connected again may ask twice."""
+
+
+class PartDirectory:
+    """Answers GET_PARTS.
+
+    Args:
+        coordinator: the daemon that is asked.
+    """
+
+    def __init__(self, coordinator: CoordinatorApi) -> None:
+        self._coordinator = coordinator
+        self._tasks: dict[asyncio.Task[None], Link] = {}
+
+    def ask(self, link: Link, request: m.GetParts) -> None:
+        """Answer with PARTS, soon.
+
+        Raises:
+            ProtocolError: too many requests on this connection are not answered yet.
+        """
+        if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
+            raise ProtocolError(ErrorCode.REFUSED, f"{MAX_UNANSWERED} GET_PARTS are unanswered")
+        task = asyncio.create_task(self._contained(link, request))
+        self._tasks[task] = link
+        task.add_done_callback(self._tasks.pop)
+
+    async def _contained(self, link: Link, request: m.GetParts) -> None:
+        with self._coordinator.containment.around("answering GET_PARTS", link):
+            link.send(await self._answer(request))
+
+    async def _answer(self, request: m.GetParts) -> m.Parts:
+        nothing = m.Parts(job=request.job, step=request.step)
+        origins = {job.from_job for job in self._coordinator.membership.active()} - {""}
+        if request.job not in origins:
+            return nothing
+        listed = await self._coordinator.in_store(self._coordinator.store.checkpoints, request.job)
+        holders = _newest(listed, request.step)
+        if all(part_of(one).is_whole for one in holders):
+            return nothing
+        connected = self._coordinator.connected()
+        there = [one for one in holders if one["worker"] in connected]
+        lacks = missing([part_of(one) for one in there])
+        away = ", ".join(
+            f"{one['worker']} ({part_of(one) & lacks})"
+            for one in holders
+            if one not in there and part_of(one) & lacks
+        )
+        first = [there[index] for index in fewest([part_of(one) for one in there])]
+        ordered = [*first, *(one for one in there if one not in first)][: m.MAX_PART_HOLDERS]
+        return m.Parts(
+            job=request.job,
+            step=request.step,
+            digest=holders[0]["digest"],
+            holders=tuple(self._holder(one) for one in ordered),
+            missing=f"{lacks}, which were on {away}" if lacks else "",
+        )
+
+    def _holder(self, one: Mapping[str, Any]) -> m.PartHolder:
+        name = one["worker"]
+        worker = self._coordinator.membership.cluster_of(name).workers[name].registration
+        path = PurePosixPath(one["directory"])
+        resource = f"checkpoint/{path.parent.name}/{path.name}"
+        expires_unix_s, key = self._coordinator.ticket(one["worker"], resource)
+        return m.PartHolder(
+            name=one["worker"],
+            host=worker.data_host,
+            port=worker.data_port,
+            resource=resource,
+            part=tuple(one["part"]),
+            ticket_expires_unix_s=expires_unix_s,
+            ticket_key=key,
+        )
+
+
+def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """All entries of the checkpoint that a job starts from: of this step, or the newest.
+
+    Args:
+        listed: newest first.
+        step: committed steps; 0 for any.
+    """
+    sound = [one for one in listed if one["confirmation"] != CONTRADICTED]
+    found = [one for one in complete(sound) if step in (0, one["step"])]
+    return [one for one in found if checkpoint_of(one) == checkpoint_of(found[0])]

@@ -1,0 +1,217 @@
+"""Answers GET_METRICS from the metrics store, in its thread; sends nothing.
+
+An answer has as many series as fit; `next` is where the following one goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from dtd.coordinator.history.database import Database
+from dtd.coordinator.history.rows import unpack_column
+from dtd.core.history.cells import Cell, summary
+from dtd.core.history.plot import (
+    MOST_POINTS,
+    columns_at_once,
+    level_for,
+    pieces,
+    slots_of,
+)
+from dtd.core.history.pyramid import LEVELS, width
+from dtd.core.history.series import LINK_MARK, STEP_COLUMNS, Kind
+from dtd.errors import RequestRefused
+from dtd.rules import did_you_mean
+from dtd.shown import shown
+from dtd.wire import messages as m
+
+_OF_THE_JOB = (Kind.STEPS, Kind.EVALUATIONS)
+_TIME = STEP_COLUMNS.index("unix_s")
+
+
+class _Track(NamedTuple):
+    number: int
+    kind: Kind
+    name: str
+    columns: tuple[str, ...]
+    newest: int
+    kept_from: tuple[int, ...]
+
+
+class _Wanted(NamedTuple):
+    """Some columns of one track, by their places."""
+
+    track: _Track
+    places: tuple[int, ...]
+
+
+class Point(NamedTuple):
+    """What a plot draws at once: the positions from `begin` to `end`."""
+
+    begin: int
+    end: int
+    cell: Cell
+
+
+def answer(database: Database, request: m.GetMetrics) -> dict[str, Any]:
+    """The series that are asked for, and the next cursor.
+
+    Raises:
+        RequestRefused: the job has no figure of such a name.
+    """
+    tracks = _tracks(database, request.job)
+    steps = next((one for one in tracks if one.kind is Kind.STEPS), None)
+    points = max(1, min(request.points, MOST_POINTS))
+    found = []
+    wanted = _wanted(tracks, request)
+    page = _page(wanted, request.after, columns_at_once(points))
+    for one in page:
+        begin, end = _range(database, one.track, steps, request)
+        for place, drawn in zip(one.places, _drawn(database, one, begin, end, points), strict=True):
+            found.append(_series(one.track, one.track.columns[place], drawn))
+    return {
+        "job": request.job,
+        "steps": max(0, steps.newest) if steps is not None else 0,
+        "series": found,
+        "next": request.after + sum(len(one.places) for one in page),
+    }
+
+
+def _tracks(database: Database, job: str) -> list[_Track]:
+    rows = database.read(
+        "SELECT tracks.number, kind, name, columns, newest FROM tracks"
+        " JOIN jobs ON jobs.number = tracks.job WHERE jobs.id=? ORDER BY tracks.number",
+        job,
+    )
+    made = []
+    for number, kind, name, columns, newest in rows:
+        extents = database.read(
+            "SELECT level, first FROM extents WHERE track=? ORDER BY level", number
+        )
+        kept_from = tuple(first * width(level) for level, first in extents)
+        names = tuple(json.loads(columns))
+        made.append(_Track(number, Kind(kind), name, names, newest, kept_from))
+    order = list(Kind)
+    return sorted(made, key=lambda one: (order.index(one.kind), one.name))
+
+
+def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Wanted]:
+    shown_tracks = [one for one in tracks if request.workers or one.kind in _OF_THE_JOB]
+    if tracks:
+        _check_names(tracks, shown_tracks, request)
+    names = set(request.names)
+    chosen = []
+    for track in shown_tracks:
+        places = tuple(
+            place for place, name in enumerate(track.columns) if not names or name in names
+        )
+        if places:
+            chosen.append(_Wanted(track, places))
+    return chosen
+
+
+def _check_names(
+    tracks: Sequence[_Track], shown_tracks: Sequence[_Track], request: m.GetMetrics
+) -> None:
+    known = {name for track in shown_tracks for name in track.columns}
+    anywhere = {name for track in tracks for name in track.columns}
+    for name in request.names:
+        if name in known:
+            continue
+        if name in anywhere:
+            why, remedy = "is a figure of its workers", "add --workers"
+        else:
+            why = f"is no figure of job {request.job}{did_you_mean(name, sorted(anywhere))}"
+            remedy = f"list them: dtdctl metrics {request.job} --workers"
+        raise RequestRefused(f"{shown(name)} {why}", remedy=remedy)
+
+
+def _page(wanted: Sequence[_Wanted], after: int, columns: int) -> list[_Wanted]:
+    """The columns from a cursor on, as many as fit."""
+    every = [(one.track, place) for one in wanted for place in one.places]
+    page = every[after : after + columns]
+    return [
+        _Wanted(one.track, tuple(place for track, place in page if track is one.track))
+        for one in wanted
+        if any(track is one.track for track, _place in page)
+    ]
+
+
+def _range(
+    database: Database, track: _Track, steps: _Track | None, request: m.GetMetrics
+) -> tuple[int, int]:
+    """First and last position; of workers and links the seconds in which the steps were taken."""
+    first, last = track.kept_from[LEVELS - 1], track.newest
+    begin, end = request.from_step, request.to_step or last
+    if track.kind in _OF_THE_JOB:
+        return max(first, begin), min(last, end)
+    if steps is not None and (request.from_step or request.to_step):
+        until = min(steps.newest, request.to_step or steps.newest)
+        moments = _Wanted(steps, (_TIME,))
+        (drawn,) = _drawn(database, moments, request.from_step, until, 2)
+        cells = [one.cell for one in drawn if one.cell.values]
+        if cells:
+            return max(first, int(cells[0].least)), min(last, int(cells[-1].greatest))
+    return first, last
+
+
+def _drawn(
+    database: Database, wanted: _Wanted, begin: int, end: int, points: int
+) -> Iterator[list[Point]]:
+    """The points of each column."""
+    begin = max(begin, _first_row(database, wanted.track))
+    buckets = _read(database, wanted.track, begin, end, level_for(begin, end, points))
+    slots = slots_of(((level, number) for level, number, _data in buckets), begin, end, points)
+    rows = [(level, data) for level, _number, data in buckets]
+    for place in wanted.places:
+        cells = unpack_column(rows, place)
+        yield [Point(one.begin, one.end, summary(cells[one.first : one.stop])) for one in slots]
+
+
+def _first_row(database: Database, track: _Track) -> int:
+    """Where the track begins, as exactly as is known: plots begin where there is something."""
+    first = 0
+    for level in reversed(range(LEVELS)):
+        ((bucket,),) = database.read(
+            "SELECT min(bucket) FROM cells WHERE track=? AND level=?", track.number, level
+        )
+        here = (bucket or 0) * width(level)
+        is_removed = level < LEVELS - 1 and here >= first + width(level + 1)
+        if is_removed:
+            break
+        first = here
+    return int(first)
+
+
+def _read(
+    database: Database, track: _Track, begin: int, end: int, level: int
+) -> list[tuple[int, int, bytes]]:
+    """Level, number and data of the buckets, in order."""
+    return [
+        (piece.level, number, data)
+        for piece in pieces(begin, end, level, track.kept_from)
+        for number, data in database.read(
+            "SELECT bucket, data FROM cells WHERE track=? AND level=? AND bucket BETWEEN ? AND ?"
+            " ORDER BY bucket",
+            track.number,
+            *piece,
+        )
+    ]
+
+
+def _series(track: _Track, name: str, drawn: Sequence[Point]) -> dict[str, Any]:
+    source, _, to = track.name.partition(LINK_MARK)
+    return {
+        "name": name,
+        "kind": track.kind.value,
+        "source": source,
+        "to": to,
+        "points": [_numbers(one) for one in drawn],
+    }
+
+
+def _numbers(point: Point) -> list[Any]:
+    cell = point.cell
+    figures = [cell.least, cell.mean, cell.greatest] if cell.values else [None, None, None]
+    return [point.begin, point.end, cell.values, *figures]

@@ -1,0 +1,1 @@
+"""The coordinator's registry of models: versions, and where their copies are."""

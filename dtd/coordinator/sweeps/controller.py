@@ -1,0 +1,427 @@
+"""Runs sweeps: begins trials, hears how they do and how they end, and writes all of it down.
+
+    BEGIN_SWEEP -> a row -> a task: choose (Optuna, in a thread) -> a row -> a job in the queue
+                     ^                                                          |
+                     +-- the trial's row <- evaluations, the job's end <--------+
+
+`dtd.core.sweeps` decides; what is chosen is asked of the advisor, never on the event loop.  After
+a restart every sweep that has not ended goes on from its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.sweeps.advisor import Advisor, optuna_module
+from dtd.core import sweeps as course
+from dtd.core.membership.events import CancelRequested, Event
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import ENDED, JobState
+from dtd.core.sweeps import Begin, End, Submit, Trial, TrialState
+from dtd.errors import DtdError, RequestRefused
+from dtd.job.parse import to_mapping
+from dtd.job.sweep import SweepSpec, read_sweep
+from dtd.rules import did_you_mean
+from dtd.wire import messages as m
+
+if TYPE_CHECKING:  # it is made of the coordinator, which makes this
+    from dtd.coordinator.models.registry import ModelRegistry
+
+T = TypeVar("T")
+
+MAX_OPEN_SWEEPS: Final = 8
+RETRY_S: Final = 2.0
+"""Pause before a submission that was refused, because the queue is full, is tried again."""
+NAME_CHARACTERS: Final = 40
+"""Of a job's name, in the names of its trials."""
+
+
+class SweepHost(Protocol):
+    """The coordinator, as sweeps see it."""
+
+    store: Store
+    containment: Containment
+    models: ModelRegistry
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the core; raises RequestRefused."""
+        ...
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        """Something for an operator to read."""
+        ...
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking method of the store."""
+        ...
+
+
+class _Run:
+    """One sweep that has not ended."""
+
+    def __init__(self, number: int, spec: SweepSpec, package: str, *, cancelled: bool) -> None:
+        self.number = number
+        self.spec = spec
+        self.package = package
+        self.cancelled = cancelled
+        self.trials: list[Trial] = []
+        self.news: asyncio.Queue[tuple[int, int, Mapping[str, Any]] | tuple[int, Job] | None]
+        self.news = asyncio.Queue()
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sweep")
+        self.advisor: Advisor | None = None
+        self.hurried: set[str] = set()
+
+    async def asked(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Ask the advisor, in the sweep's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, function, *arguments)
+
+    def put(self, trial: Trial) -> None:
+        """Keep a trial as it is now."""
+        self.trials[trial.number : trial.number + 1] = [trial]
+
+
+class Sweeps:
+    """All sweeps of a coordinator; belongs to the event loop.
+
+    Args:
+        host: the daemon.
+        submit: submits a job as an operator would.
+    """
+
+    def __init__(
+        self, host: SweepHost, submit: Callable[[m.SubmitJob], Awaitable[dict[str, Any]]]
+    ) -> None:
+        self._host = host
+        self._submit = submit
+        self._runs: dict[int, _Run] = {}
+        self._trial_of: dict[str, tuple[_Run, int]] = {}
+        self._begun = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- from outside --------------------------------------------------------------------------
+
+    async def take_up(self) -> None:
+        """Go on with the sweeps that an earlier process has not ended."""
+        for row in await self._host.in_store(self._host.store.sweeps.open_sweeps):
+            with self._host.containment.around(f"taking up {name_of(row['number'])}"):
+                spec = read_sweep(row["spec"], source=name_of(row["number"]))
+                cancelled = row["state"] == "cancelling"
+                run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
+                run.trials = await self._host.in_store(self._host.store.sweeps.trials, run.number)
+                self._start(run)
+
+    def close(self) -> None:
+        """Stop; what has not ended goes on with the next process."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def begin(self, request: m.BeginSweep) -> dict[str, Any]:
+        """Carry out BEGIN_SWEEP.
+
+        Raises:
+            JobSpecError: the sweep is not valid.
+            RequestRefused: too many have not ended, or Optuna is not installed.
+        """
+        spec = read_sweep(request.spec, source="sweep")
+        if len(self._runs) >= MAX_OPEN_SWEEPS:
+            raise RequestRefused(
+                f"{MAX_OPEN_SWEEPS} sweeps have not ended",
+                remedy="wait for one, or cancel one: dtdctl sweep list",
+            )
+        await asyncio.get_running_loop().run_in_executor(None, optuna_module)
+        tables = self._host.store.sweeps
+        number = await self._host.in_store(tables.begin, spec.to_mapping(), request.package)
+        self._start(_Run(number, spec, request.package, cancelled=False))
+        return {"sweep": name_of(number), "trials": spec.trials}
+
+    async def cancel(self, name: str) -> dict[str, Any]:
+        """Carry out CANCEL_SWEEP.
+
+        Raises:
+            RequestRefused: there is no such sweep, or it has ended.
+        """
+        row = await self._row(name)
+        run = self._runs.get(row["number"])
+        if run is None:
+            raise RequestRefused(f"{name} has ended: it is {row['state']}")
+        run.cancelled = True
+        change = self._host.store.sweeps.change
+        await self._host.in_store(change, run.number, "cancelling", "cancelled by the operator")
+        run.news.put_nowait(None)
+        return {"sweep": name, "state": "cancelling"}
+
+    async def listing(self) -> dict[str, Any]:
+        """The answer to LIST_SWEEPS."""
+        rows = await self._host.in_store(self._host.store.sweeps.listed)
+        return {"sweeps": [_row(one) for one in rows]}
+
+    async def show(self, name: str) -> dict[str, Any]:
+        """The answer to SHOW_SWEEP.
+
+        Raises:
+            RequestRefused: there is no such sweep.
+        """
+        row = await self._row(name)
+        trials = await self._host.in_store(self._host.store.sweeps.trials, row["number"])
+        spec = read_sweep(row["spec"], source=name)
+        found = course.best(trials, spec.sweep.direction)
+        importance: dict[str, float] = {}
+        run = self._runs.get(row["number"])
+        if run is not None and run.advisor is not None:
+            importance = await run.asked(run.advisor.importance)
+        elif trials:
+            loop = asyncio.get_running_loop()
+            importance = await loop.run_in_executor(None, _importance, spec, trials)
+        return {
+            **_row({**row, "begun": len(trials)}),
+            "space": spec.to_mapping()["space"],
+            "best": None if found is None else _shown(found),
+            "importance": importance,
+            "trials": [_shown(one) for one in trials],
+        }
+
+    def evaluated(self, message: m.Evaluated) -> None:
+        """A job has been evaluated; the sender may speak for it."""
+        known = self._trial_of.get(message.job)
+        if known is not None:
+            run, number = known
+            run.news.put_nowait((number, message.step, dict(message.metrics)))
+
+    def job_ended(self, job: Job) -> None:
+        """A job has ended."""
+        known = self._trial_of.pop(job.id, None)
+        if known is not None:
+            run, number = known
+            run.news.put_nowait((number, job))
+
+    async def _row(self, name: str) -> dict[str, Any]:
+        number = name.removeprefix("sweep-")
+        tables = self._host.store.sweeps
+        row = await self._host.in_store(tables.sweep, int(number)) if number.isdecimal() else None
+        if row is None:
+            rows = await self._host.in_store(tables.listed)
+            near = did_you_mean(name, [name_of(one["number"]) for one in rows])
+            raise RequestRefused(
+                f"there is no sweep {name!r}{near}", remedy="see `dtdctl sweep list`"
+            )
+        return row
+
+    # --- one sweep -----------------------------------------------------------------------------
+
+    def _start(self, run: _Run) -> None:
+        self._runs[run.number] = run
+        task = asyncio.create_task(self._contained(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _contained(self, run: _Run) -> None:
+        try:
+            with self._host.containment.around(f"running {name_of(run.number)}"):
+                await self._run(run)
+        finally:
+            self._runs.pop(run.number, None)
+            run.thread.shutdown(wait=False)
+
+    async def _run(self, run: _Run) -> None:
+        try:
+            run.advisor = await run.asked(Advisor, run.spec, tuple(run.trials))
+        except RequestRefused as error:
+            await self._end(run, End("failed", error.message))
+            return
+        await self._meet_again(run)
+        while True:
+            self._cancel_jobs(run)
+            deed = course.next_deed(
+                run.trials, run.spec.sweep, count=run.spec.trials, cancelled=run.cancelled
+            )
+            if isinstance(deed, End):
+                await self._end(run, deed)
+                return
+            if isinstance(deed, Begin):
+                params = await run.asked(run.advisor.choose, deed.number)
+                await self._keep(run, Trial(number=deed.number, params=params))
+            elif isinstance(deed, Submit):
+                await self._submit_trial(run, deed.trial)
+            else:
+                await self._hear(run, await run.news.get())
+
+    async def _meet_again(self, run: _Run) -> None:
+        """Find the jobs of trials that had not ended when this process began."""
+        store, in_store = self._host.store, self._host.in_store
+        for trial in [one for one in run.trials if one.state in course.OPEN]:
+            name = self._trial_name(run, trial.number)
+            job_id = trial.job or await in_store(store.sweeps.job_called, name)
+            if not job_id:
+                continue
+            await self._meet(run, trial, job_id)
+
+    async def _meet(self, run: _Run, trial: Trial, job_id: str) -> None:
+        """Listen to a trial's job from now on; it may have ended already."""
+        self._trial_of[job_id] = (run, trial.number)
+        state = trial.state if trial.state is TrialState.PRUNING else TrialState.RUNNING
+        met = replace(trial, job=job_id, state=state)
+        await self._keep(run, met)
+        body = await self._host.in_store(self._host.store.job, job_id)
+        ended = body is None or JobState(body["state"]) in ENDED
+        if ended and self._trial_of.pop(job_id, None) is not None:
+            await self._close(run, met, body)
+
+    async def _close(self, run: _Run, trial: Trial, body: Mapping[str, Any] | None) -> None:
+        """A trial's job has ended while nobody listened, or was deleted."""
+        known = body or {"state": "failed", "reason": "its job was deleted", "result": {}}
+        metrics = await self._metrics(run, trial.job, known["result"].get("metrics", {}))
+        state, reason = JobState(known["state"]), str(known["reason"])
+        done = course.ended(trial, state, reason, metrics, run.spec.sweep.metric)
+        await self._keep(run, done)
+        assert run.advisor is not None, "it was made before"
+        await run.asked(run.advisor.ended, done)
+
+    async def _metrics(self, run: _Run, job_id: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A job's last evaluation; its report is lost if no coordinator runs at that moment.
+
+        The last checkpoint was saved after it, and has its figures, too.
+        """
+        if run.spec.sweep.metric in told:
+            return told
+        found = await self._host.in_store(self._host.store.checkpoints, job_id)
+        last = (one["metrics"] for one in found if one["step"] == found[0]["step"])
+        return next((one for one in last if run.spec.sweep.metric in one), told)
+
+    async def _submit_trial(self, run: _Run, trial: Trial) -> None:
+        name = self._trial_name(run, trial.number)
+        try:
+            settings = run.spec.job_of(name, trial.params)
+            request = m.SubmitJob(spec=to_mapping(settings), package=run.package)
+            job_id = str((await self._submit(request))["job"])
+        except DtdError as error:
+            if "queued already" in error.message:
+                await self._pause(run)
+                return
+            failed = replace(trial, state=TrialState.FAILED, reason=error.message)
+            await self._keep(run, failed)
+            assert run.advisor is not None, "it was made before"
+            await run.asked(run.advisor.ended, failed)
+            return
+        await self._meet(run, trial, job_id)
+
+    async def _pause(self, run: _Run) -> None:
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._hear(run, await run.news.get())
+        except TimeoutError:
+            return
+
+    async def _hear(self, run: _Run, news: tuple[Any, ...] | None) -> None:
+        """Take in an evaluation or the end of a trial."""
+        if news is None:
+            return
+        trial, metric = run.trials[news[0]], run.spec.sweep.metric
+        assert run.advisor is not None, "it was made before"
+        if len(news) == 2:
+            job: Job = news[1]
+            metrics = await self._metrics(run, job.id, job.metrics)
+            done = course.ended(trial, job.state, job.reason, metrics, metric)
+            await self._keep(run, done)
+            await run.asked(run.advisor.ended, done)
+            return
+        told = course.evaluated(trial, news[1], news[2], metric)
+        if told is None:
+            return
+        if await run.asked(run.advisor.reported, told.number, len(told.points), told.points[-1][1]):
+            why = f"pruned by {name_of(run.number)}: {metric} {told.points[-1][1]:g} at step"
+            why += f" {told.points[-1][0]} is worse than other trials'"
+            told = replace(told, state=TrialState.PRUNING, reason=why)
+        await self._keep(run, told)
+
+    def _cancel_jobs(self, run: _Run) -> None:
+        found = course.to_cancel(run.trials, run.spec.sweep, cancelled=run.cancelled)
+        for job_id, reason in found:
+            if job_id in run.hurried:
+                continue
+            run.hurried.add(job_id)
+            with contextlib.suppress(RequestRefused):  # it has ended meanwhile
+                self._host.handle(CancelRequested(job=job_id, reason=reason))
+
+    async def _keep(self, run: _Run, trial: Trial) -> None:
+        run.put(trial)
+        await self._host.in_store(self._host.store.sweeps.write_trial, run.number, trial)
+
+    async def _end(self, run: _Run, end: End) -> None:
+        found = course.best(run.trials, run.spec.sweep.direction)
+        reason = end.reason
+        text = f"{name_of(run.number)} is {end.state}" + (f": {reason}" if reason else "")
+        if found is not None:
+            text += f"; best: trial {found.number}, job {found.job}, {run.spec.sweep.metric}"
+            text += f" {found.value:g}"
+        if found is not None and end.state == "done":
+            text += await self._register(run, found)
+        change = self._host.store.sweeps.change
+        await self._host.in_store(change, run.number, end.state, reason)
+        self._host.incident("sweep_ended", text)
+
+    async def _register(self, run: _Run, best: Trial) -> str:
+        """Register the best trial's weights, if the sweep asks for that; returns what to say."""
+        model = run.spec.sweep.model
+        if not model:
+            return ""
+        request = m.RegisterModel(name=model, job=best.job)
+        try:
+            await self._host.models.carry_out(request, name_of(run.number))
+        except DtdError as error:
+            return f"; it is not registered as {model}: {error.message}"
+        return f"; registered as {model}"
+
+    def _trial_name(self, run: _Run, number: int) -> str:
+        base = str(run.spec.base["job"]["name"])[:NAME_CHARACTERS]
+        return f"{base}-s{run.number}-t{number}"
+
+
+def name_of(number: int) -> str:
+    """A sweep's id."""
+    return f"sweep-{number}"
+
+
+def _importance(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, float]:
+    try:
+        return Advisor(spec, trials).importance()
+    except RequestRefused:  # Optuna was removed
+        return {}
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep as `dtdctl sweep list` shows it."""
+    table = row["spec"]["sweep"]
+    return {
+        "id": name_of(row["number"]),
+        "job": row["spec"]["base"]["job"]["name"],
+        "state": row["state"],
+        "reason": row["reason"],
+        "method": table["method"],
+        "metric": table["metric"],
+        "direction": table["direction"],
+        "pruner": table["pruner"],
+        "begun": row["begun"],
+        "planned": read_sweep(row["spec"], source=name_of(row["number"])).trials,
+        "began_s": row["began_s"],
+        "ended_s": row["ended_s"],
+    }
+
+
+def _shown(trial: Trial) -> dict[str, Any]:
+    """A trial as `dtdctl sweep status` shows it."""
+    return {
+        "number": trial.number,
+        "state": trial.state.value,
+        "job": trial.job,
+        "params": dict(trial.params),
+        "value": trial.value,
+        "evaluations": len(trial.points),
+        "reason": trial.reason,
+    }

@@ -1,0 +1,181 @@
+"""Everything that follows the figures of jobs: TensorBoard's files, and the sinks switched on.
+
+A point that cannot be passed on is dropped; nothing here is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtd.config import CoordinatorConfig
+from dtd.coordinator.tracking.entries import Began, Ended, Entry, Figures, bounded
+from dtd.coordinator.tracking.feed import Feed, Teller
+from dtd.coordinator.tracking.files import TENSORBOARD
+from dtd.coordinator.tracking.tensorboard import Curves, Point, point_of
+from dtd.core.membership.records import Job
+from dtd.errors import ConfigError
+from dtd.job.differences import settings, shown_value
+from dtd.logs import is_secret
+from dtd.wire import messages as m
+
+FIRST_SPACING_S: Final = 0.1
+THINNED_EVERY: Final = 20_000
+"""Points after which those of a job come half as often."""
+
+PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "mlflow": ("mlflow", "mlflow-skinny"),
+    "wandb": ("wandb", "wandb"),
+}
+"""Of each sink the module that must be there, and the package that has it."""
+
+
+def sinks_of(config: CoordinatorConfig) -> list[dict[str, Any]]:
+    """What each sink that is switched on has to know.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    found: list[dict[str, Any]] = []
+    if config.mlflow:
+        found.append(
+            {"sink": "mlflow", "address": config.mlflow, "experiment": config.mlflow_experiment}
+        )
+    if config.wandb == "offline":
+        directory = str(config.state_dir)
+        found.append({"sink": "wandb", "directory": directory, "project": config.wandb_project})
+    for one in found:
+        module, package = PACKAGES[one["sink"]]
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"{one['sink']} is set, and the package {package} is not installed here",
+                remedy=f"type: {sys.executable} -m pip install {package}",
+            )
+    return found
+
+
+class Trackers:
+    """All that a coordinator's figures go to; belongs to the event loop.
+
+    Args:
+        config: says which sinks are switched on.
+        later: runs a function in the store's thread, for TensorBoard's files.
+        teller: has operators told.
+        wall: Unix time in seconds.
+
+    Raises:
+        ConfigError: a sink's package is not installed.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        later: Callable[[Callable[[], None]], None],
+        teller: Teller,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._curves = Curves(config.state_dir / TENSORBOARD, later)
+        self._feeds = [Feed(one, teller) for one in sinks_of(config)]
+        self._wall = wall
+        self._thinner = Thinner()
+        self._job = ""
+
+    def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
+        """Figures of a job; the sinks follow the active one.
+
+        Args:
+            job: the active job, if there is one.
+            message: the report.
+        """
+        point = point_of(message, self._wall())
+        self._curves.add(point)
+        if job is None or job.id != point.job or not self._feeds:
+            return
+        if not self._thinner.takes(point):
+            return
+        if job.id != self._job:
+            self._job = job.id
+            self._tell(_began(job, point.unix_s))
+        self._tell(_figures(point))
+
+    def ended(self, job: Job) -> None:
+        """A job has reached its last state."""
+        if self._feeds:
+            self._job = ""
+            self._tell(_ended(job, self._wall()))
+
+    def _tell(self, entry: Entry) -> None:
+        for feed in self._feeds:
+            feed.tell(entry)
+
+    async def run(self) -> None:
+        """Keep the sinks' processes running until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for feed in self._feeds:
+                tasks.create_task(feed.run())
+
+    def close(self) -> None:
+        """Write what waits for a file; in the store's thread."""
+        self._curves.close()
+
+
+@dataclass(slots=True)
+class Thinner:
+    """Lets a long job's points through ever less often, so that what is kept stays bounded."""
+
+    job: str = ""
+    count: int = 0
+    last_s: float = 0.0
+
+    def takes(self, point: Point) -> bool:
+        """Whether the point is passed on; those of evaluations always are."""
+        if point.job != self.job:
+            self.job, self.count, self.last_s = point.job, 0, 0.0
+        if not point.regular:
+            return True
+        spacing_s = FIRST_SPACING_S * (2 ** (self.count // THINNED_EVERY) - 1)
+        if 0 <= point.unix_s - self.last_s < spacing_s:
+            return False
+        self.count, self.last_s = self.count + 1, point.unix_s
+        return True
+
+
+def _began(job: Job, unix_s: float) -> Began:
+    tags = {
+        "dtd.task": job.spec.get("job", {}).get("task", ""),
+        "dtd.package": job.package,
+        "dtd.dataset_fingerprint": job.dataset_fingerprint,
+        "dtd.dataset_rows": job.dataset_rows,
+        "dtd.from_job": job.from_job,
+    }
+    shown = {name: _shown(name, value) for name, value in settings(job.spec).items()}
+    return Began(
+        job=job.id,
+        identity=job.identity,
+        unix_s=unix_s,
+        settings=bounded(shown),
+        tags=bounded({name: value for name, value in tags.items() if value}),
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    """A setting as text, unless it is named like a secret."""
+    if is_secret(name.rpartition(".")[2]):
+        return "(not passed on)"
+    return value if isinstance(value, str) else shown_value(value)
+
+
+def _figures(point: Point) -> Figures:
+    return Figures(job=point.job, step=point.step, unix_s=point.unix_s, scalars=dict(point.scalars))
+
+
+def _ended(job: Job, unix_s: float) -> Ended:
+    numbers = {k: float(v) for k, v in job.result.items() if isinstance(v, int | float)}
+    return Ended(
+        job=job.id, identity=job.identity, unix_s=unix_s, state=job.state.value, result=numbers
+    )

@@ -1,0 +1,1 @@
+"""Registered models: what a version is, where its copies are kept, what its card says."""

@@ -1,0 +1,79 @@
+"""What a ring's node records while the job is profiled: buckets, words, chunks.  Pure.
+
+Belongs to the thread of the node, which says what happens and when.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dtd.core.observe.profiling.spans import BUCKET, CHUNK, WORD, SpanLog
+
+
+class ChunkFields(Protocol):
+    """What is read of a CHUNK."""
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        ...
+
+    @property
+    def phase(self) -> int:
+        """Its phase."""
+        ...
+
+    @property
+    def hop(self) -> int:
+        """Its hop within the phase."""
+        ...
+
+    @property
+    def bucket(self) -> int:
+        """Its bucket."""
+        ...
+
+
+class RingSpans:
+    """Turns what a node says into spans.
+
+    Attributes:
+        log: has them; what began before the recording is left out.
+    """
+
+    def __init__(self) -> None:
+        self.log = SpanLog()
+        self._buckets: dict[int, int] = {}
+        self._word_ns: int | None = None
+        self._chunk_ns: int | None = None
+
+    def bucket_started(self, bucket: int, now_ns: int) -> None:
+        """This rank's contribution is complete."""
+        self._buckets[bucket] = now_ns
+
+    def bucket_done(self, bucket: int, now_ns: int) -> None:
+        """It holds the result."""
+        begun_ns = self._buckets.pop(bucket, None)
+        if begun_ns is not None:
+            self.log.add(BUCKET, begun_ns, now_ns, bucket)
+
+    def word_offered(self, now_ns: int) -> None:
+        """An exchange of words begins; there is one at a time."""
+        self._word_ns = now_ns
+
+    def words_done(self, sequence: int, now_ns: int) -> None:
+        """All words of an exchange are here."""
+        if self._word_ns is not None:
+            self.log.add(WORD, self._word_ns, now_ns, sequence)
+        self._word_ns = None
+
+    def chunk_announced(self, now_ns: int) -> None:
+        """A chunk's header has arrived; chunks come one after the other."""
+        self._chunk_ns = now_ns
+
+    def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
+        """It is here, and added where it is to be."""
+        if self._chunk_ns is not None:
+            detail = (chunk.step, chunk.phase, chunk.hop)
+            self.log.add(CHUNK, self._chunk_ns, now_ns, chunk.bucket, detail)
+        self._chunk_ns = None

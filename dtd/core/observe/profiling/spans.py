@@ -1,0 +1,148 @@
+"""Spans of time that a worker records while it is profiled, bounded in number.  Pure.
+
+A span is (kind, begin, end, number, detail), with times in nanoseconds of one clock.  Spans of the
+training thread nest: a step contains its phases, and phases contain the waits for the ring.  Those
+of the ring overlap as its buckets do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+MAX_SPANS: Final = 100_000
+"""Of one kind of track in one profile."""
+
+NS: Final = 1e9
+"""Nanoseconds of a second."""
+
+STEP: Final = "step"
+DATA: Final = "data"
+COMPUTE: Final = "forward and backward"
+COLLECT: Final = "collect"
+VOTE: Final = "vote"
+COMMIT: Final = "commit"
+WAIT: Final = "wait"
+BUCKET: Final = "bucket"
+WORD: Final = "word"
+CHUNK: Final = "chunk"
+HOP: Final = "hop"
+
+TRAINING_KINDS: Final = (STEP, DATA, COMPUTE, COLLECT, VOTE, COMMIT, WAIT)
+RING_KINDS: Final = (BUCKET, WORD, HOP, CHUNK)
+
+
+class Span(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        kind: what, one of the constants above.
+        begin_ns: when it began.
+        end_ns: when it ended; not before it began.
+        number: of the step, the bucket or the exchange.
+        detail: what else is known: of a chunk and a hop its phase and hop.
+    """
+
+    kind: str
+    begin_ns: int
+    end_ns: int
+    number: int = 0
+    detail: tuple[int, ...] = ()
+
+
+class SpanLog:
+    """Spans in the order in which they ended; belongs to one thread.
+
+    Args:
+        limit: most spans that are kept; further ones are only counted.
+
+    Attributes:
+        spans: those that are kept.
+        dropped: how many were not.
+    """
+
+    def __init__(self, limit: int = MAX_SPANS) -> None:
+        self.spans: list[Span] = []
+        self.dropped = 0
+        self._limit = limit
+
+    def add(
+        self, kind: str, begin_ns: int, end_ns: int, number: int = 0, detail: tuple[int, ...] = ()
+    ) -> None:
+        """Something has ended."""
+        if len(self.spans) < self._limit:
+            self.spans.append(Span(kind, begin_ns, end_ns, number, detail))
+        else:
+            self.dropped += 1
+
+
+def hops(chunks: Iterable[Span]) -> list[Span]:
+    """Return a span for each hop: from its first chunk's begin to its last chunk's end.
+
+    Args:
+        chunks: those of all buckets; a chunk's number is its bucket, its detail (step, phase, hop).
+    """
+    found: dict[tuple[int, tuple[int, ...]], Span] = {}
+    for one in chunks:
+        known = found.get((one.number, one.detail), one)
+        found[one.number, one.detail] = Span(
+            HOP,
+            min(known.begin_ns, one.begin_ns),
+            max(known.end_ns, one.end_ns),
+            one.number,
+            one.detail,
+        )
+    return sorted(found.values(), key=lambda span: span.begin_ns)
+
+
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Divide spans that overlap into rows in which none does, as few as possible."""
+    rows: list[list[Span]] = []
+    ends: list[tuple[int, int]] = []  # (end of a row, its index), the earliest first
+    for span in sorted(spans, key=lambda one: (one.begin_ns, one.end_ns)):
+        if ends and ends[0][0] <= span.begin_ns:
+            _, at = heapq.heapreplace(ends, (span.end_ns, ends[0][1]))
+            rows[at].append(span)
+        else:
+            heapq.heappush(ends, (span.end_ns, len(rows)))
+            rows.append([span])
+    return rows
+
+
+# --- sets of times, as sorted intervals that do not touch ----------------------------------------
+
+Interval = tuple[int, int]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the same times as intervals that neither overlap nor touch."""
+    joined: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Return the times in both of two unions."""
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        begin, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def length_ns(intervals: Iterable[Interval]) -> int:
+    """Return the sum of the lengths of a union."""
+    return sum(end - begin for begin, end in intervals)

@@ -1,0 +1,197 @@
+"""When a step's buckets are back, coded or as they are: the events of one rank, in order.
+
+A codec has one thread.  It encodes a bucket's first stage when the bucket is full, the next stage
+when the one before is through, and decodes when the last one is: first come, first served.  The
+ring begins exchanges in their order of travel, one after another:
+
+    end_k  = max(end_k-1, encoded_k) + wire_k
+    sum    wire_k = (N-1) * (max(bytes_k / N / bandwidth, added_k / N) + latency)
+                  + (N-1) * (bytes_k / N / bandwidth + latency) + overhead
+    gather wire_k = (N-1) * (bytes_k / N / bandwidth + latency) + overhead
+
+where added_k is what one addition of the whole wire buffer takes.  A sum may be made in two halves,
+the first of which takes N-1+m of these hops (`dtd.core.ring.chunks.BucketShape.window`).  A small
+bucket that goes round whole (`dtd.core.ring.chunks.exchanged`) takes
+
+    wire_k = (N-1) * (bytes_k / bandwidth + added_k + latency) + overhead
+
+What costs nothing to encode or to decode does not wait for the thread: without a codec nothing
+does.  Pure; times in seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtd.core.ring.chunks import EXCHANGE_BYTES, BucketShape, Operation, exchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One stage of a bucket, as it travels.
+
+    Attributes:
+        bucket: whose; its stages are its exchanges, in their order.
+        size_bytes: of the wire buffer.
+        gathers: every rank gives its own part of the buffer; otherwise all give the whole, summed.
+        scatters: the sum of a segment arrives at its owner and `copies` more ranks.
+        copies: of what is gathered, ranks that have it beside its owner.
+        encode_s: what writing the buffer takes.
+        add_s: what one addition of a whole buffer takes.
+    """
+
+    bucket: int
+    size_bytes: int
+    gathers: bool = False
+    scatters: bool = False
+    copies: int = 0
+    encode_s: float = 0.0
+    add_s: float = 0.0
+
+    @property
+    def operation(self) -> Operation:
+        """What the ring calls it."""
+        if self.gathers:
+            return Operation.ALL_GATHER
+        return Operation.REDUCE_SCATTER if self.scatters else Operation.SUM
+
+    def hops(self, world_size: int) -> tuple[int, int]:
+        """Return the hops in which segments are added, and those in which they are passed on."""
+        summed = world_size - 1
+        copies = min(self.copies, summed)
+        if self.gathers:
+            return 0, summed - copies
+        return summed, copies if self.scatters else summed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coded:
+    """How a step's buckets travel.
+
+    Attributes:
+        exchanges: in their order of travel.
+        decode_s: for each bucket, what reading the last result takes.
+    """
+
+    exchanges: tuple[Exchange, ...]
+    decode_s: tuple[float, ...]
+
+    @classmethod
+    def plain(cls, bucket_bytes: Sequence[int]) -> Coded:
+        """Buckets that travel as they are."""
+        exchanges = [
+            Exchange(bucket=index, size_bytes=size) for index, size in enumerate(bucket_bytes)
+        ]
+        return cls(exchanges=tuple(exchanges), decode_s=(0.0,) * len(exchanges))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """What limits an exchange: the least of all links.
+
+    Attributes:
+        latency_s: of a hop.
+        bytes_per_s: of a hop.
+        overhead_s: of an exchange, whatever its size.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Travel:
+    """What became of a step's buckets.
+
+    Attributes:
+        end_s: when the last one is read.
+        comm_s: time on the wire.
+        sent_bytes: by one rank.
+    """
+
+    end_s: float
+    comm_s: float
+    sent_bytes: int
+
+
+def travel(ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int) -> Travel:
+    """Follow the buckets of one step.
+
+    Args:
+        ready_s: when each bucket is full.
+        coded: how they travel.
+        ring: the way.
+        world_size: number of ranks.
+    """
+    wires_s, sent_bytes = [], 0
+    whole = _whole(coded, world_size)
+    for position, one in enumerate(coded.exchanges):
+        goes_whole = position in whole
+        wires_s.append(_wire_s(one, ring, world_size, whole=goes_whole))
+        if goes_whole:
+            sent_bytes += (world_size - 1) * one.size_bytes
+        else:
+            sent_bytes += sum(one.hops(world_size)) * one.size_bytes // world_size
+    end_s = _last_s(ready_s, coded, wires_s)
+    return Travel(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
+
+
+def _whole(coded: Coded, world_size: int) -> frozenset[int]:
+    """Exchanges that go round whole."""
+    shapes = [
+        BucketShape(
+            elements=one.size_bytes,
+            item_bytes=1,
+            operation=one.operation,
+        )
+        for one in coded.exchanges
+    ]
+    return exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
+
+
+def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:
+    """From the first byte to the last."""
+    if whole:
+        hop_s = one.size_bytes / ring.bytes_per_s + one.add_s + ring.latency_s
+        return (world_size - 1) * hop_s + ring.overhead_s
+    added, passed = one.hops(world_size)
+    if not added + passed:
+        return 0.0
+    pass_s = one.size_bytes / world_size / ring.bytes_per_s
+    add_s = max(pass_s, one.add_s / world_size)
+    moved_s = added * (add_s + ring.latency_s) + passed * (pass_s + ring.latency_s)
+    return moved_s + ring.overhead_s
+
+
+def _last_s(ready_s: Sequence[float], coded: Coded, wires_s: Sequence[float]) -> float:
+    """When the last bucket is read."""
+    stages: list[list[int]] = [[] for _ in ready_s]
+    for position, one in enumerate(coded.exchanges):
+        stages[one.bucket].append(position)
+    waiting = [(full_s, bucket, 0) for bucket, full_s in enumerate(ready_s)]
+    heapq.heapify(waiting)
+    encoded_s: dict[int, float] = {}
+    thread_s = link_s = last_s = 0.0
+    position = 0
+    while waiting:
+        done_s, bucket, stage = heapq.heappop(waiting)
+        decodes = stage == len(stages[bucket])
+        if decodes:
+            cost_s = coded.decode_s[bucket]
+        else:
+            cost_s = coded.exchanges[stages[bucket][stage]].encode_s
+        if cost_s:
+            done_s = thread_s = max(thread_s, done_s) + cost_s
+        if decodes:
+            last_s = max(last_s, done_s)
+            continue
+        encoded_s[stages[bucket][stage]] = done_s
+        while position in encoded_s:
+            link_s = max(link_s, encoded_s[position]) + wires_s[position]
+            through = coded.exchanges[position].bucket
+            heapq.heappush(waiting, (link_s, through, stages[through].index(position) + 1))
+            position += 1
+    return last_s

@@ -1,0 +1,1 @@
+"""dtdctl's commands about registered models."""

@@ -1,0 +1,1 @@
+"""Reports of jobs: one file with curves, rates, incidents and words about them."""

@@ -1,0 +1,1 @@
+"""Fetching weights from the workers that hold them, for whoever needs them."""

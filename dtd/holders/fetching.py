@@ -1,0 +1,198 @@
+"""Fetching weights from the workers that hold them: of a checkpoint, whole or in parts, or a model.
+
+A worker with the whole delivers its files.  Of a checkpoint of a sharded state, each worker has a
+part: as few of them as possible are fetched, compared where they overlap, and merged.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xxhash import xxh3_64_hexdigest
+
+from dtd.address import Address
+from dtd.errors import CheckpointError, UsageError
+from dtd.net.blocking_link import Connect
+from dtd.net.fetch_client import FetchClient, file_digest
+from dtd.parts.cover import fewest, missing, part_of
+from dtd.parts.merge import FileMerge, PartFiles
+from dtd.parts.record import Part
+from dtd.shown import one_line
+from dtd.wire.greeting import DataCredential
+
+Checkpoint = Mapping[str, Any]
+Say = Callable[[str], None]
+"""Tells a user, or a log, something that is no failure of the whole."""
+
+WEIGHTS_FILE: Final = "model.safetensors"
+AVERAGES_FILE: Final = "ema.safetensors"
+_PARTS: Final = ".parts"
+"""A directory beside the target, with what has been fetched of parts that are not merged yet."""
+
+
+def fetch_whole(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
+    """Fetch the weights, and their averages if there are any, from a worker that has the whole.
+
+    Raises:
+        CheckpointError: the worker does not deliver them.
+        UsageError: the directory has others.
+        OSError: it cannot be written to.
+    """
+    with _opened(one, connect) as client:
+        return _fetch_files(client, directory)
+
+
+def _fetch_files(client: FetchClient, directory: Path) -> list[Path]:
+    targets = [directory / name for name in _wanted(client.manifest)]
+    for target in targets:
+        if not target.exists():
+            client.fetch(target.name, target)
+        elif file_digest(target) != client.digest_of(target.name):
+            raise _holds_others(target)
+    return targets
+
+
+def fetch_parts(
+    holders: Sequence[Checkpoint], directory: Path, connect: Connect, said: set[str], say: Say
+) -> list[Path]:
+    """Fetch parts of the weights, and of their averages, from several workers, and merge them.
+
+    Args:
+        holders: of parts that make the whole.
+        directory: for the weights; what was fetched before this failed is kept beside them.
+        connect: makes connections.
+        said: failures that the user was told of; each is told once.
+        say: tells them.
+
+    Raises:
+        CheckpointError: what the workers deliver does not make the whole.
+        UsageError: the directory has others.
+        OSError: it cannot be written to.
+    """
+    left = list(holders)
+    while True:
+        chosen = [left[index] for index in fewest([part_of(one) for one in left])]
+        parts: list[PartFiles] = []
+        try:
+            for one in chosen:
+                parts.append(_fetch_part(one, directory, connect))
+        except CheckpointError as error:
+            if error.message not in said:
+                say(f"{one['worker']}: {error.message}")
+            said.add(error.message)
+            left.remove(one)
+            if missing([part_of(other) for other in left]):
+                raise
+            continue
+        names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
+        targets = [_merge(name, parts, directory) for name in names]
+        shutil.rmtree(directory / _PARTS)
+        without = [one["worker"] for one in chosen if not one["digest"]]
+        say(
+            f"merged from the parts of {', '.join(one['worker'] for one in chosen)}"
+            + (f"; saved without a digest: those of {', '.join(without)}" if without else "")
+        )
+        return targets
+
+
+def _fetch_part(one: Checkpoint, directory: Path, connect: Connect) -> PartFiles:
+    with _opened(one, connect) as client:
+        place = directory / _PARTS / xxh3_64_hexdigest(f"{one['digest']} {one['worker']}".encode())
+        place.mkdir(parents=True, exist_ok=True)
+        for name in _wanted(client.manifest):
+            target = place / name
+            if not (target.exists() and file_digest(target) == client.digest_of(name)):
+                client.fetch(name, target)
+        part = Part.from_mapping(client.manifest.get("part"))
+        tensors = _tensors(client.manifest)
+        if part.shards != part_of(one):
+            raise CheckpointError(
+                f"its checkpoint of step {one['step']} has {part.shards} of the shards, and was"
+                f" reported as {part_of(one)}",
+                remedy=f"check that worker: {one['directory']} there is not what the job saved",
+            )
+        return PartFiles(holder=one["worker"], directory=place, tensors=tensors, part=part)
+
+
+def _tensors(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = manifest.get("tensors")
+    if not isinstance(listed, list) or len({*map(str, listed)}) != len(listed):
+        raise CheckpointError("its manifest does not list the tensors of the checkpoint")
+    return tuple(map(str, listed))
+
+
+def _merge(name: str, parts: Sequence[PartFiles], directory: Path) -> Path:
+    target, fresh = directory / name, directory / _PARTS / name
+    fresh.unlink(missing_ok=True)
+    with FileMerge(name, parts) as merge:
+        written = merge.write(fresh)
+    if target.exists() and file_digest(target) != written.hash:
+        raise _holds_others(target)
+    fresh.replace(target)
+    return target
+
+
+def _opened(one: Checkpoint, connect: Connect) -> FetchClient:
+    """The checkpoint, open at its holder.
+
+    Raises:
+        CheckpointError: the worker does not offer the state that was reported.
+    """
+    address = Address(one["data_host"], one["data_port"])
+    resource = f"checkpoint/{one.get('folder', one['job'])}/{one['name']}"
+    ticket = DataCredential(
+        secret=one["ticket_key"], scope=resource, expires_unix_s=one["ticket_expires_unix_s"]
+    )
+    client = FetchClient(address, resource, ticket, connect=connect)
+    offered = client.manifest.get("digest")
+    if offered != one["digest"]:
+        client.close()
+        said = "all ranks agreed on" if one["verified"] else "was reported as"
+        raise CheckpointError(
+            f"its checkpoint of step {one['step']} has the digest {one_line(str(offered))}, and"
+            f" {said} {one['digest']}",
+            remedy=f"check that worker: {one['directory']} there is not what the job saved",
+        )
+    return client
+
+
+def _wanted(manifest: Mapping[str, Any]) -> list[str]:
+    averages = [AVERAGES_FILE] if AVERAGES_FILE in manifest.get("files", {}) else []
+    return [WEIGHTS_FILE, *averages]
+
+
+def _has(part: PartFiles, name: str) -> bool:
+    return (part.directory / name).exists()
+
+
+def _holds_others(target: Path) -> UsageError:
+    return UsageError(
+        f"{target} exists and holds other weights",
+        remedy="name another directory: dtdctl fetch JOB DIR",
+    )
+
+
+def fetch_model(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
+    """Fetch the files of a registered version from a worker that keeps a copy.
+
+    Args:
+        one: its `resource`, with address and ticket as of a checkpoint.
+        directory: for the files.
+        connect: makes connections.
+
+    Raises:
+        CheckpointError: the worker does not deliver them.
+        UsageError: the directory has others.
+        OSError: it cannot be written to.
+    """
+    ticket = DataCredential(
+        secret=one["ticket_key"],
+        scope=one["resource"],
+        expires_unix_s=one["ticket_expires_unix_s"],
+    )
+    address = Address(one["data_host"], one["data_port"])
+    with FetchClient(address, one["resource"], ticket, connect=connect) as client:
+        return _fetch_files(client, directory)

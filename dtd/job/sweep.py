@@ -1,0 +1,339 @@
+"""A sweep: many trials of one job, each with other settings, as `SWEEP.toml` describes it.
+
+    [sweep]   how trials are chosen and judged, and how many there are
+    [space]   which settings of the job vary, and over what
+    [base]    the tables of a job file (`dtdctl sweep` also reads them from `job = "JOB.toml"`)
+
+Checked as a whole before anything is submitted: each setting must be one of a job file, and the
+ends of each range, and each choice, must make a valid job.  Pure.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from dtd.errors import JobSpecError
+from dtd.job.parse import default_settings, from_mapping, to_mapping
+from dtd.job.tables import JobSpec
+from dtd.names import NAME, NAME_WORDS
+from dtd.rules import did_you_mean, fault, fields_of, rule
+from dtd.shown import shown
+
+MAX_TRIALS: Final = 1000
+MAX_CHOICES: Final = 64
+MAX_SETTINGS: Final = 32
+_RANGE: Final = ("low", "high", "log", "step", "choices")
+_RIVALS: Final = {"job.epochs": "steps", "job.steps": "epochs"}
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTable:
+    """How trials are chosen and judged."""
+
+    metric: str = field(metadata=rule("The evaluation metric by which trials are judged."))
+    direction: Literal["minimize", "maximize"] = field(
+        default="minimize", metadata=rule("Whether less of it is better, or more.")
+    )
+    method: Literal["grid", "random", "tpe"] = field(
+        default="tpe",
+        metadata=rule("How settings are chosen: all combinations, at random, or by TPE."),
+    )
+    trials: int = field(
+        default=20, metadata=rule("At most so many trials.", minimum=1, maximum=MAX_TRIALS)
+    )
+    parallel: int = field(
+        default=1, metadata=rule("At most so many trials at once.", minimum=1, maximum=32)
+    )
+    workers_per_trial: int = field(
+        default=0,
+        metadata=rule(
+            "`elastic.workers` of each trial; 0 = that of the job.", minimum=0, maximum=64
+        ),
+    )
+    seed: int = field(
+        default=0,
+        metadata=rule("Makes the choice of settings repeatable.", minimum=0, maximum=2**31 - 1),
+    )
+    pruner: Literal["none", "median", "asha"] = field(
+        default="none",
+        metadata=rule("Whether trials that do worse than others are cancelled early, and how."),
+    )
+    warmup_evaluations: int = field(
+        default=1,
+        metadata=rule("No trial is cancelled before so many evaluations.", minimum=0, maximum=1000),
+    )
+    model: str = field(
+        default="",
+        metadata=rule(
+            "Name under which the best trial's weights are registered when the sweep is done;"
+            " empty: they are not.",
+            pattern=f"({NAME})?",
+            wording=NAME_WORDS,
+        ),
+    )
+    max_failures: int = field(
+        default=3,
+        metadata=rule("The sweep stops after so many failures in a row.", minimum=1, maximum=1000),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A setting that varies: choices, or a range of integers or of numbers.
+
+    Attributes:
+        name: "table.key" of the job file.
+        choices: its values; empty for a range.
+        low, high: ends of the range, both included.
+        log: whether the range is searched on a logarithmic scale.
+        step: distance of the values in the range; 0: any.
+        whole: whether the values are integers.
+    """
+
+    name: str
+    choices: tuple[Scalar, ...] = ()
+    low: float = 0
+    high: float = 0
+    log: bool = False
+    step: float = 0
+    whole: bool = False
+
+    @property
+    def grid(self) -> tuple[Scalar, ...]:
+        """All values; empty for a range that has no step."""
+        if self.choices or not self.step:
+            return self.choices
+        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+        values = (self.low + index * self.step for index in range(min(count, MAX_TRIALS + 1)))
+        return tuple(int(value) if self.whole else value for value in values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSpec:
+    """A valid sweep.
+
+    Attributes:
+        sweep: the table of this name.
+        space: the settings that vary.
+        base: the job of which these settings vary, as a map of tables.
+    """
+
+    sweep: SweepTable
+    space: tuple[Setting, ...]
+    base: dict[str, Any]
+
+    @property
+    def trials(self) -> int:
+        """How many trials there are at most."""
+        if self.sweep.method != "grid":
+            return self.sweep.trials
+        return min(self.sweep.trials, math.prod(len(one.grid) for one in self.space))
+
+    def combination(self, number: int) -> dict[str, Scalar]:
+        """The settings of a trial of a grid, counted from 0."""
+        values = itertools.product(*(one.grid for one in self.space))
+        chosen = next(itertools.islice(values, number, None))
+        return dict(zip((one.name for one in self.space), chosen, strict=True))
+
+    def job_of(self, name: str, params: Mapping[str, Scalar]) -> JobSpec:
+        """The job of a trial.
+
+        Args:
+            name: its name.
+            params: value of each setting that varies.
+
+        Raises:
+            JobSpecError: these settings together make no valid job.
+        """
+        raw = with_settings(self.base, params)
+        raw["job"]["name"] = name
+        if self.sweep.workers_per_trial:
+            workers = self.sweep.workers_per_trial
+            raw.setdefault("elastic", {})["workers"] = workers
+            least = raw["elastic"].get("min_workers", 1)
+            raw["elastic"]["min_workers"] = min(least, workers)
+        return from_mapping(raw, source=name)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As `read_sweep` takes it."""
+        space = {one.name: _plain(one) for one in self.space}
+        return {"sweep": asdict(self.sweep), "space": space, "base": self.base}
+
+
+def read_sweep(mapping: object, *, source: str) -> SweepSpec:
+    """Check a sweep.
+
+    Raises:
+        JobSpecError: with every problem.
+    """
+    if not isinstance(mapping, Mapping):
+        raise JobSpecError(source, (f"must be a map of tables, not {shown(mapping)}",))
+    faults = [
+        f"[{name}]: unknown table" + did_you_mean(str(name), ("sweep", "space", "base"))
+        for name in mapping
+        if name not in ("sweep", "space", "base")
+    ]
+    table = _read_table(mapping.get("sweep", {}), faults)
+    base = _read_base(mapping.get("base", {}), faults)
+    space = _read_space(mapping.get("space", {}), base, faults)
+    if not faults:
+        made = SweepSpec(sweep=table, space=space, base=base)
+        faults += _conflicts(made)
+    if faults:
+        raise JobSpecError(source, tuple(faults))
+    return made
+
+
+def with_settings(base: Mapping[str, Any], params: Mapping[str, Scalar]) -> dict[str, Any]:
+    """A job's map with other values of some settings, named "table.key"."""
+    raw = copy.deepcopy(dict(base))
+    for name, value in params.items():
+        *tables, key = name.split(".")
+        place = raw
+        for one in tables:
+            place = place.setdefault(one, {})
+        place[key] = value
+        if name in _RIVALS:
+            place.pop(_RIVALS[name], None)
+    return raw
+
+
+def _read_table(given: object, faults: list[str]) -> SweepTable:
+    if not isinstance(given, Mapping):
+        faults.append(f"[sweep]: must be a table, not {shown(given)}")
+        return SweepTable(metric="loss")
+    known, values = fields_of(SweepTable), {"metric": "loss"}
+    for key, value in given.items():
+        info = known.get(key)
+        text = fault(info.hint, info.rule, value) if info is not None else ""
+        if info is None:
+            faults.append(f"[sweep] {key}: unknown key{did_you_mean(str(key), known)}")
+        elif text:
+            faults.append(f"[sweep] {key}: {text}")
+        else:
+            values[key] = value
+    if "metric" not in given:
+        faults.append("[sweep] metric: is required")
+    return SweepTable(**values)  # type: ignore[arg-type]
+
+
+def _read_base(given: object, faults: list[str]) -> dict[str, Any]:
+    try:
+        return to_mapping(from_mapping(given, source="base"))
+    except JobSpecError as error:
+        faults += (f"[base] {one}" for one in error.problems)
+    return {}
+
+
+def _read_space(given: object, base: dict[str, Any], faults: list[str]) -> tuple[Setting, ...]:
+    if not isinstance(given, Mapping) or not given:
+        faults.append('[space]: must name at least one setting, such as "optimizer.lr"')
+        return ()
+    flat = dict(_flat(given))
+    if len(flat) > MAX_SETTINGS:
+        faults.append(f"[space]: at most {MAX_SETTINGS} settings may vary, not {len(flat)}")
+        return ()
+    space = []
+    for name, values in flat.items():
+        setting, why = _read_setting(name, values)
+        if not why and base:
+            why = _why_no_setting(setting, base)
+        if why:
+            faults.append(f"[space] {shown(name)}: {why}")
+        space.append(setting)
+    return tuple(space)
+
+
+def _flat(given: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings by dotted name, also where TOML made tables of it."""
+    for key, value in given.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping) and value and not set(value) & set(_RANGE):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _read_setting(name: str, given: object) -> tuple[Setting, str]:
+    """The setting, and what is wrong with it."""
+    none = Setting(name=name)
+    if not isinstance(given, Mapping):
+        return none, "must be { low = ..., high = ... } or { choices = [...] }"
+    for key in given:
+        if key not in _RANGE:
+            return none, f"unknown key {shown(key)}{did_you_mean(str(key), _RANGE)}"
+    if "choices" in given:
+        return _read_choices(name, given)
+    low, high, step = given.get("low"), given.get("high"), given.get("step", 0)
+    log = given.get("log", False)
+    numbers = [one for one in (low, high, step) if isinstance(one, int | float)]
+    finite = len(numbers) == 3 and all(math.isfinite(one) for one in numbers)
+    if not finite or bool in map(type, numbers) or not isinstance(log, bool):
+        return none, "low and high, and step if given, must be numbers; log is true or false"
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    if not low < high or step < 0 or (log and (low <= 0 or step)):
+        return none, "low must be below high; with log it is above 0, and there is no step"
+    whole = all(type(one) is int for one in (low, high, step))
+    step = step or int(whole and not log)
+    made = Setting(name=name, low=low, high=high, log=log, step=step, whole=whole)
+    return made, ""
+
+
+def _read_choices(name: str, given: Mapping[str, Any]) -> tuple[Setting, str]:
+    choices = given["choices"]
+    scalars = isinstance(choices, list | tuple) and all(
+        isinstance(one, bool | int | float | str) for one in choices
+    )
+    if len(given) > 1 or not scalars or not 1 <= len(choices) <= MAX_CHOICES:
+        return Setting(name=name), (
+            f"choices must be a list of 1 to {MAX_CHOICES} numbers, texts, true or false, alone"
+        )
+    return Setting(name=name, choices=tuple(choices)), ""
+
+
+def _why_no_setting(setting: Setting, base: dict[str, Any]) -> str:
+    """Why a job cannot have these values; empty if it can."""
+    table, dot, _ = setting.name.partition(".")
+    known = [*default_settings(), "job.steps", "job.global_batch_size"]
+    if not dot or (table != "task" and setting.name not in known):
+        return "is no setting of a job file" + did_you_mean(setting.name, known)
+    if setting.name == "elastic.workers":
+        return "does not vary in a sweep: set [sweep] workers_per_trial"
+    for value in setting.choices or (_number(setting, setting.low), _number(setting, setting.high)):
+        try:
+            from_mapping(with_settings(base, {setting.name: value}), source="trial")
+        except JobSpecError as error:
+            return f"{shown(value)} makes no valid job: {'; '.join(error.problems)}"
+    return ""
+
+
+def _number(setting: Setting, value: float) -> Scalar:
+    return int(value) if setting.whole else float(value)
+
+
+def _conflicts(spec: SweepSpec) -> Iterator[str]:
+    if spec.sweep.method == "grid":
+        for one in spec.space:
+            if not one.grid:
+                yield f"[space] {one.name}: a grid takes choices, integers, or a range with a step"
+            elif len(one.grid) > MAX_TRIALS:
+                yield f"[space] {one.name}: a grid takes at most {MAX_TRIALS} values"
+    try:
+        spec.job_of("trial", {})
+    except JobSpecError as error:
+        yield f"[sweep] workers_per_trial: {'; '.join(error.problems)}"
+
+
+def _plain(setting: Setting) -> dict[str, Any]:
+    if setting.choices:
+        return {"choices": list(setting.choices)}
+    ends = {"low": _number(setting, setting.low), "high": _number(setting, setting.high)}
+    return {**ends, "log": setting.log, **({"step": setting.step} if not setting.log else {})}

@@ -1,0 +1,107 @@
+"""What the coordinator decides by of a job: a few settings of its specification, read once.
+
+The coordinator trains nothing, so it checks no optimizer and no task: a job in its store may be of
+another release, whose specification this one would refuse, and must be listed and ended all the
+same.  A setting that is missing or of another type has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtd.job.tables import CheckpointTable, ElasticTable, StrategyTable
+from dtd.rules import fault, fields_of
+
+_ELASTIC: Final = ElasticTable()
+_CHECKPOINT: Final = CheckpointTable()
+_STRATEGY: Final = StrategyTable()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTerms:
+    """The settings of one job that the coordinator decides by, named as in the job file.
+
+    Attributes:
+        name, task, global_batch_size: of the table `job`; "" or 0 where it does not say.
+        epochs: None for a job that counts in steps.
+        sandbox: of the table `job`; workers whose own is laxer than "strict" refuse such a job.
+        min_workers, max_workers, workers, settle_s: of the table `elastic`.
+        warmup_timeout_s, stall_timeout_s, busy_timeout_s: of the table `elastic`.
+        copies: of the table `checkpoint`.
+        strategy: the table `strategy`, as far as it is known here.
+        sharded: whether the strategy cuts the state into shards.
+        has_servers: whether parameter servers own the shards.
+        mirrors: how many further members hold each shard, of the table `strategy`.
+    """
+
+    name: str = ""
+    task: str = ""
+    epochs: int | None = None
+    sandbox: str = "normal"
+    global_batch_size: int = 0
+    min_workers: int = _ELASTIC.min_workers
+    max_workers: int = _ELASTIC.max_workers
+    workers: int = _ELASTIC.workers
+    settle_s: float = _ELASTIC.settle_s
+    warmup_timeout_s: float = _ELASTIC.warmup_timeout_s
+    stall_timeout_s: float = _ELASTIC.stall_timeout_s
+    busy_timeout_s: float = _ELASTIC.busy_timeout_s
+    copies: int = _CHECKPOINT.copies
+    strategy: StrategyTable = _STRATEGY
+    sharded: bool = False
+    has_servers: bool = False
+    mirrors: int = 1
+
+    @property
+    def longest_limit_s(self) -> float:
+        """The longest time that the training thread may take over anything."""
+        return max(self.warmup_timeout_s, self.stall_timeout_s, self.busy_timeout_s)
+
+
+_PLACES: Final[Mapping[str, tuple[str, type]]] = {
+    "name": ("job", str),
+    "task": ("job", str),
+    "epochs": ("job", int),
+    "sandbox": ("job", str),
+    "global_batch_size": ("job", int),
+    "min_workers": ("elastic", int),
+    "max_workers": ("elastic", int),
+    "workers": ("elastic", int),
+    "settle_s": ("elastic", float),
+    "warmup_timeout_s": ("elastic", float),
+    "stall_timeout_s": ("elastic", float),
+    "busy_timeout_s": ("elastic", float),
+    "copies": ("checkpoint", int),
+    "mirrors": ("strategy", int),
+}
+"""In which table each setting stands, and its type."""
+
+
+def terms_of(spec: Mapping[str, Any]) -> JobTerms:
+    """The terms of a job, given its specification as a map of tables; raises nothing."""
+    found: dict[str, Any] = {}
+    for setting, (table, kind) in _PLACES.items():
+        values = spec.get(table)
+        value = values.get(setting) if isinstance(values, Mapping) else None
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is kind:
+            found[setting] = value
+    strategy = spec.get("strategy")
+    sharded = isinstance(strategy, Mapping) and strategy.get("name") == "sharded"
+    served = sharded and isinstance(strategy, Mapping) and strategy.get("owners") == "servers"
+    return JobTerms(**found, sharded=sharded, has_servers=served, strategy=_strategy(strategy))
+
+
+def _strategy(given: object) -> StrategyTable:
+    """What of it would be valid here."""
+    values = given if isinstance(given, Mapping) else {}
+    return StrategyTable(
+        **{
+            name: values[name]
+            for name, info in fields_of(StrategyTable).items()
+            if name in values and not fault(info.hint, info.rule, values[name])
+        }
+    )

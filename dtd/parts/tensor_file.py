@@ -1,0 +1,203 @@
+"""Files of tensors in the safetensors format, read and described without torch.
+
+The format: length of the header (8 bytes, little-endian), the header as JSON, the tensors' bytes
+one after another (https://github.com/huggingface/safetensors).  Files of a model are written
+by `dtd.train.checkpoint.writer` and `dtd.parts.merge`; both take their header from here, so that
+equal tensors give equal files.  Blocking.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dtd.errors import CheckpointError
+
+MODEL_FILE: Final = "model.safetensors"
+AVERAGES_FILE: Final = "ema.safetensors"
+OPTIMIZER_FILE: Final = "optimizer.safetensors"
+FILES: Final = (MODEL_FILE, AVERAGES_FILE, OPTIMIZER_FILE)
+"""Files of a checkpoint, in the order in which a state lists their tensors."""
+
+ITEM_BYTES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("F64", "I64"), 8),
+    **dict.fromkeys(("F32", "I32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+}
+"""Sizes of the element types by the name that safetensors gives them."""
+
+_ALIGNMENT: Final = 8
+_LENGTH_BYTES: Final = 8
+_MAX_HEADER_BYTES: Final = 64 << 20
+_PREFIXES: Final = (("model.", MODEL_FILE), ("ema.", AVERAGES_FILE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """A tensor's name, element type and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of its elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its elements."""
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+def placed(name: str) -> tuple[str, str]:
+    """The file that holds a tensor of the state, and the tensor's name in that file.
+
+    Args:
+        name: as in a manifest, such as "model.0.weight".
+    """
+    for prefix, file in _PREFIXES:
+        if name.startswith(prefix):
+            return file, name.removeprefix(prefix)  # as the model's own state_dict() calls it
+    return OPTIMIZER_FILE, name
+
+
+def encode_header(tensors: Iterable[TensorInfo]) -> bytes:
+    """Everything in a file that comes before the tensors' bytes."""
+    header, stop = {}, 0
+    for tensor in tensors:
+        start, stop = stop, stop + tensor.size_bytes
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [start, stop],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+class TensorFile:
+    """A file of tensors that is open for reading; use it as a context manager.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        tensors: what it holds, by name.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            self.tensors, self._starts = self._read_header()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.close()
+            raise CheckpointError(f"{path} is not a file of tensors: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """Elements [start, stop) of the flattened tensor of this name, as bytes.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        item_bytes = ITEM_BYTES[self.tensors[name].dtype]
+        size_bytes = (stop - start) * item_bytes
+        try:
+            self._file.seek(self._starts[name] + start * item_bytes)
+            content = self._file.read(size_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(content) != size_bytes:
+            raise CheckpointError(f"{self._path} ends within {name}: torn")
+        return content
+
+    def _read_header(self) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+        try:
+            file_bytes = os.fstat(self._file.fileno()).st_size
+            header_bytes = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
+            if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - _LENGTH_BYTES):
+                raise ValueError(f"its header would have {header_bytes} bytes")
+            header = json.loads(self._file.read(header_bytes))
+        except OSError as error:
+            raise self._unreadable(error) from error
+        first = _LENGTH_BYTES + header_bytes
+        tensors: dict[str, TensorInfo] = {}
+        starts: dict[str, int] = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                tensors[name], start = _decoded(name, entry, file_bytes - first)
+                starts[name] = first + start
+        if sum(tensor.size_bytes for tensor in tensors.values()) > file_bytes - first:
+            raise ValueError("its tensors overlap")  # merged, they would fill any disk
+        return tensors, starts
+
+    def _unreadable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self._path} cannot be read: {error.strerror or error}")
+
+
+def _decoded(name: str, entry: Mapping[str, Any], content_bytes: int) -> tuple[TensorInfo, int]:
+    """A tensor, and where it begins among the file's contents; ValueError: it is no tensor."""
+    shape = checked_shape(entry["shape"])
+    if entry["dtype"] not in ITEM_BYTES:
+        raise ValueError(f"{name} has the element type {entry['dtype']}")
+    info = TensorInfo(name=name, dtype=entry["dtype"], shape=shape)
+    start, stop = (checked_size(offset) for offset in entry["data_offsets"])
+    if stop - start != info.size_bytes or stop > content_bytes:
+        raise ValueError(f"{name} lies from byte {start} to {stop}")
+    return info, start
+
+
+def checked_shape(sizes: Any) -> tuple[int, ...]:
+    """A shape that JSON describes.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if not isinstance(sizes, list):
+        raise ValueError(f"{sizes!r} is no shape")  # noqa: TRY004 - the caller's one error
+    return tuple(checked_size(size) for size in sizes)
+
+
+def checked_size(size: Any) -> int:
+    """A number of elements or bytes that JSON describes.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    if type(size) is not int or size < 0:
+        raise ValueError(f"{size!r} is no size")
+    return size

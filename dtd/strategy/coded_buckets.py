@@ -1,0 +1,372 @@
+"""Flat buckets that are exchanged through a codec: memory, threads, and the order of sending.
+
+    buckets = CodedBuckets(layouts, device, codec)
+    buckets.regroup(world)                         # a generation begins
+    memories = buckets.exchanges(step)             # the exchanges of the step, in this order
+    buckets.begin(scale)
+    fill buckets.flats[i]; buckets.send(i, start)  # each one when it is full; does not block
+    buckets.receive(i, wait); buckets.settle()     # flats[i] holds the result, equal on all ranks
+    buckets.commit() or buckets.rollback()         # advance the local state, or restore it
+
+This file is independent of gradients: `dtd.strategy.gradients` fills flats from hooks in backward,
+and another strategy may fill them with anything that is to be summed, such as parameter changes.
+
+A separate thread encodes and decodes, one bucket at a time, while backward is running, so that
+neither the training thread nor the event loop has to.  It never blocks on the ring: `start` returns
+immediately, and the ring reports a completed exchange by a callback that queues the next action.
+On a GPU the thread uses its own stream and works on tensors there; only encoded data is copied.
+
+With dependent stages the exchanges interleave: stage s of bucket b is exchanged together with the
+first stage of bucket b + s, in the same order on all ranks.  The ring begins exchanges in that
+order, so none may depend on a later one; a stage depends only on earlier stages of its own bucket
+(`dtd.core.ring.machine`).  Only the last bucket comes after all others: it is full when backward
+ends, and later stages of the others would wait until then, where nothing hides them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dtd.strategy.codec.api import Codec, Coder, FlatLayout, Wire, World
+from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.staging import StartBucket, WaitForBucket, norm_of
+from dtd.strategy.wire_memory import RingMemory, bucket_memory
+from dtd.transport.api import BucketMemory
+
+_CUDA: Any = torch.cuda  # its constructors have no annotations
+_ALONE: Final = World()
+
+
+class Uncoded:
+    """The coder of a bucket that is sent unchanged: its sum is exact to the bit."""
+
+    def __init__(self, layout: FlatLayout) -> None:
+        self.local: Sequence[LocalState] = ()
+        self.residual: LocalState | None = None
+        self._wires = [Wire(elements=layout.elements, dtype=layout.dtype)]
+
+    def restart(self, world: World) -> None:
+        """There is no state to restart."""
+
+    def wires(self, world: World, step: int) -> Sequence[Wire]:
+        """One wire, like the bucket."""
+        del world, step
+        return self._wires
+
+    def encode(self, stage: int, flat: Tensor, wires: Sequence[Tensor]) -> None:
+        """Copy the bucket into its wire."""
+        wires[stage].copy_(flat, non_blocking=True)
+
+    def decode(self, flat: Tensor, wires: Sequence[Tensor]) -> None:
+        """Copy the result back."""
+        flat.copy_(wires[0], non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Travel:
+    """Progress of one bucket in one step; an abandoned step leaves its object behind, marked void.
+
+    Attributes:
+        coder: the bucket's coder in this step.
+        wires: the buffers of its stages.
+        positions: indices of its stages among the exchanges.
+        handed: for each stage, set once it has been submitted.
+        filled: on a GPU, the event after which the flat is full.
+        decoded: set once the flat holds the result.
+        norm: norm of the result.
+        failure: why there will be no result.
+        void: the step is over.
+    """
+
+    coder: Coder
+    wires: list[Tensor]
+    positions: list[int]
+    handed: list[threading.Event]
+    filled: Any = None
+    decoded: threading.Event = field(default_factory=threading.Event)
+    norm: Tensor | None = None
+    failure: BaseException | None = None
+    void: bool = False
+
+
+class CodedBuckets:
+    """See the module docstring.  Called from the training thread; `send` also from backward's.
+
+    Args:
+        layouts: layouts of the buckets.
+        device: device of the flats.
+        codec: creates their coders.
+
+    Attributes:
+        flats: a flat tensor for each bucket, zero at first.
+        memories: the exchanges of the current step, as the ring sees them.
+    """
+
+    def __init__(self, layouts: Sequence[FlatLayout], device: torch.device, codec: Codec) -> None:
+        self.flats = [torch.zeros(one.elements, dtype=one.dtype, device=device) for one in layouts]
+        self.memories: list[BucketMemory] = []
+        self._device = device
+        self._start_step = codec.start_step
+        self._uncoded: list[Coder] = [Uncoded(layout) for layout in layouts]
+        made = [codec.coder(layout, index, device) for index, layout in enumerate(layouts)]
+        self._coders = [
+            uncoded if coder is None else coder
+            for uncoded, coder in zip(self._uncoded, made, strict=True)
+        ]
+        self._world = _ALONE
+        self._plans: list[list[Wire]] = []
+        self._laid_out: list[tuple[tuple[int, int], Tensor, BucketMemory]] = []
+        self._lent: RingMemory | None = None
+        self._wires: list[list[Tensor]] = []
+        self._positions: list[list[int]] = []
+        self._used: list[Coder] = self._coders
+        self._travels: list[_Travel] = []
+        self._stream: Any = _CUDA.Stream(device) if device.type == "cuda" else None
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="codec", daemon=True)
+        self._thread.start()
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory on the model's device: flats, local state and, on a CPU, wire buffers."""
+        held: list[Tensor] = list(self.flats)
+        if self._stream is None:
+            held += [wire for wires in self._wires for wire in wires]
+        return sum(t.nbytes for t in held) + sum(one.size_bytes for one in self._local())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the codec applies to at least one bucket."""
+        return self._coders != self._uncoded
+
+    def _local(self) -> list[LocalState]:
+        return [one for coder in self._coders for one in coder.local]
+
+    # --- between steps ---------------------------------------------------------------------
+
+    def regroup(self, world: World) -> None:
+        """A generation begins: revoke the wire buffers that older ones may still be reading."""
+        self._give_up()
+        self.revoke()
+        self._world = world
+        for coder in self._coders:
+            coder.restart(world)
+
+    def exchanges(self, step: int) -> list[BucketMemory]:
+        """Return the exchanges of the step that follows `step` committed ones, in order."""
+        self._used = self._uncoded if step < self._start_step else self._coders
+        plans = [list(coder.wires(self._world, step)) for coder in self._used]
+        if plans != self._plans:
+            if _buffers_of(plans) != _buffers_of(self._plans):
+                self._lay_out(plans)
+            self.memories = [
+                _as_exchanged(plans[bucket][stage], buffer, memory)
+                for (bucket, stage), buffer, memory in self._laid_out
+            ]
+            self._plans = plans
+        return self.memories
+
+    def _lay_out(self, plans: Sequence[Sequence[Wire]]) -> None:
+        """Allocate wire buffers for these plans; the previous ones are no longer lent."""
+        order = _order([len(plan) for plan in plans])
+        buffers, memories = self._buffers([plans[bucket][stage] for bucket, stage in order])
+        self._laid_out = list(zip(order, buffers, memories, strict=True))
+        position = {at: index for index, at in enumerate(order)}
+        self._positions = [
+            [position[bucket, stage] for stage in range(len(plan))]
+            for bucket, plan in enumerate(plans)
+        ]
+        self._wires = [[buffers[index] for index in one] for one in self._positions]
+
+    def _buffers(self, wires: Sequence[Wire]) -> tuple[list[Tensor], list[BucketMemory]]:
+        """Allocate memory that neighbours can read, or pinned memory if there is a GPU."""
+        if self._stream is not None:
+            pinned = [torch.zeros(w.elements, dtype=w.dtype, pin_memory=True) for w in wires]
+            return pinned, [bucket_memory(one) for one in pinned]
+        if self._lent is not None:
+            self._lent.close()
+        self._lent = RingMemory([(wire.elements, wire.dtype) for wire in wires])
+        return self._lent.flats, self._lent.memories
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """Return this rank's residuals of earlier steps; the same number on all ranks."""
+        if step <= self._start_step:
+            return []
+        return [coder.residual for coder in self._coders if coder.residual is not None]
+
+    def reset(self) -> None:
+        """Memory holds another state: reset the local state to zero."""
+        self._give_up()
+        for one in self._local():
+            one.reset()
+
+    def revoke(self) -> None:
+        """Wire buffers are about to change: invalidate any concurrent read by a neighbour."""
+        if self._lent is not None:
+            self._lent.revoke()
+
+    def close(self) -> None:
+        """Stop the thread and stop lending memory."""
+        self._give_up()
+        self._queue.put(None)
+        self._thread.join()
+        if self._lent is not None:
+            self._lent.close()
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def begin(self, scale: float) -> None:
+        """A step begins.
+
+        Args:
+            scale: the loss scale, by which the summed values are multiplied.
+        """
+        self._give_up()
+        for one in self._local():
+            one.begin(scale)
+        self._travels = [
+            _Travel(coder, wires, positions, [threading.Event() for _ in positions])
+            for coder, wires, positions in zip(
+                self._used, self._wires, self._positions, strict=True
+            )
+        ]
+
+    def send(self, index: int, start: StartBucket) -> None:
+        """A bucket is full: encode it, and submit its stages one after another."""
+        travel = self._travels[index]
+        if self._stream is not None:
+            travel.filled = _CUDA.Event()
+            travel.filled.record(torch.cuda.current_stream(self._device))
+        self._queue.put(partial(self._encode, travel, self.flats[index], 0, start))
+
+    def receive(self, index: int, wait: WaitForBucket) -> None:
+        """Block until a bucket holds its result.
+
+        Raises:
+            RingBroken: the generation is over.  Any exception of the coder is raised, too.
+        """
+        travel = self._travels[index]
+        for position, handed in zip(travel.positions, travel.handed, strict=True):
+            handed.wait()
+            if travel.failure is not None:
+                raise travel.failure
+            wait(position)
+        travel.decoded.wait()
+        if travel.failure is not None:
+            raise travel.failure
+
+    def settle(self) -> None:
+        """After a `receive`: make later work on the device wait for the results."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def norm(self, index: int) -> Tensor:
+        """Return the norm of a result, which the codec's thread has computed."""
+        norm = self._travels[index].norm
+        assert norm is not None, "norm() before receive()"
+        return norm
+
+    def commit(self) -> None:
+        """Advance the local state: the step is committed."""
+        for one in self._local():
+            one.commit()
+
+    def rollback(self) -> None:
+        """Restore the local state: the step is discarded or skipped."""
+        self._give_up()
+        for one in self._local():
+            one.rollback()
+
+    def _give_up(self) -> None:
+        """Abandon work that is still in progress; returns once the thread has finished with it."""
+        for travel in self._travels:
+            travel.void = True
+        self._travels = []
+        idle = threading.Event()
+        self._queue.put(idle.set)
+        idle.wait()
+
+    # --- the codec's thread ----------------------------------------------------------------
+
+    def _work(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+        while (work := self._queue.get()) is not None:
+            with torch.no_grad(), self._on_stream():
+                work()
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        if self._stream is None:
+            return contextlib.nullcontext()
+        return torch.cuda.stream(self._stream)
+
+    def _encode(self, travel: _Travel, flat: Tensor, stage: int, start: StartBucket) -> None:
+        """Encode and submit a stage; the next action is queued when its result arrives."""
+        if travel.void:
+            return
+        last = stage + 1 == len(travel.positions)
+        then = (
+            partial(self._decode, travel, flat)
+            if last
+            else partial(self._encode, travel, flat, stage + 1, start)
+        )
+        try:
+            if travel.filled is not None:
+                self._stream.wait_event(travel.filled)
+            travel.coder.encode(stage, flat, travel.wires)
+            if self._stream is not None:
+                self._stream.synchronize()
+            start(travel.positions[stage], partial(self._queue.put, then))
+        except BaseException as error:  # noqa: BLE001 - raised again in the training thread
+            _fail(travel, error)
+        travel.handed[stage].set()
+
+    def _decode(self, travel: _Travel, flat: Tensor) -> None:
+        if travel.void:
+            return
+        try:
+            travel.coder.decode(flat, travel.wires)
+            travel.norm = norm_of(flat)
+        except BaseException as error:  # noqa: BLE001 - raised again in the training thread
+            _fail(travel, error)
+        travel.decoded.set()
+
+
+def _fail(travel: _Travel, error: BaseException) -> None:
+    travel.failure = error
+    for event in (*travel.handed, travel.decoded):
+        event.set()
+
+
+def _order(stages: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the exchanges (bucket, stage) of buckets with so many stages, in order."""
+    last = len(stages) - 1
+    return sorted(
+        ((bucket, stage) for bucket, count in enumerate(stages) for stage in range(count)),
+        key=lambda at: (at[0] == last, at[0] + at[1], at[1]),
+    )
+
+
+def _buffers_of(plans: Sequence[Sequence[Wire]]) -> list[list[Wire]]:
+    """The wires without their arithmetic, which a codec may create anew in each step."""
+    return [[replace(wire, arithmetic=None) for wire in plan] for plan in plans]
+
+
+def _as_exchanged(wire: Wire, buffer: Tensor, memory: BucketMemory) -> BucketMemory:
+    """Return a wire buffer as the ring sees it: with its items, operation and arithmetic."""
+    memory = replace(memory, operation=wire.operation)
+    if wire.item_elements != 1:
+        item_bytes = wire.item_elements * memory.item_bytes
+        memory = replace(memory, item_bytes=item_bytes, dtype="")
+    if wire.arithmetic is not None:
+        memory = wire.arithmetic(buffer, memory)
+    return memory

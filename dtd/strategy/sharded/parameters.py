@@ -1,0 +1,201 @@
+"""The parameters in flat buckets, which ranks gather at the beginning of a step.
+
+A rank updates only the parts of the parameters that it holds (`dtd.strategy.sharded.state`).  The
+rest of its memory is a cache, which is one update behind until the all-gather of the next step has
+refreshed it.  Forward need not wait for all of it: a module waits for the buckets with its own
+parameters, in a hook before its forward and whenever one of its parameters is read as an attribute.
+So a model may also use the parameters of its submodules directly, tied weights for example.
+Buckets are gathered in the order of forward, which is the reverse of the gradients' order.
+
+As in ZeRO (Rajbhandari et al. 2020, section 5.2: each process gathers the updated parameters at the
+end of a step); here at the beginning of the next one, where forward hides it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dtd.core.ring.buckets import BucketPlan
+from dtd.core.ring.chunks import Operation
+from dtd.strategy.wire_memory import bucket_memory
+from dtd.transport.api import BucketMemory
+
+_UNGATED = ("OptimizedModule", "ScriptModule", "RecursiveScriptModule")
+"""Classes of modules whose compiled code reads parameters by ways of its own."""
+
+
+class FlatParameters:
+    """The memory of the trained parameters, which become views of it.
+
+    Args:
+        parameters: the trained parameters, in the plan's order.
+        plan: their places in buckets.
+        model: the model that they belong to.
+        mirrors: copies of each segment beside that of its owner.
+
+    Attributes:
+        flats: a flat tensor for each bucket.
+        waited_s: time for which `wait` and users of parameters have been blocked so far.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        plan: BucketPlan,
+        model: nn.Module,
+        *,
+        mirrors: int = 0,
+    ) -> None:
+        self.flats: list[Tensor] = []
+        self.waited_s = 0.0
+        self._bucket_of: dict[int, int] = {}
+        for number, bucket in enumerate(plan.buckets):
+            dtype = parameters[bucket.places[0].parameter].dtype
+            flat = torch.empty(bucket.elements, dtype=dtype)
+            for place in bucket.places:
+                parameter = parameters[place.parameter]
+                view = flat[place.start : place.stop].view(parameter.shape)
+                view.copy_(parameter.detach())
+                parameter.data = view
+                self._bucket_of[id(parameter)] = number
+            self.flats.append(flat)
+        self._memories = [
+            dataclasses.replace(bucket_memory(flat), operation=Operation.ALL_GATHER, copies=mirrors)
+            for flat in reversed(self.flats)
+        ]
+        self._awaited: set[int] = set()
+        self._wait: Callable[[int], None] = _nothing
+        self._hooks: list[RemovableHandle] = []
+        self._gated: list[nn.Module] = []
+        self._waits_at_once = any(type(one).__name__ in _UNGATED for one in model.modules())
+        if not self._waits_at_once:
+            for module in model.modules():
+                self._gate(module)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the buckets."""
+        return sum(flat.nbytes for flat in self.flats)
+
+    def memories(self) -> list[BucketMemory]:
+        """Return the all-gathers, in the order of forward; ranks have what they mirror already."""
+        return self._memories
+
+    def start(self, start: Callable[[int], None], wait: Callable[[int], None]) -> None:
+        """Start every all-gather; they are the first exchanges of the open step.
+
+        Args:
+            start: submits the exchange of this index.
+            wait: blocks until it is complete.
+        """
+        self._wait = wait
+        self._awaited = set(range(len(self.flats)))
+        for index in range(len(self.flats)):
+            start(index)
+        if self._waits_at_once:
+            self.wait()
+
+    def wait(self) -> None:
+        """Block until every parameter is current."""
+        for bucket in sorted(self._awaited, reverse=True):
+            self._await(bucket)
+
+    def forget(self) -> None:
+        """Wait for nothing any more: the exchanges' generation or step is over."""
+        self._awaited.clear()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self.forget()
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._gated:
+            module._parameters = dict(module._parameters.items())  # noqa: SLF001
+        self._hooks, self._gated = [], []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatParameters:
+        """Return the same object: the hooks of a copied model have nothing of their own here."""
+        del memo
+        return self
+
+    def _gate(self, module: nn.Module) -> None:
+        """Let a module wait for its own parameters."""
+        own = module._parameters  # noqa: SLF001 - as DeepSpeed's ZeRO 3: torch has no other way
+        buckets = {self._bucket_of[id(p)] for p in own.values() if id(p) in self._bucket_of}
+        if not buckets:
+            return
+        before = partial(self._before_forward, sorted(buckets, reverse=True))
+        self._hooks.append(module.register_forward_pre_hook(before))
+        module._parameters = Gated(own, self._before_use)  # noqa: SLF001
+        self._gated.append(module)
+
+    def _before_forward(self, buckets: Sequence[int], module: nn.Module, given: Any) -> None:
+        del module, given
+        if self._awaited:
+            for bucket in buckets:
+                self._await(bucket)
+
+    def _before_use(self, parameter: Any) -> None:
+        if self._awaited:
+            bucket = self._bucket_of.get(id(parameter))
+            if bucket is not None:
+                self._await(bucket)
+
+    def _await(self, bucket: int) -> None:
+        if bucket in self._awaited:
+            begun_s = time.perf_counter()
+            self._wait(len(self.flats) - 1 - bucket)
+            self._awaited.discard(bucket)
+            self.waited_s += time.perf_counter() - begun_s
+
+
+class Gated(dict[str, Any]):
+    """A module's parameters by name; whoever reads one waits until it is current.
+
+    Args:
+        given: the parameters.
+        before_use: called with a parameter before it is handed out.
+    """
+
+    def __init__(self, given: dict[str, Any], before_use: Callable[[Any], None]) -> None:
+        super().__init__(given)
+        self._before_use = before_use
+
+    def __getitem__(self, name: str) -> Any:
+        parameter = super().__getitem__(name)
+        self._before_use(parameter)
+        return parameter
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        return super().get(name, default) if name not in self else self[name]
+
+    def values(self) -> Any:
+        """As of a dictionary."""
+        self._before_all()
+        return super().values()
+
+    def items(self) -> Any:
+        """As of a dictionary."""
+        self._before_all()
+        return super().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of the model have ordinary parameters."""
+        return dict, (dict(self.items()),)
+
+    def _before_all(self) -> None:
+        for parameter in super().values():
+            self._before_use(parameter)
+
+
+def _nothing(bucket: int) -> None:
+    """Wait for nothing: no step is open."""

@@ -1,0 +1,212 @@
+"""Moves the parts of a sharded state that change hands when a generation begins.
+
+Each rank holds the parts of an earlier division of the state; a rank that has just joined holds
+nothing but the common part.  The ranks exchange what they hold and plan from it what moves
+(`dtd.core.engine.regroup`).  Where several hold it, they compare it before; then they send it
+around the new ring.  It arrives in new slices; the old ones
+remain until all ranks have agreed on the state, so that whatever breaks in between, the members
+that are left can give what they could give before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from dtd.core.engine.control_word import read_words
+from dtd.core.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
+from dtd.core.engine.shard_digests import Shared
+from dtd.core.engine.shards import ShardSet, united
+from dtd.core.ring.chunks import Operation
+from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing
+from dtd.strategy.sharded.state import Column, ShardedState
+from dtd.strategy.wire_memory import bucket_memory
+from dtd.transport.api import BucketMemory, CommTiming
+
+BATCH_BYTES: Final = 64 << 20
+"""Most bytes that travel at once: each rank has a buffer for them, whatever it takes of them."""
+
+_DIGEST_BYTES: Final = 16
+
+
+class RegroupRing(Protocol):
+    """The part of a generation's ring that is needed here; see `dtd.transport.api.Collective`."""
+
+    @property
+    def rank(self) -> int:
+        """See `Collective`."""
+        ...
+
+    def open_step(self, step: int, buckets: Sequence[BucketMemory]) -> None:
+        """See `Collective`."""
+        ...
+
+    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
+        """See `Collective`."""
+        ...
+
+    def wait(self, bucket: int) -> None:
+        """See `Collective`."""
+        ...
+
+    def gather(self, word: bytes) -> list[bytes]:
+        """See `Collective`."""
+        ...
+
+    def close_step(self) -> CommTiming:
+        """See `Collective`."""
+        ...
+
+
+def regroup(
+    state: ShardedState,
+    ring: RegroupRing,
+    step: int,
+    wanted: Callable[[int, ShardSet], Sequence[ShardSet]],
+    compare: Callable[[Sequence[Shared]], None],
+) -> int:
+    """Give every rank the shards that it is to hold, as staged slices.
+
+    Args:
+        state: this rank's part; no slices are staged.
+        ring: connects the ranks; no step is open.
+        step: number of the next step of the ring.
+        wanted: returns the segments that a rank is to hold, given its number and what it holds.
+        compare: has all ranks compare these parts of what they hold, within an open step.
+
+    Returns:
+        the number of the ring's next step after that.
+
+    Raises:
+        RingBroken: the generation is over, or its ranks do not hold all of the state together.
+        DivergenceError: raised by `compare`; nothing has moved.
+    """
+    ring.open_step(step, [])
+    held = _read(ring.gather(_word(state)))
+    plan = _plan(held, [united(wanted(rank, one)) for rank, one in enumerate(held)])
+    if plan.shared:
+        compare(plan.shared)
+    ring.close_step()
+    old = [state.columns(bucket) for bucket in range(len(state.buckets()))]
+    state.stage(wanted(ring.rank, state.holds))
+    if not plan.windows:
+        return step + 1
+    transfers = [
+        _Transfer(window, ring.rank, elements, old[bucket][name], new)
+        for bucket, elements in enumerate(state.buckets())
+        for name, new in state.columns(bucket).items()
+        for window in plan.windows
+    ]
+    step += 1
+    for batch in _batches(transfers):
+        ring.open_step(step, [transfer.open() for transfer in batch])
+        for number, transfer in enumerate(batch):
+            transfer.fill()
+            ring.start(number)
+        for number, transfer in enumerate(batch):
+            ring.wait(number)
+            transfer.deliver()
+        ring.close_step()
+        step += 1
+    return step
+
+
+def _plan(held: Sequence[ShardSet], wanted: Sequence[ShardSet]) -> RegroupPlan:
+    try:
+        return plan_regroup(held, wanted)
+    except ShardsMissing as error:
+        raise RingBroken(f"the generation cannot start: {error}") from error
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One window of one column: the buffer that travels, and its two ends."""
+
+    window: RegroupWindow
+    rank: int
+    elements: int
+    old: Column
+    new: Column
+    buffer: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the buffer; equal on all ranks."""
+        return self.window.bounds(self.elements)[-1] * self.new.dtype.itemsize
+
+    def open(self) -> BucketMemory:
+        """Allocate the buffer, and return it as the ring sees it."""
+        bounds = self.window.bounds(self.elements)
+        self.buffer = torch.empty(bounds[-1], dtype=self.new.dtype)
+        return dataclasses.replace(
+            bucket_memory(self.buffer),
+            operation=Operation.ALL_GATHER,
+            hops=self.window.hops,
+            bounds=bounds,
+        )
+
+    def fill(self) -> None:
+        """Write what this rank gives; elements that have no such entry are zero."""
+        for piece in self.window.gives(self.rank, self.elements):
+            target = self.buffer[piece.at : piece.at + piece.stop - piece.start].zero_()
+            for first, values in self.old.parts(piece.start, piece.stop):
+                begin = first - piece.start
+                target[begin : begin + values.numel()].copy_(values)
+
+    def deliver(self) -> None:
+        """Read what this rank takes into its new slices, and free the buffer."""
+        for piece in self.window.takes(self.rank, self.elements):
+            for first, values in self.new.parts(piece.start, piece.stop):
+                begin = piece.at + first - piece.start
+                values.copy_(self.buffer[begin : begin + values.numel()])
+        self.buffer = torch.empty(0)
+
+
+def _batches(transfers: Sequence[_Transfer]) -> Iterator[list[_Transfer]]:
+    """Yield transfers in their order, as many at a time as there may be memory for."""
+    batch: list[_Transfer] = []
+    size_bytes = 0
+    for transfer in transfers:
+        if batch and size_bytes + transfer.size_bytes > BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(transfer)
+        size_bytes += transfer.size_bytes
+    if batch:
+        yield batch
+
+
+def _word(state: ShardedState) -> bytes:
+    """What this rank holds, and a hash of which entries the optimizer has."""
+    entries = json.dumps([f"{name} {dtype}" for name, dtype in state.entries().items()])
+    content = hashlib.blake2b(entries.encode(), digest_size=_DIGEST_BYTES)
+    return content.digest() + json.dumps(state.holds.to_wire()).encode()
+
+
+def _read(words: Sequence[bytes]) -> list[ShardSet]:
+    """Return what each rank holds.
+
+    Raises:
+        RingBroken: ranks keep different entries of the optimizer, so their states differ.
+        UnreadableWord: a rank's word cannot be read.
+    """
+    if len({word[:_DIGEST_BYTES] for word in words}) > 1:
+        raise RingBroken("the optimizers of the ranks keep different entries")
+    return read_words(words, _shards)
+
+
+def _shards(word: bytes) -> ShardSet:
+    try:
+        numbers = json.loads(word[_DIGEST_BYTES:])
+    except ValueError as error:
+        raise ProtocolError(ErrorCode.BAD_PAYLOAD, f"held shards: {error}") from error
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ProtocolError(ErrorCode.BAD_PAYLOAD, "held shards are no list of integers")
+    return ShardSet.from_wire(numbers)

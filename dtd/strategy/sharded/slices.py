@@ -1,0 +1,55 @@
+"""Slices of parameters, and what an optimizer keeps for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dtd.errors import TaskError
+
+_ONCE: Final = ("step", "eta", "mu", "mu_product")
+"""What torch's optimizers keep once for each parameter, whatever its shape."""
+
+
+@dataclass(slots=True)
+class Slice:
+    """Elements [start, stop) of a flattened parameter; `state` only while no optimizer has it."""
+
+    start: int
+    stop: int
+    values: nn.Parameter
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+def overlaid(entries: Sequence[tuple[Slice, Tensor]], start: int, stop: int) -> Tensor:
+    """Return elements [start, stop) of what slices have; zero where they do not have them."""
+    target = torch.zeros(stop - start, dtype=entries[0][1].dtype)
+    for other, entry in entries:
+        a, b = max(start, other.start), min(stop, other.stop)
+        if a < b:
+            target[a - start : b - start].copy_(entry.detach()[a - other.start : b - other.start])
+    return target
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether an entry of the optimizer has its parameter's shape, so that it is divided."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def flattened(key: str, value: Any, parameter: nn.Parameter) -> Any:
+    """Return an entry of a whole parameter as that of a one-dimensional one."""
+    once = isinstance(value, Tensor) and value.dim() == 0 and (parameter.dim() or key in _ONCE)
+    if once or not isinstance(value, Tensor):
+        return value
+    if value.shape != parameter.shape:
+        raise TaskError(
+            f"the optimizer keeps {key} of shape {tuple(value.shape)} for a parameter of shape"
+            f" {tuple(parameter.shape)}, which cannot be sharded",
+            remedy="use an optimizer that treats each element by itself, or strategy.name ="
+            ' "replicated"',
+        )
+    return value.detach().reshape(-1)

@@ -1,0 +1,321 @@
+"""Sharded training: optimizer state is divided among the ranks, and mirrored.
+
+    begin     all-gather of the parameters, bucket by bucket, while forward runs
+    backward  reduce-scatter of each full bucket of gradients; the sum of a segment goes to the rank
+              that owns it and `mirrors` ranks further
+    collect   the norm of the own segments is exchanged: the step is prepared
+    apply     owners and mirrors update their slices, each the same bytes
+
+A rank changes only what it holds, and nothing before the vote, so there is nothing to undo.  The
+two halves of an all-reduce carry what replicated training sends in one, so traffic is the same.
+After ZeRO-1 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models"), with mirrors, so that the loss of a rank loses no state.  In stage 2, as in
+ZeRO-2, a rank keeps only the gradients of what it holds (`dtd.strategy.sharded.pooled_gradients`),
+and in stage 3, as in ZeRO-3, only the parameters (`dtd.strategy.sharded.unit_passes`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from dtd.core.engine.shard_digests import Shared
+from dtd.core.engine.shards import Division, ShardSet
+from dtd.core.ring.buckets import BucketPlan, plan_buckets
+from dtd.strategy.api import Applied, BucketExchange, Computation, LossSum, Part, StepStats
+from dtd.strategy.codec.api import Codec, World
+from dtd.strategy.codec.local_state import LocalState
+from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.scalars import StepScalars
+from dtd.strategy.sharded.norm import SquaredNorm
+from dtd.strategy.sharded.parameters import FlatParameters
+from dtd.strategy.sharded.pooled_gradients import Passes, PooledGradients
+from dtd.strategy.sharded.regroup import RegroupRing, regroup
+from dtd.strategy.sharded.state import ShardedState
+from dtd.strategy.sharded.unit_passes import UnitPasses
+from dtd.strategy.sharded.units import plan_units, units_of
+from dtd.strategy.sharded.whole_gradients import ShardGradients, WholeGradients
+from dtd.transport.api import BucketMemory
+
+_COMPILED: Final = "_orig_mod."
+"""What torch.compile adds to names; in a state they are without it."""
+
+
+class Sharded:
+    """See `dtd.strategy.api.Strategy`.
+
+    Args:
+        part: the trained parameters.
+        model: the model.
+        device: its device, a CPU.
+        scalars: the last bucket of a step but one.
+        stage: what is divided: 1 = optimizer state, 2 = gradients as well, 3 = all.
+        mirrors: ranks that hold each part of the state beside its owner.
+        codec: rounds gradients when they leave a rank; None sends them unchanged.
+        passes: returns the most micro-batches of any rank in the step after so many committed
+            ones, given them and the number of ranks.
+        bucket_bytes: size of a bucket.
+        first_bucket_bytes: size of the first bucket.
+
+    Attributes:
+        risk: what the strategy may cost a job, as a phrase for its user.
+        state: the part of the state that this rank holds.
+    """
+
+    risk = ""
+    fits = True
+
+    def __init__(
+        self,
+        part: Part,
+        model: nn.Module,
+        device: torch.device,
+        scalars: StepScalars,
+        *,
+        stage: int,
+        mirrors: int,
+        codec: Codec | None,
+        passes: Passes,
+        bucket_bytes: int,
+        first_bucket_bytes: int,
+    ) -> None:
+        trained = [parameter for _, parameter in part.named]
+        names = [name.replace(_COMPILED, "") for name, _ in part.named]
+        shapes = parameter_shapes(part.named)
+        self._parameters: FlatParameters | UnitPasses
+        self._gradients: ShardGradients
+        self._units: UnitPasses | None = None
+        if stage == 3:
+            units = units_of(model, trained, bucket_bytes=bucket_bytes)
+            self._plan, unit_of = plan_units(shapes, units, bucket_bytes=bucket_bytes)
+            self._units = self._parameters = self._gradients = UnitPasses(
+                trained,
+                self._plan,
+                units,
+                unit_of,
+                model,
+                mirrors=mirrors,
+                codec=codec,
+                passes=passes,
+            )
+        else:
+            self._plan = plan_buckets(
+                shapes, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes
+            )
+            self._parameters = FlatParameters(trained, self._plan, model, mirrors=mirrors)
+            self._gradients = _gradients(stage, trained, self._plan, device, mirrors, codec, passes)
+        self.state = ShardedState(
+            names, trained, self._plan, self._parameters.flats, owns=self._units is not None
+        )
+        if self._units is not None:
+            self._units.bind(self.state)
+            self.state.make_room = self._units.open
+            self.state.give_room = self._units.drop
+        self._scalars = scalars
+        self._norm = SquaredNorm()
+        self._mirrors = mirrors
+        self._own = ShardSet.segments([0], 1)
+        self._first = self._scalars_bucket = 0
+
+    # --- between steps ---------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """See `Strategy`."""
+        return [""]
+
+    @property
+    def shared(self) -> Mapping[str, Tensor]:
+        """See `Strategy`; there is none beside the optimizer's state."""
+        return {}
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Strategy`."""
+        return self._gradients.size_bytes + len(self._scalars.memory.view)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Memory of the trained parameters: of all of them, or of those held and gathered."""
+        if self._units is None:
+            return sum(flat.nbytes for flat in self._parameters.flats)
+        held = 0 if self.state.lies_in_flats else self.state.parameter_bytes
+        return held + self._units.parameter_bytes
+
+    def plan(self) -> list[tuple[str, str]]:
+        """See `Strategy`."""
+        units = [] if self._units is None else [("units", self._units.digest())]
+        return [("", self._plan.digest()), *units]
+
+    def watch(self, run: Callable[[], None]) -> None:
+        """Record the order in which a pass uses parameters, where it matters.
+
+        Args:
+            run: forward and backward over some rows, with all parameters in memory.
+        """
+        if self._units is not None:
+            self._units.watch(run)
+
+    @property
+    def divides_parameters(self) -> bool:
+        """Whether parameters have memory only while they are used."""
+        return self._units is not None
+
+    def regroup(self, world: World) -> None:
+        """See `Strategy`."""
+        self._parameters.forget()
+        self._gradients.regroup(world)
+        division = Division(world_size=world.size, mirrors=self._mirrors, servers=world.servers)
+        self.state.rank, self.state.division = world.rank, division
+        self._own = division.own(world.rank)
+
+    def redistribute(
+        self, ring: RegroupRing, step: int, compare: Callable[[Sequence[Shared]], None]
+    ) -> int:
+        """See `Strategy`."""
+        division = self.state.division
+
+        def wanted(rank: int, held: ShardSet) -> list[ShardSet]:
+            del held
+            return [ShardSet.segments([i], division.segments) for i in division.held(rank)]
+
+        return regroup(self.state, ring, step, wanted, compare)
+
+    def keep_redistributed(self) -> None:
+        """See `Strategy`."""
+        self.state.keep()
+        if self._units is not None:
+            self._units.drop()
+
+    def undo_redistribution(self) -> None:
+        """See `Strategy`."""
+        self._parameters.forget()
+        self.state.put_back()
+
+    def replaced(self) -> None:
+        """See `Strategy`."""
+        self._parameters.forget()
+        self._gradients.reset()
+
+    def unsent(self, step: int) -> list[LocalState]:
+        """See `Strategy`; nothing is held back."""
+        del step
+        return []
+
+    def close(self) -> None:
+        """See `Strategy`."""
+        self._parameters.close()
+        self._gradients.close()
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def wants_whole(self, wanted: bool) -> None:
+        """See `Strategy`."""
+        if self._units is not None:
+            self._units.wants_whole = wanted
+
+    def refreshes(self) -> list[BucketMemory]:
+        """See `Strategy`."""
+        return self._parameters.memories()
+
+    def refresh(self, ring: BucketExchange) -> None:
+        """See `Strategy`."""
+        self._parameters.start(ring.start, ring.wait)
+
+    def refreshed(self) -> None:
+        """See `Strategy`."""
+        self._parameters.wait()
+
+    @property
+    def waited_s(self) -> float:
+        """See `Strategy`."""
+        return self._parameters.waited_s
+
+    def exchanges(self, step: int, updates: Sequence[str]) -> list[BucketMemory]:
+        """Parameters, gradients, scalars, and the norm of the gradients."""
+        del updates
+        parameters, gradients = self.refreshes(), self._gradients.exchanges(step)
+        self._first = len(parameters)
+        self._scalars_bucket = self._first + len(gradients)
+        return [*parameters, *gradients, self._scalars.memory, self._norm.memory]
+
+    def begin(self, check: Callable[[], None], scale: float) -> None:
+        """See `Strategy`."""
+        self._gradients.begin(check, scale, self.state.sliced)
+
+    def compute(self, work: Computation, ring: BucketExchange) -> None:
+        """See `Strategy`."""
+        sums = self._backward(work, ring)
+        work.write_scalars(self._scalars, sums, self._gradients.present)
+        ring.start(self._scalars_bucket)
+
+    def _backward(self, work: Computation, ring: BucketExchange) -> LossSum:
+        first = self._first
+
+        def start(bucket: int, *done: Callable[[], None]) -> None:
+            ring.start(first + bucket, *done)
+
+        def wait(bucket: int) -> None:
+            ring.wait(first + bucket)
+
+        return self._gradients.compute(work, start, wait, self.refreshed)
+
+    def collect(self, ring: BucketExchange) -> None:
+        """See `Strategy`."""
+        first = self._first
+        self._gradients.collect(lambda bucket: ring.wait(first + bucket))
+        self._norm.clear()
+        for bucket, elements in enumerate(self.state.buckets()):
+            for start, stop in self._own.ranges(elements):
+                self._norm.add(self._gradients.part(bucket, start, stop))
+        ring.start(self._scalars_bucket + 1)
+        ring.wait(self._scalars_bucket)
+        ring.wait(self._scalars_bucket + 1)
+
+    def apply(self, work: Computation) -> StepStats:
+        """See `Strategy`."""
+        totals = self._scalars.totals()
+        factor = work.begin_update(totals.weight)
+        self._gradients.revoke()
+        norm = self._norm.norm() * factor
+        finite = math.isfinite(norm)
+        if finite:
+            self._gradients.scale(factor * work.clip(norm))
+            self.state.give_gradients(self._gradients.part, totals.present)
+            work.change_state(self._scalars)
+            work.update("")
+        return StepStats(
+            updates=[Applied(name="", loss=totals.loss, norm=norm)], finite=finite, totals=totals
+        )
+
+    def commit(self) -> None:
+        """See `Strategy`."""
+        self._gradients.commit()
+
+    def rollback(self) -> None:
+        """See `Strategy`."""
+        self._parameters.forget()
+        self._gradients.rollback()
+
+    def release(self) -> None:
+        """See `Strategy`."""
+        self.state.release_gradients()
+        self._gradients.release()
+
+
+def _gradients(
+    stage: int,
+    parameters: Sequence[nn.Parameter],
+    plan: BucketPlan,
+    device: torch.device,
+    mirrors: int,
+    codec: Codec | None,
+    passes: Passes,
+) -> ShardGradients:
+    if stage == 1:
+        return WholeGradients(parameters, plan, device, mirrors=mirrors, codec=codec)
+    return PooledGradients(parameters, plan, mirrors=mirrors, codec=codec, passes=passes)

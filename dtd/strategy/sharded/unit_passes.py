@@ -1,0 +1,501 @@
+"""Stage 3: parameters are gathered unit by unit when they are needed, and released after that.
+
+    forward    a unit's parameters are gathered before they are used, and released when its forward
+               has ended
+    backward   they are gathered again when autograd needs what it has saved of them; each bucket of
+               gradients is reduce-scattered, and the unit is released after its last gradient
+
+The unit that comes next is prefetched.  A parameter is needed when a unit's forward begins, when a
+module's parameter is read as an attribute, and when autograd unpacks a tensor that shares its
+memory.  So recomputed blocks, tied weights and parameters that another module uses need no special
+care; what is used outside of its own unit's forward stays until its gradients are there.
+
+All ranks gather in the order of a pass that was watched (`dtd.strategy.sharded.schedule`), also
+those with fewer micro-batches.  Another order at run time ends the job.
+
+As in ZeRO-3 (Rajbhandari et al. 2020, section 5.3) and PyTorch FSDP (Zhao et al. 2023).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
+
+from dtd.core.engine.shards import NOTHING, ShardSet
+from dtd.core.ring.buckets import BucketPlan, Place
+from dtd.core.ring.chunks import Operation
+from dtd.errors import TaskError
+from dtd.strategy.api import Computation, LossSum
+from dtd.strategy.codec.api import Codec, World
+from dtd.strategy.gradients import layouts_of
+from dtd.strategy.sharded.filling import Filling
+from dtd.strategy.sharded.gathered_parameters import GatheredParameters
+from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
+from dtd.strategy.sharded.parameters import Gated
+from dtd.strategy.sharded.pass_plan import PassPlan
+from dtd.strategy.sharded.pooled_gradients import Passes
+from dtd.strategy.sharded.schedule import Recorder, Schedule
+from dtd.strategy.sharded.state import ShardedState
+from dtd.strategy.sharded.units import Unit
+from dtd.strategy.sharded.whole_gradients import Await, Submit
+from dtd.strategy.sharded.wire_pool import Turn, WirePool
+from dtd.transport.api import BucketMemory
+
+_STAGE_2: Final = "use strategy.stage = 2, which gathers no parameters"
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Progress of one pass: exchanges submitted, gathers made, ends of forward seen."""
+
+    fillings: list[Filling]
+    sent: int = 0
+    gathers: int = 0
+    ends: int = 0
+    gathered: set[int] = field(default_factory=set)
+    ahead: set[int] = field(default_factory=set)
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What autograd has saved of a unit's parameters."""
+
+    unit: int
+    tensor: Tensor
+
+
+class UnitPasses(CopiedSums):
+    """Parameters and gradients of stage 3; also a `ShardGradients`.
+
+    Args:
+        parameters: the trained parameters, in the plan's order.
+        plan: their places in buckets.
+        units: the units of the model.
+        unit_of: the unit of each bucket.
+        model: the model.
+        mirrors: copies of each segment beside that of its owner.
+        codec: rounds gradients when they leave a rank; None sends them unchanged.
+        passes: the most micro-batches of any rank in a step.
+
+    Attributes:
+        waited_s: time for which the computation has waited for parameters so far.
+        wants_whole: the next step begins with the whole model.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        plan: BucketPlan,
+        units: Sequence[Unit],
+        unit_of: Sequence[int],
+        model: nn.Module,
+        *,
+        mirrors: int,
+        codec: Codec | None,
+        passes: Passes,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._memory = GatheredParameters(parameters, plan)
+        self._places: list[tuple[Place, ...]] = [bucket.places for bucket in plan.buckets]
+        self._unit_of = list(unit_of)
+        self._buckets_of = [
+            [bucket for bucket, one in enumerate(unit_of) if one == unit]
+            for unit in range(len(units))
+        ]
+        self._bucket_of = {p.parameter: b for b, places in enumerate(self._places) for p in places}
+        self._unit_by_id = {
+            id(parameter): unit_of[self._bucket_of[index]]
+            for index, parameter in enumerate(parameters)
+        }
+        layouts = layouts_of(self._parameters, plan)
+        self._pool = WirePool(layouts, mirrors=mirrors, codec=codec)
+        self._held = HeldGradients(layouts)
+        self._passes = passes
+        self._state: ShardedState | None = None
+        self._recorder: Recorder | None = None
+        self._schedule = Schedule(gathers=(), keeps=(), exchanges=(), tail=0, gradients=())
+        self._plan = PassPlan(turns=(), reduces={}, ends=(), before=())
+        self._whole: list[Turn] = []
+        self._whole_awaited = False
+        self._trainers = 1
+        self._total = self._number = 0
+        self._now = self._new_pass()
+        self._runs = False
+        self._check: Callable[[], None] = _nothing
+        self.wants_whole = False
+        self.waited_s = 0.0
+        self.present = [False] * len(self._parameters)
+        self._hooks: list[RemovableHandle] = []
+        self._gated: list[nn.Module] = []
+        self._install(units, model)
+
+    def _install(self, units: Sequence[Unit], model: nn.Module) -> None:
+        for number, unit in enumerate(units):
+            before = partial(self._on_forward, number)
+            after = partial(self._on_forward_end, number)
+            self._hooks.append(unit.module.register_forward_pre_hook(before))
+            self._hooks.append(unit.module.register_forward_hook(after))
+        for index, parameter in enumerate(self._parameters):
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            self._hooks.append(hook(partial(self._on_gradient, index)))
+        for module in model.modules():
+            own = module._parameters  # noqa: SLF001 - as for stage 1
+            if any(id(parameter) in self._unit_by_id for parameter in own.values()):
+                module._parameters = Gated(own, self._on_use)  # noqa: SLF001
+                self._gated.append(module)
+
+    # --- between steps ---------------------------------------------------------------------
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """The buckets of parameters; without memory while they are not needed."""
+        return self._memory.flats
+
+    @property
+    def size_bytes(self) -> int:
+        """See `ShardGradients`."""
+        return self._pool.size_bytes + self._held.size_bytes
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Memory of the parameters that are gathered now."""
+        return self._memory.size_bytes
+
+    def bind(self, state: ShardedState) -> None:
+        """The shards that are gathered are those of this state."""
+        self._state = state
+
+    def digest(self) -> str:
+        """Hash of the order of exchanges; equal on workers that can train together."""
+        return self._schedule.digest()
+
+    def watch(self, run: Callable[[], None]) -> None:
+        """Record a pass.
+
+        Args:
+            run: forward and backward over some rows; all parameters are in memory.
+        """
+        recorder = self._recorder = Recorder(self._unit_of)
+        try:
+            with saved_tensors_hooks(self._pack_saved, self._unpack_saved):
+                run()
+        finally:
+            self._recorder = None
+            for parameter in self._parameters:
+                parameter.grad = None
+        self._schedule = recorder.schedule()
+        self._plan = PassPlan.of(self._schedule, self._buckets_of)
+
+    def regroup(self, world: World) -> None:
+        """See `ShardGradients`."""
+        self._trainers = world.trainers
+        self._pool.regroup()
+
+    def forget(self) -> None:
+        """The step is over: release what is gathered."""
+        self._pool.end()
+        self._whole_awaited = False
+        self._runs = False
+        self.drop()
+
+    def drop(self) -> None:
+        """Release the parameters' memory, unless it is that of the state itself."""
+        assert self._state is not None, "bind() comes first"
+        self._now = self._new_pass()
+        if not self._state.lies_in_flats:
+            for bucket in range(len(self._places)):
+                self._memory.empty(bucket)
+            self._memory.hide()
+
+    def open(self) -> None:
+        """Give all parameters memory, to be written to: they become the state."""
+        self._memory.show()
+        for bucket in range(len(self._places)):
+            self._memory.allocate(bucket)
+
+    # --- the whole model -------------------------------------------------------------------
+
+    def memories(self) -> list[BucketMemory]:
+        """Return the exchanges that bring the whole model, if it is wanted."""
+        buckets = range(len(self._places)) if self.wants_whole else ()
+        self._whole = [Turn(Operation.ALL_GATHER, bucket) for bucket in buckets]
+        return self._pool.exchanges(self._whole)
+
+    def start(self, start: Submit, wait: Await) -> None:
+        """A step is open; its first exchanges are those of `memories`."""
+        self._pool.begin(start, wait, self._deliver)
+        self._whole_awaited = bool(self._whole)
+        if self._whole:  # room for the model; gradients have no use before the step
+            self._held.hold(NOTHING)
+
+    def wait(self) -> None:
+        """Block until this rank has the whole model, if it was wanted."""
+        if not self._whole_awaited:
+            return
+        self._whole_awaited = False
+        self._memory.show()
+        for index, turn in enumerate(self._whole):
+            flat = self._pool.piece(index)
+            assert flat is not None
+            self._give(turn.bucket, flat)
+            self._pool.start()
+        self._pool.finish(len(self._whole) - 1)
+
+    # --- a step ----------------------------------------------------------------------------
+
+    def exchanges(self, step: int) -> list[BucketMemory]:
+        """See `ShardGradients`."""
+        self._total = self._passes(step, self._trainers)
+        return self._pool.exchanges([*self._whole, *list(self._plan.turns) * self._total])[
+            len(self._whole) :
+        ]
+
+    def begin(self, check: Callable[[], None], scale: float, holds: ShardSet) -> None:
+        """See `ShardGradients`."""
+        del scale
+        self.wait()
+        self.drop()
+        self._memory.show()
+        self._held.hold(holds)
+        self._check, self._number = check, 0
+        self.present = [False] * len(self._parameters)
+
+    def compute(
+        self, work: Computation, start: Submit, wait: Await, refreshed: Callable[[], None]
+    ) -> LossSum:
+        """See `ShardGradients`; parameters and gradients use the exchanges of `start` above."""
+        del start, wait, refreshed
+        self._runs = True
+        with saved_tensors_hooks(self._pack_saved, self._unpack_saved):
+            sums = work.backward("", 0, passed=self._end_pass)
+        while self._number < self._total:
+            self._end_pass()
+        self._runs = False
+        self._memory.hide()
+        return sums
+
+    def collect(self, wait: Await) -> None:
+        """See `ShardGradients`."""
+        del wait
+        self._pool.finish(len(self._whole) + self._total * len(self._plan.turns) - 1)
+
+    def part(self, bucket: int, start: int, stop: int) -> Tensor:
+        """See `ShardGradients`."""
+        return self._held.part(bucket, start, stop)
+
+    def scale(self, factor: float) -> None:
+        """See `ShardGradients`."""
+        if factor != 1.0:
+            self._held.scale(factor)
+
+    def release(self) -> None:
+        """See `ShardGradients`."""
+        self.forget()
+        self._check = _nothing
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """See `ShardGradients`."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._gated:
+            module._parameters = dict(module._parameters.items())  # noqa: SLF001
+        self._hooks, self._gated = [], []
+        self._pool.close()
+
+    # --- a pass ----------------------------------------------------------------------------
+
+    def _new_pass(self) -> _Pass:
+        return _Pass([Filling() for _ in self._places])
+
+    @property
+    def _first(self) -> int:
+        """Index of the first exchange of this pass."""
+        return len(self._whole) + self._number * len(self._plan.turns)
+
+    def _end_pass(self) -> None:
+        """Backward has ended, or this rank has no rows: take part in what is left."""
+        self._now.over = True
+        self._advance(len(self._plan.turns))
+        self._keep_pace()
+        for unit in range(len(self._buckets_of)):
+            self._empty(unit)
+        self._number += 1
+        self._now = self._new_pass()
+
+    def _advance(self, end: int) -> None:
+        """Submit all exchanges of the pass before this one."""
+        now = self._now
+        while now.sent < end:
+            self._keep_pace()
+            turn = self._plan.turns[now.sent]
+            if turn.operation is Operation.ALL_GATHER:
+                flat = self._pool.piece(self._first + now.sent)
+                assert flat is not None, "an earlier exchange was not submitted"
+                self._give(turn.bucket, flat)
+            else:
+                self._complete(turn.bucket)
+            self._pool.start()
+            now.sent += 1
+
+    def _keep_pace(self) -> None:
+        """Wait for a gather where ranks with rows do, before later exchanges crowd the link.
+
+        The next rank may wait for it and not have started these (`dtd.core.ring.machine`).
+        """
+        end = self._plan.paces.get(self._now.sent)
+        if end is not None:
+            self._pool.finish(self._first + end - 1)
+
+    def _give(self, bucket: int, flat: Tensor) -> None:
+        """Write what this rank holds of a bucket of parameters."""
+        assert self._state is not None, "bind() comes first"
+        for first, values in self._state.values(bucket):
+            flat[first : first + values.numel()].copy_(values)
+
+    def _deliver(self, index: int, result: Tensor) -> None:
+        if index < len(self._whole):
+            self._memory.fill(self._whole[index].bucket, result)
+            return
+        number, at = divmod(index - len(self._whole), len(self._plan.turns))
+        turn = self._plan.turns[at]
+        if turn.operation is Operation.REDUCE_SCATTER:
+            self._held.take(turn.bucket, result, first=number == 0)
+        elif number == self._number and not self._now.over:
+            self._memory.fill(turn.bucket, result)
+            unit = self._unit_of[turn.bucket]
+            if self._plan.ends[self._now.gathers - 1] <= at:
+                self._now.ahead.add(unit)
+
+    # --- parameters ------------------------------------------------------------------------
+
+    def _on_forward(self, unit: int, module: nn.Module, given: Any) -> None:
+        del module, given
+        self._need(unit)
+
+    def _on_forward_end(self, unit: int, module: nn.Module, given: Any, result: Any) -> None:
+        del module, given, result
+        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - recomputed in backward
+            return
+        if self._recorder is not None:
+            self._recorder.end(unit)
+        elif self._runs:
+            kept = (
+                self._now.ends < len(self._schedule.keeps)
+                and (self._schedule.keeps[self._now.ends])
+            )
+            self._now.ends += 1
+            if not kept:
+                self._release(unit)
+
+    def _on_use(self, parameter: Any) -> None:
+        unit = self._unit_by_id.get(id(parameter))
+        if unit is not None:
+            self._need(unit)
+
+    def _pack_saved(self, tensor: Tensor) -> Any:
+        bucket = self._memory.bucket_of(tensor)
+        return tensor if bucket is None else _Saved(self._unit_of[bucket], tensor)
+
+    def _unpack_saved(self, saved: Any) -> Tensor:
+        if isinstance(saved, _Saved):
+            self._need(saved.unit)
+            return saved.tensor
+        tensor: Tensor = saved
+        return tensor
+
+    def _need(self, unit: int) -> None:
+        """A unit's parameters are about to be used."""
+        if self._recorder is not None:
+            self._recorder.need(unit)
+        if not self._runs or unit in self._now.gathered:
+            return
+        begun_s = time.perf_counter()
+        now, gathers = self._now, self._schedule.gathers
+        if now.gathers == len(gathers) or gathers[now.gathers] != unit:
+            raise TaskError(
+                "the model uses its parameters in another order than in the pass over a few rows"
+                f" before training (gather {now.gathers} of {len(gathers)})",
+                remedy=f"{_STAGE_2}, or let forward do the same for all rows",
+            )
+        end = self._plan.ends[now.gathers]
+        now.gathers += 1
+        self._advance(self._plan.before[now.gathers - 1])
+        self._pool.finish(self._first + end - 1)
+        now.gathered.add(unit)
+        now.ahead.discard(unit)
+        if now.gathers < len(gathers):
+            self._advance(self._plan.ends[now.gathers])
+        self.waited_s += time.perf_counter() - begun_s
+
+    def _release(self, unit: int) -> None:
+        """A unit's parameters are not needed, unless they have arrived ahead of their next use."""
+        self._now.gathered.discard(unit)
+        if unit not in self._now.ahead:
+            self._empty(unit)
+
+    def _empty(self, unit: int) -> None:
+        assert self._state is not None, "bind() comes first"
+        for bucket in () if self._state.lies_in_flats else self._buckets_of[unit]:
+            self._memory.empty(bucket)
+
+    # --- gradients -------------------------------------------------------------------------
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        bucket = self._bucket_of[index]
+        if self._recorder is not None:
+            self._recorder.gradient(bucket, index)
+            parameter.grad = None
+            return
+        if not self._runs:
+            return  # a task's metrics may run backward, too
+        self._check()
+        now = self._now
+        if self._plan.reduces[bucket] < now.sent:
+            raise TaskError(
+                "backward computes gradients in another order than in the pass over a few rows"
+                " before training",
+                remedy=f"{_STAGE_2}, or let forward do the same for all rows",
+            )
+        self.present[index] = True
+        filling = now.fillings[bucket]
+        filling.arrived.add(index)
+        if filling.flat is None:
+            filling.flat = self._pool.piece(self._first + self._plan.reduces[bucket])
+        if filling.flat is not None:
+            filling.pack(self._places[bucket], self._parameters)
+        unit = self._unit_of[bucket]
+        if all(self._is_full(one) for one in self._buckets_of[unit]):
+            self._release(unit)
+        while now.sent < len(self._plan.turns) and self._may_leave(self._plan.turns[now.sent]):
+            self._advance(now.sent + 1)
+
+    def _is_full(self, bucket: int) -> bool:
+        """Whether as many gradients are here as in the pass that was watched."""
+        return len(self._now.fillings[bucket].arrived) >= self._schedule.gradients[bucket]
+
+    def _may_leave(self, turn: Turn) -> bool:
+        if turn.operation is not Operation.REDUCE_SCATTER:
+            return False
+        return self._schedule.gradients[turn.bucket] > 0 and self._is_full(turn.bucket)
+
+    def _complete(self, bucket: int) -> None:
+        """A bucket leaves now, whatever has arrived."""
+        filling = self._now.fillings[bucket]
+        if filling.flat is None:
+            filling.flat = self._pool.piece(self._first + self._plan.reduces[bucket])
+        filling.complete(self._places[bucket], self._parameters)
+
+
+def _nothing() -> None:
+    """No step has begun."""

@@ -1,0 +1,41 @@
+"""What a strategy does about parts of a state if every rank has all of it: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dtd.core.engine.shard_digests import Shared
+from dtd.strategy.api import BucketExchange
+from dtd.transport.api import BucketMemory, Collective
+
+
+class WholeState:
+    """A strategy whose ranks all hold the whole state; see `dtd.strategy.api.Strategy`."""
+
+    waited_s = 0.0
+
+    def redistribute(
+        self, ring: Collective, step: int, compare: Callable[[Sequence[Shared]], None]
+    ) -> int:
+        """Move nothing."""
+        del ring, compare
+        return step
+
+    def keep_redistributed(self) -> None:
+        """Nothing was moved."""
+
+    def undo_redistribution(self) -> None:
+        """Nothing was moved."""
+
+    def wants_whole(self, wanted: bool) -> None:
+        """The model is whole."""
+
+    def refreshes(self) -> list[BucketMemory]:
+        """Return none: the model is whole."""
+        return []
+
+    def refresh(self, ring: BucketExchange) -> None:
+        """The model is whole."""
+
+    def refreshed(self) -> None:
+        """The model is whole."""

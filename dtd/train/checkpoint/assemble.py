@@ -1,0 +1,176 @@
+"""Assembles a whole checkpoint from parts that several workers wrote.
+
+The result is what a job with a replicated state would have written: it is read with any strategy
+and on any number of workers, by a dtd that knows no parts too.  Blocking, in memory that does not
+depend on the size of the model, and without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from dtd.core.engine.shards import ShardSet
+from dtd.durable import make_directory, sync_directory
+from dtd.errors import CheckpointError
+from dtd.parts.cover import missing
+from dtd.parts.merge import FileMerge, PartFiles
+from dtd.parts.tensor_file import FILES, TensorInfo
+from dtd.train.checkpoint.drafts import Drafts
+from dtd.train.checkpoint.format import (
+    FORMAT,
+    MANIFEST_FILE,
+    FileInfo,
+    Manifest,
+    checkpoint_name,
+    encode_manifest,
+    part_files,
+    verify,
+)
+from dtd.train.record import GotOn, nobody
+from dtd.train.state.canonical import canonical_json
+
+SHARDED_ENTRIES: Final = "optimizer_shards"
+"""Of a sharded state's metadata: which optimizer entries are sharded.  A whole state has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPart:
+    """A part on this disk, and the worker that wrote it, for messages."""
+
+    holder: str
+    path: Path
+
+
+def assemble(
+    parts: Sequence[FoundPart], directory: Path, got_on: GotOn = nobody
+) -> tuple[Path, Manifest]:
+    """Write a whole checkpoint; it is durable when this returns.
+
+    Args:
+        parts: of one checkpoint; what several of them have is compared.
+        directory: gets the checkpoint, under its usual name; made when it is needed.
+        got_on: called as bytes are read.
+
+    Raises:
+        CheckpointError: parts are damaged, missing or contradict one another, or there is no room.
+    """
+    read = [(part, verify(part.path, got_on)) for part in parts]
+    first = _agreed(read)
+    _check_whole(read, first)
+    files = [part_files(part.path, manifest, part.holder) for part, manifest in read]
+    name = checkpoint_name(first.generation, first.step)
+    drafts = Drafts(directory)
+    try:
+        make_directory(directory)
+        draft = drafts.make(name)
+        manifest = _write(draft, files, first, got_on)
+        drafts.clear(name, directory / name)
+        drafts.rename(name, directory / name)
+        sync_directory(directory)
+    except OSError as error:
+        raise CheckpointError(
+            f"{name} cannot be assembled in {directory}: {error.strerror or error}",
+            remedy="free space there, or choose another directory",
+        ) from error
+    finally:
+        drafts.remove(name)
+    return directory / name, manifest
+
+
+def _agreed(read: Sequence[tuple[FoundPart, Manifest]]) -> Manifest:
+    """What all parts say of the state.
+
+    Raises:
+        CheckpointError: two of them differ.
+    """
+    (holder, first), *others = [(part.holder, manifest) for part, manifest in read]
+    for name, manifest in others:
+        for what, mine, other in (
+            ("are of different jobs", _job(first), _job(manifest)),
+            ("are of different steps", _key(first), _key(manifest)),
+            ("were written by different worlds", first.world_size, manifest.world_size),
+            (
+                "have different digests",
+                first.digest or manifest.digest,
+                manifest.digest or first.digest,
+            ),
+            ("have different metadata", first.state, manifest.state),
+            ("list different tensors", first.tensors, manifest.tensors),
+        ):
+            if mine != other:
+                raise CheckpointError(f"the parts of {holder} and {name} {what}")
+        metrics = first.metrics or manifest.metrics
+        first = replace(first, metrics=metrics, digest=first.digest or manifest.digest)
+    return first
+
+
+def _job(manifest: Manifest) -> tuple[str, str]:
+    return manifest.job, manifest.identity
+
+
+def _key(manifest: Manifest) -> tuple[int, int]:
+    return manifest.generation, manifest.step
+
+
+def _check_whole(read: Sequence[tuple[FoundPart, Manifest]], first: Manifest) -> None:
+    lacks = missing([manifest.shards for _, manifest in read])
+    if lacks:
+        holders = ", ".join(f"{part.holder} ({manifest.shards})" for part, manifest in read)
+        raise missing_shards(lacks, first.step, holders)
+
+
+def missing_shards(lacks: ShardSet, step: int, holders: str) -> CheckpointError:
+    """The error for a checkpoint of which not all shards are there."""
+    return CheckpointError(
+        f"the checkpoint of step {step} lacks the shards {lacks}; there are those of {holders}",
+        remedy="start the workers that hold the others, or take an earlier checkpoint",
+    )
+
+
+def _write(draft: Path, parts: Sequence[PartFiles], first: Manifest, got_on: GotOn) -> Manifest:
+    """Fill a draft with the files and the manifest."""
+    state = {key: value for key, value in first.state.items() if key != SHARDED_ENTRIES}
+    names = [file for file in FILES if file in first.files]
+    with contextlib.ExitStack() as opened:
+        merges = {name: opened.enter_context(FileMerge(name, parts)) for name in names}
+        tensors = [tensor for merge in merges.values() for tensor in merge.tensors]
+        digest = _begun_digest(first.tensors, tensors, state)
+
+        def add(block: bytes) -> None:
+            digest.update(block)
+            got_on()
+
+        written = {name: merge.write(draft / name, add) for name, merge in merges.items()}
+    manifest = replace(
+        first,
+        format=FORMAT,
+        part=None,
+        state=state,
+        digest=digest.hexdigest(),
+        files={n: FileInfo(size_bytes=f.size_bytes, hash=f.hash) for n, f in written.items()},
+    )
+    with (draft / MANIFEST_FILE).open("xb") as stream:
+        stream.write(encode_manifest(manifest))
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_directory(draft)
+    return manifest
+
+
+def _begun_digest(
+    names: Sequence[str], tensors: Sequence[TensorInfo], state: dict[str, Any]
+) -> xxhash.xxh3_128:
+    """The digest of a state before the tensors' bytes (`dtd.train.state.tensors.digest_of`)."""
+    listed = [
+        [name, tensor.dtype, [*tensor.shape]] for name, tensor in zip(names, tensors, strict=True)
+    ]
+    digest = xxhash.xxh3_128()
+    digest.update(canonical_json([listed, state]))
+    return digest

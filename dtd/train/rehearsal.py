@@ -1,0 +1,43 @@
+"""One forward and backward over a few rows, to see in which order a model works.
+
+Where parameters are gathered unit by unit (`strategy.stage = 3`), all ranks gather in the order of
+this pass.  Nothing of it is kept: gradients, running buffers and random generators are put back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtd.job import JobSpec
+from dtd.train.data.rows import kept_random_state
+from dtd.train.model_setup import Sample, autocast
+from dtd.train.state.buffers import RunningBuffers
+from dtd.train.state.replica import Replica
+from dtd.train.task import Task
+
+
+def rehearse(
+    task: Task,
+    replica: Replica,
+    buffers: RunningBuffers,
+    sample: Sample,
+    spec: JobSpec,
+    device: torch.device,
+) -> None:
+    """Compute the loss of a sample and its gradients.
+
+    Raises:
+        Whatever the task raises.
+    """
+    batch = sample()
+    buffers.take_snapshot()
+    try:
+        with kept_random_state(), replica.own.unchanged("loss()"):
+            with autocast(spec.train.precision, device):
+                returned: Any = task.loss(replica.model, batch)
+            loss: Any = returned[0] if isinstance(returned, tuple) else returned
+            loss.backward()
+    finally:
+        buffers.restore()

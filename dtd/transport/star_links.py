@@ -1,0 +1,246 @@
+"""One rank's links of a star: with every server, or from a server with every other rank.
+
+This file connects the links and passes chunks between them and the node
+(`dtd.transport.star_node`).  The ring endpoint of the same generation (`dtd.transport.tcp_ring`)
+owns them: it watches these neighbours together with its own, is up when all links are, and ends
+with the first loss of any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from dtd.core.ring.neighbours import Neighbours, RingLoss
+from dtd.core.star.machine import Star
+from dtd.core.star.topology import server_count
+from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.net.data_server import RING_STAGING_BYTES
+from dtd.net.link import Link
+from dtd.transport.dialling import CONNECT_PAUSE_S, dial
+from dtd.transport.star_node import StarNode
+from dtd.wire import messages as m
+from dtd.wire.frames import Hold
+from dtd.wire.greeting import DataCredential
+
+TURN_BYTES: Final = 1024 * 1024
+"""After sending this much other work comes first: a server may start with hundreds of MiB, whose
+tags take 0.1 to 0.5 ms for each MiB."""
+
+_Outgoing = tuple[int, m.Chunk, memoryview]
+
+
+class StarOwner(Protocol):
+    """The generation to which a star belongs."""
+
+    def attach(self, neighbour: str, link: Link) -> None:
+        """A link is open."""
+        ...
+
+    def lost(self, loss: RingLoss) -> None:
+        """A link was lost, or brought something invalid."""
+        ...
+
+    def star_bucket_done(self, bucket: int) -> None:
+        """A bucket holds what this rank gets of it, and its memory is free."""
+        ...
+
+
+class StarLinks:
+    """This rank's end of one generation's star, on the event loop.
+
+    Args:
+        assign: the generation; its roster names servers.
+        owner: receives what happens.
+        neighbours: those of this rank, shared with the ring.
+        chunk_bytes: most payload bytes in one frame.
+        context: TLS for all links, if the job requires it.
+
+    Attributes:
+        node: the star's node.
+    """
+
+    def __init__(
+        self,
+        assign: m.Assign,
+        owner: StarOwner,
+        *,
+        neighbours: Neighbours,
+        chunk_bytes: int,
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self._owner = owner
+        self._neighbours = neighbours
+        self._generation = assign.generation
+        self._pass = DataCredential.of(assign)
+        self._name = assign.roster[assign.rank].name
+        self._context = context
+        self._links: dict[int, Link] = {}
+        self._ranks: dict[Link, int] = {}
+        self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._outbox: deque[_Outgoing | int] = deque()
+        self._sending: set[int] = set()
+        core = Star(
+            rank=assign.rank,
+            world_size=len(assign.roster),
+            servers=server_count(assign.roster),
+            generation=assign.generation,
+            first_step=assign.held_step,
+            chunk_bytes=chunk_bytes,
+        )
+        self.node = StarNode(core, self)
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Start connecting to all ranks that wait for this one."""
+        for rank, opens in self._neighbours.star.items():
+            if opens:
+                self._dial(rank)
+
+    def _dial(self, rank: int, pause_s: float = 0.0) -> None:
+        def new_link() -> Link:
+            link = Link(
+                self,
+                hello=self._pass.hello(m.Role.STAR, self._name),
+                secret=self._pass.secret,
+                staging_bytes=RING_STAGING_BYTES,
+            )
+            self._own(link, rank)
+            return link
+
+        dialling = dial(
+            self._neighbours,
+            self._neighbours.star_neighbour(rank),
+            new_link,
+            context=self._context,
+            pause_s=pause_s,
+        )
+        self._dialling[rank] = asyncio.create_task(dialling)
+
+    def accept(self, link: Link, rank: int) -> None:
+        """A rank has connected and proved that it has the generation's key.
+
+        Raises:
+            ProtocolError: this star does not wait for it.
+        """
+        self._neighbours.check_star_caller(rank, has_link=rank in self._links)
+        self._own(link, rank)
+        link.handler = self
+        self._owner.attach(self._neighbours.star_neighbour(rank), link)
+
+    def _own(self, link: Link, rank: int) -> None:
+        self._links[rank] = link
+        self._ranks[link] = rank
+
+    def links(self) -> Iterable[Link]:
+        """Return the links that are open or about to open."""
+        return self._links.values()
+
+    def end(self) -> None:
+        """Reset all links."""
+        self._outbox.clear()
+        for dialling in self._dialling.values():
+            dialling.cancel()
+        for link in list(self._ranks):
+            link.abort()
+
+    # --- LinkHandler -------------------------------------------------------------------------
+
+    def link_opened(self, link: Link, message: m.Hello | m.Welcome) -> None:
+        """A rank that this one has called has answered."""
+        self._owner.attach(self._neighbours.star_neighbour(self._ranks[link]), link)
+
+    def link_place(
+        self, link: Link, message: m.Message, payload_bytes: int
+    ) -> memoryview | Hold | None:
+        """Return where an incoming chunk is stored."""
+        if isinstance(message, m.Chunk):
+            return self.node.place(message, payload_bytes, link=self._ranks[link])
+        return None
+
+    def link_received(self, link: Link, message: m.Message, payload: memoryview) -> None:
+        """A chunk or a heartbeat has arrived."""
+        if self._neighbours.ended:
+            return
+        if isinstance(message, m.Chunk):
+            self.node.received(message)
+            return
+        assert isinstance(message, m.LinkHeartbeat)
+        if message.generation != self._generation:
+            raise ProtocolError(
+                ErrorCode.STALE_GENERATION, f"beat of generation {message.generation}"
+            )
+
+    def link_closed(self, link: Link, error: DtdError | None) -> None:
+        """A connection was lost, or brought something invalid."""
+        rank = self._ranks.pop(link)
+        neighbour = self._neighbours.star_neighbour(rank)
+        if self._neighbours.calls_again(neighbour, error):
+            self._dial(rank, CONNECT_PAUSE_S)
+        else:
+            self._owner.lost(self._neighbours.closed(neighbour, error))
+
+    # --- StarHandler: what the node asks for -------------------------------------------------
+
+    def send_to(self, rank: int, chunk: m.Chunk, payload: memoryview) -> None:
+        """Queue a chunk; some are sent at once, the others in later callbacks."""
+        self._sending.add(chunk.bucket)
+        self._queue((rank, chunk, payload))
+
+    def resume_link(self, rank: int) -> None:
+        """Resume in a later callback: a held frame may lead to many more."""
+        if not self._neighbours.ended:
+            asyncio.get_running_loop().call_soon(self._links[rank].resume)
+
+    def star_bucket_done(self, bucket: int) -> None:
+        """The bucket has its result; its memory is free once the kernel has taken what is sent."""
+        if bucket in self._sending:
+            self._queue(bucket)
+        else:
+            self._owner.star_bucket_done(bucket)
+
+    # --- sending -----------------------------------------------------------------------------
+
+    def _queue(self, item: _Outgoing | int) -> None:
+        self._outbox.append(item)
+        if len(self._outbox) == 1:
+            asyncio.get_running_loop().call_soon(self._send_some)
+
+    def _send_some(self) -> None:
+        """Send the next chunks; a number among them is a bucket of which all has been sent."""
+        sent_bytes = 0
+        while self._outbox and sent_bytes < TURN_BYTES:
+            item = self._outbox.popleft()
+            if isinstance(item, int):
+                self._drain(item)
+            else:
+                rank, chunk, payload = item
+                self._links[rank].send(chunk, payload)
+                sent_bytes += len(payload)
+        if self._outbox:
+            asyncio.get_running_loop().call_soon(self._send_some)
+
+    def _drain(self, bucket: int) -> None:
+        """Report a bucket once the kernel has accepted everything that was sent so far."""
+        self._sending.discard(bucket)
+        waiting = [drained for link in self._links.values() if (drained := link.drained())]
+        left = len(waiting)
+
+        def one_drained(_: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._finish(bucket)
+
+        for drained in waiting:
+            drained.add_done_callback(one_drained)
+        if not waiting:
+            self._finish(bucket)
+
+    def _finish(self, bucket: int) -> None:
+        if not self._neighbours.ended:
+            self._owner.star_bucket_done(bucket)

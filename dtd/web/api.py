@@ -1,0 +1,72 @@
+"""What the web page needs of the coordinator, and who asks there."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dtd.security.identity import Identity
+from dtd.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebCaller:
+    """A person who has logged in, or wants to; asks as a connection of dtdctl does.
+
+    Attributes:
+        identity: as whom.
+        host: the browser's address.
+    """
+
+    identity: Identity | None
+    host: str
+
+    def peer_host(self) -> str:
+        """The browser's address, marked as a browser's."""
+        return f"{self.host} (web)"
+
+
+class WebBackend(Protocol):
+    """The coordinator, as the page sees it: the same requests, checks and records as dtdctl's."""
+
+    async def ask(self, caller: WebCaller, message: m.Message) -> dict[str, Any]:
+        """Answer a request.
+
+        Raises:
+            DtdError: the caller may not ask this, or it cannot be done.
+        """
+        ...
+
+    def standing(self, who: Identity) -> str:
+        """Why somebody who has logged in may not be here any more; empty when he may."""
+        ...
+
+    async def holder_of_token(self, text: str, host: str) -> Identity:
+        """As whom somebody with a token logs in, which counts as one use of it.
+
+        Raises:
+            DtdError: it is no valid token of an operator or a viewer.
+        """
+        ...
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For serving beyond this host; blocking.  None: there is no certificate."""
+        ...
+
+    def host_names(self) -> frozenset[str]:
+        """Under which names other hosts know the coordinator."""
+        ...
+
+    def tells(self) -> Mapping[str, Any]:
+        """What the page says of the coordinator itself."""
+        ...
+
+    def public_host(self) -> str:
+        """Where a page that is served at all addresses of this host is opened."""
+        ...
+
+    def refused(self, host: str, why: str) -> None:
+        """A browser was turned away; logged at a bounded rate."""
+        ...

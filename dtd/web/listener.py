@@ -1,0 +1,221 @@
+"""Accepts browsers' connections within bounds and hands them to aiohttp.
+
+Until somebody has shown a session on a connection, it is bounded as any unknown caller's is
+(`dtd.core.limits.connection_limiter`): in number, rate and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from dtd import diagnostics
+from dtd.address import Address
+from dtd.core.limits.connection_limiter import ConnectionLimiter
+from dtd.errors import ConfigError
+from dtd.net.server import ACCEPT_PAUSE_S, BACKLOG, listening_sockets
+
+PATIENCE_S: Final = 10.0
+"""For logging in, or loading the page, on one connection."""
+
+MAX_OF_A_SESSION: Final = 24
+LOOK_EVERY_S: Final = 1.0
+SHUTDOWN_S: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    host: str
+    watched: _Watched | None = None
+    session: str = ""
+
+
+class _Watched(asyncio.Protocol):
+    """aiohttp's protocol of a connection, and word of when that begins and ends."""
+
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        made: Callable[[_Watched], bool],
+        gone: Callable[[], None],
+    ) -> None:
+        self.inner = inner
+        self.transport: asyncio.Transport | None = None
+        self._made, self._gone = made, gone
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.inner.connection_made(transport)
+        if not self._made(self):
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone()
+        self.inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+
+class Listener:
+    """The page's listening address.
+
+    Args:
+        make_protocol: makes the protocol object of a connection.
+        note_refusal: told the address and the reason of each connection that is turned away.
+    """
+
+    def __init__(
+        self,
+        make_protocol: Callable[[], asyncio.Protocol],
+        note_refusal: Callable[[str, str], None],
+    ) -> None:
+        self._make_protocol = make_protocol
+        self._note_refusal = note_refusal
+        self._limiter = ConnectionLimiter(
+            patience_s=PATIENCE_S, per_address=64, in_all=256, only_failures=True
+        )
+        self._sockets: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: dict[int, _Open] = {}
+        self._keys = itertools.count()
+        self.context: ssl.SSLContext | None = None
+
+    async def bind(self, address: Address) -> Address:
+        """Bind without accepting yet; returns the bound address.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        try:
+            self._sockets = await listening_sockets(address)
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
+            message = diagnostics.cannot_listen(str(address), why).message
+            raise ConfigError(
+                f"web: {message}", remedy="choose another address with --web"
+            ) from error
+        host, port = self._sockets[0].getsockname()[:2]
+        return Address(host, port)
+
+    def serve(self) -> None:
+        """Accept connections."""
+        for listener in self._sockets:
+            listener.listen(BACKLOG)
+            self._begin(self._accept(listener))
+        self._begin(self._watch())
+
+    def close(self) -> None:
+        """Stop listening, and cut all connections."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        for listener in self._sockets:
+            listener.close()
+        for key in tuple(self._open):
+            self._drop(key)
+
+    def proven(self, protocol: object, session: str) -> bool:
+        """A session was shown on a connection; returns whether it may have this many."""
+        for key, one in self._open.items():
+            if one.watched is not None and one.watched.inner is protocol:
+                if one.session != session:
+                    self._limiter.proven(key)
+                    one.session = session
+                used = Counter(other.session for other in self._open.values())
+                return used[session] <= MAX_OF_A_SESSION
+        return False
+
+    def _begin(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _peer = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):
+                    return
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            self._admit(accepted)
+            await asyncio.sleep(0)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        key = next(self._keys)
+        try:
+            host = str(accepted.getpeername()[0])
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # it is gone already
+            accepted.close()
+            return
+        verdict = self._limiter.arrived(key, host, asyncio.get_running_loop().time())
+        for other in verdict.dropped:
+            self._drop(other)
+        if verdict.refusal:
+            accepted.close()
+            self._note_refusal(host, verdict.refusal)
+            return
+        self._open[key] = _Open(host)
+        self._begin(self._connect(key, accepted))
+
+    async def _connect(self, key: int, accepted: socket.socket) -> None:
+        def gone() -> None:
+            self._gone(key)
+
+        secured = self.context is not None
+        times = {"ssl_handshake_timeout": PATIENCE_S, "ssl_shutdown_timeout": SHUTDOWN_S}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Watched(self._make_protocol(), lambda one: self._made(key, one), gone),
+                accepted,
+                ssl=self.context,
+                **(times if secured else {}),
+            )
+        except (OSError, asyncio.CancelledError):
+            accepted.close()
+            self._gone(key)
+
+    def _made(self, key: int, watched: _Watched) -> bool:
+        """A connection is ready; returns whether it has not been cut during the handshake."""
+        one = self._open.get(key)
+        if one is not None:
+            one.watched = watched
+        return one is not None
+
+    async def _watch(self) -> None:
+        """Cut whoever has not shown a session in time."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for key in self._limiter.overdue(clock()):
+                self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        one = self._open.get(key)
+        self._gone(key)
+        if one is not None and one.watched is not None and one.watched.transport is not None:
+            one.watched.transport.abort()
+
+    def _gone(self, key: int) -> None:
+        self._limiter.gone(key, asyncio.get_running_loop().time())
+        self._open.pop(key, None)

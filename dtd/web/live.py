@@ -1,0 +1,162 @@
+"""Live data: one look at the coordinator a second for everybody who watches, as server-sent events.
+
+What is shown is a state, not a sequence, so a browser that is slow gets the newest of each topic
+and misses those between; nothing piles up.  One that takes nothing for a while is dropped.  While
+nobody watches, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+
+from dtd.core.trust.web_sessions import Session
+from dtd.errors import DtdError
+from dtd.security.identity import Identity
+from dtd.web.api import WebBackend, WebCaller
+from dtd.web.guard import HTTP_TOO_MANY, refused
+from dtd.web.json_pieces import encoded
+from dtd.wire import messages as m
+
+EVERY_S: Final = 1.0
+MAX_WATCHERS: Final = 64
+MAX_WATCHERS_OF_A_SESSION: Final = 8
+UNREAD_S: Final = 15.0
+BUFFER_BYTES: Final = 64 * 1024
+RETRY_MS: Final = 2000
+
+CURVES: Final = ("loss", "rates")
+"""Parts of GET_FIGURES that the page takes from the metrics store instead."""
+
+
+class _Watcher:
+    """What one browser is to be sent next, the newest of each topic."""
+
+    def __init__(self, session: Session[Identity]) -> None:
+        self.session = session
+        self.pending: dict[str, bytes] = {}
+        self.wake = asyncio.Event()
+
+    def put(self, topic: str, body: bytes) -> None:
+        self.pending[topic] = body
+        self.wake.set()
+
+    def take(self) -> bytes:
+        found, self.pending = self.pending, {}
+        self.wake.clear()
+        return b"".join(b"event: %b\ndata: %b\n\n" % (t.encode(), b) for t, b in found.items())
+
+
+class Live:
+    """Everybody who watches.
+
+    Args:
+        backend: the coordinator.
+        house: as whom it is looked at.
+        is_open: whether a session still counts.
+    """
+
+    def __init__(
+        self,
+        backend: WebBackend,
+        house: WebCaller,
+        is_open: Callable[[Session[Identity]], bool],
+    ) -> None:
+        self._backend = backend
+        self._house = house
+        self._is_open = is_open
+        self._watchers: set[_Watcher] = set()
+        self._last: dict[str, bytes] = {}
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    async def watch(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """Send a browser what is new, until it goes or its session ends."""
+        used = Counter(one.session.id for one in self._watchers)
+        if used.total() >= MAX_WATCHERS or used[session.id] >= MAX_WATCHERS_OF_A_SESSION:
+            why = f"{used.total()} pages are watching already"
+            return refused(HTTP_TOO_MANY, why, "close some, or reload later")
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        watcher = _Watcher(session)
+        watcher.pending.update(self._last)
+        watcher.wake.set()
+        self._watchers.add(watcher)
+        self._begin()
+        try:
+            await response.prepare(request)
+            if request.transport is not None:
+                request.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+            await response.write(b"retry: %d\n\n" % RETRY_MS)
+            await self._send(request, response, watcher)
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self.close()
+        return response
+
+    async def _send(
+        self, request: web.Request, response: web.StreamResponse, watcher: _Watcher
+    ) -> None:
+        while self._is_open(watcher.session):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watcher.wake.wait(), UNREAD_S)
+            body = watcher.take() or b": still here\n\n"
+            await asyncio.wait_for(response.write(body), UNREAD_S)
+        await asyncio.wait_for(response.write(b"event: ended\ndata: {}\n\n"), UNREAD_S)
+
+    def close(self) -> None:
+        """Look no more."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = ()
+        self._last = {}
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._tasks:
+            looks = (self._states, self._incidents)
+            self._tasks = tuple(asyncio.create_task(self._forever(look)) for look in looks)
+
+    async def _forever(self, look: Callable[[], Awaitable[None]]) -> None:
+        """What cannot be read now, since a disk fails, is tried again."""
+        while True:
+            try:
+                await look()
+            except (DtdError, OSError) as error:
+                await self._put("trouble", {"error": str(error)})
+            await asyncio.sleep(EVERY_S)
+
+    async def _states(self) -> None:
+        await self._put("status", await self._backend.ask(self._house, m.GetStatus()))
+        figures = await self._backend.ask(self._house, m.GetFigures())
+        await self._put("figures", {k: v for k, v in figures.items() if k not in CURVES})
+
+    async def _incidents(self) -> None:
+        """Tell the newest incident's number; who wants to know more asks."""
+        newest = 0
+        while True:
+            found = await self._backend.ask(
+                self._house, m.ReadEvents(after=newest, follow=newest > 0)
+            )
+            newest = found["next"]
+            await self._put("incidents", {"newest": newest})
+            if not newest:
+                return
+
+    async def _put(self, topic: str, value: dict[str, Any]) -> None:
+        body = await encoded(value)
+        if self._last.get(topic) == body:
+            return
+        self._last[topic] = body
+        for watcher in tuple(self._watchers):
+            watcher.put(topic, body)

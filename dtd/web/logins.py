@@ -1,0 +1,162 @@
+"""Logs people in and out, and finds who has sent a request.
+
+Somebody logs in with a code of `dtdctl web`, which is good once, or with a token of an operator or
+a viewer, which counts as one use of it.  The session acts as that credential, user or token, and
+ends with it.  A right word is always heard, so that nobody can be kept out by others' attempts;
+wrong ones are answered at a bounded rate.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from dtd.core.limits.connection_limiter import origin_of
+from dtd.core.limits.rates import Pacing
+from dtd.core.trust.web_sessions import SESSION_LIFE_S, Session, WebSessions
+from dtd.errors import DtdError
+from dtd.security.identity import VIEWER, Identity
+from dtd.security.token import VERSION
+from dtd.web.api import WebBackend, WebCaller
+from dtd.web.guard import HTTP_LOGIN, HTTP_TOO_MANY, KEY_HEADER, refused
+
+log = structlog.get_logger()
+
+SECRET_BYTES: Final = 32
+MAX_WORD_CHARACTERS: Final = 4096
+WRONG_PER_S: Final = 0.5
+WRONG_AT_ONCE: Final = 10.0
+WRONG_WORD: Final = "this is no valid code or token"
+REMEDY: Final = (
+    "run `dtdctl web` for a new code, or ask an operator for a token: `dtdctl token create --role"
+    " viewer`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A code that is good once, and when it ends (Unix time)."""
+
+    code: str
+    expires_unix_s: float
+
+
+class Logins:
+    """The sessions of one page.
+
+    Args:
+        backend: the coordinator.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, backend: WebBackend, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._sessions: WebSessions[Identity] = WebSessions()
+        self._wrong = Pacing(rate_per_s=WRONG_PER_S, burst=WRONG_AT_ONCE)
+        self.cookie = "dtd_session"
+        self.secured = False
+
+    def use_address(self, port: int, *, secured: bool) -> None:
+        """Where the page is served; a browser sends cookies of one port to others as well."""
+        self.secured = secured
+        self.cookie = f"{'__Host-' if secured else ''}dtd_session_{port}"
+
+    def offer(self, who: Identity) -> Offer:
+        """A code for somebody whom the coordinator knows."""
+        code = secrets.token_urlsafe(SECRET_BYTES)
+        now_s = self._clock()
+        expires_s = self._sessions.offer(code, who, now_s)
+        return Offer(code=code, expires_unix_s=time.time() + expires_s - now_s)
+
+    async def log_in(self, word: str, host: str) -> web.Response:
+        """Begin a session for a code or a token."""
+        try:
+            who = await self._holder(word, host)
+        except DtdError as error:
+            return self._turned_away(host, error.message, error.remedy)
+        if who is None:
+            return self._turned_away(host, WRONG_WORD, REMEDY)
+        cookie, key = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(2))
+        session = self._sessions.begin(cookie, key, who, self._clock())
+        log.info("web_login", role=who.role, who=who.name, address=host)
+        made = web.json_response({"key": key, **self.shown(session)})
+        made.set_cookie(
+            self.cookie,
+            cookie,
+            max_age=int(SESSION_LIFE_S),
+            path="/",
+            secure=self.secured,
+            httponly=True,
+            samesite="Strict",
+        )
+        return made
+
+    def log_out(self, session: Session[Identity]) -> web.Response:
+        """End a session."""
+        self._sessions.end(session)
+        made = web.json_response({})
+        made.del_cookie(
+            self.cookie, path="/", secure=self.secured, httponly=True, samesite="Strict"
+        )
+        return made
+
+    def find(self, request: web.Request) -> Session[Identity] | None:
+        """The session that a request shows; it ends when its holder may not be here any more."""
+        cookie = request.cookies.get(self.cookie, "")
+        found = self._sessions.find(cookie, request.headers.get(KEY_HEADER, ""), self._clock())
+        if found is not None and self._backend.standing(found.holder):
+            self._sessions.end(found)
+            return None
+        return found
+
+    def of_cookie(self, request: web.Request) -> str:
+        """Id of the session that a request's cookie belongs to, empty without one.
+
+        Enough to be given room for a connection, and for nothing else.
+        """
+        return self._sessions.of_cookie(request.cookies.get(self.cookie, ""), self._clock())
+
+    def is_open(self, session: Session[Identity]) -> bool:
+        """Whether a session that was found earlier still counts."""
+        return (
+            self._clock() < session.expires_s
+            and session in self._sessions
+            and not self._backend.standing(session.holder)
+        )
+
+    def shown(self, session: Session[Identity]) -> dict[str, object]:
+        """What the page says of whoever is logged in."""
+        who = session.holder
+        return {
+            "role": who.role,
+            "name": who.name,
+            "may_act": who.role != VIEWER,
+            "left_s": session.expires_s - self._clock(),
+        }
+
+    async def _holder(self, word: str, host: str) -> Identity | None:
+        word = word.strip()
+        if len(word) > MAX_WORD_CHARACTERS:
+            return None
+        if word.startswith(f"{VERSION}/"):
+            return await self._backend.holder_of_token(word, host)
+        who = self._sessions.redeem(word, self._clock())
+        return None if who is None or self._backend.standing(who) else who
+
+    def _turned_away(self, host: str, why: str, remedy: str) -> web.Response:
+        if self._wrong.wait_s(origin_of(host), self._clock()):
+            return refused(HTTP_TOO_MANY, "too many wrong codes from this address", "wait a while")
+        self._backend.refused(host, why)
+        return refused(HTTP_LOGIN, why, remedy)
+
+
+def caller(session: Session[Identity], request: web.Request) -> WebCaller:
+    """Whoever sends a request, as the coordinator's handlers know callers."""
+    return WebCaller(identity=session.holder, host=request.remote or "?")

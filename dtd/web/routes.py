@@ -1,0 +1,208 @@
+"""The page's URLs: files, logging in, data, actions.
+
+Data and actions go to the coordinator as the same messages that `dtdctl` sends, in the name of
+whoever is logged in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from aiohttp import web
+
+from dtd.core.limits.rates import Pacing
+from dtd.core.trust.web_sessions import Session
+from dtd.errors import DtdError, RequestRefused
+from dtd.security.identity import Identity
+from dtd.web import requests
+from dtd.web.api import WebBackend
+from dtd.web.files import INDEX, ServedFile
+from dtd.web.guard import HTTP_LOGIN, JSON, of_error, refused
+from dtd.web.json_pieces import encoded
+from dtd.web.live import Live
+from dtd.web.logins import Logins, caller
+from dtd.web.shared import SharedAnswers
+from dtd.wire import messages as m
+
+REQUESTS_PER_S: Final = 20.0
+REQUESTS_AT_ONCE: Final = 80.0
+ANSWERS_UNDER_WAY: Final = 8
+"""Of one session; more wait."""
+
+LINES_AT_ONCE: Final = 500
+PAGES_AT_ONCE: Final = 20
+"""Pages of a job's output that one search looks through; the cursor of its answer goes on."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OfSession = Callable[[web.Request, Session[Identity]], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """What is answered at which URL.
+
+    Args:
+        backend: the coordinator.
+        logins: who is logged in.
+        live: live data.
+        shared: answers for everybody.
+        files: the page's files by name.
+    """
+
+    def __init__(
+        self,
+        backend: WebBackend,
+        logins: Logins,
+        live: Live,
+        shared: SharedAnswers,
+        files: dict[str, ServedFile],
+    ) -> None:
+        self._backend = backend
+        self._logins = logins
+        self._live = live
+        self._shared = shared
+        self._files = files
+        self._pacing = Pacing(rate_per_s=REQUESTS_PER_S, burst=REQUESTS_AT_ONCE)
+        self._under_way: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    def add_to(self, app: web.Application) -> None:
+        """Declare all URLs."""
+        app.router.add_get("/", self._index)
+        app.router.add_get("/static/{name}", self._file)
+        app.router.add_post("/api/login", self._log_in)
+        for path, answer in (
+            ("/api/me", self._me),
+            ("/api/status", self._asks(lambda _request: m.GetStatus())),
+            ("/api/jobs", self._asks(lambda _request: m.ListJobs())),
+            ("/api/jobs/{job}", self._asks(lambda request: m.ShowJob(job=_job(request)))),
+            ("/api/jobs/{job}/metrics", self._asks(_metrics)),
+            ("/api/jobs/{job}/logs", self._logs),
+            ("/api/events", self._events),
+            ("/api/models", self._asks(lambda _request: m.ListModels())),
+            ("/api/compare", self._asks(lambda request: requests.comparison(request.query))),
+            ("/api/checkpoints", self._asks(_checkpoints)),
+        ):
+            app.router.add_get(path, self._for_session(answer))
+        app.router.add_get("/api/live", self._watch)
+        app.router.add_post("/api/act", self._for_session(self._act))
+        app.router.add_post("/api/logout", self._for_session(self._log_out))
+
+    # --- for everybody -------------------------------------------------------------------------
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        return self._files[INDEX].answer(request)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        found = self._files.get(request.match_info["name"])
+        return found.answer(request) if found is not None else refused(404, "there is no such file")
+
+    async def _log_in(self, request: web.Request) -> web.StreamResponse:
+        given = await _json(request)
+        word = given.get("word") if isinstance(given, dict) else None
+        if not isinstance(word, str):
+            raise RequestRefused("word: must be a text")
+        return await self._logins.log_in(word, request.remote or "?")
+
+    # --- for those who are logged in -------------------------------------------------------------
+
+    def _for_session(self, answer: OfSession) -> Handler:
+        """Answer those who are logged in, each at a bounded rate."""
+
+        @functools.wraps(answer)
+        async def handler(request: web.Request) -> web.StreamResponse:
+            session = self._logins.find(request)
+            if session is None:
+                return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
+            clock = asyncio.get_running_loop().time
+            wait_s = self._pacing.wait_s(session.id, clock())
+            while wait_s:
+                await asyncio.sleep(wait_s)
+                wait_s = self._pacing.wait_s(session.id, clock())
+            under_way = self._under_way.get(session.id)
+            if under_way is None:
+                under_way = self._under_way[session.id] = asyncio.Semaphore(ANSWERS_UNDER_WAY)
+            async with under_way:
+                return await answer(request, session)
+
+        return handler
+
+    def _asks(self, made: Callable[[web.Request], m.Message]) -> OfSession:
+        async def answer(request: web.Request, _session: Session[Identity]) -> web.StreamResponse:
+            return _body(await self._shared.body(made(request)))
+
+        return answer
+
+    async def _me(self, _request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        return _body(await encoded({**self._logins.shown(session), **self._backend.tells()}))
+
+    async def _events(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """Looked up for each: whoever was just told of an incident must find it."""
+        message = m.ReadEvents(after=requests.number(request.query, "after", 0))
+        return _body(await encoded(await self._backend.ask(caller(session, request), message)))
+
+    async def _logs(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """Lines of a job's output that contain a text, and where to go on."""
+        query = request.query
+        after = requests.number(query, "after", 0)
+        text, worker = query.get("text", "").casefold(), query.get("worker", "")
+        found: list[dict[str, Any]] = []
+        at_end = False
+        for _ in range(PAGES_AT_ONCE):
+            message = m.ReadLogs(job=_job(request), after=after)
+            page = await self._backend.ask(caller(session, request), message)
+            found += [
+                line
+                for line in page["lines"]
+                if text in line["text"].casefold() and worker in ("", line["worker"])
+            ]
+            at_end, after = not page["lines"], page["next"]
+            if at_end or len(found) >= LINES_AT_ONCE:
+                break
+        return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        session = self._logins.find(request)
+        if session is None:
+            return refused(HTTP_LOGIN, "nobody is logged in here", "log in")
+        return await self._live.watch(request, session)
+
+    async def _act(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        order = requests.action(await _json(request))
+        return _body(await encoded(await self._backend.ask(caller(session, request), order)))
+
+    async def _log_out(
+        self, _request: web.Request, session: Session[Identity]
+    ) -> web.StreamResponse:
+        return self._logins.log_out(session)
+
+
+def _job(request: web.Request) -> str:
+    return request.match_info["job"]
+
+
+def _metrics(request: web.Request) -> m.Message:
+    return requests.metrics(_job(request), request.query)
+
+
+def _checkpoints(request: web.Request) -> m.Message:
+    return m.ListCheckpoints(job=request.query.get("job", ""))
+
+
+def _body(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=JSON)
+
+
+async def _json(request: web.Request) -> Any:
+    try:
+        return json.loads(await request.text())
+    except ValueError:
+        raise RequestRefused("the request is no JSON") from None
+
+
+def error_answer(error: DtdError) -> web.Response:
+    """What could not be done, for the page to show."""
+    return of_error(error)

@@ -1,0 +1,162 @@
+"""The web page as a whole: listens, guards, answers; belongs to the coordinator's event loop.
+
+Beyond loopback it speaks TLS with the coordinator's certificate, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from dtd.address import Address
+from dtd.errors import ConfigError, DtdError
+from dtd.security.identity import LOCAL, Identity
+from dtd.web.api import WebBackend, WebCaller
+from dtd.web.files import read_files
+from dtd.web.guard import HTTP_FOREIGN, answer_headers, foreign, of_error, refused
+from dtd.web.listener import Listener
+from dtd.web.live import Live
+from dtd.web.logins import Logins, Offer
+from dtd.web.routes import Routes
+from dtd.web.shared import SharedAnswers
+
+log = structlog.get_logger()
+
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_LINE_BYTES: Final = 8190
+IDLE_S: Final = 60.0
+CERTIFICATE_EVERY_S: Final = 3600.0
+"""How often the certificate is read again: it is renewed long before it ends."""
+
+HOUSE: Final = WebCaller(identity=Identity(role=LOCAL, name="the web page", where=""), host="-")
+"""As whom the page looks at what everybody who is logged in may see."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class WebServer:
+    """The page of one coordinator.
+
+    Args:
+        address: where to listen; port 0 takes a free one.
+        backend: the coordinator.
+
+    Attributes:
+        address: where it listens, once it does.
+    """
+
+    def __init__(self, address: Address, backend: WebBackend) -> None:
+        self.address = address
+        self._backend = backend
+        self._logins = Logins(backend)
+        self._live = Live(backend, HOUSE, self._logins.is_open)
+        self._shared = SharedAnswers(lambda message: backend.ask(HOUSE, message))
+        self._listener: Listener | None = None
+        self._runner: web.AppRunner | None = None
+        self._names: frozenset[str] = frozenset()
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser of this host, or of another one."""
+        host = self.address.host
+        if self.address.is_wildcard:
+            host = self._backend.public_host()
+        scheme = "https" if self._logins.secured else "http"
+        return f"{scheme}://{Address(host, self.address.port)}/"
+
+    async def start(self) -> None:
+        """Listen and answer.
+
+        Raises:
+            ConfigError: the address cannot be listened on, or there is no certificate for it.
+        """
+        loop = asyncio.get_running_loop()
+        secured = not self.address.is_loopback
+        self._names = self._backend.host_names()
+        files = await loop.run_in_executor(None, read_files)
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        Routes(self._backend, self._logins, self._live, self._shared, files).add_to(app)
+        app.on_response_prepare.append(_with_headers)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            keepalive_timeout=IDLE_S,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+        )
+        await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = Listener(self._runner.server, self._backend.refused)
+        if secured:
+            await self._read_certificate()
+            self._renewing = asyncio.create_task(self._keep_certificate())
+        self.address = await self._listener.bind(self.address)
+        self._logins.use_address(self.address.port, secured=secured)
+        self._listener.serve()
+        log.info("web_listening", url=self.url)
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._live.close()
+        self._shared.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def offer(self, who: Identity) -> Offer:
+        """A code with which somebody can log in once."""
+        return self._logins.offer(who)
+
+    async def _read_certificate(self) -> None:
+        assert self._listener is not None
+        context = await asyncio.get_running_loop().run_in_executor(None, self._backend.tls)
+        if context is None:
+            raise ConfigError(
+                f"web: beyond this host the page is served over TLS, and this coordinator has no"
+                f" certificate for {self.address}",
+                remedy="start it with --listen HOST:PORT, too, or serve the page on 127.0.0.1 and"
+                " reach it through ssh -L",
+            )
+        self._listener.context = context
+
+    async def _keep_certificate(self) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATE_EVERY_S)
+            try:
+                await self._read_certificate()
+            except DtdError as error:  # the one that is served counts for a while yet
+                log.warning("web_certificate_not_read", reason=error.message)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what does not come from the page, and answer errors in words."""
+        assert self._listener is not None
+        why = foreign(request, secured=self._logins.secured, names=self._names)
+        if why:
+            self._backend.refused(request.remote or "?", why)
+            return refused(HTTP_FOREIGN, why, "open the page by the address that `dtdctl web` says")
+        session = self._logins.of_cookie(request)
+        if session and not self._listener.proven(request.protocol, session):
+            return refused(429, "too many connections of one session", "close some pages")
+        try:
+            answer = await handler(request)
+        except web.HTTPException as error:
+            answer = refused(error.status, error.reason)
+        except DtdError as error:
+            answer = of_error(error)
+        return answer
+
+
+async def _with_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(answer_headers(request.path))
+    response.headers.pop("Server", None)

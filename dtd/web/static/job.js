@@ -1,0 +1,177 @@
+// One job: its curves, where its time went, its workers and links, what happened, what it left.
+
+import { get } from "./api.js";
+import { h, render } from "./dom.js";
+import { chartCard, failed, incidentList, state, table, tile, tiles } from "./parts.js";
+import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
+import { PARTS, legend } from "./split.js";
+import { jobCard } from "./overview.js";
+import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, whole } from "./words.js";
+
+const EVERY_MS = 4000;
+const POINTS = 300;
+const OF_JOB = [
+  ["loss", "Loss", number, "series-1"],
+  ["rows_per_s", "Throughput", rate, "series-3"],
+  ["learning_rate", "Learning rate", number, "series-5"],
+  ["gradient_norm", "Gradient norm", number, "series-4"],
+];
+const OF_WORKERS = [
+  ["memory_bytes", "Memory", bytes, 1 / 2 ** 20, " MiB"],
+  ["processor_cores", "Processor cores", (value) => number(value, 2), 1, ""],
+  ["gpu_use", "GPU use", (value) => `${Math.round(100 * value)} %`, 100, " %"],
+  ["sent_bytes_per_s", "Sent", bandwidth, 1, "B/s"],
+  ["round_trip_s", "Round trip of links", span, 1000, " ms"],
+  ["link_bytes_per_s", "Rate of links", bandwidth, 1, "B/s"],
+];
+const SPLIT = [...PARTS.map(([field]) => field), "step_s"];
+
+export function openJob({ main, world, parts, confirmed }) {
+  const id = parts[0] ?? "";
+  const path = `jobs/${encodeURIComponent(id)}`;
+  const closing = new AbortController();
+  const seen = { details: null, error: null, incidents: [], series: new Map(), workers: new Map(), step: 0 };
+  const timer = setInterval(look, EVERY_MS);
+  let ended = false;
+
+  async function look(first = false) {
+    if ((document.hidden || ended) && !first) return;
+    const ask = (query) => get(`${path}/metrics`, { points: POINTS, ...query }, closing.signal);
+    try {
+      const [details, of_job, of_workers, events] = await Promise.all([
+        get(path, {}, closing.signal), ask({}),
+        ask({ workers: 1, points: 120, names: OF_WORKERS.map(([name]) => name).join(",") }).catch(() => null),
+        get("events", {}, closing.signal)]);
+      ended = Boolean(details.ended_s);
+      seen.details = details;
+      seen.incidents = events.events.filter((one) => one.job === id).reverse();
+      seen.series = new Map(of_job.series.map((one) => [one.name, one]));
+      seen.step = of_job.steps;
+      seen.stopped = of_job.stopped;
+      seen.workers = new Map();
+      for (const one of of_workers?.series ?? []) {
+        if (one.points.some((point) => point[4] !== null)) seen.workers.set(one.name, [...(seen.workers.get(one.name) ?? []), one]);
+      }
+      seen.error = null;
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      seen.error = error;
+    }
+    show();
+    plot();
+  }
+
+  function evaluations() {
+    return [...seen.series.keys()].filter((name) => name.startsWith("eval/")).sort();
+  }
+
+  function plot() {
+    const step = { xaxis: { title: { text: "step" } } };
+    for (const [name, title, , tint] of OF_JOB) drawSeries(`curve-${name}`, seen.series.get(name), title, tint, { ...step, yaxis: name === "rows_per_s" ? { rangemode: "tozero" } : { type: spread(seen.series.get(name)) ? "log" : "linear" } });
+    for (const name of evaluations()) drawSeries(`curve-${name}`, seen.series.get(name), name, "series-2", step);
+    const place = document.getElementById("curve-split");
+    if (place && seen.series.get("step_s")) draw(place, () => splitTraces(seen.series), { ...step, yaxis: { rangemode: "tozero", ticksuffix: " ms" } });
+    for (const [name, , , factor, unit] of OF_WORKERS) {
+      const many = document.getElementById(`many-${name}`);
+      if (many && seen.workers.has(name)) {
+        draw(many, () => seen.workers.get(name).flatMap((one, at) => curve(one, one.to ? `${one.source} → ${one.to}` : one.source, palette()[at % 8], seconds, factor)).filter((trace) => trace.hoverinfo !== "skip"),
+          { showlegend: seen.workers.get(name).length < 9, yaxis: { rangemode: "tozero", ticksuffix: unit } });
+      }
+    }
+  }
+
+  function drawSeries(where, series, title, tint, extra) {
+    const place = document.getElementById(where);
+    if (place && series) draw(place, () => curve(series, title, colour(tint)), extra);
+  }
+
+  function show() {
+    if (seen.error) { render(main, h("h1", {}, id), failed(seen.error)); return; }
+    if (!seen.details) { render(main, h("h1", {}, id), h("p", { class: "empty" }, "…")); return; }
+    const active = world.status?.job?.id === id ? world.status.job : null;
+    const charts = OF_JOB.filter(([name]) => newest(seen.series.get(name)) !== null);
+    render(main,
+      h("div", { class: "head" }, h("h1", {}, id), state(active?.state ?? seen.details.state),
+        h("span", { class: "push" }, h("a", { class: "button", href: `#/logs/${encodeURIComponent(id)}` }, `Output (${whole(seen.details.lines)})`))),
+      active ? jobCard(active, world, confirmed) : factsCard(seen.details),
+      seen.stopped && h("div", { class: "alert" }, `Figures are not stored now: ${seen.stopped}`),
+      !charts.length && h("p", { class: "empty" }, "This job has not trained yet: there are no figures."),
+      h("div", { class: "grid" },
+        charts.map(([name, title, words]) => chartCard(`curve-${name}`, title, { value: words(newest(seen.series.get(name))), note: name !== "rows_per_s" && spread(seen.series.get(name)) ? "logarithmic" : "", label: told(seen.series.get(name), `${title} by step`) })),
+        newest(seen.series.get("step_s")) !== null && chartCard("curve-split", "Time of a step on rank 0", { value: span(newest(seen.series.get("step_s"))), label: told(seen.series.get("step_s"), "Seconds of a step, by step"), above: legend() }),
+        evaluations().map((name) => chartCard(`curve-${name}`, name.replace("eval/", "Evaluation: "), { value: number(newest(seen.series.get(name))), label: told(seen.series.get(name), name) }))),
+      seen.workers.size ? h("h2", {}, "Workers and links over time") : null,
+      h("div", { class: "grid wide" }, OF_WORKERS.filter(([name]) => seen.workers.has(name)).map(([name, title, words]) =>
+        chartCard(`many-${name}`, title, { value: words(Math.max(...seen.workers.get(name).map((one) => newest(one) ?? 0))), note: "largest now", label: `${title}, of ${counted(seen.workers.get(name).length, "series").replace("seriess", "series")} over time` }))),
+      checkpointsCard(seen.details.checkpoints),
+      h("section", { class: "card", "aria-label": "Incidents" }, h("h2", {}, "Incidents"), countsOf(seen.details.incidents), incidentList(seen.incidents.slice(0, 12))),
+      settingsCard(seen.details));
+  }
+
+  show();
+  look(true);
+  return { title: id, hear(topic) { if (topic === "status" && seen.details && !ended) show(); }, close() { clearInterval(timer); closing.abort(); } };
+}
+
+// The parts of a step as areas on top of each other; what is left over is the last.
+function splitTraces(series) {
+  const total = series.get("step_s").points;
+  const value = (name, at) => series.get(name)?.points[at]?.[4] ?? 0;
+  const x = total.map((point) => point[1]);
+  const areas = PARTS.map(([name, title, tint]) => ({
+    x, y: total.map((_, at) => 1000 * value(name, at)), name: title, stackgroup: "step", mode: "lines",
+    line: { width: 0, color: colour(tint) }, fillcolor: colour(tint), hovertemplate: `%{y:.3g} ms<extra>${title}</extra>`,
+  }));
+  const rest = total.map((point, at) => Math.max(0, 1000 * ((point[4] ?? 0) - PARTS.reduce((sum, [name]) => sum + value(name, at), 0))));
+  return [...areas, { x, y: rest, name: "other", stackgroup: "step", mode: "lines", line: { width: 0, color: colour("faint") }, fillcolor: colour("grid"), hovertemplate: "%{y:.3g} ms<extra>other</extra>" }];
+}
+
+function factsCard(job) {
+  const result = job.result ?? {};
+  const took = job.started_s && job.ended_s ? job.ended_s - job.started_s : null;
+  return h("section", { class: "card", "aria-label": "Result" },
+    job.reason && h("p", { class: "soft", css: { "margin-bottom": "12px" } }, job.reason),
+    tiles(
+      tile("Steps", whole(result.steps ?? job.step)), tile("Train loss", number(result.train_loss ?? job.loss)),
+      result.eval_loss !== undefined && tile("Eval loss", number(result.eval_loss)),
+      result.eval_accuracy !== undefined && result.eval_accuracy !== null && tile("Accuracy", `${(100 * result.eval_accuracy).toFixed(1)} %`),
+      tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(result.world_size)), tile("Took", span(took)),
+      tile("Steps lost", whole(result.steps_lost ?? job.steps_lost)), tile("Submitted", clock(job.submitted_s), true), tile("Ended", clock(job.ended_s), true)));
+}
+
+function checkpointsCard(checkpoints) {
+  return h("section", { class: "card", "aria-label": "Checkpoints" }, h("h2", {}, "Checkpoints"), checkpointTable(checkpoints, false));
+}
+
+export function checkpointTable(checkpoints, with_job) {
+  if (!checkpoints?.length) return h("p", { class: "empty" }, "There is none.");
+  const groups = new Map();
+  for (const one of checkpoints) {
+    const key = `${one.job} ${one.generation} ${one.step}`;
+    groups.set(key, [...(groups.get(key) ?? []), one]);
+  }
+  const headings = [...(with_job ? [{ name: "Job" }] : []), { name: "Step", num: true }, { name: "Generation", num: true }, { name: "Size", num: true }, { name: "On" }, { name: "Digest" }, { name: "Metrics" }, { name: "Agreed" }];
+  return table("Checkpoints", headings, [...groups].map(([key, held]) => {
+    const one = held[0];
+    const alive = held.filter((copy) => copy.alive);
+    return h("tr", { "data-key": key },
+      with_job && h("th", { scope: "row" }, h("a", { href: `#/job/${encodeURIComponent(one.job)}` }, one.job)),
+      h("td", { class: "num" }, whole(one.step)), h("td", { class: "num" }, whole(one.generation)), h("td", { class: "num" }, bytes(Math.max(...held.map((copy) => copy.size_bytes)))),
+      h("td", {}, held.map((copy) => copy.worker).sort().join(", "), alive.length ? "" : h("span", { class: "faint" }, " (none connected)")),
+      h("td", { class: "mono faint" }, String(one.digest ?? "").slice(0, 12)),
+      h("td", { class: "small" }, Object.entries(one.metrics ?? {}).map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–"),
+      h("td", {}, held.some((copy) => copy.verified) ? h("span", { class: "state good" }, "agreed") : h("span", { class: "state" }, one.left_behind ? "left behind" : one.confirmation || "not yet")));
+  }));
+}
+
+function countsOf(counts) {
+  const found = Object.entries(counts ?? {});
+  return found.length ? h("p", { class: "soft small", css: { "margin-bottom": "8px" } }, found.map(([name, count]) => `${kind(name)} ${count}`).join(" · ")) : null;
+}
+
+function settingsCard(job) {
+  const rows = Object.entries(job.spec ?? {}).flatMap(([name, values]) => Object.entries(values ?? {}).map(([key, value]) => [`${name}.${key}`, value]));
+  return h("section", { class: "card", "aria-label": "Settings" },
+    h("details", {}, h("summary", {}, h("strong", {}, "Settings"), h("span", { class: "faint" }, ` (${rows.length})`)),
+      table("Settings", [{ name: "Setting" }, { name: "Value" }], rows.map(([name, value]) => h("tr", {}, h("td", { class: "mono" }, name), h("td", { class: "mono text" }, shown(value)))))));
+}

@@ -1,0 +1,137 @@
+// The cluster as it is: the job, its curves, the ring, the workers, what happened last.
+
+import { get } from "./api.js";
+import { announce, h, render } from "./dom.js";
+import { alert, chartCard, dash, failed, incidentList, jobLink, state, table, tile, tiles } from "./parts.js";
+import { colour, curve, draw, newest, spread, told } from "./plots.js";
+import { ring } from "./ring.js";
+import { split } from "./split.js";
+import { ago, bytes, counted, number, rate, span, whole } from "./words.js";
+
+const CURVES_EVERY_MS = 3000;
+const LATEST = 10;
+
+export function openOverview({ main, world, confirmed }) {
+  const seen = { incidents: [], newest: -1, loss: null, rate: null, error: null, job: "" };
+  const closing = new AbortController();
+  const timer = setInterval(curves, CURVES_EVERY_MS);
+
+  async function incidents() {
+    if (world.newest === seen.newest) return;
+    seen.newest = world.newest;
+    try {
+      const found = await get("events", {}, closing.signal);
+      seen.incidents = found.events.slice(-LATEST).reverse();
+      show();
+    } catch (error) { if (error.name !== "AbortError") seen.newest = -1; }
+  }
+
+  async function curves() {
+    const job = world.status?.job?.id ?? world.status?.last_job?.id;
+    if (!job || document.hidden) return;
+    try {
+      const found = await get(`jobs/${encodeURIComponent(job)}/metrics`, { names: "loss,rows_per_s", points: 300 }, closing.signal);
+      seen.job = job;
+      [seen.loss, seen.rate] = ["loss", "rows_per_s"].map((name) => found.series.find((one) => one.name === name));
+      seen.error = null;
+    } catch (error) { if (error.name === "AbortError") return; }
+    show();
+    for (const [id, series, tint, name] of [["loss-curve", seen.loss, "series-1", "loss"], ["rate-curve", seen.rate, "series-3", "rows/s"]]) {
+      const place = document.getElementById(id);
+      if (place && series) draw(place, () => curve(series, name, colour(tint)), { xaxis: { title: { text: "step" } }, yaxis: name === "rows/s" ? { rangemode: "tozero" } : { type: spread(series) ? "log" : "linear" } });
+    }
+  }
+
+  function show() {
+    const { status, figures } = world;
+    if (!status) { render(main, h("p", { class: "empty" }, "Looking at the cluster …")); return; }
+    const job = status.job;
+    announce(job ? `${job.id} is ${job.state}` : "No job runs");
+    render(main,
+      h("h1", { class: "unseen" }, "Overview"),
+      status.explain && alert(status.explain),
+      status.troubles.map((one) => h("div", { "data-key": `trouble-${one.kind}-${one.where}` }, alert(one.message, one.remedy))),
+      job ? jobCard(job, world, confirmed) : idleCard(status),
+      (job || seen.loss) && h("div", { class: "grid" },
+        chartCard("loss-curve", "Loss", { value: number(job?.loss ?? newest(seen.loss)), note: `${seen.job}${spread(seen.loss) ? ", logarithmic" : ""}`, label: told(seen.loss, "Loss by step") }),
+        chartCard("rate-curve", "Throughput", { value: rate(job?.samples_per_s ?? newest(seen.rate)), label: told(seen.rate, "Rows per second by step") })),
+      h("div", { class: "grid" },
+        h("section", { class: "card", "data-key": "ring", "aria-labelledby": "ring-title" }, h("h2", { id: "ring-title" }, "Ring"), ring(status, figures)),
+        h("section", { class: "card", "data-key": "split", "aria-labelledby": "split-title" }, h("h2", { id: "split-title" }, "Time of a step"), split(job ? figures : null))),
+      workersCard(status, world, confirmed),
+      h("section", { class: "card", "data-key": "latest", "aria-labelledby": "latest-title" },
+        h("div", { class: "card-head" }, h("h2", { id: "latest-title" }, "Latest incidents"), h("span", { class: "value small" }, h("a", { href: "#/incidents" }, "Time line"))),
+        seen.error ? failed(seen.error) : incidentList(seen.incidents)));
+  }
+
+  show();
+  curves();
+  incidents();
+  return {
+    title: "Overview",
+    hear(topic) {
+      if (topic === "incidents") incidents();
+      else show();
+      if (topic === "status" && (world.status.job?.id ?? world.status.last_job?.id ?? "") !== seen.job && !seen.loss) curves();
+    },
+    close() { clearInterval(timer); closing.abort(); },
+  };
+}
+
+export function jobCard(job, world, confirmed) {
+  const share = job.total_steps ? Math.min(1, job.step / job.total_steps) : null;
+  const batch_s = Math.max(0, ...(world.status?.workers ?? []).map((one) => one.step_s));
+  const left = job.state === "running" && job.total_steps && batch_s ? (job.total_steps - job.step) * batch_s : null;
+  return h("section", { class: "card", "data-key": "job", "aria-label": "The job" },
+    h("div", { class: "head" },
+      h("strong", {}, jobLink(job.id)), state(job.state), h("span", { class: "faint small mono" }, job.task),
+      world.me.may_act && h("span", { class: "push" }, h("button", { class: "danger", type: "button", id: "cancel", onclick: () => confirmed(
+        `Cancel ${job.id}?`, "It stops at its next step boundary and keeps a checkpoint, from which it can be resumed.", "Cancel the job", { what: "cancel", job: job.id }) }, "Cancel"))),
+    job.reason && h("p", { class: "soft" }, job.reason),
+    h("div", { class: "bar", css: { margin: "14px 0" }, role: "progressbar", "aria-label": "Steps", "aria-valuemin": "0", "aria-valuemax": job.total_steps ?? null, "aria-valuenow": job.step, "aria-valuetext": `step ${job.step}${job.total_steps ? ` of ${job.total_steps}` : ""}` },
+      h("span", { css: { width: `${100 * (share ?? 0)}%` } })),
+    tiles(
+      tile("Step", job.total_steps ? `${whole(job.step)} / ${whole(job.total_steps)}` : whole(job.step)),
+      tile("Loss", number(job.loss)),
+      tile("Throughput", rate(job.samples_per_s)),
+      tile("Workers", whole(job.world_size)),
+      tile("Generation", whole(job.generation)),
+      tile("Time left", left === null ? "–" : span(left)),
+      tile("Steps lost", whole(job.steps_lost)),
+      ...Object.entries(job.eval ?? {}).slice(0, 2).map(([name, value]) => tile(name, number(value)))),
+    job.straggler && h("p", { class: "soft small", css: { "margin-top": "12px" } }, stragglerWords(job.straggler)));
+}
+
+function stragglerWords(found) {
+  if (typeof found === "string") return `The straggler is ${found}.`;
+  return `The straggler is ${found.name ?? found.worker ?? JSON.stringify(found)}${found.share ? `: ${Math.round(100 * found.share)} % slower` : ""}.`;
+}
+
+function idleCard(status) {
+  const last = status.last_job;
+  return h("section", { class: "card", "data-key": "job", "aria-label": "The job" },
+    h("div", { class: "head" }, h("strong", {}, "No job runs"), h("span", { class: "soft" }, status.queue.length ? counted(status.queue.length, "job") + " in the queue" : "The queue is empty.")),
+    last && h("p", { class: "soft", css: { "margin-top": "8px" } }, "Last: ", jobLink(last.id), " ", state(last.state), ` ${ago(last.ended_s)}, ${whole(last.step)} steps. ${last.reason ?? ""}`));
+}
+
+function workersCard(status, world, confirmed) {
+  const headings = [{ name: "Worker" }, { name: "State" }, { name: "Rank", num: true }, { name: "Step", num: true }, { name: "Rate", num: true }, { name: "Step time", num: true }, { name: "Memory", num: true }, { name: "Heard", num: true }, { name: "Host" }, { name: "Why" }];
+  if (world.me.may_act) headings.push({ name: "Actions", hidden: true });
+  const rows = status.workers.map((one) => h("tr", { "data-key": `worker-${one.name}` },
+    h("th", { scope: "row" }, one.name),
+    h("td", {}, state(one.state)),
+    h("td", { class: "num" }, dash(one.rank)),
+    h("td", { class: "num" }, one.rank === null ? "–" : whole(one.step)),
+    h("td", { class: "num" }, rate(one.samples_per_s)),
+    h("td", { class: "num" }, one.step_s > 0 ? span(one.step_s) : "–"),
+    h("td", { class: "num" }, one.memory_bytes > 0 ? bytes(one.memory_bytes) : "–"),
+    h("td", { class: "num" }, one.last_heartbeat_s === null ? "–" : `${span(Math.round(one.last_heartbeat_s * 10) / 10 || 0.1)} ago`),
+    h("td", { class: "faint" }, `${one.host} ${one.device}`),
+    h("td", { class: "soft small text" }, dash(one.reason)),
+    world.me.may_act && h("td", {}, h("div", { class: "row-actions" },
+      h("button", { type: "button", "aria-label": `Drain ${one.name}`, onclick: () => confirmed(`Drain ${one.name}?`, "It leaves at the next step boundary, with nothing lost.", "Drain the worker", { what: "drain", worker: one.name }) }, "Drain"),
+      h("button", { class: "danger", type: "button", "aria-label": `Kill ${one.name}`, onclick: () => confirmed(`Kill ${one.name}?`, "Its process gets SIGKILL, as a fault drill. The others go on without it.", "Kill the worker", { what: "kill", worker: one.name }) }, "Kill")))));
+  return h("section", { class: "card", "data-key": "workers", "aria-labelledby": "workers-title" },
+    h("div", { class: "card-head" }, h("h2", { id: "workers-title" }, "Workers"), h("span", { class: "note" }, counted(status.workers.length, "worker"))),
+    status.workers.length ? table("Workers", headings, rows) : h("p", { class: "empty" }, "No worker has registered."));
+}

@@ -1,0 +1,23 @@
+// All pages, in the order of the menu.
+
+import { openOverview } from "./overview.js";
+import { openJob } from "./job.js";
+import { openRuns } from "./runs.js";
+import { openCompare } from "./compare.js";
+import { openIncidents } from "./incidents.js";
+import { openCheckpoints } from "./checkpoints.js";
+import { openLogs } from "./logs.js";
+import { openModels } from "./models.js";
+
+export const PAGES = [
+  { path: "", menu: "Overview", open: openOverview },
+  { path: "runs", menu: "Runs", also: ["job", "compare"], open: openRuns },
+  { path: "job", open: openJob },
+  { path: "compare", open: openCompare },
+  { path: "incidents", menu: "Incidents", open: openIncidents },
+  { path: "checkpoints", menu: "Checkpoints", open: openCheckpoints },
+  { path: "models", menu: "Models", open: openModels },
+  { path: "logs", menu: "Logs", open: openLogs },
+];
+
+export const pageOf = (path) => PAGES.find((one) => one.path === path) ?? PAGES[0];

@@ -1,0 +1,84 @@
+// What several pages are made of: states, tiles, tables, incidents, cards with a curve, questions.
+
+import { h } from "./dom.js";
+import { post } from "./api.js";
+import { NOTHING, clock, kind } from "./words.js";
+
+const GOOD = ["running", "done", "finished"];
+const WARN = ["waiting", "warming", "forming", "stopping", "saving", "queued", "cancelled", "away", "frozen", "draining"];
+const BAD = ["failed", "lost", "suspect", "barred", "refused", "disconnected", "released"];
+
+export function tone(state) {
+  if (GOOD.includes(state)) return "good";
+  if (WARN.includes(state)) return "warn";
+  return BAD.includes(state) ? "bad" : "";
+}
+
+export const state = (name) => h("span", { class: `state ${tone(name)}` }, name);
+
+export const tile = (label, value, mild = false) =>
+  h("div", { class: "tile" }, h("dt", {}, label), h("dd", { class: mild ? "mild" : "num" }, value));
+
+export const tiles = (...pairs) => h("dl", { class: "tiles" }, pairs.filter(Boolean));
+
+export const jobLink = (id, text = id) => h("a", { href: `#/job/${encodeURIComponent(id)}` }, text);
+
+export function table(label, headings, rows) {
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    h("table", {}, h("caption", { class: "unseen" }, label),
+      h("thead", {}, h("tr", {}, headings.map((one) =>
+        h("th", { scope: "col", class: one.num ? "num" : null }, one.hidden ? h("span", { class: "unseen" }, one.name) : one.name)))),
+      h("tbody", {}, rows)));
+}
+
+export function alert(message, remedy = "", bad = false) {
+  return h("div", { class: `alert${bad ? " bad" : ""}` }, h("p", {}, message), remedy && h("p", {}, remedy));
+}
+
+export const failed = (error) => h("div", { role: "alert" }, alert(error.message, error.remedy, true));
+
+// A card that a curve is drawn in.
+export function chartCard(id, title, { value = "", note = "", label = title, tall = false, above = null } = {}) {
+  return h("section", { class: "card", "data-key": id, "aria-labelledby": `${id}-title` },
+    h("div", { class: "card-head" }, h("h2", { id: `${id}-title` }, title), note && h("span", { class: "note" }, note), h("span", { class: "value num" }, value)), above,
+    h("div", { id, class: `chart${tall ? " tall" : ""}`, role: "img", "aria-label": label, "data-keep": true }));
+}
+
+const GRAVE = ["worker_lost", "job_failed", "replicas_diverged", "internal_error", "metrics_stopped", "store_failed"];
+const FINE = ["job_done", "checkpoint_saved", "worker_registered", "generation_running", "job_submitted", "metrics_resumed"];
+export function gravity(name) {
+  if (GRAVE.includes(name) || /lost|failed|false|diverged|error|broken|damaged/.test(name)) return "bad";
+  if (FINE.includes(name) || /done|saved|joined|running|resumed|started/.test(name)) return "good";
+  return "warn";
+}
+
+export function incidentList(incidents) {
+  if (!incidents.length) return h("p", { class: "empty" }, "Nothing has happened yet.");
+  return h("ol", { class: "incidents" }, incidents.map((one) => h("li", { "data-key": `incident-${one.seq}` },
+    h("span", { class: "faint num" }, clock(one.time_s)),
+    h("div", {},
+      h("span", { class: "what" }, kind(one.kind)),
+      h("span", { class: "tag" }, [one.worker, one.job, one.generation ? `generation ${one.generation}` : "", one.step ? `step ${one.step}` : ""].filter(Boolean).join(" · ")),
+      h("div", { class: "soft small" }, one.message)))));
+}
+
+export const dash = (value) => (value === "" || value === null || value === undefined ? NOTHING : value);
+
+// Ask before something is changed, and do it; what cannot be done is said in the same place.
+export function confirmed(question, explanation, verb, order) {
+  const said = h("div", { role: "alert" });
+  const sure = h("button", { class: "danger sure", type: "button" }, verb);
+  const box = h("dialog", { "aria-labelledby": "ask-title" },
+    h("h2", { id: "ask-title" }, question), h("p", { class: "soft" }, explanation), said,
+    h("div", { class: "choices" }, h("button", { type: "button", onclick: () => box.close() }, "Not now"), sure));
+  sure.onclick = async () => {
+    sure.disabled = true;
+    try { await post("act", order); box.close(); } catch (error) {
+      said.replaceChildren(h("p", { class: "error" }, error.message), h("p", { class: "small soft" }, error.remedy));
+      sure.disabled = false;
+    }
+  };
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  box.showModal();
+}

@@ -1,0 +1,152 @@
+"""What a worker stores on disk about its coordinators: epochs of stores, and revocations.
+
+A store that was restored from a backup has a higher epoch than the one it was made of.  When the
+old coordinator returns after that, both claim to be in charge; workers compare the epochs, and stay
+with the newer one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from dtd.errors import ConfigError
+from dtd.security.private_files import read_private, write_private
+from dtd.security.revocation_list import MAX_BYTES, parted, read
+
+log = structlog.get_logger()
+
+EPOCHS_FILE: Final = "epochs.json"
+MAX_STORES: Final = 16
+
+
+class Epochs:
+    """What the file holds: the highest epoch by store.
+
+    Args:
+        path: the file; one that is missing or damaged knows nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _read_epochs(path)
+
+    def outdated(self, store_id: str, epoch: int) -> str:
+        """Why a coordinator with this store is rejected; empty if it is accepted."""
+        newest = self._seen.get(store_id, 0)
+        if epoch >= newest:
+            return ""
+        return (
+            f"its store has epoch {epoch}, but this worker has seen epoch {newest}: it was"
+            " restored elsewhere; stop this coordinator"
+        )
+
+    def remember(self, store_id: str, epoch: int) -> bool:
+        """Take the epoch down in memory; returns whether it is news that `save` should keep."""
+        if not store_id or epoch <= self._seen.get(store_id, 0):
+            return False
+        self._seen.pop(store_id, None)
+        self._seen[store_id] = epoch
+        for oldest in [*self._seen][:-MAX_STORES]:
+            del self._seen[oldest]
+        return True
+
+    def save(self) -> None:
+        """Write the file; it survives a loss of power.  Blocking; a failure is logged."""
+        try:
+            write_private(self._path, json.dumps(self._seen).encode())
+        except ConfigError as error:
+            log.error("epochs_not_saved", error=str(error))
+
+
+def _read_epochs(path: Path) -> dict[str, int]:
+    try:
+        seen = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("epochs_unreadable", path=str(path), error=str(error))
+        return {}
+    if not isinstance(seen, dict):
+        return {}
+    return {str(key): value for key, value in seen.items() if type(value) is int}
+
+
+# --- what the coordinator has revoked, in its own words ------------------------------------------
+#
+# A coordinator that is restored from a backup has forgotten what was revoked after that, and asks
+# the workers.  Nothing here is verified: only the coordinator has to believe it, and it has signed
+# it.
+
+
+REVOCATIONS_FILE: Final = "revocations"
+
+
+class Revocations:
+    """The list that was received last.
+
+    Args:
+        path: the file; one that is missing or damaged knows nothing.
+
+    Attributes:
+        document: the list, empty when nothing is known.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.document = _read_revocations(path)
+
+    def heard(self, document: bytes) -> bool:
+        """Take down what the coordinator says, in memory.
+
+        Returns:
+            whether it is news that `save` should keep.  It is not when the coordinator leaves out
+            what is known here and has not ended: it has been told, and says so when it believes it.
+            Another cluster's coordinator has nothing to do with that.
+        """
+        now_s = time.time()
+        try:
+            known, said = _names(self.document, now_s), _names(document, now_s)
+            other = bool(document) and document != self.document
+            news = other and (known[0] != said[0] or known[1] <= said[1])
+        except ValueError as error:
+            log.warning("revocations_damaged", error=str(error))
+            return False
+        if news:
+            self.document = document
+        return news
+
+    def save(self) -> None:
+        """Write the file; it survives a loss of power.  Blocking; a failure is logged."""
+        try:
+            write_private(self._path, self.document)
+        except ConfigError as error:
+            log.warning("revocations_not_kept", error=str(error))
+
+
+def _read_revocations(path: Path) -> bytes:
+    if not path.exists():
+        return b""
+    try:
+        document = read_private(path)
+        _names(document, 0.0)
+    except (ConfigError, ValueError) as error:
+        log.warning("revocations_damaged", error=str(error))
+        return b""
+    return document if len(document) <= MAX_BYTES else b""
+
+
+def _names(document: bytes, now_s: float) -> tuple[str, frozenset[str]]:
+    """Of which cluster a list is, and what it names that has not ended.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not document:
+        return "", frozenset()
+    cluster, records = read(parted(document)[1])
+    return cluster, frozenset(one.serial for one in records if one.expires_s > now_s)

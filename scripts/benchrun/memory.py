@@ -1,0 +1,147 @@
+"""`scripts/bench memory`: what the state of a job takes in each worker, beside the formula.
+
+Real daemons train a stack of layers with AdamW for a few steps and stop at a gate between two;
+then the kernel says what each worker has (proportional set size: pages that neighbours share count
+once).  The same daemons with hardly any parameters are subtracted, so what is left is parameters,
+gradients and optimizer state, with whatever grows with them.  The formula is
+`dtd.core.observe.state_memory`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtd.core.observe.state_memory import REPLICATED, Division, StateSize, state_bytes
+from dtd.job.tables import SHARDED_STAGES
+from scripts.benchrun.daemons import DaemonRun
+from scripts.benchrun.results import Record, keep, machine, spread
+from scripts.benchrun.workloads import Workload
+from scripts.cluster.networks import Loopback
+from scripts.markdown import table
+
+KIND: Final = "memory"
+KEY: Final = ("stage", "mirrors", "world", "parameters")
+WORLDS: Final = (4,)
+MIRRORS: Final = (0, 1)
+PARAMETERS: Final = 48_000_000
+QUICK_PARAMETERS: Final = 4_000_000
+FEW_PARAMETERS: Final = 4_000
+LAYERS: Final = 192
+"""Each about as large as a bucket; with larger ones the wire's memory takes a larger share."""
+STEPS: Final = 4
+_REPLICATED_BYTES: Final = 16
+"""Of a float32 parameter with Adam."""
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What to measure.
+
+    Attributes:
+        division: how the job divides its state.
+        world: number of workers.
+        parameters: of the model, nearly.
+    """
+
+    division: Division
+    world: int
+    parameters: int
+
+    @property
+    def strategy(self) -> dict[str, Any]:
+        """Its `[strategy]` table."""
+        if self.division.stage == REPLICATED:
+            return {}
+        return {
+            "name": "sharded",
+            "stage": self.division.stage,
+            "mirrors": self.division.mirrors,
+        }
+
+
+def measure(case: Case) -> Record:
+    """Return what a case takes, and what the formula says."""
+    held, few = (_held_bytes(case, parameters) for parameters in (case.parameters, FEW_PARAMETERS))
+    base = statistics.fmean(few)
+    size = StateSize(
+        parameter_bytes=4 * case.parameters, common_bytes=0, optimizer_bytes=8 * case.parameters
+    )
+    return {
+        "stage": case.division.stage,
+        "mirrors": case.division.mirrors,
+        "world": case.world,
+        "parameters": case.parameters,
+        "formula_bytes": state_bytes(size, case.division, case.world),
+        "state_bytes": [round(one - base) for one in held],
+        "base_bytes": round(base),
+    }
+
+
+def _held_bytes(case: Case, parameters: int) -> list[int]:
+    """Return what each worker has between two steps."""
+    workload = Workload(
+        what="linear layers",
+        model="layers",
+        rows=2 * case.world,
+        block_steps=STEPS,
+        options={"parameters": parameters, "layers": LAYERS, "rows": 256},
+        optimizer={"name": "adamw"},
+    )
+    workers = [f"worker-{rank}" for rank in range(case.world)]
+    with contextlib.closing(Loopback()) as network:
+        run = DaemonRun(workload, workers, network, 1, case.strategy)
+        with contextlib.closing(run):
+            run.block()
+            return run.held_bytes()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure all that is asked for, case by case."""
+    about = machine()
+    for case in cases(options):
+        record = measure(case)
+        keep(KIND, [{**record, "machine": about}], KEY, options, " ".join(_row(record)))
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Return what to measure: replicated, then each stage without mirrors and with one."""
+    parameters = QUICK_PARAMETERS if options.quick else PARAMETERS
+    divisions = [Division(stage=REPLICATED)]
+    divisions += [Division(stage=s, mirrors=count) for s in SHARDED_STAGES for count in MIRRORS]
+    for world in options.worlds or WORLDS:
+        for division in divisions:
+            yield Case(division=division, world=world, parameters=parameters)
+
+
+def memory_table(records: Sequence[Record]) -> str:
+    """Return a row for each case: bytes a parameter, and the share of replicated training."""
+    head = [
+        *("workers", "strategy", "mirrors", "state of a worker", "± MAD"),
+        *("bytes a parameter", "formula", "**share of replicated**", "formula"),
+    ]
+    order = sorted(records, key=lambda one: (one["world"], one["stage"], -one["mirrors"]))
+    return table(head, [_row(record) for record in order])
+
+
+def _row(record: Record) -> list[str]:
+    state = spread(record["state_bytes"])
+    each = state.median / record["parameters"]
+    formula = record["formula_bytes"] / record["parameters"]
+    stage = record["stage"]
+    return [
+        str(record["world"]),
+        "replicated" if stage == REPLICATED else f"sharded, stage {stage}",
+        "-" if stage == REPLICATED else str(record["mirrors"]),
+        f"{state.median / _MIB:.0f} MiB",
+        f"{100 * state.relative:.0f} %",
+        f"{each:.2f}",
+        f"{formula:.2f}",
+        f"**{each / _REPLICATED_BYTES:.3f}**",
+        f"{formula / _REPLICATED_BYTES:.3f}",
+    ]

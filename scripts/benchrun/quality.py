@@ -1,0 +1,299 @@
+"""`scripts/bench quality`: what a strategy does to what is learned, after equally many rows.
+
+Four ranks train in one process over the in-process ring, with the strategies, codecs and engine of
+the product and without its daemons: the numbers are those that daemons would get, as it is bytes
+that decide them and no time.  A run is one strategy, task and seed; those that are in the figures
+already are not made again, so the table can be filled bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from dtd.core.engine.control_word import Flags
+from dtd.core.engine.step_protocol import StateKey
+from dtd.errors import UsageError
+from dtd.job import from_mapping
+from dtd.tasks.chargpt import CharGpt
+from dtd.tasks.cifar10 import Cifar10
+from dtd.train.record import CheckpointRecord, EvalRecord, MemoryRecord, Outcome, StepRecord
+from dtd.train.run import JobSessionRunner
+from dtd.transport.in_process import InProcessRing
+from scripts.benchrun.convergence import thinned, unpacked_images
+from scripts.benchrun.results import Record, keep, load, machine
+
+KIND: Final = "quality"
+KEY: Final = ("task", "strategy", "seed")
+SEEDS: Final = (0, 1, 2)
+RANKS: Final = 4
+QUICK_STEPS: Final = 4
+_CHUNK_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 600.0
+_NEVER: Final = 1_000_000
+
+Tables = Mapping[str, Mapping[str, Any]]
+
+JOBS: Final[Mapping[str, Tables]] = {
+    "resnet": {
+        "job": {"steps": 160, "global_batch_size": 64},
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+        "schedule": {"name": "cosine", "warmup_steps": 16},
+    },
+    "chargpt": {
+        "job": {"steps": 480, "global_batch_size": 32},
+        "optimizer": {"name": "adamw", "lr": 2e-3, "weight_decay": 0.1, "beta2": 0.95},
+        "schedule": {"name": "cosine", "warmup_steps": 48},
+    },
+}
+"""ResNet-18 of a quarter of its width on small images; a small transformer on characters."""
+
+_MOMENTUM: Final = 0.9
+_WARM_UP: Final = "warm_up_share"
+_SPARSE: Final = {"density": 0.01, "momentum": _MOMENTUM}
+STRATEGIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "float32": {},
+    "bfloat16": {"codec": "bfloat16"},
+    "float16": {"codec": "float16"},
+    "int8": {"codec": "int8"},
+    "PowerSGD rank 4": {"codec": "powersgd", "rank": 4},
+    "PowerSGD rank 1": {"codec": "powersgd", "rank": 1},
+    "sign": {"codec": "sign"},
+    "top-k 1 %": {"codec": "top_k", **_SPARSE, _WARM_UP: 0.25},
+    "top-k 1 % without warm-up": {"codec": "top_k", **_SPARSE},
+    "top-k 1 % without momentum": {"codec": "top_k", "density": 0.01, _WARM_UP: 0.25},
+    "random-k 1 %": {"codec": "random_k", **_SPARSE, _WARM_UP: 0.25},
+    "local SGD H = 8": {"name": "local_sgd", "inner_steps": 8},
+    "DiLoCo H = 32": {"name": "diloco", "inner_steps": 32},
+    "DiLoCo H = 32 from step 64": {"name": "diloco", "inner_steps": 32, "local_start_step": 64},
+    "DiLoCo H = 32 int8": {"name": "diloco", "inner_steps": 32, "codec": "int8"},
+    "streaming DiLoCo H = 32": {"name": "streaming_diloco", "inner_steps": 32, "fragments": 4},
+}
+"""Their `[strategy]` tables; a warm-up is a share of the steps."""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Make the runs that are missing."""
+    unknown = [name for name in options.strategies or () if name not in STRATEGIES]
+    unknown += [name for name in options.tasks or () if name not in JOBS]
+    if unknown:
+        raise UsageError(
+            f"there is no {unknown[0]!r}",
+            remedy=f"strategies are {', '.join(STRATEGIES)}; tasks are {', '.join(JOBS)}",
+        )
+    seeds = range(options.seeds) if options.seeds else SEEDS[:1] if options.quick else SEEDS
+    about = machine()
+    done = {tuple(one[name] for name in KEY) for one in load(KIND, options.directory)}
+    with contextlib.ExitStack() as stack:
+        for task in options.tasks or JOBS:
+            arguments = stack.enter_context(_task_arguments(task, options.data))
+            if arguments is None:
+                print(f"{task}: its data is not in {options.data} (--data), left out", flush=True)
+                continue
+            for seed in seeds:
+                for name in options.strategies or STRATEGIES:
+                    if (task, name, seed) not in done or options.again:
+                        _measure(task, name, seed, arguments, about, options)
+
+
+def _measure(
+    task: str,
+    name: str,
+    seed: int,
+    arguments: Mapping[str, Any],
+    about: Mapping[str, Any],
+    options: argparse.Namespace,
+) -> None:
+    """One run, kept."""
+    steps = QUICK_STEPS if options.quick else None
+    record = one_run(tables_of(task, STRATEGIES[name], arguments, seed=seed, steps=steps))
+    record = {"task": task, "strategy": name, "seed": seed, **record, "machine": about}
+    line = f"{task}, {name}, seed {seed}: {record['metrics']}, {record['seconds']:.0f} s"
+    keep(KIND, [record], KEY, options, line)
+
+
+def tables_of(
+    task: str,
+    strategy: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    seed: int,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """The job of one run.
+
+    Args:
+        task: a key of `JOBS`.
+        strategy: its `[strategy]` table.
+        arguments: its `[task]` table.
+        seed: of weights and order.
+        steps: instead of those of the task.
+    """
+    tables = {name: dict(values) for name, values in JOBS[task].items()}
+    tables["job"] |= {"name": KIND, "task": f"{__name__}:{task}", "seed": seed}
+    if steps is not None:
+        tables["job"]["steps"] = steps
+        tables["schedule"]["warmup_steps"] = 0
+    tables["strategy"] = own = dict(strategy)
+    if _WARM_UP in own:
+        own["density_warmup_steps"] = int(own.pop(_WARM_UP) * tables["job"]["steps"])
+    for key in ("inner_steps", "local_start_step"):
+        if key in own:
+            own[key] = min(own[key], tables["job"]["steps"])
+    if "momentum" in own:  # it takes the place of the optimizer's
+        tables["optimizer"]["momentum" if tables["optimizer"]["name"] == "sgd" else "beta1"] = 0.0
+    tables["task"] = dict(arguments)
+    tables["train"] = {"threads": 1, "sanity_batches": 0, "eval_every": _NEVER}
+    return tables
+
+
+# --- tasks: their data is read once for all ranks and runs ---------------------------------------
+
+
+class Images(Cifar10):
+    """See `Cifar10`."""
+
+    train_dataset = functools.cache(Cifar10.train_dataset)
+    eval_dataset = functools.cache(Cifar10.eval_dataset)
+
+
+@functools.cache
+def resnet(**arguments: Any) -> Images:
+    """One for all ranks."""
+    return Images(**arguments)
+
+
+@functools.cache
+def chargpt(**arguments: Any) -> CharGpt:
+    """One for all ranks."""
+    return CharGpt(**arguments)
+
+
+@contextlib.contextmanager
+def _task_arguments(task: str, data: Path) -> Iterator[dict[str, Any] | None]:
+    """A task's arguments, while its data is there; None when it is not."""
+    text = data / "tinyshakespeare.txt"
+    if task == "chargpt":
+        shape = {"layers": 2, "heads": 4, "width": 96, "context": 64}
+        yield {"text": str(text), **shape} if text.is_file() else None
+        return
+    with unpacked_images(data) as directory:
+        yield None if directory is None else {"data": str(directory), "width": 16}
+
+
+# --- ranks in one process ------------------------------------------------------------------------
+
+
+@dataclass
+class _Listener:
+    """Reporter and requests of one rank: keeps its steps, asks for nothing."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def progress(self) -> None:
+        """Nobody watches."""
+
+    def begins(self, kind: str, shape: Hashable = None) -> None:
+        """Nobody watches."""
+
+    def step_committed(self, record: StepRecord) -> None:
+        """Keep it."""
+        self.steps.append(record)
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """The outcome has it."""
+
+    def agreed(self, key: StateKey, digest: bytes) -> None:
+        """Nothing is saved."""
+
+    def checkpoint_saved(self, record: CheckpointRecord) -> None:
+        """Nothing is."""
+
+    def memory_measured(self, record: MemoryRecord) -> None:
+        """Not of interest."""
+
+    def warning(self, event: str, message: str) -> None:
+        """Tell it."""
+        print(f"{event}: {message}", file=sys.stderr)
+
+    def flags(self) -> Flags:
+        """Nothing is asked."""
+        return Flags()
+
+
+def one_run(tables: Mapping[str, Any], ranks: int = RANKS) -> Record:
+    """Train a job to its end in this process; returns curve, metrics, bytes and seconds."""
+    spec = from_mapping(tables, source=KIND)
+    listeners = [_Listener() for _ in range(ranks)]
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="dtd-quality-") as directory:
+        runs = [
+            JobSessionRunner(
+                spec=spec,
+                job_id=KIND,
+                init_from=None,
+                device="cpu",
+                state_dir=Path(directory),
+                reporter=listener,
+                requests=listener,
+            )
+            for listener in listeners
+        ]
+        try:
+            for one in runs:
+                one.prepare()
+            outcomes = _train(runs)
+        finally:
+            for one in runs:
+                one.close()
+    steps = listeners[0].steps
+    tail = [step.loss for step in steps[-max(1, len(steps) // 10) :]]
+    total = outcomes[0].step
+    return {
+        "steps": total,
+        "curve": thinned([[step.step, 0.0, step.loss] for step in steps]),
+        "metrics": {"train_loss": sum(tail) / len(tail), **outcomes[0].metrics},
+        "step_bytes": sum(_late_bytes(one.steps, total) for one in listeners) / ranks,
+        "seconds": time.monotonic() - begun_s,
+    }
+
+
+def _late_bytes(steps: Sequence[StepRecord], total: int) -> float:
+    """Bytes a step in the second half of a run, when warm-ups are over."""
+    late = [step for step in steps if step.step > total // 2]
+    begun = max((step.step for step in steps if step.step <= total // 2), default=0)
+    return sum(step.sent_bytes for step in late) / (total - begun)
+
+
+def _train(runs: Sequence[JobSessionRunner]) -> list[Outcome]:
+    """One generation, a thread a rank; raises what a rank raised first."""
+    ring = InProcessRing(len(runs), chunk_bytes=_CHUNK_BYTES, timeout_s=_TIMEOUT_S)
+    outcomes: dict[int, Outcome] = {}
+    failures: list[BaseException] = []
+
+    def serve(rank: int) -> None:
+        try:
+            outcomes[rank] = runs[rank].run(ring.collective(rank), 1, writers=frozenset())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            failures.append(error)
+            ring.break_ring(f"rank {rank} raised {error!r}")
+
+    threads = [threading.Thread(target=serve, args=(rank,)) for rank in range(len(runs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    if len({outcome.digest for outcome in outcomes.values()}) != 1:
+        raise AssertionError("replicas differ")
+    return [outcomes[rank] for rank in range(len(runs))]

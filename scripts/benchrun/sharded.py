@@ -1,0 +1,178 @@
+"""`scripts/bench sharded`: steps of dtd's sharded state against replicated training and torch's.
+
+Over slow links, parameter servers whose own links are ten times as fast are compared with the ring.
+
+All sides take turns in blocks of steps, as in `scripts.benchrun.strategies`: real daemons, a job
+for each stage; DDP with ZeroRedundancyOptimizer, and FSDP2, both over Gloo; and `apart`, processes
+that never talk.  All use AdamW.  What memory each side has at its peak is noted beside its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from dtd.errors import UsageError
+from dtd.job.tables import SHARDED_STAGES
+from scripts.benchrun.daemons import DaemonRun
+from scripts.benchrun.places import ShapedHosts, own_network
+from scripts.benchrun.ranks import World
+from scripts.benchrun.results import Record, keep, machine
+from scripts.benchrun.strategies import APART, Case, hosts_of, in_turns, sides_line
+from scripts.benchrun.torch_sharded import FSDP, FSDP_KEEPS, ZERO
+from scripts.benchrun.train import built, torch_block
+from scripts.benchrun.workloads import GIGABIT, WORKLOADS
+
+KIND: Final = "sharded"
+KEY: Final = ("workload", "link", "world")
+ROUNDS: Final = 5
+WORLDS: Final = (2, 4)
+BUCKETS_MIB: Final = (4, 25)
+"""Tried for DDP."""
+REPLICATED: Final = "dtd replicated"
+TORCH: Final[Mapping[str, str]] = {
+    "DDP + ZeRO": ZERO,
+    "FSDP2": FSDP,
+    "FSDP2, parameters kept": FSDP_KEEPS,
+}
+"""See `scripts.benchrun.torch_sharded`."""
+SERVED: Final[Mapping[str, int]] = {"dtd, 1 server": 1, "dtd, 2 servers": 2}
+"""Sides with so many parameter servers, on hosts of their own."""
+SLOW: Final = "100mbit"
+SERVERS_LINK: Final = GIGABIT
+_TRIAL_STEPS: Final = 3
+_CHOSEN: Final = "paced-16"
+_CHOSEN_SLOW: Final = "paced-small"
+_SLOW_WORLD: Final = 4
+
+
+def stages() -> dict[str, dict[str, Any]]:
+    """Return the sides of dtd with their `[strategy]` tables."""
+    made: dict[str, dict[str, Any]] = {REPLICATED: {}}
+    for stage in SHARDED_STAGES:
+        made[f"dtd stage {stage}"] = {"name": "sharded", "stage": stage}
+    served = {"name": "sharded", "owners": "servers"}
+    return made | dict.fromkeys(SERVED, served)
+
+
+def sides() -> tuple[str, ...]:
+    """Return all sides in the order of the table."""
+    return (*stages(), *TORCH)
+
+
+def sides_over(link: str) -> tuple[str, ...]:
+    """Return the sides that are compared unless others are asked for."""
+    if link == SLOW:
+        return (REPLICATED, "dtd stage 1", *SERVED)
+    return tuple(side for side in sides() if side not in SERVED)
+
+
+def measure(case: Case) -> Record:
+    """Measure all sides of a case."""
+    with contextlib.ExitStack() as stack:
+        hosts = hosts_of(case, stack)
+        worlds: dict[str, World] = {}
+        choices: dict[str, Any] = {}
+        for side in (*(one for one in TORCH if one in case.sides), APART):
+            worlds[side] = stack.enter_context(
+                built(hosts, case.world, case.spec, keeps_memory=True)
+            )
+            if side in TORCH:
+                choices[side] = _divided(worlds[side], TORCH[side])
+        runs = {
+            side: stack.enter_context(_daemons(case, table, stack, SERVED.get(side, 0)))
+            for side, table in stages().items()
+            if side in case.sides
+        }
+        steps_s = in_turns(case, runs, worlds)
+        peaks = {side: run.peak_bytes() for side, run in runs.items()}
+        peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
+        step_bytes = {
+            side: statistics.fmean(block.sent_bytes for block in run.blocks[1:])
+            for side, run in runs.items()
+        }
+    return {
+        "workload": case.name,
+        "what": case.workload.what,
+        "rows": case.workload.rows,
+        "link": case.link,
+        "world": case.world,
+        "steps_s": steps_s,
+        "step_bytes": step_bytes,
+        "peak_bytes": {side: round(statistics.fmean(peak)) for side, peak in peaks.items()},
+        "torch": choices,
+    }
+
+
+def _daemons(
+    case: Case, table: Mapping[str, Any], stack: contextlib.ExitStack, servers: int
+) -> contextlib.AbstractContextManager[DaemonRun]:
+    # Every worker has a data port, and a host has one of that number.
+    names = [f"server-{number}" for number in range(servers)]
+    rates = dict.fromkeys(names, SERVERS_LINK)
+    made = ShapedHosts([*case.workers, *names], case.link, rates)
+    hosts = stack.enter_context(contextlib.closing(made))
+    run = DaemonRun(case.workload, case.workers, hosts, case.rounds + 1, table, names)
+    return contextlib.closing(run)
+
+
+def _divided(world: World, how: str) -> dict[str, Any]:
+    """Divide the model of every rank, with the bucket size with which DDP is fastest here."""
+    if how != ZERO:
+        world.ask("divide", how=how, bucket_mib=0)
+        return {}
+    trials: list[dict[str, Any]] = []
+    for bucket_mib in BUCKETS_MIB:
+        world.ask("divide", how=how, bucket_mib=bucket_mib)
+        trials.append({"bucket_mib": bucket_mib, "step_s": torch_block(world, _TRIAL_STEPS)})
+    best = min(trials, key=lambda trial: float(trial["step_s"]))
+    world.ask("divide", how=how, bucket_mib=best["bucket_mib"])
+    return {"bucket_mib": best["bucket_mib"], "trials": trials}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure all that is asked for, case by case.
+
+    Raises:
+        UsageError: the links cannot be made here, or there is no such workload or side.
+    """
+    chosen = list(cases(options))
+    if not own_network():
+        raise UsageError(
+            "no network namespaces here, so no links of a known rate",
+            remedy="run it as root, or where users may make namespaces",
+        )
+    about = machine()
+    for case in chosen:
+        record = measure(case)
+        keep(KIND, [{**record, "machine": about}], KEY, options, sides_line(record))
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Return what to measure.
+
+    Raises:
+        UsageError: there is no such workload or side.
+    """
+    for side in options.sides or ():
+        if side not in sides():
+            raise UsageError(f"no side {side}", remedy=f"one of {', '.join(sides())}")
+    for name in options.workloads or (_CHOSEN, _CHOSEN_SLOW):
+        workload = WORKLOADS.get(name)
+        if workload is None:
+            raise UsageError(f"no workload {name}", remedy=f"one of {', '.join(WORKLOADS)}")
+        link = SLOW if name == _CHOSEN_SLOW else GIGABIT
+        usual = (_SLOW_WORLD,) if link == SLOW else WORLDS
+        for world in options.worlds or (usual[:1] if options.quick else usual):
+            yield Case(
+                name=name,
+                workload=dataclasses.replace(workload, optimizer={"name": "adamw"}),
+                link=link,
+                world=world,
+                rounds=options.rounds or (1 if options.quick else ROUNDS),
+                sides=options.sides or sides_over(link),
+            )

@@ -1,0 +1,88 @@
+"""A sweep of four trials, two at once; the coordinator is killed in the middle and comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.wire import messages as m
+
+pytest.importorskip("optuna")
+pytestmark = pytest.mark.integration
+
+BASE = {
+    "job": {"name": "tiny", "task": "gated_task:Gated", "epochs": 1, "global_batch_size": 128},
+    "elastic": {"settle_s": 0},
+}
+SPEC = {
+    "sweep": {
+        "metric": "accuracy",
+        "direction": "maximize",
+        "method": "random",
+        "trials": 4,
+        "parallel": 2,
+        "workers_per_trial": 1,
+        "seed": 5,
+        "model": "tiny",
+    },
+    "space": {"optimizer.lr": {"low": 0.001, "high": 0.5, "log": True}},
+    "base": BASE,
+}
+
+
+class Swept:
+    """The first two trials stop at a gate, and the coordinator is killed while they do."""
+
+    def __init__(self, daemons):
+        self.daemons = daemons
+        gates = daemons.hold(2)
+        spec = {**SPEC, "base": {**BASE, "task": gates.task}}
+        self.begun = daemons.ask(m.BeginSweep(spec=spec))
+        for _ in range(2):
+            daemons.await_event("generation_running", "with 1 workers")
+        self.half = daemons.ask(m.ShowSweep(sweep=self.begun["sweep"]))
+        daemons.child("coordinator").signal_group(9)
+        daemons.child("coordinator").wait(60)
+        daemons.start_again()
+        gates.open(0)
+        self.ended = daemons.await_event("sweep_ended")
+        self.shown = daemons.ask(m.ShowSweep(sweep=self.begun["sweep"]))
+
+
+@pytest.fixture(scope="module")
+def swept(start_daemons):
+    return Swept(start_daemons(2))
+
+
+def test_two_trials_run_at_once(swept):
+    assert swept.begun == {"sweep": "sweep-1", "trials": 4}
+    states = [trial["state"] for trial in swept.half["trials"]]
+    assert states == ["running", "running"]
+
+
+def test_it_goes_on_after_the_restart_and_no_trial_is_done_twice(swept):
+    trials = swept.shown["trials"]
+    assert swept.shown["state"] == "done"
+    assert [trial["state"] for trial in trials] == ["done"] * 4
+    assert trials[0]["job"] == swept.half["trials"][0]["job"]
+    assert len({trial["params"]["optimizer.lr"] for trial in trials}) == 4
+    jobs = swept.daemons.ask(m.ListJobs())["jobs"]
+    assert sorted(job["id"] for job in jobs) == sorted(trial["job"] for trial in trials)
+
+
+def test_the_best_trial_is_named(swept):
+    best = max(swept.shown["trials"], key=lambda trial: (trial["value"], -trial["number"]))
+    assert swept.shown["best"] == best
+    assert f"job {best['job']}" in swept.ended["message"]
+    assert swept.ended["message"].endswith("registered as tiny")
+    (version,) = swept.daemons.ask(m.ListModels())["models"]
+    assert (version["name"], version["record"]["job"]) == ("tiny", best["job"])
+    assert set(swept.shown["importance"]) <= {"optimizer.lr"}
+
+
+def test_what_has_ended_is_listed_and_is_not_cancelled(swept):
+    (row,) = swept.daemons.ask(m.ListSweeps())["sweeps"]
+    assert (row["id"], row["begun"], row["planned"]) == ("sweep-1", 4, 4)
+    with pytest.raises(Exception, match="has ended: it is done"):
+        swept.daemons.ask(m.CancelSweep(sweep="sweep-1"))
+    with pytest.raises(Exception, match="no sweep 'sweep-9'; did you mean"):
+        swept.daemons.ask(m.ShowSweep(sweep="sweep-9"))

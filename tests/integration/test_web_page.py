@@ -1,0 +1,243 @@
+"""The web page in a real browser: every page, a live run, a worker that dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.wire import messages as m
+from tests.integration.conftest import GATED_JOB, Daemons, Gates
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        shutil.which("chromium") is None or shutil.which("chromedriver") is None,
+        reason="needs Debian's chromium and chromium-driver",
+    ),
+]
+
+PATIENCE_S = 60.0
+WORKERS = 3
+PICTURES = "DTD_SCREENSHOTS"
+"""Directory in which pictures of all pages are kept; default: a temporary one."""
+
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--no-proxy-server", "--hide-scrollbars", "--window-size=1440,1000"),
+)
+
+
+class Browser:
+    """Chromium, and what can be seen in it."""
+
+    def __init__(self, pictures: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(shutil.which("chromium"))
+        for option in OPTIONS:
+            options.add_argument(option)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        service = webdriver.ChromeService(str(shutil.which("chromedriver")))
+        self.driver = webdriver.Chrome(options=options, service=service)
+        self._pictures = pictures
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(f"return {script}", *arguments)
+
+    def text(self) -> str:
+        return str(self.run("document.body.innerText"))
+
+    def until(self, script: str, *arguments: Any) -> Any:
+        """Wait until an expression is true, without leaving the browser in between."""
+        self.driver.set_script_timeout(PATIENCE_S)
+        look = (
+            "const done = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);"
+            f"const look = () => {{ const found = ((...a) => ({script}))(...given);"
+            " if (found) done(found); };"
+            "new MutationObserver(look).observe(document, {subtree: true, childList: true,"
+            " attributes: true, characterData: true}); look();"
+        )
+        return self.driver.execute_async_script(look, *arguments)
+
+    def until_text(self, text: str) -> None:
+        self.until("document.body.innerText.includes(a[0])", text)
+
+    def click(self, script: str) -> None:
+        self.run(f"{script}.click()")
+
+    def picture(self, name: str, *, width: int = 1440, dark: bool = False) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        send = self.driver.execute_cdp_cmd
+        send("Emulation.setEmulatedMedia", {"features": [scheme]})
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": width < 600}
+        send("Emulation.setDeviceMetricsOverride", size)
+        height = min(4000, int(self.run("document.documentElement.scrollHeight")))
+        send("Emulation.setDeviceMetricsOverride", {**size, "height": height})
+        self.until(
+            "[...document.querySelectorAll('.js-plotly-plot')].every((place) =>"
+            " place.querySelector('.main-svg')?.clientWidth === place.clientWidth)"
+        )
+        self.driver.save_screenshot(str(self._pictures / f"{name}.png"))
+        assert self.run("document.documentElement.scrollWidth") <= width, name
+        send("Emulation.clearDeviceMetricsOverride", {})
+
+    def complaints(self) -> list[str]:
+        """What the browser has complained of: of the library's style, which is not needed, not."""
+        found = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [one for one in found if "charts.js" not in one and "401" not in one]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Path(os.environ.get(PICTURES) or tmp_path_factory.mktemp("pictures"))
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def daemons(start_daemons: Callable[..., Daemons]) -> Daemons:
+    return start_daemons(WORKERS, web=Address("127.0.0.1", 0))
+
+
+@pytest.fixture(scope="module")
+def gates(daemons: Daemons) -> Gates:
+    return daemons.hold(20)
+
+
+@pytest.fixture(scope="module")
+def job(daemons: Daemons, gates: Gates) -> str:
+    text = GATED_JOB.replace("gated_task:Gated", "loud_task:Loud")
+    return daemons.submit(gates=gates, text=text)
+
+
+@pytest.fixture(scope="module")
+def browser(daemons: Daemons, pictures: Path) -> Iterator[Browser]:
+    made = Browser(pictures)
+    yield made
+    made.driver.quit()
+
+
+def link(daemons: Daemons) -> str:
+    answer = daemons.ask(m.OpenWeb())
+    return f"{answer['url']}#login={answer['code']}"
+
+
+def test_who_has_no_code_sees_a_form(daemons: Daemons, browser: Browser) -> None:
+    browser.open(daemons.ask(m.OpenWeb())["url"])
+    browser.until_text("Code or token")
+    browser.picture("login")
+    browser.run("document.getElementById('word').value = 'wrong'")
+    browser.click("document.querySelector('form button')")
+    browser.until_text("this is no valid code or token")
+    assert browser.run("document.querySelector('[role=alert]') !== null")
+
+
+def test_a_live_run_is_watched(daemons: Daemons, browser: Browser, job: str) -> None:
+    browser.open(link(daemons))
+    browser.until_text(job)
+    browser.until("[...document.querySelectorAll('svg.ring circle')].length === a[0]", WORKERS)
+    browser.until("document.querySelectorAll('.js-plotly-plot').length === 2")
+    browser.until_text("generation running")
+    assert browser.run("location.hash") == "#/"
+    assert browser.run("document.querySelector('main h1, main section') !== null")
+    browser.picture("overview")
+    browser.picture("overview-dark", dark=True)
+    browser.picture("overview-phone", width=390)
+
+
+def test_what_a_job_prints_is_text(browser: Browser, job: str) -> None:
+    browser.run("location.hash = '#/logs'")
+    browser.until_text("a quiet line")
+    shown = browser.text()
+    assert '<img src=x onerror="window.taken=1"><script>window.taken=1</script>' in shown
+    assert "\\u202edlrow" in shown
+    assert browser.run("window.taken === undefined && !document.querySelector('main img')")
+    browser.run(
+        "(() => { const find = document.getElementById('log-text'); find.value = 'QUIET';"
+        " find.dispatchEvent(new Event('input')); })()"
+    )
+    browser.until("document.querySelectorAll('.lines mark').length === a[0]", WORKERS)
+    assert "onerror" not in browser.text()
+    browser.picture("logs")
+
+
+def test_every_other_page(browser: Browser, job: str) -> None:
+    for page, expected in (
+        (f"job/{job}", "Settings"),
+        ("runs", "Choose two or more to compare"),
+        ("checkpoints", "Fetch one with"),
+        ("incidents", "Time line"),
+    ):
+        browser.run(f"location.hash = '#/{page}'")
+        browser.until_text(expected)
+        if page.startswith("job"):
+            browser.until("document.querySelectorAll('.js-plotly-plot').length >= 4")
+        if page == "incidents":
+            browser.until("document.querySelectorAll('#time-line path.point').length > 0")
+        browser.picture(page.split("/", maxsplit=1)[0])
+    assert browser.complaints() == []
+
+
+def test_a_worker_is_killed_while_the_page_is_watched(
+    daemons: Daemons, browser: Browser, gates: Gates, job: str
+) -> None:
+    browser.run("location.hash = '#/'")
+    browser.until("document.querySelector('[aria-label=\"Kill worker-1\"]')")
+    browser.click("document.querySelector('[aria-label=\"Kill worker-1\"]')")
+    browser.until_text("Kill worker-1?")
+    browser.picture("kill")
+    browser.click("document.querySelector('dialog .sure')")
+    browser.until_text("worker lost")
+    browser.picture("worker-lost")
+    entries = daemons.ask(m.ReadAudit(what="KILL_WORKER"))["entries"]
+    assert [(one["address"], one["about"]["name"]) for one in entries] == [
+        ("127.0.0.1 (web)", "worker-1")
+    ]
+    gates.open(0)
+    assert daemons.wait(job)["state"] == "done"
+    browser.until_text("No job runs")
+
+
+def test_jobs_are_compared(daemons: Daemons, browser: Browser, job: str) -> None:
+    again = daemons.submit("optimizer.lr=0.01", "job.epochs=1")
+    assert daemons.wait(again)["state"] == "done"
+    browser.run(f"location.hash = '#/compare?jobs={job},{again}'")
+    browser.until_text("optimizer.lr")
+    browser.until_text("Best loss")
+    browser.until("document.querySelectorAll('.js-plotly-plot').length >= 2")
+    browser.picture("compare")
+
+
+def test_a_model_gets_an_alias(daemons: Daemons, browser: Browser, job: str) -> None:
+    daemons.ask(m.RegisterModel(name="planes", job=job))
+    browser.run("location.hash = '#/models'")
+    browser.until_text("planes")
+    browser.run(
+        "(() => { const alias = document.getElementById('alias'); alias.value = 'production';"
+        " alias.dispatchEvent(new Event('input')); })()"
+    )
+    browser.click("document.querySelector('form.card button')")
+    browser.until_text("Call version 1 of planes")
+    browser.click("document.querySelector('dialog .sure')")
+    browser.until("document.querySelector('tbody')?.innerText.includes('production')")
+    browser.picture("models")
+    (version,) = daemons.ask(m.ListModels(name="planes"))["models"]
+    assert version["aliases"] == ["production"]
+
+
+def test_logging_out_ends_it(browser: Browser) -> None:
+    browser.run("location.hash = '#/'")
+    browser.until("[...document.querySelectorAll('button')].some(b => b.innerText === 'Log out')")
+    browser.click("[...document.querySelectorAll('button')].find(b => b.innerText === 'Log out')")
+    browser.until_text("Code or token")
+    assert browser.complaints() == []

@@ -1,0 +1,38 @@
+"""Any order of steps, their ends and new states: what a rank keeps is what commits have left."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtd.strategy.codec.local_state import LocalState
+
+CPU = torch.device("cpu")
+STEP = st.tuples(st.sampled_from(["commit", "rollback", "unwritten"]), st.integers(0, 3))
+
+
+@given(st.lists(st.one_of(STEP, st.just("reset"), st.just("add")), max_size=16))
+def test_it_is_what_the_commits_since_the_last_state_add_up_to(plan) -> None:
+    """Each step keeps twice what was kept and one more, in units of a loss scale that varies."""
+    state, kept = LocalState(3, CPU), 0.0
+    for act in plan:
+        if act == "reset":
+            state.reset()
+            kept = 0.0
+        elif act == "add":
+            state.add(torch.full((3,), 5.0))
+            kept += 5.0
+        else:
+            end, power = act
+            scale = 2.0**power
+            state.begin(scale)
+            if end != "unwritten":
+                new = torch.add(2 * state.current, scale, out=state.new())
+                assert new is not state.current
+            assert state.unscaled().tolist() == [kept] * 3
+            if end == "rollback":
+                state.rollback()
+            state.commit()
+            kept = 2 * kept + 1 if end == "commit" else kept
+        assert state.unscaled().tolist() == [kept] * 3

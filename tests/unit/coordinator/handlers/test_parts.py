@@ -1,0 +1,124 @@
+"""Who has the parts of a checkpoint is told to workers whose job starts from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtd.coordinator.handlers.parts import MAX_UNANSWERED, PartDirectory
+from dtd.core.engine.shards import held_shards
+from dtd.errors import ProtocolError
+from dtd.wire import messages as m
+
+PARENT = "digits-1"
+
+
+def entry(rank: int, *, world_size: int = 4, **changes: Any) -> dict[str, Any]:
+    part = held_shards(rank, world_size, 1).to_wire() if world_size > 1 else []
+    place = f"/disk/{PARENT}.tag/g000003-s000000040"
+    about = {"job": PARENT, "generation": 3, "step": 40, "digest": "ab", "directory": place}
+    sound = {"confirmation": "verified"}
+    return {"worker": f"w-{rank}", "part": part, **about, **sound, **changes}
+
+
+class Coordinator:
+    """What the directory needs of the daemon."""
+
+    def __init__(
+        self, listed: list[dict[str, Any]], *, away: tuple[str, ...] = (), from_job: str = PARENT
+    ) -> None:
+        self.listed = listed
+        self.names = frozenset(one["worker"] for one in listed) - {*away}
+        self.store = SimpleNamespace(checkpoints=lambda job: listed)
+        self.containment = SimpleNamespace(around=lambda what, link: contextlib.nullcontext())
+        registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
+        worker = SimpleNamespace(registration=registration)
+        cluster = SimpleNamespace(
+            job=SimpleNamespace(from_job=from_job), workers=dict.fromkeys(self.names, worker)
+        )
+        self.membership = SimpleNamespace(
+            active=lambda: [cluster.job], cluster_of=lambda _name: cluster
+        )
+
+    async def in_store(self, function: Any, job: str) -> Any:
+        return function(job)
+
+    def connected(self) -> frozenset[str]:
+        return self.names
+
+    def ticket(self, worker: str, scope: str) -> tuple[int, bytes]:
+        return 99, f"{worker} {scope}".encode()
+
+
+class Link:
+    """Collects what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[m.Message] = asyncio.Queue()
+
+    def send(self, message: m.Message) -> None:
+        self.sent.put_nowait(message)
+
+
+async def answer(coordinator: Coordinator, *, job: str = PARENT, step: int = 0) -> m.Parts:
+    link = Link()
+    PartDirectory(coordinator).ask(link, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
+    sent = await link.sent.get()
+    assert isinstance(sent, m.Parts)
+    assert (sent.job, sent.step) == (job, step)
+    return sent
+
+
+async def test_holders_come_with_tickets_and_those_that_suffice_first() -> None:
+    told = await answer(Coordinator([entry(rank) for rank in range(4)]))
+    assert [one.name for one in told.holders] == ["w-0", "w-2", "w-1", "w-3"]
+    assert (told.digest, told.missing) == ("ab", "")
+    first = told.holders[0]
+    resource = f"checkpoint/{PARENT}.tag/g000003-s000000040"
+    assert (first.host, first.port, first.resource) == ("10.0.0.1", 7000, resource)
+    assert first.part == tuple(held_shards(0, 4, 1).to_wire())
+    assert (first.ticket_expires_unix_s, first.ticket_key) == (99, f"w-0 {resource}".encode())
+
+
+async def test_missing_shards_and_their_workers_are_named() -> None:
+    told = await answer(Coordinator([entry(rank) for rank in range(4)], away=("w-1", "w-2")))
+    assert told.missing == "1/2 to 3/4, which were on w-1 (1/2 to 3/4), w-2 (1/2 to 3/4)"
+    assert [one.name for one in told.holders] == ["w-0", "w-3"]
+
+
+async def test_the_newest_complete_checkpoint_is_meant_or_that_of_the_step() -> None:
+    incomplete = [entry(rank, step=60) for rank in (0, 1)]
+    contradicted = [entry(rank, step=50, confirmation="contradicted") for rank in range(4)]
+    older = [entry(rank, step=30, digest="cd") for rank in range(4)]
+    coordinator = Coordinator([*incomplete, *contradicted, *map(entry, range(4)), *older])
+    assert (await answer(coordinator)).digest == "ab"
+    assert (await answer(coordinator, step=30)).digest == "cd"
+    assert (await answer(coordinator, step=60)).holders == ()
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "job"),
+    [
+        (Coordinator([entry(0, world_size=1)]), PARENT),
+        (Coordinator([]), PARENT),
+        (Coordinator([entry(rank) for rank in range(4)], from_job="other"), PARENT),
+        (Coordinator([entry(rank) for rank in range(4)], from_job=""), ""),
+    ],
+    ids=["whole", "none", "not the job's", "fresh"],
+)
+async def test_nobody_else_gets_tickets(coordinator: Coordinator, job: str) -> None:
+    assert await answer(coordinator, job=job) == m.Parts(job=job, step=0)
+
+
+async def test_requests_that_pile_up_are_refused() -> None:
+    directory, link = PartDirectory(Coordinator([])), Link()  # type: ignore[arg-type]
+    for _ in range(MAX_UNANSWERED):
+        directory.ask(link, m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="4 GET_PARTS are unanswered"):
+        directory.ask(link, m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
+    for _ in range(MAX_UNANSWERED):
+        assert await link.sent.get() == m.Parts(job=PARENT, step=0)

@@ -1,0 +1,61 @@
+"""Renewing what is the coordinator's own, on a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+import dtd.coordinator.handlers.renewal as renewal_module
+from dtd.coordinator.handlers.renewal import RenewalHandler
+from dtd.errors import ConfigError
+
+PATIENCE_S = 10.0
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("error", [FULL, ConfigError("ca.key cannot be written")])
+async def test_what_fails_on_the_disk_is_logged_and_keeps_nothing_else_from_being_done(
+    error, monkeypatch
+):
+    monkeypatch.setattr(renewal_module, "LOOK_S", 0.0)
+    asked, enough = [], asyncio.Event()
+
+    async def in_store(function, *_arguments):
+        asked.append(getattr(function, "func", function).__name__)
+        if asked.count("equip") == 2:
+            enough.set()
+        raise error
+
+    def go_on(): ...
+
+    def equip(): ...
+
+    def keep_time(): ...
+
+    authority = SimpleNamespace(
+        signers=SimpleNamespace(rotation=object()),
+        own=SimpleNamespace(are_due=lambda: True, equip=equip),
+        rotation=SimpleNamespace(go_on=go_on),
+        keep_time=keep_time,
+    )
+    port = SimpleNamespace(authority=authority, coordinators=(), links=list)
+    handler = RenewalHandler(
+        port, in_store, lambda _s: None, list, None, lambda *_: contextlib.nullcontext()
+    )
+    with capture_logs() as lines:
+        keeping = asyncio.create_task(handler.keep())
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait(
+                [keeping, asyncio.ensure_future(enough.wait())],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        assert not keeping.done()
+        keeping.cancel()
+    assert asked[:5] == ["go_on", "equip", "keep_time", "go_on", "equip"]
+    told = [line["error"] for line in lines if line["event"] == "own_credential_not_renewed"]
+    assert told == [getattr(error, "message", str(error))]  # of five failures in a moment

@@ -1,0 +1,241 @@
+"""Registered models: a real coordinator, played workers that say what they keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtd.errors import RequestRefused
+from dtd.wire import messages as m
+
+FILES = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="ab" * 32),)
+OTHERS = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="cd" * 32),)
+
+
+def refused(daemon, message):
+    with pytest.raises(RequestRefused) as caught:
+        daemon.ask(message)
+    return caught.value.message, caught.value.remedy
+
+
+@pytest.fixture
+def worker(daemon, play):
+    return play(daemon)
+
+
+@pytest.fixture
+def job(daemon, worker, spec):
+    """A job that is done, with checkpoints of steps 10 and 20 on worker-0, which keeps no model."""
+    made = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    assign = worker.run_alone()
+    worker.save(assign, 10, metrics={"accuracy": 0.75})
+    worker.save(assign, 20, f"g{assign.generation:06}-s{10:09}")
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=made))
+    worker.say(m.ModelsHeld())
+    return made
+
+
+def shown(daemon, name="digits"):
+    return daemon.ask(m.ListModels(name=name))["models"][0]
+
+
+def register(daemon, job, **more):
+    (version,) = daemon.ask(m.RegisterModel(**{"name": "digits", "job": job, "copies": 1} | more))[
+        "models"
+    ]
+    return version
+
+
+def await_model(daemon, condition, name="digits"):
+    """Look again after each event."""
+    while True:
+        seen = daemon.ask(m.ReadEvents())["next"]
+        version = shown(daemon, name)
+        if condition(version):
+            return version
+        daemon.ask(m.ReadEvents(after=seen, follow=True))
+
+
+def kept(daemon, worker, job, **more):
+    """A version of which the worker has a copy."""
+    register(daemon, job, **more)
+    order = worker.hear(m.PinModel)
+    worker.say(m.ModelPinned(version=order.version, files=FILES))
+    return await_model(daemon, lambda version: version["state"] == "ready")
+
+
+def test_a_version_is_registered_with_its_record(daemon, worker, job):
+    version = register(daemon, job, best="accuracy", card="Text.")
+    assert (version["name"], version["number"], version["state"]) == ("digits", 1, "pending")
+    record = version["record"]
+    assert (record["job"], record["step"], record["digest"]) == (job, 10, "ab")
+    assert record["metrics"] == {"accuracy": 0.75}
+    assert record["registered_by"].startswith("local/")
+    assert record["dataset_fingerprint"] == "f"
+    order = worker.hear(m.PinModel)
+    assert (order.version, order.files, order.encrypted) == (version["id"], (), False)
+    (source,) = order.sources
+    assert source.resource.endswith("-s000000010")
+    assert (source.name, source.host, source.digest) == ("worker-0", "10.0.0.1", "ab")
+    assert source.ticket_key
+    worker.say(m.ModelPinned(version=order.version, files=FILES))
+    version = await_model(daemon, lambda version: version["state"] == "ready")
+    assert version["files"] == [{"name": "model.safetensors", "size_bytes": 7, "sha256": "ab" * 32}]
+    assert (version["holders"], version["connected"]) == (["worker-0"], ["worker-0"])
+    told = daemon.ask(m.ListModels(name="digits", tickets=True))["models"][0]
+    assert told["sources"][0]["resource"] == f"model/{version['id']}"
+    assert "sources" not in version
+
+
+def test_what_cannot_be_registered(daemon, worker, job):
+    words, _ = refused(daemon, m.RegisterModel(name="digits", job=job, best="acuracy"))
+    assert words.endswith('did you mean "accuracy"?')
+    words, _ = refused(daemon, m.RegisterModel(name="digits", job="digits-2"))
+    assert words == "job 'digits-2' does not exist; did you mean \"digits-1\"?"
+    words, _ = refused(daemon, m.RegisterModel(name="digits", job=job, step=15))
+    assert "no checkpoint of step 15" in words
+    words, _ = refused(daemon, m.RegisterModel(name="a/b", job=job))
+    assert "is not a name of a model" in words
+    words, _ = refused(daemon, m.RegisterModel(name="digits", job=job, copies=17))
+    assert words == "copies: must be 1 to 16, not 17"
+    words, _ = refused(daemon, m.RegisterModel(name="digits", job=job, card="x" * 16001))
+    assert "16000 characters" in words
+    assert daemon.ask(m.ListModels())["models"] == []
+
+
+def test_the_next_copy_must_be_the_same(daemon, play, worker, job):
+    version = kept(daemon, worker, job, copies=2)
+    other = play(daemon, "worker-1", pid=99)
+    other.say(m.ModelsHeld())
+    order = other.hear(m.PinModel)
+    assert order.files == FILES
+    assert order.sources[0].resource == f"model/{version['id']}"
+    other.say(m.ModelPinned(version=order.version, files=OTHERS))
+    third = play(daemon, "worker-2", pid=100)
+    third.say(m.ModelsHeld())
+    assert third.hear(m.PinModel).version == version["id"]
+    version = shown(daemon)
+    assert version["failed"] == {"worker-1": "it has other files"}
+    assert version["files"][0]["sha256"] == "ab" * 32
+    third.say(m.ModelPinned(version=order.version, reason="no room"))
+    while shown(daemon)["failed"].get("worker-2") != "no room":
+        pass
+
+
+def test_what_nobody_asked_for_changes_nothing(daemon, worker, job):
+    version = kept(daemon, worker, job)
+    worker.say(m.ModelsHeld())  # the first one on this connection counted
+    worker.say(m.ModelPinned(version=version["id"], files=OTHERS))
+    worker.say(m.ModelPinned(version="x.v1.0123456789ab", files=OTHERS))
+    register(daemon, job, name="other")
+    assert worker.hear(m.PinModel).version.startswith("other.v1.")
+    known = shown(daemon)
+    assert (known["holders"], known["files"]) == (["worker-0"], version["files"])
+
+
+def test_aliases(daemon, worker, job):
+    kept(daemon, worker, job)
+    register(daemon, job)
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
+    both = daemon.ask(m.AliasModel(name="digits", alias="next", version=2))["models"]
+    assert [(one["number"], one["aliases"]) for one in both] == [(2, ["next"]), (1, ["production"])]
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
+    (one,) = daemon.ask(m.ListModels(name="digits", version="production"))["models"]
+    assert one["number"] == 2
+    daemon.ask(m.AliasModel(name="digits", alias="next", version=0))
+    assert "no alias" in refused(daemon, m.AliasModel(name="digits", alias="next", version=0))[0]
+    assert "no version 3" in refused(daemon, m.AliasModel(name="digits", alias="a", version=3))[0]
+    words, _ = refused(daemon, m.AliasModel(name="digits", alias="1", version=1))
+    assert "taken for the number" in words
+    words, _ = refused(daemon, m.ListModels(name="digitz"))
+    assert words == "model 'digitz' does not exist; did you mean \"digits\"?"
+    assert "did you mean" in refused(daemon, m.ListModels(name="digits", version="producton"))[0]
+
+
+def test_a_card_is_edited_and_the_record_stays(daemon, worker, job):
+    before = kept(daemon, worker, job)
+    daemon.ask(m.DescribeModel(name="digits", version=1, card="Better."))
+    after = shown(daemon)
+    assert (after["card"], after["record"]) == ("Better.", before["record"])
+    assert "no version 2" in refused(daemon, m.DescribeModel(name="digits", version=2, card=""))[0]
+
+
+def test_a_job_whose_checkpoint_is_being_copied_is_not_deleted(daemon, worker, job):
+    register(daemon, job, step=20)
+    order = worker.hear(m.PinModel)
+    for request in (m.Delete(job=job), m.Delete(job=job, step=20)):
+        words, remedy = refused(daemon, request)
+        assert words.startswith("version digits@1 of a model has no copy yet")
+        assert "dtdctl models show digits@1" in remedy
+    worker.say(m.ModelPinned(version=order.version, files=FILES))
+    await_model(daemon, lambda version: version["state"] == "ready")
+    with daemon.connect() as client:
+        client.ask(m.Delete(job=job))
+        for _ in range(2):
+            drop = worker.hear(m.DropCheckpoint)
+            worker.say(m.CheckpointDropped(directory=drop.directory))
+        client.answer()
+    assert shown(daemon)["state"] == "ready"
+
+
+def test_it_is_deleted_and_its_number_is_not_given_again(daemon, worker, job):
+    version = kept(daemon, worker, job)
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
+    (deleted,) = daemon.ask(m.DeleteModel(name="digits", version=1))["models"]
+    assert (deleted["number"], deleted["holders"]) == (1, ["worker-0"])
+    assert worker.hear(m.UnpinModel).version == version["id"]
+    assert "does not exist" in refused(daemon, m.ListModels(name="digits"))[0]
+    assert register(daemon, job)["number"] == 2
+    assert shown(daemon)["aliases"] == []
+    daemon.ask(m.DeleteModel(name="digits"))
+    assert daemon.ask(m.ListModels())["models"] == []
+
+
+def test_after_a_restart_it_is_known_who_keeps_what(start_daemon, play, spec):
+    daemon = start_daemon()
+    worker = play(daemon)
+    made = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    assign = worker.run_alone()
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=made))
+    worker.say(m.ModelsHeld())
+    version = kept(daemon, worker, made)
+    daemon = start_daemon()
+    known = shown(daemon)
+    assert (known["holders"], known["connected"]) == (["worker-0"], [])
+    assert known["record"] == version["record"]
+    again = play(daemon, pid=4711)
+    again.say(m.ModelsHeld(versions=(version["id"], "gone.v1.0123456789ab")))
+    assert again.hear(m.UnpinModel).version == "gone.v1.0123456789ab"
+    assert shown(daemon)["connected"] == ["worker-0"]
+    wiped = play(daemon, pid=4712)
+    wiped.say(m.ModelsHeld())
+    assert wiped.hear(m.PinModel).version == version["id"]
+
+
+def test_a_package_stays_as_long_as_a_version_needs_it(daemon):
+    models = daemon.coordinator.store.models
+    record = {"package": "ab" * 32, "job": "x"}
+    options = {"copies": 1, "card": "", "make_id": lambda number: f"m{number}"}
+    daemon.run(daemon.coordinator.in_store(lambda: models.add("m", record, **options)))
+    assert daemon.run(daemon.coordinator.in_store(daemon.coordinator.store.packages_in_use)) == {
+        "ab" * 32
+    }
+
+
+def test_there_is_a_bound(daemon, worker, job, monkeypatch):
+    monkeypatch.setattr("dtd.coordinator.store.models.MAX_VERSIONS", 1)
+    register(daemon, job)
+    assert "registered already" in refused(daemon, m.RegisterModel(name="digits", job=job))[0]
+
+
+def test_viewers_list_and_do_not_read(daemon):
+    from dtd.core.permissions import refusal
+
+    class Viewer:
+        role, name, uid, workers = "viewer", "ann", None, None
+
+    assert refusal(Viewer(), m.ListModels()) == ""
+    assert "may not ask LIST_MODELS for tickets" in refusal(Viewer(), m.ListModels(tickets=True))
+    assert refusal(Viewer(), m.DeleteModel(name="x"))

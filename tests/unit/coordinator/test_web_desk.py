@@ -1,0 +1,216 @@
+"""The page over HTTP: who gets in, what each may do, and what stands in the audit log."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtd.address import Address
+from dtd.config import CoordinatorConfig
+from dtd.errors import RequestRefused
+from dtd.places import SOCKET_NAME
+from dtd.security.token import Token
+from dtd.wire import messages as m
+from tests.unit.coordinator.conftest import Daemon
+
+PATIENCE_S = 30.0
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+class WebDaemon(Daemon):
+    """A coordinator that listens over TCP as well, and serves a page on loopback."""
+
+    def __init__(self, loop_thread: Any, state_dir: Path, **settings: Any) -> None:
+        self._settings = settings
+        super().__init__(loop_thread, state_dir)
+
+    async def _start(self) -> Any:
+        self.config = CoordinatorConfig(
+            state_dir=self.config.state_dir,
+            socket=self.config.state_dir / SOCKET_NAME,
+            heartbeat_timeout_s=600.0,
+            **{"web": LOOPBACK, "listen": LOOPBACK, **self._settings},
+        )
+        return await super()._start()
+
+
+class Browser:
+    """Keeps a cookie and a key, and says where its requests come from."""
+
+    def __init__(self, port: int) -> None:
+        self.host = f"127.0.0.1:{port}"
+        self.cookie = self.key = ""
+
+    def ask(self, method: str, path: str, given: Any = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.host, timeout=PATIENCE_S)
+        own = {"Cookie": self.cookie, "X-Dtd-Key": self.key, "Content-Type": "application/json"}
+        if method == "POST":
+            own["Origin"] = f"http://{self.host}"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, json.dumps(given), {**own, **named})
+        answer = connection.getresponse()
+        body = answer.read()
+        for name, value in answer.getheaders():
+            if name == "Set-Cookie":
+                self.cookie, self.flags = value.split(";", 1)
+        connection.close()
+        return answer.status, json.loads(body) if path.startswith("/api") else body
+
+    def log_in(self, word: str) -> tuple[int, Any]:
+        status, told = self.ask("POST", "/api/login", {"word": word})
+        self.key = told.get("key", "")
+        return status, told
+
+    def act(self, **given: str) -> tuple[int, Any]:
+        return self.ask("POST", "/api/act", given)
+
+
+@pytest.fixture
+def served(loop_thread: Any, state_dir: Path) -> Iterator[WebDaemon]:
+    made = WebDaemon(loop_thread, state_dir)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def open_browser(served: WebDaemon) -> Callable[[], Browser]:
+    port = int(served.ask(m.OpenWeb())["url"].rstrip("/").rpartition(":")[2])
+    return lambda: Browser(port)
+
+
+def audited(daemon: WebDaemon, what: str) -> list[tuple[str, str, str, str]]:
+    entries = daemon.ask(m.ReadAudit(what=what))["entries"]
+    return [(one["role"], one["who"], one["address"], one["outcome"]) for one in entries]
+
+
+def test_nothing_is_read_without_logging_in(open_browser: Callable[[], Browser]) -> None:
+    browser = open_browser()
+    assert browser.ask("GET", "/")[0] == 200
+    assert browser.ask("GET", "/static/app.js")[0] == 200
+    assert browser.ask("GET", "/static/../server.py")[0] == 404
+    for path in ("me", "status", "jobs", "events", "live", "jobs/a/logs", "checkpoints"):
+        assert browser.ask("GET", f"/api/{path}")[0] == 401
+    assert browser.act(what="cancel", job="a")[0] == 401
+    assert browser.log_in("no-such-code")[0] == 401
+
+
+def test_a_code_logs_its_caller_in_once(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser, code = open_browser(), served.ask(m.OpenWeb())["code"]
+    status, told = browser.log_in(code)
+    assert (status, told["role"], told["may_act"]) == (200, "local", True)
+    assert "httponly" in browser.flags.lower()
+    assert "samesite=strict" in browser.flags.lower()
+    assert open_browser().log_in(code)[0] == 401
+    assert browser.ask("GET", "/api/status")[1]["workers"] == []
+    thief = open_browser()
+    thief.cookie = browser.cookie
+    assert thief.ask("GET", "/api/status")[0] == 401
+    assert browser.ask("POST", "/api/logout", {})[0] == 200
+    assert browser.ask("GET", "/api/status")[0] == 401
+
+
+def test_requests_of_other_sites_are_refused(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    for headers in (
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Content_Type": "text/plain"},
+    ):
+        assert browser.ask("POST", "/api/act", {"what": "drain"}, **headers)[0] == 421
+    assert browser.ask("GET", "/api/status", Host="evil.example")[0] == 421
+    assert browser.ask("PUT", "/api/act", {})[0] == 421
+    assert browser.ask("GET", "/api/status")[0] == 200
+
+
+def test_what_is_done_goes_through_the_same_handlers(
+    served: WebDaemon, open_browser: Callable[[], Browser], play: Callable[..., Any]
+) -> None:
+    play(served, "w0")
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    status, told = browser.act(what="drain", worker="w1")
+    assert status == 400
+    assert "w1" in told["error"]
+    assert browser.act(what="kill", worker="w0")[0] == 200
+    assert browser.act(what="submit")[0] == 400
+    (killed,) = audited(served, "KILL_WORKER")
+    assert killed[2:] == ("127.0.0.1 (web)", "done")
+    assert [one[2:] for one in audited(served, "DRAIN_WORKER")] == [("127.0.0.1 (web)", "refused")]
+
+
+def test_a_viewer_reads_with_a_token_until_it_is_revoked(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    token = Token.parse(served.ask(m.CreateToken(role="viewer", life_s=600))["token"])
+    browser = open_browser()
+    status, told = browser.log_in(token.word())
+    assert (status, told["role"], told["may_act"]) == (200, "viewer", False)
+    assert open_browser().log_in(token.word())[0] == 401
+    assert browser.ask("GET", "/api/jobs")[1] == {"jobs": []}
+    status, told = browser.act(what="drain", worker="w0")
+    assert status == 403
+    assert "viewer" in told["error"]
+    assert audited(served, "DRAIN_WORKER")[0][3] == "refused"
+    assert ("viewer", f"token-{token.id}", "127.0.0.1 (web)", "done") in audited(served, "OPEN_WEB")
+    served.ask(m.RevokeToken(id=token.id))
+    assert browser.ask("GET", "/api/jobs")[0] == 401
+
+
+def test_a_workers_token_does_not_open_the_page(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    token = served.ask(m.CreateToken(role="worker", life_s=600))["token"]
+    status, told = open_browser().log_in(token)
+    assert status == 401
+    assert "worker" in told["error"]
+
+
+def test_wrong_codes_are_answered_at_a_bounded_rate(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser = open_browser()
+    statuses = [browser.log_in(f"wrong-{place}")[0] for place in range(16)]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429
+    assert browser.log_in(served.ask(m.OpenWeb())["code"])[0] == 200
+
+
+def test_live_data_is_sent_to_those_who_are_logged_in(
+    served: WebDaemon, open_browser: Callable[[], Browser]
+) -> None:
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
+    headers = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
+    connection.request("GET", "/api/live", headers=headers)
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Type") == "text/event-stream"
+    assert "default-src 'none'" in str(answer.getheader("Content-Security-Policy"))
+    topics = set()
+    while not {"status", "figures"} <= topics:
+        line = answer.readline().decode()
+        if line.startswith("event: "):
+            topics.add(line.removeprefix("event: ").strip())
+    connection.close()
+
+
+def test_without_an_address_there_is_no_page(daemon: Daemon) -> None:
+    with pytest.raises(RequestRefused, match="serves no web page"):
+        daemon.ask(m.OpenWeb())
+
+
+def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Path) -> None:
+    with pytest.raises(Exception, match="served over TLS"):
+        WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0), listen=None)

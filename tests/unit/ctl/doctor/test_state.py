@@ -1,0 +1,88 @@
+"""What the doctor says of a state's memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dtd.core.observe.state_memory import TRAINING_BYTES
+from dtd.ctl.doctor.state import check_division, check_servers, divided, state_rows
+from dtd.job import parse_job
+
+JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
+MIB = 1 << 20
+
+
+def spec(*overrides):
+    return parse_job(JOB, source="test", overrides=overrides)
+
+
+def steps(workers, available_mib=12):
+    """What is available for the state, and for all that training takes beside it."""
+    state = {"parameter_bytes": 4 * MIB, "common_bytes": 0, "optimizer_bytes": 8 * MIB}
+    usual = {"state": {**state, "pool_bytes": 0, "gathered_bytes": 0}}
+    roomy = {**usual, "available_bytes": TRAINING_BYTES + 64 * MIB}
+    least = {**usual, "available_bytes": TRAINING_BYTES + available_mib * MIB}
+    return [roomy] * (workers - 1) + [least]
+
+
+def test_every_stage_is_listed_with_its_parts_and_the_least_world_for_the_smallest_worker():
+    rows = state_rows([dataclasses.asdict(one) for one in divided(spec(), steps(4))])
+    mib = ["16.0 MiB", "12.0 MiB", "10.0 MiB", "8.0 MiB"]
+    assert [row[5] for row in rows] == mib
+    assert rows[0] == (
+        *("replicated (the job's)", "-", "4.0 MiB", "4.0 MiB", "8.0 MiB", "16.0 MiB", "-"),
+    )
+    assert rows[1] == (
+        *("sharded, stage 1", "1", "4.0 MiB", "4.0 MiB", "4.0 MiB", "12.0 MiB", "4 workers"),
+    )
+    assert [row[6] for row in rows[2:]] == ["4 workers", "3 workers"]
+
+
+def test_the_jobs_own_mirrors_count():
+    listed = divided(spec("strategy.name='sharded'", "strategy.mirrors=0"), steps(4))
+    assert [one.own for one in listed] == [False, True, False, False]
+    assert [(one.mirrors, one.optimizer) for one in listed[1:]] == [(0, 2 * MIB)] * 3
+
+
+def test_an_older_worker_does_not_say_what_a_state_consists_of():
+    assert divided(spec(), [{"available_bytes": 1}]) == []
+    assert divided(spec(), []) == []
+
+
+def findings(workers, *overrides):
+    job = spec(*overrides)
+    return [one.message for one in check_division(divided(job, steps(workers)), job, workers)]
+
+
+def test_what_saves_nothing_and_what_is_lost_is_said():
+    assert findings(2) == [], "a replicated job divides nothing"
+    assert findings(3, "strategy.name='sharded'") == []
+    assert findings(1, "strategy.name='sharded'") == []
+    (nothing,) = findings(2, "strategy.name='sharded'")
+    assert "with 2 workers and strategy.mirrors = 1 every worker holds the whole state" in nothing
+    (loss,) = findings(2, "strategy.name='sharded'", "strategy.mirrors=0")
+    assert "the loss of a worker costs the steps since the newest checkpoint" in loss
+
+
+def served(servers, *overrides):
+    job = spec("strategy.name='sharded'", "strategy.owners='servers'", *overrides)
+    return [(one.state, one.message) for one in check_servers(job, servers)]
+
+
+def test_a_job_with_parameter_servers_needs_some():
+    assert list(check_servers(spec(), 0)) == []
+    assert list(check_servers(spec("strategy.name='sharded'"), 0)) == []
+    ((state, message),) = served(0)
+    assert state == "fail"
+    assert "no parameter server is connected" in message
+    ((state, message),) = served(1)
+    assert (state, message.split(":")[0]) == ("warn", "one server")
+    assert served(2) == []
+    assert "mirrors = 0" in served(2, "strategy.mirrors=0")[0][1]
+
+
+def test_workers_beside_servers_hold_no_part():
+    job = spec("strategy.name='sharded'", "strategy.owners='servers'", "strategy.stage=2")
+    own = next(one for one in divided(job, steps(4)) if one.own)
+    assert (own.optimizer, own.gradients) == (0, 0)
+    assert findings(2, "strategy.name='sharded'", "strategy.owners='servers'") == []

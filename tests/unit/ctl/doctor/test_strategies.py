@@ -1,0 +1,271 @@
+"""Strategies and codecs compared: which one is recommended, and what is said of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dtd.ctl.doctor.measurements import choices_of, forecasts
+from dtd.ctl.doctor.strategies import check_choice, choice_row
+from dtd.job import parse_job
+
+JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
+WAYS = (("a", "b"), ("b", "a"))
+MB = 10**6
+
+
+def spec(*overrides):
+    return parse_job(JOB, source="test", overrides=overrides)
+
+
+def links(bytes_per_s=1e7):
+    return [
+        {"from": a, "to": b, "rtt_s": 0.0, "bytes_per_s": bytes_per_s}
+        for a, b in WAYS
+    ]  # fmt: skip
+
+
+def candidate(codec, *, strategy="replicated", risk="", reason="", every_steps=1, overlaps=False):
+    return {
+        "strategy": strategy,
+        "codec": codec,
+        "every_steps": every_steps,
+        "overlaps": overlaps,
+        "risk": risk,
+        "reason": reason,
+    }
+
+
+def codec(size_bytes, *, took_s=0.0):
+    """Of one bucket that a codec makes a sum of so many bytes of."""
+    return {
+        "buckets": [0],
+        "gathers": [False],
+        "worlds": {"2": [size_bytes]},
+        "encode_s": [took_s],
+        "add_s": [0.0],
+        "decode_s": [0.0],
+    }
+
+
+def step(candidates=(), codecs=None, **more):
+    """0.1 s of backward, then 10 MB: 1 s at 10 MB a second."""
+    world = {"data_s": 0.0, "compute_s": 0.1, "ready_s": [0.1, 0.1], "optimizer_s": 0.0}
+    return {
+        "buckets": [10 * MB, 0],
+        "rows": 8,
+        "worlds": {"1": world, "2": world},
+        "candidates": list(candidates),
+        "codecs": codecs or {},
+    } | more
+
+
+def both(*candidates, **codecs):
+    one = step(candidates, codecs)
+    return {"a": one, "b": one}
+
+
+def by_codec(listed):
+    return {(one.strategy, one.codec): one for one in listed}
+
+
+def recommended(steps, job=None):
+    job = job or spec()
+    return list(check_choice(choices_of(steps, links(), spec=job), job))
+
+
+def test_each_choice_has_its_step_and_what_it_risks_and_the_fastest_comes_first():
+    steps = both(
+        candidate("none"),
+        candidate("half", risk="rounds"),
+        candidate("slow", risk="rounds"),
+        half=codec(5 * MB),
+        slow=codec(1 * MB, took_s=2.0),
+    )
+    half, none, slow = choices_of(steps, links(), spec=spec())
+    assert (half.codec, half.step_s, half.bytes_per_step) == ("half", pytest.approx(0.6), 5 * MB)
+    assert half.speedup == pytest.approx(1.1 / 0.6)
+    assert (half.risk, half.lossless, half.own) == ("rounds", False, False)
+    assert (none.codec, none.step_s, none.own) == ("none", pytest.approx(1.1), True)
+    assert (none.risk, none.lossless) == ("same numbers", True)
+    assert (slow.codec, slow.step_s) == ("slow", pytest.approx(2.2))
+
+
+def test_every_rank_waits_for_the_one_where_a_codec_takes_longest():
+    steps = both(candidate("none"), candidate("half", risk="r"), half=codec(5 * MB))
+    steps["b"] = step(steps["b"]["candidates"], {"half": codec(5 * MB, took_s=1.0)})
+    listed = by_codec(choices_of(steps, links(), spec=spec()))
+    assert listed["replicated", "half"].step_s == pytest.approx(1.6)
+
+
+def test_what_does_not_fit_is_listed_with_the_reason_and_never_recommended():
+    why = "does not fit: no matrix"
+    steps = both(candidate("none"), candidate("rank", reason=why))
+    listed = choices_of(steps, links(), spec=spec())
+    assert choice_row(vars_of(listed[-1])) == ("replicated", "rank", "-", "-", "-", why)
+    assert not listed[-1].lossless
+    assert recommended(steps) == []
+
+
+def test_a_codec_that_one_worker_has_not_measured_has_no_figures():
+    steps = both(candidate("none"), candidate("half", risk="r"), half=codec(5 * MB))
+    steps["b"] = step(steps["b"]["candidates"], {})
+    listed = by_codec(choices_of(steps, links(), spec=spec()))
+    assert listed["replicated", "half"].step_s is None
+
+
+def test_a_lossy_choice_is_for_a_trial():
+    steps = both(candidate("none"), candidate("half", risk="rounds"), half=codec(5 * MB))
+    [found] = recommended(steps)
+    assert (found.check, found.state) == ("strategy", "ok")
+    assert "600 ms instead of 1.10 s (1.83 times as fast): rounds" in found.message
+    assert found.remedy == (
+        "compare the loss of short runs first; under [strategy] write"
+        ' name = "replicated" and codec = "half"'
+    )
+
+
+def test_what_keeps_all_numbers_goes_before_what_is_faster():
+    job = spec("sync.wire_dtype=bfloat16")
+    steps = both(
+        candidate("none"),
+        candidate("bfloat16", risk="rounds"),
+        candidate("tiny", risk="rounds more"),
+        bfloat16=codec(5 * MB, took_s=2.0),
+        tiny=codec(MB),
+    )
+    [found] = recommended(steps, job)
+    assert "codec none" in found.message
+    assert found.message.endswith("same numbers")
+    assert found.remedy.startswith("under [strategy]")
+    assert found.remedy.endswith("and leave out sync.wire_dtype")
+
+
+def test_nothing_is_said_for_less_than_five_percent():
+    steps = both(candidate("none"), candidate("much", risk="r"), much=codec(95 * MB // 10))
+    assert recommended(steps) == []
+    steps = both(candidate("none"), candidate("much", risk="r"), much=codec(94 * MB // 10))
+    assert len(recommended(steps)) == 1
+
+
+def test_of_those_that_are_about_as_fast_the_one_that_sends_most_is_recommended():
+    steps = both(
+        candidate("none"),
+        candidate("tiny", risk="t"),
+        candidate("small", risk="s"),
+        tiny=codec(MB // 100),
+        small=codec(MB // 20),
+    )
+    [found] = recommended(steps)
+    assert "codec small" in found.message
+
+
+def test_local_steps_exchange_seldom():
+    steps = both(candidate("none"), candidate("none", strategy="local", risk="r", every_steps=10))
+    local = by_codec(choices_of(steps, links(), spec=spec()))["local", "none"]
+    assert local.step_s == pytest.approx(0.1 + 0.1)
+    assert local.bytes_per_step == MB
+    late = candidate("none", strategy="late", risk="r", every_steps=10, overlaps=True)
+    hidden = by_codec(choices_of(both(candidate("none"), late), links(), spec=spec()))
+    assert hidden["late", "none"].step_s == pytest.approx(0.1)
+    assert choice_row(vars_of(local))[0] == "local, 10 steps"
+
+
+def test_a_job_with_a_codec_is_forecast_from_steps_without():
+    """Its codec's time is in its own steps, and would count twice."""
+    slow = {"data_s": 0.0, "compute_s": 0.9, "ready_s": [0.9, 0.9], "optimizer_s": 0.0}
+    one = step(
+        [candidate("none"), candidate("bfloat16", risk="r")],
+        {"bfloat16": codec(5 * MB, took_s=0.5)},
+    )
+    plain = {"buckets": one["buckets"], "worlds": one["worlds"]}
+    own = {**one, "buckets": [5 * MB, 0], "worlds": {"1": slow, "2": slow}, "plain": plain}
+    steps, job = {"a": own, "b": own}, spec("strategy.codec=bfloat16")
+    alone, two = forecasts(steps, links(), most=2, spec=job)
+    assert alone.step_s == pytest.approx(0.9)
+    assert two.step_s == pytest.approx(0.1 + 0.5 + 0.5)
+    listed = by_codec(choices_of(steps, links(), spec=job))
+    assert listed["replicated", "bfloat16"].step_s == pytest.approx(two.step_s)
+    assert listed["replicated", "none"].step_s == pytest.approx(1.1)
+
+
+def test_workers_that_say_nothing_of_codecs_are_forecast_as_before():
+    one = step(buckets=[5 * MB, 0])
+    del one["candidates"], one["codecs"]
+    steps, job = {"a": one, "b": one}, spec("strategy.codec=bfloat16")
+    assert forecasts(steps, links(), most=2, spec=job)[1].step_s == pytest.approx(0.6)
+    assert choices_of(steps, links(), spec=job) == []
+
+
+@pytest.mark.parametrize("known", [[], links(None)])
+def test_alone_or_without_a_link_there_is_nothing_to_compare(known):
+    steps = both(candidate("none"))
+    assert choices_of(steps, known, spec=spec()) == []
+    assert choices_of({"a": steps["a"]}, links(), spec=spec()) == []
+
+
+def vars_of(choice):
+    return {name: getattr(choice, name) for name in choice.__dataclass_fields__}
+
+
+# --- a state that is divided ---------------------------------------------------------------------
+
+
+def sharded(stage, mirrors=0):
+    return candidate("none", strategy="sharded") | {"stage": stage, "mirrors": mirrors}
+
+
+@pytest.mark.parametrize(
+    ("stage", "mirrors", "sent", "step_s"),
+    [
+        # 10 MB between two ranks at 10 MB/s: each half of the sum takes 0.5 s.  Gradients end at
+        # 0.1 + 0.5 s; of the parameters, the only bucket is waited for.
+        (1, 0, 10 * MB, 1.1),
+        (1, 1, 10 * MB, 1.1),  # the mirror's hop is one that the parameters skip
+        (2, 0, 10 * MB, 1.1),
+        (3, 0, 15 * MB, 1.6),  # parameters are gathered for backward, too
+    ],
+)
+def test_a_divided_state_sends_what_a_sum_sends_in_two_halves(stage, mirrors, sent, step_s):
+    steps = both(candidate("none"), sharded(stage, mirrors))
+    replicated, other = sorted(choices_of(steps, links(), spec=spec()), key=lambda c: c.strategy)
+    assert (other.strategy, other.bytes_per_step) == ("sharded", sent)
+    assert other.step_s == pytest.approx(step_s)
+    assert replicated.step_s == pytest.approx(1.1)
+    assert other.for_memory
+    assert not replicated.for_memory
+
+
+def test_parameters_hide_behind_loading_and_forward_but_for_the_first_bucket():
+    """Two buckets of 5 MB, gathered in 0.25 s each; 0.4 s pass until the first one is needed."""
+    world = {"data_s": 0.1, "compute_s": 0.9, "ready_s": [0.3, 0.9, 0.9], "optimizer_s": 0.0}
+    each = step([candidate("none"), sharded(1)], buckets=[5 * MB, 5 * MB, 0])
+    each["worlds"] = {"1": world, "2": world}
+    listed = choices_of({"a": each, "b": each}, links(), spec=spec())
+    step_s = {one.strategy: one.step_s for one in listed}
+    assert step_s["replicated"] == pytest.approx(0.1 + 0.9 + 0.5)
+    assert step_s["sharded"] == pytest.approx(0.1 + 0.9 + 0.25 + 0.25)
+
+
+def test_memory_is_saved_and_no_time_so_it_is_never_recommended_for_speed():
+    """Not even if the forecast makes it faster."""
+    steps = both(candidate("none"), sharded(1))
+    listed = [
+        dataclasses.replace(one, speedup=2.0 if one.for_memory else 1.0)
+        for one in choices_of(steps, links(), spec=spec())
+    ]
+    assert list(check_choice(listed, spec())) == []
+    divided = [dataclasses.replace(one, own=one.for_memory, speedup=2.0) for one in listed]
+    others = [dataclasses.replace(one, speedup=1.0 if one.own else 2.0) for one in divided]
+    assert list(check_choice(others, spec())) == [], "the others may not fit"
+    faster = [dataclasses.replace(one, for_memory=False) for one in listed]
+    assert [one.check for one in check_choice(faster, spec())] == ["strategy"]
+
+
+def test_a_world_in_which_the_job_does_not_train_is_not_forecast():
+    steps = both(candidate("none"))
+    del steps["a"]["worlds"]["1"]  # both have it
+    assert [made.world_size for made in forecasts(steps, links(), most=2, spec=spec())] == [2]
+    del steps["a"]["worlds"]["2"]
+    assert choices_of(steps, links(), spec=spec()) == []

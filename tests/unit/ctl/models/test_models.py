@@ -1,0 +1,264 @@
+"""`dtdctl models ...` against a scripted server that plays coordinator and worker."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+
+import pytest
+import xxhash
+
+from dtd.ctl.models.fetch import plain_loading_lines
+from dtd.job import parse_job, to_mapping
+from dtd.wire import messages as m
+
+WEIGHTS = b"weights" * 1000
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+SPEC = to_mapping(
+    parse_job(
+        '[job]\nname="own"\ntask="package.module:Task.small"\nepochs=1\nglobal_batch_size=64\n'
+        "[task]\nwidth=8\n",
+        source="test",
+    )
+)
+
+
+def version(**changed):
+    record = {
+        "job": "own-1",
+        "step": 20,
+        "generation": 3,
+        "digest": "ab",
+        "confirmation": "verified",
+        "metrics": {"accuracy": 0.9375},
+        "task": "package.module:Task.small",
+        "spec": SPEC,
+        "package": "ef" * 32,
+        "dataset_rows": 1437,
+        "dataset_fingerprint": "f" * 32,
+        "environment": {"torch": "2.14"},
+        "registered_by": "operator/ann",
+        "registered_s": 60.0,
+    }
+    return {
+        "name": "own",
+        "number": 2,
+        "id": "own.v2.0123456789ab",
+        "state": "ready",
+        "aliases": ["production"],
+        "record": record,
+        "files": [{"name": "model.safetensors", "size_bytes": len(WEIGHTS), "sha256": SHA256}],
+        "card": "Text.",
+        "copies": 2,
+        "holders": ["w-0", "w-1"],
+        "connected": ["w-0"],
+        "copying": [],
+        "failed": {},
+        **changed,
+    }
+
+
+@pytest.fixture
+def served(server, result):
+    """Plays the coordinator, which knows one version, and a worker that keeps it."""
+    known = version()
+    content = {"model.safetensors": WEIGHTS}
+    source = {
+        "worker": "w-0",
+        "data_host": server.address.host,
+        "data_port": server.address.port,
+        "resource": "model/own.v2.0123456789ab",
+        "ticket_expires_unix_s": 2**40,
+        "ticket_key": b"s" * 32,
+    }
+    known["sources"] = [source]
+
+    def script(message):
+        names = list(content)
+        if isinstance(message, m.FetchOpen):
+            files = {name: {"hash": xxhash.xxh3_128(content[name]).hexdigest()} for name in names}
+            blobs = tuple(m.BlobInfo(name=n, size_bytes=len(content[n])) for n in names)
+            return m.message_bytes(m.FetchInfo(blobs=blobs), json.dumps({"files": files}).encode())
+        if isinstance(message, m.FetchRange):
+            piece = content[names[message.blob]][message.offset : message.offset + message.length]
+            return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), piece)
+        return result({"models": [known]})
+
+    server.script = script
+    return known, content
+
+
+def test_a_list(dtdctl, server, result, check_output):
+    pending = version(state="pending", files=[], holders=[], connected=[], aliases=[], number=1)
+    server.script = lambda _message: result({"models": [version(), pending]})
+    code, out, _err = dtdctl("models", "list")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0][:5] == ["MODEL", "VERSION", "ALIASES", "STATE", "COPIES"]
+    assert lines[1] == [
+        "own",
+        "2",
+        "production",
+        "ready",
+        "1/2",
+        "6.8",
+        "KiB",
+        "own-1",
+        "20",
+        "accuracy=0.9375",
+    ]
+    assert lines[2][1:6] == ["1", "-", "pending", "0/2", "-"]
+    check_output(("models", "list"), dtdctl("models", "list", "-o", "json")[1])
+
+
+def test_everything_about_one(dtdctl, served, server, check_output):
+    known, _content = served
+    known |= {"copying": ["w-2"], "failed": {"w-3": "no room"}}
+    code, out, _err = dtdctl("models", "show", "own@production")
+    assert code == 0
+    assert server.received[-1] == m.ListModels(name="own", version="production")
+    assert "model              own@2  ready  @production" in out
+    assert f"model.safetensors  6.8 KiB  sha256 {SHA256}" in out
+    assert out.splitlines()[-5:] == [
+        "copies             2 of 2",
+        "                   on w-0",
+        "                   on w-1, not connected",
+        "                   being made on w-2",
+        "                   none on w-3: no room",
+    ]
+    code, out, _err = dtdctl("models", "show", "own", "--card")
+    assert out.startswith("# own, version 2 (production)\n\nText.\n")
+    del known["sources"]
+    for words in (("show", "own"), ("show", "own", "--card")):
+        check_output(("models", "show"), dtdctl("models", *words, "-o", "json")[1])
+    code, _out, err = dtdctl("models", "show", "own@")
+    assert code == 2
+    assert "NAME@ALIAS" in err
+
+
+def test_fetched_files_are_checked(dtdctl, served, tmp_path, check_output):
+    known, content = served
+    target = tmp_path / "here"
+    code, out, err = dtdctl("models", "fetch", "own@2", str(target))
+    assert (code, err) == (0, f"{target}: own@2, as registered; load it with\n")
+    assert (target / "model.safetensors").read_bytes() == WEIGHTS
+    assert json.loads((target / "version.json").read_text())["files"] == known["files"]
+    assert (target / "README.md").read_text().startswith("# own, version 2")
+    assert out.splitlines() == [
+        "from safetensors.torch import load_model; from package.module import Task",
+        "model = Task.small(width=8).build_model()",
+        f"load_model(model, '{target / 'model.safetensors'}')",
+    ]
+    _code, out, _err = dtdctl("models", "fetch", "own@2", str(target), "-o", "json")
+    check_output(("models", "fetch"), out)
+    content["model.safetensors"] = b"others"
+    code, _out, err = dtdctl("models", "fetch", "own@2", str(tmp_path / "there"))
+    assert code == 1
+    assert "do not have the digests that were registered" in err
+    assert not (tmp_path / "there" / "model.safetensors").exists()
+    code, _out, err = dtdctl("models", "fetch", "own@2", str(target))
+    assert "holds other weights" in err
+    (tmp_path / "file").write_text("")
+    code, _out, err = dtdctl("models", "fetch", "own@2", str(tmp_path / "file"))
+    assert (code, "cannot be written to" in err) == (2, True)
+
+
+def test_what_cannot_be_fetched(dtdctl, served, tmp_path):
+    known, _content = served
+    known["sources"] = []
+    code, _out, err = dtdctl("models", "fetch", "own", str(tmp_path))
+    assert (code, "no worker that keeps it is connected: w-0, w-1" in err) == (1, True)
+    known["files"] = []
+    code, _out, err = dtdctl("models", "fetch", "own", str(tmp_path))
+    assert (code, "version 2 of own has no copy yet" in err) == (1, True)
+
+
+def test_registered_and_exported(dtdctl, served, server, tmp_path, check_output):
+    known, _content = served
+    (tmp_path / "card.md").write_text("Hello.")
+    code, out, err = dtdctl(
+        *("models", "register", "own-1", "own", "--best", "accuracy", "--mode", "max"),
+        *("--copies", "3", "--card", str(tmp_path / "card.md"), "--export", str(tmp_path)),
+    )
+    assert (code, out) == (0, "own@2\n")
+    assert server.received[0] == m.RegisterModel(
+        name="own", job="own-1", best="accuracy", mode="max", copies=3, card="Hello."
+    )
+    assert err.splitlines() == [
+        "own@2 is step 20 of own-1, verified",
+        f"exported to {tmp_path / 'own' / 'v2'}",
+    ]
+    assert (tmp_path / "own" / "v2" / "model.safetensors").read_bytes() == WEIGHTS
+    known["holders"] = ["w-0"]
+    del known["sources"]
+    _code, out, err = dtdctl("models", "register", "own-1@20", "own", "-o", "json")
+    assert "1 of 2 copies are there by now" in err
+    check_output(("models", "register"), out)
+
+
+def test_a_version_without_a_copy(dtdctl, served, server):
+    known, _content = served
+    known |= {"state": "pending", "failed": {"w-3": "no room"}}
+    code, _out, err = dtdctl("models", "register", "own-1", "own", "--timeout", "0")
+    assert code == 1
+    assert "own@2 is registered, and has no copy after 0 s; w-3: no room" in err
+    asked = server.script
+    looks = []
+
+    def becomes_ready(message):
+        looks.append(message)
+        if len(looks) == 2:
+            known["state"] = "ready"
+        return asked(message)
+
+    server.script = becomes_ready
+    assert dtdctl("models", "register", "own-1", "own")[0] == 0
+    assert looks[1] == m.ListModels(name="own", version="2")
+
+
+def test_options_that_contradict_one_another(dtdctl, tmp_path):
+    for words, what in (
+        (("own-1@3", "own", "--best", "loss"), "name two checkpoints"),
+        (("own-1", "own", "--mode", "best"), "must be max or min"),
+        (("own-1", "own", "--card", str(tmp_path / "none")), "cannot be read"),
+    ):
+        code, _out, err = dtdctl("models", "register", *words)
+        assert (code, what in err) == (2, True)
+
+
+def test_aliases_and_cards(dtdctl, served, server, tmp_path, monkeypatch):
+    assert dtdctl("models", "alias", "own@next", "2")[2] == "own@next stands for version 2\n"
+    assert dtdctl("models", "alias", "own@next", "0")[2] == "own@next is removed\n"
+    assert server.received[-1] == m.AliasModel(name="own", alias="next", version=0)
+    code, _out, err = dtdctl("models", "alias", "own", "2")
+    assert (code, "names no alias" in err) == (2, True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("New."))
+    assert dtdctl("models", "card", "own@next", "-")[0] == 0
+    assert server.received[-1] == m.DescribeModel(name="own", version=2, card="New.")
+
+
+def test_deletion_is_confirmed(dtdctl, served, server, monkeypatch):
+    code, _out, err = dtdctl("models", "delete", "own@2")
+    assert code == 2
+    assert err.splitlines()[:2] == [
+        "this deletes version 2 of own: 13.7 KiB on workers",
+        "  version 2 is production",
+    ]
+    for answer, number in (("n\n", None), ("y\n", 2)):
+        stdin = io.StringIO(answer)
+        stdin.isatty = lambda: True
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert dtdctl("models", "delete", "own@production")[0] == (0 if number else 1)
+    assert server.received[-1] == m.DeleteModel(name="own", version=2)
+    _code, _out, err = dtdctl("models", "delete", "own", "--yes")
+    assert server.received[-1] == m.DeleteModel(name="own", version=0)
+    assert err == "own@2 is deleted; w-1 will delete it when connected\n"
+
+
+def test_lines_for_built_in_tasks_and_averages(tmp_path):
+    spec = {"job": {"task": "digits"}, "task": {"hidden": 8}}
+    lines = plain_loading_lines(spec, [tmp_path / "m", tmp_path / "e"])
+    assert lines[0].endswith("from dtd.train.task import load_task")
+    assert lines[1] == "model = load_task('digits', {'hidden': 8}).build_model()"
+    assert lines[2].endswith(f"load_model(model, {str(tmp_path / 'e')!r}, strict=False)")

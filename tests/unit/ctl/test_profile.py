@@ -1,0 +1,157 @@
+"""`dtdctl profile`: what is fetched from workers, merged and said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from dtd.core.observe.profiling.chrome import WorkerTrace
+from dtd.core.observe.profiling.limits import step_times
+from dtd.core.observe.profiling.spans import BUCKET, COMMIT, COMPUTE, STEP, WAIT, Span
+from dtd.ctl import profile
+from dtd.errors import HolderUnreachable, ProfileError, UsageError
+
+MS = 10**6
+SPANS = [
+    Span(STEP, 0, 10 * MS, 4),
+    Span(COMPUTE, 0, 6 * MS),
+    Span(BUCKET, 4 * MS, 8 * MS, 0),
+    Span(WAIT, 6 * MS, 8 * MS),
+    Span(COMMIT, 9 * MS, 10 * MS),
+]
+
+
+def worker(name="w0", rank=0, **changed):
+    usual = {
+        "name": name,
+        "rank": rank,
+        "reason": "",
+        "dropped": {"spans": 0, "operations": 0},
+        "note": "",
+        "clock_ahead_s": 0.5,
+        "clock_uncertainty_s": 0.0002,
+        "alive": True,
+    }
+    return {**usual, **changed}
+
+
+def answer(*workers):
+    return {
+        "job": "j-1",
+        "generation": 2,
+        "file": "j-1-9",
+        "encrypted": False,
+        "workers": [*workers],
+    }
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Answers of the coordinator in turn, and traces or errors of workers."""
+    made = {"answers": [], "fetched": {}, "requests": []}
+
+    def ask(settings, request):
+        made["requests"].append(request)
+        return made["answers"].pop(0)
+
+    def fetch(one, file, scratch, connect):
+        found = made["fetched"][one["name"]].pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return WorkerTrace(name=one["name"], rank=one["rank"], spans=found)
+
+    monkeypatch.setattr(profile, "ask", ask)
+    monkeypatch.setattr(profile, "_fetch", fetch)
+    monkeypatch.setattr(profile, "RECONNECT_EVERY_S", 0.0)
+    return made
+
+
+class Settings:
+    as_json = False
+
+
+def run(path, capsys):
+    assert profile.profile_job(Settings(), "j-1", path, steps=3, limit_s=9.0) == 0
+    return capsys.readouterr()
+
+
+def test_what_limits_is_said_and_the_trace_is_written(asked, tmp_path, capsys):
+    asked["answers"] = [answer(worker(), worker("w1", 1, reason="w1 left"))]
+    asked["fetched"] = {"w0": [SPANS]}
+    out, err = run(tmp_path / "t.json.gz", capsys)
+    assert "without w1: w1 left" in err
+    head, row, says, opened = out.splitlines()
+    assert head.split() == [*profile.HEADINGS]
+    assert row.split() == [
+        *("w0", "10", "ms", "6", "ms", "2", "ms", "0", "ms", "1.0", "ms", "50%", "+-200", "us"),
+    ]
+    assert says == (
+        "a step takes 10 ms; limited by compute: 6 ms, 60% of it; 50% of the communication is"
+        " overlapped"
+    )
+    assert opened.startswith(f"open {tmp_path}/t.json.gz in")
+    with gzip.open(tmp_path / "t.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert "step 4" in {one["name"] for one in events}
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
+
+
+def test_who_restarts_is_asked_again_with_a_new_ticket(asked, tmp_path, capsys):
+    asked["answers"] = [answer(worker()), answer(worker())]
+    asked["fetched"] = {"w0": [HolderUnreachable("away"), SPANS]}
+    run(tmp_path / "t.json", capsys)
+    assert [one.file for one in asked["requests"]] == ["", "j-1-9"]
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_who_stays_away_or_sends_rubbish_is_named(asked, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profile, "HOLDERS_BACK_S", 0.0)
+    asked["answers"] = [answer(worker(), worker("w1", 1), worker("w2", 2))]
+    asked["fetched"] = {
+        "w0": [HolderUnreachable("it is away")],
+        "w1": [ProfileError("the profile of w1 is damaged")],
+        "w2": [[]],
+    }
+    out, err = run(tmp_path / "t.json", capsys)
+    assert "without w0: it is away" in err
+    assert "without w1: the profile of w1 is damaged" in err
+    assert "no step was recorded as a whole" in out
+
+
+def test_nothing_could_be_fetched(asked, tmp_path):
+    asked["answers"] = [answer(worker())]
+    asked["fetched"] = {"w0": [ProfileError("damaged")]}
+    with pytest.raises(ProfileError, match="no worker's profile could be fetched"):
+        profile.profile_job(Settings(), "j-1", tmp_path / "t.json", steps=1, limit_s=1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_notes_of_workers_are_printed():
+    times = {"w0": step_times(SPANS)}
+    odd = worker(note="torch's profiler was in use", dropped={"spans": 3, "operations": 4})
+    report = profile._report(answer(odd), "p", times, {})
+    lines = profile.report_lines(report)
+    assert "w0: torch's profiler was in use" in lines
+    assert "w0: 7 spans were left out, the shortest operations first" in lines
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", gzip.compress(b"{", mtime=0)])
+def test_a_damaged_file(tmp_path, content):
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match="the profile of w0 is damaged"):
+        profile._read(path, "w0")
+
+
+def test_a_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "MAX_JSON_BYTES", 100)
+    (tmp_path / "a").write_bytes(gzip.compress(b" " * 1000))
+    with pytest.raises(ProfileError, match="more than 100 bytes"):
+        profile._read(tmp_path / "a", "w0")
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match="is not a directory"):
+        profile.profile_job(Settings(), "j-1", tmp_path / "no" / "t", steps=1, limit_s=1.0)

@@ -1,0 +1,193 @@
+"""PowerSGD's parts: what it compresses, its factors, and what is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from dtd.core.ring.buckets import ParameterShape, plan_buckets
+from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.codec.powersgd import PowerSGD, orthogonalised, write_product
+from dtd.strategy.coded_buckets import CodedBuckets
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def layout(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> FlatLayout:
+    places, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        places.append(TensorPlace(start=start, stop=stop, shape=shape))
+        start = stop
+    return FlatLayout(dtype=dtype, tensors=tuple(places))
+
+
+@pytest.fixture
+def buckets():
+    made: list[CodedBuckets] = []
+
+    def make(codec: PowerSGD, *layouts: FlatLayout) -> CodedBuckets:
+        made.append(CodedBuckets(layouts, CPU, codec))
+        made[-1].regroup(World())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def result(buckets: CodedBuckets, values: torch.Tensor) -> torch.Tensor:
+    """What one rank alone gets back."""
+    buckets.exchanges(0)
+    buckets.begin(1.0)
+    buckets.flats[0].copy_(values)
+    buckets.send(0, lambda _, done: done())
+    buckets.receive(0, lambda _: None)
+    return buckets.flats[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "compressed"),
+    [
+        ((20, 20), True),  # (20 + 20) * 4 * 2 < 400
+        ((16, 16), False),
+        ((20, 2, 10), True),
+        ((4000,), False),
+        ((1, 4000), False),
+        ((), False),
+    ],
+)
+def test_matrices_are_compressed_whose_factors_are_small_enough(shape, compressed) -> None:
+    assert (PowerSGD(rank=4).coder(layout(shape), 0, CPU) is not None) is compressed
+    assert PowerSGD(rank=4).coder(layout(shape, dtype=torch.float64), 0, CPU) is None
+
+
+def test_factors_are_orthonormal_and_nothing_is_made_of_what_depends() -> None:
+    draw = np.random.default_rng(1)
+    factor = draw.standard_normal((5, 37), dtype=np.float32)
+    found = orthogonalised(factor)
+    assert np.abs(found @ found.T - np.eye(5)).max() < 1e-6
+    assert np.abs(factor @ found.T @ found - factor).max() < 1e-5
+    factor[2] = factor[0]
+    factor[4] = 0
+    found = orthogonalised(factor)
+    assert [np.abs(row).max() > 0 for row in found] == [True, True, False, True, False]
+    assert np.linalg.norm(orthogonalised(factor * np.float32(1e-30))) == pytest.approx(3**0.5)
+
+
+def test_nearly_parallel_rows_become_orthonormal_too() -> None:
+    draw = np.random.default_rng(1)
+    factor = np.tile(draw.standard_normal(5000, dtype=np.float32), (4, 1))
+    factor += 1e-5 * draw.standard_normal(factor.shape, dtype=np.float32)
+    found = orthogonalised(factor)
+    assert np.abs(found @ found.T - np.eye(4)).max() < 1e-6
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 1, 3])
+def test_a_sum_that_is_not_finite_leaves_no_later_row_finite(spoilt, row) -> None:
+    factor = np.random.default_rng(1).standard_normal((4, 9), dtype=np.float32)
+    factor[row, 3] = spoilt
+    finite = np.isfinite(orthogonalised(factor)).all(axis=1)
+    assert finite.tolist() == [True] * row + [False] * (4 - row)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 70_001), (301, 1_003), (2_000, 77)])
+def test_a_product_is_the_same_bytes_with_any_number_of_threads(rows, columns) -> None:
+    """Threads share out elements, and the last ones of a share are computed one by one."""
+    draw = torch.Generator().manual_seed(4)
+    p, q = torch.randn(3, rows, generator=draw), torch.randn(3, columns, generator=draw)
+    usual, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            found.append(torch.empty(rows, columns))
+            write_product(found[-1], p, q)
+    finally:
+        torch.set_num_threads(usual)
+    assert all(torch.equal(found[0], one) for one in found[1:])
+    assert torch.allclose(found[0].double(), p.double().t() @ q.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 777, 1600])
+def test_what_is_not_finite_is_found_and_leaves_nothing_behind(buckets, spoilt, place) -> None:
+    made = buckets(PowerSGD(rank=2), layout((40, 40), (3,)))
+    values = torch.linspace(-1, 1, 1603)
+    values[place] = spoilt
+    assert not result(made, values).isfinite().all()
+    made.rollback()
+    made.commit()
+    assert result(made, torch.linspace(-1, 1, 1603)).isfinite().all()
+
+
+def test_a_matrix_that_is_low_ranked_comes_back_whole_and_small_ones_to_the_bit(buckets) -> None:
+    draw = torch.Generator().manual_seed(2)
+    matrix = torch.randn(40, 2, generator=draw) @ torch.randn(2, 50, generator=draw)
+    values = torch.cat([matrix.reshape(-1), torch.randn(9, generator=draw)])
+    made = buckets(PowerSGD(rank=2), layout((40, 50), (9,)))
+    back = result(made, values)
+    assert torch.allclose(back, values, atol=1e-5)
+    assert torch.equal(back[2000:], values[2000:])
+
+
+def test_what_is_not_sent_is_fed_back_unless_the_job_says_otherwise(buckets) -> None:
+    """A constant gradient gets through in the end, though no step can hold it."""
+    values = torch.randn(1600, generator=torch.Generator().manual_seed(3))
+
+    def mean(codec: PowerSGD) -> torch.Tensor:
+        made, total = buckets(codec, layout((40, 40))), torch.zeros(1600)
+        for _ in range(100):
+            total += result(made, values)
+            made.commit()
+        return total / 100
+
+    fed_back = (mean(PowerSGD(rank=4)) - values).norm() / values.norm()
+    dropped = (mean(PowerSGD(rank=4, error_feedback=False)) - values).norm() / values.norm()
+    assert fed_back < 0.2
+    assert dropped > 0.6
+
+
+def test_a_gradient_that_was_zero_for_a_while_is_sent_again(buckets) -> None:
+    made = buckets(PowerSGD(rank=2), layout((40, 40)))
+    result(made, torch.zeros(1600))
+    made.commit()
+    outer = torch.outer(torch.linspace(1, 2, 40), torch.linspace(-1, 3, 40)).reshape(-1)
+    assert torch.allclose(result(made, outer), outer, atol=1e-4)
+
+
+def resnet18() -> Iterator[tuple[int, ...]]:
+    """Shapes of torchvision's ResNet-18, in model order."""
+    yield from ((64, 3, 7, 7), (64,), (64,))
+    width = 64
+    for stage in (64, 128, 256, 512):
+        for block in range(2):
+            yield from ((stage, width, 3, 3), (stage,), (stage,))
+            yield from ((stage, stage, 3, 3), (stage,), (stage,))
+            if block == 0 and stage != width:
+                yield from ((stage, width, 1, 1), (stage,), (stage,))
+            width = stage
+    yield from ((1000, 512), (1000,))
+
+
+def test_resnet18_at_rank_4_sends_less_than_a_fifteenth(buckets) -> None:
+    shapes = list(resnet18())
+    elements = sum(math.prod(shape) for shape in shapes)
+    assert elements == 11_689_512
+    plan = plan_buckets(
+        [
+            ParameterShape(name="", elements=math.prod(s), item_bytes=4, dtype="float32")
+            for s in shapes
+        ],
+        bucket_bytes=MIB,
+        first_bucket_bytes=MIB,
+    )
+    layouts = [layout(*(shapes[p.parameter] for p in b.places)) for b in plan.buckets]
+    sent = sum(len(one.view) for one in buckets(PowerSGD(rank=4), *layouts).exchanges(0))
+    assert 15 * sent < 4 * elements
+    assert round(4 * elements / sent) == 73

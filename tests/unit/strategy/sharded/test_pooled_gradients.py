@@ -1,0 +1,171 @@
+"""Stage 2: gradients have memory only in a few buckets and for what the rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.core.engine.shards import WHOLE, held_shards
+from dtd.core.ring.buckets import plan_buckets
+from dtd.core.ring.chunks import Operation
+from dtd.errors import TaskError
+from dtd.strategy.api import LossSum
+from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.gradients import parameter_shapes
+from dtd.strategy.sharded.pooled_gradients import PooledGradients
+from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool
+
+LAYERS = 9
+ELEMENTS = 12 * LAYERS
+
+
+class Calls:
+    """The ring of one rank: every exchange is complete at once; calls are written down."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def start(self, index: int) -> None:
+        self.seen.append(("start", index))
+
+    def wait(self, index: int) -> None:
+        assert ("start", index) in self.seen, "waits for an exchange that was not started"
+        self.seen.append(("wait", index))
+
+
+class Work:
+    """Some backward passes."""
+
+    def __init__(self, *passes: Callable[[], Any]) -> None:
+        self._passes = passes
+
+    def backward(self, update: str, number: int, *, passed: Callable[[], None]) -> LossSum:
+        for one in self._passes:
+            one().backward()
+            passed()
+        return LossSum(loss_sum=0.0, weight=0.0)
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Linear(3, 3) for _ in range(LAYERS))).double()
+
+
+def pooled(model: nn.Module, *, passes: int = 1, mirrors: int = 0) -> PooledGradients:
+    named = [(name, parameter) for name, parameter in model.named_parameters()]
+    plan = plan_buckets(parameter_shapes(named), bucket_bytes=96, first_bucket_bytes=96)
+    assert len(plan.buckets) == LAYERS
+    return PooledGradients(
+        [parameter for _, parameter in named],
+        plan,
+        mirrors=mirrors,
+        codec=None,
+        passes=lambda step, world_size: passes,
+    )
+
+
+def run(gradients: PooledGradients, work: Work, holds: Any = WHOLE) -> Calls:
+    calls = Calls()
+    gradients.regroup(World(rank=0, size=1))
+    gradients.exchanges(0)
+    gradients.begin(lambda: None, 1.0, holds)
+    gradients.compute(work, calls.start, calls.wait, lambda: None)  # type: ignore[arg-type]
+    gradients.collect(calls.wait)
+    return calls
+
+
+def plain(*losses: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+    """The same sums, bucket by bucket, from torch alone."""
+    model = chain()
+    for loss in losses:
+        loss(model).backward()
+    sums = [
+        torch.zeros_like(p) if p.grad is None else p.grad for p in reversed([*model.parameters()])
+    ]
+    return [torch.cat([one.reshape(-1) for one in sums[at : at + 2]]) for at in range(0, 18, 2)]
+
+
+def assert_sums(gradients: PooledGradients, expected: list[torch.Tensor]) -> None:
+    for bucket, one in enumerate(expected):
+        torch.testing.assert_close(gradients.part(bucket, 0, 12), one)
+
+
+X = torch.arange(6, dtype=torch.float64).view(2, 3) / 10
+
+
+def test_a_bucket_waits_for_the_piece_of_an_earlier_one() -> None:
+    model = chain()
+    gradients = pooled(model)
+    calls = run(gradients, Work(lambda: model(X).square().sum()))
+    for bucket in range(PIECES, LAYERS):
+        waited = calls.seen.index(("wait", bucket - PIECES))
+        assert waited < calls.seen.index(("start", bucket))
+    assert_sums(gradients, plain(lambda m: m(X).square().sum()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_micro_batches_are_added_up_and_missing_ones_are_zero() -> None:
+    model = chain()
+    gradients = pooled(model, passes=3)
+    losses = [lambda m=m: m(X).square().sum() for m in (model,)] * 2
+    calls = run(gradients, Work(*losses))
+    assert [index for kind, index in calls.seen if kind == "start"] == list(range(3 * LAYERS))
+    assert_sums(gradients, plain(*[lambda m: m(X).square().sum()] * 2))
+
+
+def test_gradients_that_are_missing_or_out_of_order_do_not_stop_backward() -> None:
+    """The last layer, whose bucket is first, is not used: later buckets cannot leave before it."""
+
+    def loss(model: nn.Module) -> Any:
+        layers = list(model)  # type: ignore[call-overload]
+        return nn.Sequential(*layers[:4], *reversed(layers[4:8]))(X).square().sum()
+
+    model = chain()
+    gradients = pooled(model)
+    run(gradients, Work(lambda: loss(model)))
+    assert_sums(gradients, plain(loss))
+    assert gradients.present == [True] * 16 + [False] * 2
+
+
+def test_only_the_next_exchange_may_wait_for_a_piece() -> None:
+    """Another one that waits would keep this rank from starting the next, and block the link."""
+    layouts = [FlatLayout(dtype=torch.float64, tensors=(TensorPlace(start=0, stop=2, shape=(2,)),))]
+    pool, calls = WirePool(layouts, mirrors=0, codec=None), Calls()
+    pool.exchanges([Turn(Operation.REDUCE_SCATTER, 0)] * (2 * PIECES))
+    pool.begin(calls.start, calls.wait, lambda index, result: None)
+    for index in range(PIECES):
+        assert pool.piece(index) is not None
+        pool.start()
+    assert pool.piece(PIECES + 1) is None
+    assert ("wait", 0) not in calls.seen
+    assert pool.piece(PIECES) is not None
+    assert calls.seen[-1] == ("wait", 0)
+
+
+@pytest.mark.parametrize(("mirrors", "share"), [(0, 1 / 4), (1, 2 / 4)])
+def test_memory_is_the_share_of_a_rank_and_a_few_buckets(mirrors: int, share: float) -> None:
+    model = chain()
+    gradients = pooled(model, mirrors=mirrors)
+    pool_bytes = PIECES * 12 * 8
+    for rank in range(4):
+        gradients.begin(lambda: None, 1.0, held_shards(rank, 4, mirrors))
+        assert gradients.size_bytes == pool_bytes + share * ELEMENTS * 8
+
+
+def test_a_gradient_after_its_bucket_has_left_is_refused() -> None:
+    model = chain()
+    gradients = pooled(model)
+
+    def twice() -> Any:
+        model(X).square().sum().backward()
+        return model(X).square().sum()
+
+    with pytest.raises(TaskError, match="twice in one backward"):
+        run(gradients, Work(twice))
+    gradients.release()
+    model(X).square().sum().backward()  # as a task's metrics may
+    assert all(parameter.grad is not None for parameter in model.parameters())

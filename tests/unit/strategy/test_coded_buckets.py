@@ -1,0 +1,289 @@
+"""Buckets that travel as a codec says: what travels in which order, and what is a rank's own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dtd.core.ring.chunks import Operation
+from dtd.errors import RingBroken
+from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
+from dtd.strategy.coded_buckets import CodedBuckets, Uncoded
+from dtd.strategy.hand_on import HandOn
+from dtd.transport.in_process import InProcessRing
+from tests.numerics.example_codecs import Gathering, Rounding
+
+CPU = torch.device("cpu")
+
+
+def flat_of(elements: int, dtype: torch.dtype = torch.float32) -> FlatLayout:
+    return FlatLayout(
+        dtype=dtype, tensors=(TensorPlace(start=0, stop=elements, shape=(elements,)),)
+    )
+
+
+@pytest.fixture
+def made():
+    buckets: list[CodedBuckets] = []
+
+    def make(codec, *layouts: FlatLayout, world: World | None = None) -> CodedBuckets:
+        one = CodedBuckets(layouts, CPU, codec)
+        one.regroup(world or World())
+        buckets.append(one)
+        return one
+
+    yield make
+    for one in buckets:
+        one.close()
+
+
+def stepped(buckets: CodedBuckets, *, step: int = 0, scale: float = 1.0, **fill: float) -> float:
+    """A step of one rank alone that is neither committed nor rolled back; what comes back."""
+    buckets.exchanges(step)
+    buckets.begin(scale)
+    buckets.flats[0].fill_(fill["value"])
+    buckets.send(0, lambda _, done: done())
+    buckets.receive(0, lambda _: None)
+    buckets.settle()
+    return buckets.flats[0][0].item()
+
+
+EXACT, LOST = 1.0, 2.0**-9
+"""A gradient, and a quarter of the unit in its last place, which bfloat16 rounds away."""
+
+
+def test_a_commit_carries_on_what_was_not_sent(made) -> None:
+    buckets = made(Rounding(), flat_of(3))
+    for _ in range(2):
+        assert stepped(buckets, value=EXACT + LOST) == EXACT
+        buckets.commit()
+    assert stepped(buckets, value=EXACT + 2 * LOST) == EXACT + 4 * LOST
+
+
+def test_a_rollback_makes_a_step_undone_and_copies_nothing(made) -> None:
+    buckets = made(Rounding(), flat_of(3))
+    stepped(buckets, value=EXACT + LOST)
+    buckets.commit()
+    before = buckets._local()[0].current
+    for _ in range(3):
+        stepped(buckets, value=EXACT + LOST)
+        buckets.rollback()
+        assert buckets._local()[0].current is before
+        assert before.tolist() == [LOST] * 3
+
+
+def test_another_state_begins_with_nothing(made) -> None:
+    buckets = made(Rounding(), flat_of(3))
+    stepped(buckets, value=EXACT + LOST)
+    buckets.commit()
+    buckets.reset()
+    assert stepped(buckets, value=LOST) == LOST
+
+
+def test_what_is_kept_follows_the_loss_scale(made) -> None:
+    buckets = made(Rounding(), flat_of(1))
+    stepped(buckets, value=4 * LOST + 4 * EXACT, scale=4.0)
+    buckets.commit()
+    assert stepped(buckets, value=0.0, scale=1.0) == LOST
+
+
+def test_buckets_travel_as_they_are_before_the_start_step_and_where_a_codec_leaves_them(
+    made,
+) -> None:
+    buckets = made(Rounding(start_step=2), flat_of(2), flat_of(2, torch.float64))
+    assert [memory.dtype for memory in buckets.exchanges(1)] == ["float32", "float64"]
+    assert [memory.dtype for memory in buckets.exchanges(2)] == ["bfloat16", "float64"]
+    assert buckets.exchanges(2) is buckets.exchanges(3)
+    alone = made(Rounding(start_step=2), flat_of(2))
+    assert stepped(alone, step=1, value=EXACT + LOST) == EXACT + LOST
+    alone.commit()
+    assert stepped(alone, step=2, value=EXACT + LOST) == EXACT
+
+
+def test_exchanges_of_dependent_stages_interleave_and_know_the_world(made) -> None:
+    """But for the last bucket: nothing waits for it that could be sent before it is full."""
+    layouts = [flat_of(2), flat_of(3), flat_of(4)]
+    buckets = made(Gathering(), *layouts, world=World(rank=1, size=4))
+    memories = buckets.exchanges(0)
+    assert [(one.operation, one.elements) for one in memories] == [
+        (Operation.SUM, 1),
+        (Operation.SUM, 1),
+        (Operation.ALL_GATHER, 8),
+        (Operation.ALL_GATHER, 12),
+        (Operation.SUM, 1),
+        (Operation.ALL_GATHER, 16),
+    ]
+    assert all(one.home is not None for one in memories)
+    buckets.regroup(World(rank=0, size=2))
+    assert [one.elements for one in buckets.exchanges(0)] == [1, 1, 4, 6, 1, 8]
+
+
+def test_all_but_the_last_bucket_are_received_before_that_one_is_sent(made) -> None:
+    buckets = made(Gathering(), flat_of(2), flat_of(3), flat_of(4))
+    buckets.exchanges(0)
+    buckets.begin(1.0)
+    ring = InOrder()
+    for index in range(2):
+        buckets.send(index, ring.start)
+    for index in range(2):
+        buckets.receive(index, ring.wait)
+    buckets.send(2, ring.start)
+    buckets.receive(2, ring.wait)
+
+
+class InOrder:
+    """A ring of one rank, which completes exchanges in order."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, Callable[[], None]] = {}
+        self._next = 0
+        self._changed = threading.Condition()
+
+    def start(self, position: int, done: Callable[[], None]) -> None:
+        with self._changed:
+            self._done[position] = done
+            while self._next in self._done:
+                self._done[self._next]()
+                self._next += 1
+            self._changed.notify_all()
+
+    def wait(self, position: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: position < self._next, timeout=5), position
+
+
+class Stepwise(Uncoded):
+    """Its arithmetic is another object in every step."""
+
+    def wires(self, world, step):
+        (wire,) = super().wires(world, step)
+        return [replace(wire, arithmetic=lambda _wire, memory: replace(memory, total=step))]
+
+
+def test_arithmetic_that_is_made_anew_lays_out_no_memory(made) -> None:
+    codec = SimpleNamespace(start_step=0, coder=lambda layout, _index, _device: Stepwise(layout))
+    buckets = made(codec, flat_of(3))
+    memories = [buckets.exchanges(step)[0] for step in range(3)]
+    assert [memory.total for memory in memories] == [0, 1, 2]
+    assert len({id(memory.home) for memory in memories}) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("chunk_bytes", [16, 1 << 20])
+def test_dependent_stages_and_gathers_end_alike_on_all_ranks(made, world_size, chunk_bytes) -> None:
+    """The buckets are sent while those before them are under way, last one first on one rank."""
+    ring = InProcessRing(world_size, chunk_bytes=chunk_bytes, timeout_s=20)
+    codecs = [Gathering() for _ in range(world_size)]
+    elements = (5, 17, 2)
+
+    def work(rank: int) -> list[list[float]]:
+        world = World(rank=rank, size=world_size)
+        buckets = made(codecs[rank], *map(flat_of, elements), world=world)
+        collective, results = ring.collective(rank), []
+        for step in range(3):
+            collective.open_step(step, buckets.exchanges(step))
+            buckets.begin(1.0)
+            for index in sorted(range(3), reverse=rank == 1):
+                buckets.flats[index].fill_(rank + index + step)
+                buckets.send(index, collective.start)
+            for index in range(3):
+                buckets.receive(index, collective.wait)
+            results += [flat.tolist() for flat in buckets.flats]
+            buckets.commit()
+            collective.gather(b"")
+            collective.close_step()
+        return results
+
+    with ThreadPoolExecutor(world_size) as pool:
+        done = list(pool.map(work, range(world_size)))
+    assert all(one == done[0] for one in done)
+    expected = []
+    for step in range(3):
+        for index, count in enumerate(elements):
+            total = sum(rank + index + step for rank in range(world_size))
+            expected.append([float(total * count * total)] * count)
+    assert done[0] == expected
+
+
+def test_later_buckets_are_encoded_while_earlier_ones_are_on_their_way(made) -> None:
+    codec = Gathering()
+    buckets = made(codec, flat_of(2), flat_of(2))
+    buckets.exchanges(0)
+    buckets.begin(1.0)
+    encoded, dones = threading.Event(), []
+
+    def start(position, done) -> None:
+        dones.append(done)
+        if len(dones) == 2:
+            encoded.set()
+
+    buckets.send(0, start)
+    buckets.send(1, start)
+    assert encoded.wait(20)
+    assert codec.calls == [("encode", 0, 0), ("encode", 1, 0)]
+
+
+def test_a_failure_on_the_codecs_thread_is_raised_where_the_result_is_waited_for(made) -> None:
+    buckets = made(Rounding(), flat_of(2))
+    buckets.exchanges(0)
+    buckets.begin(1.0)
+
+    def broken(position, done) -> None:
+        raise RingBroken("cut by the test")
+
+    buckets.send(0, broken)
+    with pytest.raises(RingBroken):
+        buckets.receive(0, lambda _: None)
+    buckets.rollback()
+    assert stepped(buckets, value=LOST) == LOST
+
+
+def test_what_a_step_that_was_given_up_has_left_under_way_changes_nothing(made) -> None:
+    codec = Gathering()
+    buckets = made(codec, flat_of(2))
+    late: queue.SimpleQueue = queue.SimpleQueue()
+    buckets.exchanges(0)
+    buckets.begin(1.0)
+    buckets.send(0, lambda position, done: late.put(done))
+    done = late.get(timeout=20)
+    buckets.rollback()
+    seen = list(codec.calls)
+    assert seen == [("encode", 0, 0)]
+    done()
+    buckets.rollback()
+    assert codec.calls == seen
+
+
+@pytest.mark.parametrize("leavers", [{2}, {0, 3}, {0, 1, 2, 3}])
+def test_those_that_stay_share_what_leavers_have_not_sent(made, leavers) -> None:
+    ring, scale = InProcessRing(4, timeout_s=20), 8.0
+    ranks = [made(Rounding(), flat_of(3), flat_of(1, torch.float64)) for _ in range(4)]
+    for rank, buckets in enumerate(ranks):
+        stepped(buckets, value=scale * (EXACT + LOST * (rank - 1) / 2), scale=scale)
+        buckets.commit()
+    before = [buckets.unsent(1)[0].unscaled().clone() for buckets in ranks]
+    assert [one[0].item() / LOST for one in before] == [-0.5, 0, 0.5, 1]
+
+    def work(rank: int) -> None:
+        hand_on = HandOn(ranks[rank].unsent(1), leaves=rank in leavers)
+        collective = ring.collective(rank)
+        collective.open_step(0, hand_on.memories)
+        collective.start(0)
+        collective.wait(0)
+        hand_on.finish()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    handed = sum(before[rank] for rank in leavers)
+    for rank, buckets in enumerate(ranks):
+        (after,) = buckets.unsent(1)
+        share = handed / (4 - len(leavers)) + before[rank] if rank not in leavers else 0 * handed
+        assert after.unscaled().tolist() == share.tolist()
+        assert buckets.unsent(0) == []

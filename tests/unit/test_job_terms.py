@@ -1,0 +1,76 @@
+"""What the coordinator reads of a job, of whatever release its specification is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd import job
+from dtd.job import StrategyTable
+from dtd.job.terms import JobTerms, terms_of
+
+FULL: dict[str, dict[str, Any]] = {
+    "job": {"name": "j", "task": "digits", "epochs": 3, "global_batch_size": 64},
+    "elastic": {
+        "min_workers": 2,
+        "max_workers": 4,
+        "settle_s": 0.5,
+        "warmup_timeout_s": 7.0,
+        "stall_timeout_s": 8.0,
+        "busy_timeout_s": 9.0,
+    },
+    "checkpoint": {"copies": 2},
+}
+
+
+def test_terms_are_those_of_the_specification() -> None:
+    spec = job.from_mapping(FULL, source="test")
+    terms = terms_of(job.to_mapping(spec))
+    assert terms == terms_of(FULL)
+    for table in ("job", "elastic", "checkpoint"):
+        for setting, value in FULL[table].items():
+            assert getattr(terms, setting) == value
+    assert terms.longest_limit_s == 9.0
+
+
+def test_what_is_missing_has_the_default_of_the_job_file() -> None:
+    """Of an earlier release, whose tables had fewer settings."""
+    least = {"job": {"name": "j", "task": "digits", "steps": 5, "global_batch_size": 64}}
+    whole = job.to_mapping(job.from_mapping(least, source="test"))
+    assert terms_of(least) == terms_of(whole)
+    assert terms_of(least).epochs is None
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"elastic": 3, "job": []},
+        {"elastic": {"min_workers": "2", "settle_s": None, "max_workers": True}},
+        {"elastic": {"of a later release": 1}},
+    ],
+)
+def test_nothing_that_a_store_may_hold_is_refused(spec: dict[str, Any]) -> None:
+    assert terms_of(spec) == JobTerms()
+
+
+def test_whole_numbers_are_times_too() -> None:
+    terms = terms_of({"elastic": {"settle_s": 3}})
+    assert (terms.settle_s, type(terms.settle_s)) == (3.0, float)
+
+
+def test_a_sharded_job_is_known_by_its_strategy() -> None:
+    terms = terms_of({"strategy": {"name": "sharded", "mirrors": 2, "stage": 3}})
+    assert (terms.sharded, terms.mirrors) == (True, 2)
+    assert (terms_of({}).sharded, terms_of({}).mirrors) == (False, 1)
+
+
+def test_of_the_strategy_counts_what_would_be_valid_here() -> None:
+    later = {"name": "diloco", "inner_steps": 0, "outer_lr": "x", "inner_steps_max": 9, "new": 1}
+    assert terms_of({"strategy": later}).strategy == StrategyTable(name="diloco", inner_steps_max=9)
+    assert terms_of({"strategy": {"name": "of a later release"}}).strategy == StrategyTable()
+
+
+def test_a_job_may_say_how_many_workers_it_takes() -> None:
+    assert terms_of({"elastic": {"workers": 3}}).workers == 3
+    assert terms_of({}).workers == 0

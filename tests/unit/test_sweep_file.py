@@ -1,0 +1,107 @@
+"""Sweep files: what is valid, what is not, and how that is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtd.errors import JobSpecError
+from dtd.job.sweep import MAX_SETTINGS, SweepSpec, read_sweep
+
+BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
+RANGE = {"low": 0.001, "high": 1.0, "log": True}
+
+
+def read(space: Any = None, base: Any = None, **table: Any) -> SweepSpec:
+    given = {"optimizer.lr": RANGE} if space is None else space
+    sweep = {"metric": "accuracy", **table}
+    return read_sweep({"sweep": sweep, "space": given, "base": base or BASE}, source="S.toml")
+
+
+def problems(*arguments: Any, **more: Any) -> str:
+    with pytest.raises(JobSpecError) as caught:
+        read(*arguments, **more)
+    return "\n".join(caught.value.problems)
+
+
+def test_a_trial_is_the_job_with_other_settings() -> None:
+    spec = read(workers_per_trial=2, base={**BASE, "elastic": {"min_workers": 3}})
+    made = spec.job_of("d-t1", {"optimizer.lr": 0.25, "task.width": 8})
+    assert (made.job.name, made.optimizer.lr, made.task) == ("d-t1", 0.25, {"width": 8})
+    assert (made.elastic.workers, made.elastic.min_workers) == (2, 2)
+
+
+def test_epochs_and_steps_take_each_others_place() -> None:
+    spec = read({"job.steps": {"low": 10, "high": 20}})
+    assert spec.job_of("t", {"job.steps": 15}).job.epochs is None
+
+
+def test_a_grid_has_every_combination_once() -> None:
+    space = {
+        "optimizer.lr": {"choices": [0.1, 0.2]},
+        "job": {"epochs": {"low": 1, "high": 3}},
+        "train": {"clip_norm": {"low": 0.5, "high": 1.5, "step": 0.5}},
+    }
+    spec = read(space, method="grid", trials=1000)
+    assert spec.trials == 18
+    found = [tuple(spec.combination(number).values()) for number in range(18)]
+    assert len(set(found)) == 18
+    assert found[0] == (0.1, 1, 0.5)
+    assert found[-1] == (0.2, 3, 1.5)
+    assert read(space, method="grid", trials=5).trials == 5
+    assert read(trials=7).trials == 7
+
+
+def test_what_is_written_down_reads_the_same() -> None:
+    spec = read({"optimizer.lr": RANGE, "job.epochs": {"low": 1, "high": 9, "step": 2}})
+    assert read_sweep(spec.to_mapping(), source="store") == spec
+    choices = read({"optimizer.lr": {"choices": [0.1, 0.2]}})
+    assert read_sweep(choices.to_mapping(), source="store") == choices
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({"optimizer.lrr": RANGE}, 'no setting of a job file; did you mean "optimizer.lr"?'),
+        ({"lr": RANGE}, "no setting of a job file"),
+        ({"elastic.workers": {"choices": [1]}}, "does not vary"),
+        ({"optimizer.lr": 3}, "must be { low"),
+        ({"optimizer.lr": {"low": 1, "hihg": 2}}, 'unknown key "hihg"; did you mean "high"?'),
+        ({"optimizer.lr": {"low": 1}}, "low and high"),
+        ({"optimizer.lr": {"low": True, "high": 2}}, "low and high"),
+        ({"optimizer.lr": {"low": 2, "high": 1}}, "low must be below high"),
+        ({"optimizer.lr": {"low": 0, "high": 1.0, "log": True}}, "low must be below high"),
+        ({"optimizer.lr": {"choices": []}}, "choices must be a list"),
+        ({"optimizer.lr": {"choices": [[1]]}}, "choices must be a list"),
+        ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "-1.0 makes no valid job"),
+        ({}, "at least one setting"),
+        ({f"task.a{n}": RANGE for n in range(MAX_SETTINGS + 1)}, "at most 32 settings"),
+    ],
+)
+def test_a_wrong_setting_is_named(space: Any, said: str) -> None:
+    assert said in problems(space)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(JobSpecError) as caught:
+        read_sweep({"sweep": {"metrik": "x", "trials": 0}, "spac": {}, "base": {}}, source="S")
+    said = "\n".join(caught.value.problems)
+    for one in ('did you mean "space"?', 'did you mean "metric"?', "trials: must", "[base]"):
+        assert one in said
+    with pytest.raises(JobSpecError, match="must be a map"):
+        read_sweep(3, source="S")
+    with pytest.raises(JobSpecError, match="must be a table"):
+        read_sweep({"sweep": 3}, source="S")
+
+
+def test_a_grid_needs_values_that_can_be_counted() -> None:
+    assert "a grid takes choices" in problems(method="grid")
+    many = {"optimizer.lr": {"low": 0.0, "high": 1.0, "step": 0.0001}}
+    assert "at most 1000 values" in problems(many, method="grid")
+
+
+def test_workers_of_a_trial_must_fit_the_job() -> None:
+    assert "workers_per_trial" in problems(
+        base={**BASE, "elastic": {"max_workers": 2}}, workers_per_trial=4
+    )

@@ -1,0 +1,316 @@
+"""Assembling parts: what is damaged, missing or contradicts another part is found and named."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+from dtd.core.engine.shards import held_shards
+from dtd.errors import CheckpointError
+from dtd.parts import merge
+from dtd.parts.merge import FileMerge
+from dtd.parts.record import HeldTensor, Part
+from dtd.parts.tensor_file import TensorFile
+from dtd.train.checkpoint.assemble import FoundPart, assemble
+from dtd.train.checkpoint.format import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    PART_FORMAT,
+    Manifest,
+    encode_manifest,
+    newest_verified,
+    part_files,
+    read_manifest,
+    verify,
+)
+from dtd.train.checkpoint.load import read_stored
+from tests.checkpoint_parts import Written, random_state, write_part, write_whole
+
+STATE = random_state(7)
+
+
+def parts_of(here: Path, state: Written, ranks: tuple[int, ...], **fields: Any) -> list[FoundPart]:
+    """Parts of these ranks of four, each mirrored once."""
+    return [
+        FoundPart(
+            holder=f"w{rank}",
+            path=write_part(here / f"w{rank}", state, rank, world_size=4, mirrors=1, **fields),
+        )
+        for rank in ranks
+    ]
+
+
+def rewritten(path: Path, file: str, name: str, at: int) -> None:
+    """Flip a bit of a tensor in a part, and make hash and manifest fit."""
+    with TensorFile(path / file) as tensors:
+        start = tensors._starts[name] + at
+    content = bytearray((path / file).read_bytes())
+    content[start] ^= 1
+    (path / file).write_bytes(content)
+    manifest = read_manifest(path)
+    info = replace(manifest.files[file], hash=xxhash.xxh3_128(content).hexdigest())
+    edit(path, files={**manifest.files, file: info})
+
+
+def edit(path: Path, **fields: Any) -> Manifest:
+    manifest = replace(read_manifest(path), **fields)
+    (path / "manifest.json").write_bytes(encode_manifest(manifest))
+    return manifest
+
+
+def test_an_assembled_checkpoint_is_an_ordinary_one(tmp_path: Path) -> None:
+    path, manifest = assemble(parts_of(tmp_path, STATE, (0, 2)), tmp_path / "job")
+    stored = read_stored(path)
+    tensors = stored.tensors
+    assert stored.manifest == manifest
+    assert manifest.part is None
+    assert "optimizer_shards" not in manifest.state
+    assert tensors.keys() == STATE.tensors.keys()
+    for name, tensor in STATE.tensors.items():
+        assert torch.equal(tensors[name], tensor)
+        assert tensors[name].dtype == tensor.dtype
+
+
+def test_a_whole_one_may_stay_in_its_file_until_it_is_divided(tmp_path: Path) -> None:
+    path, _ = assemble(parts_of(tmp_path, STATE, (0, 2)), tmp_path / "job")
+    own, mapped = read_stored(path), read_stored(path, mapped=True)
+    assert own.tensors.keys() == mapped.tensors.keys()
+    for name, tensor in mapped.tensors.items():
+        assert torch.equal(tensor, own.tensors[name])
+        divided = name.startswith(("model.", "optimizer."))
+        assert lies_in_a_file(tensor) == (divided and tensor.numel() > 0), name
+        assert not lies_in_a_file(own.tensors[name])
+
+
+def test_the_pieces_of_a_part_stay_in_its_file(tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, STATE, (1,))
+    stored = read_stored(part.path)
+    pieces = [values for pieces in stored.pieces.values() for _, _, values in pieces]
+    assert pieces
+    assert all(lies_in_a_file(values) for values in pieces if values.numel())
+    assert not any(lies_in_a_file(tensor) for tensor in stored.tensors.values())
+
+
+def lies_in_a_file(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is that of a mapped file of tensors."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        bounds, *_, name = line.split()
+        start, stop = (int(bound, 16) for bound in bounds.split("-"))
+        if start <= tensor.data_ptr() < stop:
+            return name.endswith(".safetensors")
+    return False
+
+
+def test_metrics_and_digest_are_taken_from_the_part_that_has_them(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+    edit(parts[0].path, metrics={}, digest="")
+    _, manifest = assemble(parts, tmp_path / "job")
+    assert manifest.metrics == {"loss": 0.5}
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    values = torch.zeros(3 << 20)
+    state = Written(
+        tensors={"model.0.weight": values, "optimizer.0.exp_avg": values}, buckets=[[0]]
+    )
+    parts = parts_of(tmp_path, state, (0, 1, 2, 3))
+    tracemalloc.start()
+    try:
+        assemble(parts, tmp_path / "job")
+        assert tracemalloc.get_traced_memory()[1] < 6 * merge.BLOCK_BYTES < values.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_mirror_that_differs_from_its_owner_is_named(tmp_path: Path) -> None:
+    state = Written(
+        tensors={"model.0.weight": torch.arange(8.0), "optimizer.0.exp_avg": torch.ones(8)},
+        buckets=[[0]],
+    )
+    parts = parts_of(tmp_path, state, (0, 1, 2))
+    rewritten(parts[1].path, OPTIMIZER_FILE, "optimizer.0.exp_avg", 0)  # element 2, also w0's
+    with pytest.raises(CheckpointError, match=r"w0 and w1 have different values for elements 2 to"):
+        assemble(parts, tmp_path / "job")
+    assert not [*(tmp_path / "job").iterdir()]
+    assemble([parts[0], parts[2]], tmp_path / "job")
+
+
+def test_a_common_tensor_that_differs_is_named(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+    rewritten(parts[1].path, MODEL_FILE, "1.seen", 0)
+    with pytest.raises(CheckpointError, match=r"w0 and w2 have different values .* 1.seen in mod"):
+        assemble(parts, tmp_path / "job")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"job": "other"}, "w0 and w2 are of different jobs"),
+        ({"identity": "other"}, "w0 and w2 are of different jobs"),
+        ({"digest": "cd" * 16}, "w0 and w2 have different digests"),
+        ({"world_size": 5}, "w0 and w2 were written by different worlds"),
+        ({"state": {}}, "w0 and w2 have different metadata"),
+    ],
+)
+def test_parts_of_different_checkpoints_are_not_assembled(
+    tmp_path: Path, fields: dict[str, Any], why: str
+) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+    edit(parts[1].path, **fields)
+    with pytest.raises(CheckpointError, match=why):
+        assemble(parts, tmp_path / "job")
+
+
+def test_parts_of_different_steps_are_not_assembled(tmp_path: Path) -> None:
+    parts = [*parts_of(tmp_path, STATE, (0,)), *parts_of(tmp_path, STATE, (2,), step=41)]
+    with pytest.raises(CheckpointError, match="w0 and w2 are of different steps"):
+        assemble(parts, tmp_path / "job")
+
+
+def test_parts_of_different_models_are_not_merged(tmp_path: Path) -> None:
+    ours, theirs = (
+        parts_of(tmp_path / "a", STATE, (0,)),
+        parts_of(tmp_path / "b", random_state(8), (2,)),
+    )
+    files = [part_files(one.path, read_manifest(one.path), one.holder) for one in ours + theirs]
+    with pytest.raises(CheckpointError, match=r"w0 and w2 list different tensors for model.saf"):
+        FileMerge(MODEL_FILE, files)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda p: truncate(p / MODEL_FILE), "torn"),
+        (lambda p: flip(p / OPTIMIZER_FILE), "a bit flipped"),
+        (lambda p: (p / OPTIMIZER_FILE).unlink(), "cannot be read"),
+        (lambda p: (p / "manifest.json").unlink(), "cannot be read"),
+        (lambda p: edit(p, part=None), "format 3 without a part"),
+        (lambda p: edit(p, format=2), "format 2 with a part"),
+        (lambda p: edit(p, tensors=read_manifest(p).tensors[::-1]), "file by file"),
+        (lambda p: edit(p, tensors=read_manifest(p).tensors[1:]), "has shards of model.0.weight"),
+        (lambda p: edit(p, tensors=(*read_manifest(p).tensors, "task.x")), "lacks task.x"),
+        (lambda p: edit(p, part=whole_claim(p)), "does not hold what its manifest lists"),
+    ],
+)
+def test_a_damaged_part_is_not_assembled_and_not_the_newest(
+    tmp_path: Path, damage: Any, why: str
+) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+    damage(parts[1].path)
+    with pytest.raises(CheckpointError, match=why):
+        assemble(parts, tmp_path / "job")
+    assert newest_verified(tmp_path, "w2").path is None
+    assert newest_verified(tmp_path, "w0").path == parts[0].path
+
+
+def whole_claim(path: Path) -> Part:
+    """The part of a manifest that claims to be all of the state."""
+    part = read_manifest(path).part
+    assert part is not None
+    tensors = {
+        name: HeldTensor(dtype=one.dtype, shape=one.shape, ranges=((0, one.elements),))
+        for name, one in part.tensors.items()
+        if one.elements
+    }
+    return Part(shards=held_shards(0, 1, 0), mirrors=0, tensors=part.tensors | tensors)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(merge.os, "fsync", full)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be assembled in .*: No space left"
+    ) as raised:
+        assemble(parts, tmp_path / "job")
+    assert "free space" in raised.value.remedy
+    assert not [*(tmp_path / "job").iterdir()]
+
+
+def test_a_checkpoint_that_was_assembled_before_is_replaced(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, STATE, (0, 2))
+    path, _ = assemble(parts, tmp_path / "job")
+    flip(path / MODEL_FILE)
+    assemble(parts, tmp_path / "job")
+    verify(path)
+    assert [*(tmp_path / "job").iterdir()] == [path]
+
+
+# --- files of tensors --------------------------------------------------------------------------
+
+
+def tensor_file(header: Any, content: bytes = b"", *, length: int | None = None) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + content
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 8,
+        tensor_file({}, length=1 << 40),
+        tensor_file([]),
+        tensor_file({"a": F32}, bytes(7)),
+        tensor_file({"a": {**F32, "dtype": "F8"}}, bytes(8)),
+        tensor_file({"a": {**F32, "shape": [3]}}, bytes(8)),
+        tensor_file({"a": {**F32, "shape": [-2]}}, bytes(8)),
+        tensor_file({"a": {**F32, "data_offsets": [8, 16]}}, bytes(8)),
+        tensor_file({"a": {**F32, "data_offsets": [0]}}, bytes(8)),
+        tensor_file({"a": {"dtype": "F32"}}, bytes(8)),
+        tensor_file({"a": F32, "b": F32}, bytes(8)),
+        tensor_file({"a": [F32]}, bytes(8)),
+    ],
+)
+def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not a file of tensors"):
+        TensorFile(tmp_path / "file")
+
+
+def test_a_file_of_tensors_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    large = {"dtype": "F32", "shape": [1 << 16], "data_offsets": [0, 4 << 16]}
+    file.write_bytes(tensor_file({"__metadata__": {"a": "b"}, "a": large}, bytes(4 << 16)))
+    with TensorFile(file) as tensors:
+        assert tensors.tensors.keys() == {"a"}
+        os.truncate(file, 1 << 16)
+        with pytest.raises(CheckpointError, match="ends within a: torn"):
+            tensors.read("a", 0, 1 << 16)
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        TensorFile(tmp_path / "other")
+
+
+def test_a_part_has_a_format_of_its_own(tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, STATE, (0,))
+    whole = write_whole(tmp_path / "whole", STATE)
+    assert read_manifest(part.path).format == PART_FORMAT
+    assert read_manifest(part.path).shards == held_shards(0, 4, 1)
+    assert read_manifest(whole).shards.is_whole
+    assert "part" not in json.loads((whole / "manifest.json").read_text())

@@ -1,0 +1,193 @@
+"""Profiles in one process, without a ring's thread."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from threading import Event
+
+import pytest
+import torch
+
+from dtd.core.observe.profiling.spans import COMMIT, COMPUTE, DATA, STEP, WAIT
+from dtd.core.observe.profiling.worker_file import decoded
+from dtd.train import profile
+from dtd.train.profile import _PROFILER as PROFILER
+from dtd.train.profile import NO_MARKS, ProfileOrder, StepProfiler
+
+
+class Ring:
+    """Says what it is told to record."""
+
+    def __init__(self):
+        self.told = []
+
+    def record(self, waits, ring):
+        self.told.append(waits is not None)
+        if waits is not None:
+            waits.add(WAIT, 1, 2)
+
+
+class Asked:
+    """An order, and what was said when it was done."""
+
+    def __init__(self, directory, steps=2, **changed):
+        self.said = {}
+        self.done = Event()
+        self.path = directory / "profiles" / "a.json.gz"
+        order = ProfileOrder(
+            steps=steps, limit_s=60.0, first_step=0, path=self.path, done=self.on_done
+        )
+        self.order = replace(order, **changed)
+
+    def on_done(self, said):
+        self.said = dict(said)
+        self.done.set()
+
+    def trace(self):
+        assert self.done.wait(60)
+        with gzip.open(self.path) as file:
+            return decoded(json.load(file), name="w", rank=0, offset_ns=0)
+
+
+def step(profiler, ring, number):
+    profiler.advance(ring, number)
+    marks = profiler.marks
+    marks.begin_step()
+    marks.loaded(0.0)
+    torch.zeros(4) + 1
+    marks.ended(COMPUTE)
+    marks.ended(COMMIT)
+    marks.end_step(number + 1)
+
+
+def kinds(trace):
+    return [span.kind for span in trace.spans]
+
+
+def test_nothing_is_recorded_unless_it_is_asked_for():
+    profiler, ring = StepProfiler(), Ring()
+    step(profiler, ring, 0)
+    profiler.end_generation(ring, waits=True)
+    assert profiler.marks is NO_MARKS
+    assert ring.told == []
+
+
+def test_so_many_steps_are_recorded_from_the_first_one_on(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, first_step=2)
+    profiler.asked = asked.order
+    for number in range(6):
+        step(profiler, ring, number)
+    trace = asked.trace()
+    assert asked.said == {"steps": 2, "dropped": {"spans": 0, "operations": 0}, "note": ""}
+    assert kinds(trace) == [WAIT, *[DATA, COMPUTE, COMMIT, STEP] * 2]
+    assert [span.number for span in trace.spans if span.kind == STEP] == [3, 4]
+    names = [name for track in trace.tracks for name, _, _ in track.rows]
+    assert names.count("aten::zeros") == 2
+    assert ring.told == [True, False]
+    assert profiler.asked is None
+    assert not PROFILER.locked()
+
+
+def test_times_of_torch_and_of_marks_are_on_one_clock(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
+    profiler.asked = asked.order
+    for number in range(2):
+        step(profiler, ring, number)
+    trace = asked.trace()
+    (whole,) = (span for span in trace.spans if span.kind == STEP)
+    rows = [row for track in trace.tracks for row in track.rows if row[0].startswith("aten::")]
+    assert rows
+    for _, begin, end in rows:
+        assert whole.begin_ns - 10**6 <= begin <= end <= whole.end_ns + 10**6
+
+
+def test_a_generation_that_ends_ends_it_with_what_it_has(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=50)
+    profiler.asked = asked.order
+    step(profiler, ring, 0)
+    profiler.end_generation(ring, waits=True)
+    assert asked.done.is_set()
+    assert asked.said["steps"] == 1
+    assert ring.told == [True, False]
+
+
+def test_a_generation_that_ends_before_it_has_begun(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, first_step=9)
+    profiler.asked = asked.order
+    step(profiler, ring, 0)
+    profiler.end_generation(ring, waits=False)
+    assert asked.said == {"reason": "the generation ended before a step was profiled"}
+    assert (ring.told, profiler.asked) == ([], None)
+
+
+def test_it_lasts_no_longer_than_its_limit(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=50, limit_s=0.0)
+    profiler.asked = asked.order
+    for number in range(9):
+        step(profiler, ring, number)
+    asked.trace()
+    assert asked.said["steps"] == 1
+    assert ring.told == [True, False], "not once more while the file is written"
+
+
+def test_beside_another_profiler_operations_are_left_out(tmp_path):
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
+    profiler.asked = asked.order
+    with PROFILER:
+        for number in range(2):
+            step(profiler, ring, number)
+        assert asked.trace().tracks == []
+    assert asked.said["note"].startswith("torch's profiler was in use")
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "profiles").write_text("a file")
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
+    profiler.asked = asked.order
+    for number in range(2):
+        step(profiler, ring, number)
+    assert asked.done.wait(60)
+    assert "cannot be written" in asked.said["reason"]
+    assert profiler.asked is None
+
+
+def test_the_longest_operations_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "MAX_ROWS", 3)
+    profiler, ring, asked = StepProfiler(), Ring(), Asked(tmp_path, steps=1)
+    profiler.asked = asked.order
+    for number in range(2):
+        step(profiler, ring, number)
+    assert sum(len(track.rows) for track in asked.trace().tracks) == 3
+    assert asked.said["dropped"]["operations"] > 0
+
+
+def test_streams_of_a_gpu_are_tracks_of_their_own():
+    class Event:
+        def device_type(self):
+            return "DeviceType.CUDA"
+
+        def device_index(self):
+            return 1
+
+        def device_resource_id(self):
+            return 7
+
+    assert profile._track_of(Event()) == "GPU 1, stream 7"
+
+
+@pytest.mark.parametrize("call", [("begin_step",), ("ended", COMPUTE), ("loaded", 0.0)])
+def test_marks_that_do_nothing_keep_nothing(call):
+    getattr(NO_MARKS, call[0])(*call[1:])
+    assert not hasattr(NO_MARKS, "log")
+
+
+def test_beside_a_process_group_torch_is_not_recorded(tmp_path):
+    profiler, ring, asked = StepProfiler(sees_torch=False), Ring(), Asked(tmp_path, steps=1)
+    profiler.asked = asked.order
+    for number in range(2):
+        step(profiler, ring, number)
+    assert asked.trace().tracks == []
+    assert "does not run beside a process group" in asked.said["note"]
+    assert not PROFILER.locked()

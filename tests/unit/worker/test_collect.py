@@ -1,0 +1,293 @@
+"""Parts of a checkpoint are fetched from other workers and assembled, or it is said why not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from dtd.core.engine.shards import held_shards
+from dtd.errors import CheckpointError, HolderUnreachable
+from dtd.net.blocking_link import connect_tcp
+from dtd.train.checkpoint.assemble import FoundPart
+from dtd.train.checkpoint.format import read_manifest, verify
+from dtd.wire import messages as m
+from dtd.worker import collect as collecting
+from dtd.worker.collect import PartRequests, collect
+from tests.checkpoint_parts import random_state, write_part, write_whole
+
+STATE = random_state(11)
+NAME = "g000003-s000000040"
+
+
+class Disks:
+    """Workers' disks, in place of their data ports."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.down: set[str] = set()
+        self.opened: list[str] = []
+
+    def client(self, address: Any, resource: str, ticket: Any, *, connect: Any) -> DiskClient:
+        assert connect is connect_tcp
+        worker = resource.split("/")[1]
+        assert ticket.scope == resource
+        assert ticket.secret == worker.encode()
+        self.opened.append(worker)
+        if worker in self.down:
+            raise HolderUnreachable(f"{worker} cannot be fetched from: it is down")
+        return DiskClient(self.place / worker / NAME)
+
+
+class DiskClient:
+    """An open checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.manifest = json.loads((path / "manifest.json").read_text())
+
+    def __enter__(self) -> DiskClient:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is open."""
+
+    def fetch(self, name: str, target: Path, *, on_bytes: Any) -> None:
+        target.write_bytes((self._path / name).read_bytes())
+        on_bytes(1, 1)
+
+
+@pytest.fixture
+def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """Four workers, each with its part; every shard is on two of them."""
+    disks = Disks(tmp_path / "disks")
+    for rank in range(4):
+        write_part(disks.place / f"w{rank}", STATE, rank, world_size=4, mirrors=1)
+    monkeypatch.setattr(collecting, "FetchClient", disks.client)
+    return disks
+
+
+def holder(rank: int) -> m.PartHolder:
+    return m.PartHolder(
+        name=f"w{rank}",
+        host="10.0.0.1",
+        port=7000,
+        resource=f"checkpoint/w{rank}/{NAME}",
+        part=tuple(held_shards(rank, 4, 1).to_wire()),
+        ticket_expires_unix_s=99,
+        ticket_key=f"w{rank}".encode(),
+    )
+
+
+def parts(*ranks: int, digest: str = "ab" * 16, missing: str = "") -> m.Parts:
+    holders = tuple(map(holder, ranks))
+    return m.Parts(job="parent", step=0, digest=digest, holders=holders, missing=missing)
+
+
+def collected(disks: Disks, tmp_path: Path, answer: m.Parts) -> Path:
+    own = FoundPart(holder="w0", path=disks.place / "w0" / NAME)
+    target = tmp_path / "child" / "origin" / "parent"
+    return collect(answer, own, target, connect=connect_tcp, got_on=lambda: None)
+
+
+def test_only_what_is_missing_is_fetched(disks: Disks, tmp_path: Path) -> None:
+    path = collected(disks, tmp_path, parts(0, 1, 2, 3))
+    whole = write_whole(tmp_path / "whole", STATE)
+    assert disks.opened == ["w2"]
+    assert verify(path).digest == verify(whole).digest
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_other_holders_take_the_place_of_those_that_fail(disks: Disks, tmp_path: Path) -> None:
+    disks.down.add("w2")
+    path = collected(disks, tmp_path, parts(0, 1, 2, 3))
+    assert disks.opened == ["w2", "w1", "w3"]
+    verify(path)
+
+
+def test_a_damaged_part_is_replaced_by_those_of_others(disks: Disks, tmp_path: Path) -> None:
+    file = disks.place / "w2" / NAME / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
+
+
+def test_a_holder_that_offers_another_state_is_passed_over(disks: Disks, tmp_path: Path) -> None:
+    manifest = disks.place / "w2" / NAME / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "digest": "cd"}))
+    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
+    assert disks.opened == ["w2", "w1", "w3"]
+
+
+def whole_with_that_digest(place: Path) -> None:
+    manifest = read_manifest(place)
+    whole = write_whole(place.parent.parent / "whole", STATE, digest=manifest.digest)
+    place.rename(place.with_name("part"))
+    whole.rename(place)
+
+
+def change(**fields: Any) -> Any:
+    """A holder that puts these into its manifest, which matches its own hash all the same."""
+
+    def put(place: Path) -> None:
+        content = {**json.loads((place / "manifest.json").read_text()), **fields}
+        del content["manifest_hash"]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        content["manifest_hash"] = xxhash.xxh3_128(text.encode()).hexdigest()
+        (place / "manifest.json").write_text(json.dumps(content))
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (whole_with_that_digest, "it has all of the shards, and was reported as 1/2 to 1"),
+        (change(files=5), "manifest: 'int' object has no attribute 'items'"),
+        (change(files=["model.safetensors"]), "has no attribute 'items'"),
+        (change(files={"model.safetensors": 5}), "must be a mapping"),
+        (change(generation="x"), "its manifest is broken: Unknown format code"),
+        (change(tensors=[[]]), "its manifest is broken: .*unhashable"),
+    ],
+)
+def test_a_holder_with_another_manifest_costs_only_itself(
+    disks: Disks, tmp_path: Path, put: Any, why: str
+) -> None:
+    put(disks.place / "w2" / NAME)
+    verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
+    assert disks.opened == ["w2", "w1", "w3"]
+    with pytest.raises(CheckpointError, match=f"the part of w2 cannot be used: .*{why}"):
+        collected(disks, tmp_path, parts(0, 2))
+
+
+@pytest.mark.parametrize("name", ["..", "", "g000003-s" + "0" * 300, "g000003"])
+def test_a_holder_of_a_directory_that_is_no_checkpoint_costs_only_itself(
+    disks: Disks, tmp_path: Path, name: str
+) -> None:
+    def named(*ranks: int) -> m.Parts:
+        answer = parts(*ranks)
+        bad = replace(answer.holders[-1], resource=f"checkpoint/w2/{name}")
+        return replace(answer, holders=(*answer.holders[:-1], bad))
+
+    verify(collected(disks, tmp_path, named(0, 1, 3, 2)))
+    assert sorted(set(disks.opened)) == ["w1", "w3"]
+    with pytest.raises(CheckpointError, match=r"the part of w2 .* names no checkpoint"):
+        collected(disks, tmp_path, named(0, 2))
+
+
+def test_without_enough_holders_the_last_failure_is_told(disks: Disks, tmp_path: Path) -> None:
+    disks.down |= {"w1", "w2"}
+    with pytest.raises(HolderUnreachable, match="it is down"):
+        collected(disks, tmp_path, parts(0, 1, 2, 3))
+    assert not [*(tmp_path / "child" / "origin" / "parent").glob("*")]
+    with pytest.raises(CheckpointError, match="that are left lack the shards 1/2 to 1"):
+        collected(disks, tmp_path, parts(0))
+
+
+def test_missing_shards_are_named_and_nothing_is_fetched(disks: Disks, tmp_path: Path) -> None:
+    said = "1/2 to 3/4, which were on w1 (1/2 to 3/4)"
+    with pytest.raises(CheckpointError, match="no connected worker has the shards 1/2 to 3/4"):
+        collected(disks, tmp_path, parts(0, 3, missing=said))
+    assert disks.opened == []
+
+
+def test_a_part_of_another_checkpoint_is_not_used(disks: Disks, tmp_path: Path) -> None:
+    """This worker has one, and the job starts from an older one."""
+    own = write_part(tmp_path / "old", STATE, 0, world_size=4, mirrors=1, digest="cd" * 16)
+    found = FoundPart(holder="w0", path=own)
+    path = collect(
+        parts(1, 2, 3), found, tmp_path / "new", connect=connect_tcp, got_on=lambda: None
+    )
+    assert disks.opened == ["w1", "w3"]
+    verify(path)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    disks: Disks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: DiskClient, name: str, target: Path, *, on_bytes: Any) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DiskClient, "fetch", full)
+    with pytest.raises(CheckpointError, match=r"cannot be stored in .*: No space left") as raised:
+        collected(disks, tmp_path, parts(0, 1, 2, 3))
+    assert raised.value.remedy == "free space there"
+    assert not [*(tmp_path / "child" / "origin" / "parent").iterdir()]
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def test_a_question_is_asked_again_on_a_new_connection() -> None:
+    sent: list[m.Message] = []
+    asked = threading.Event()
+
+    def post(function: Any, *arguments: Any) -> None:
+        function(*arguments)
+        asked.set()
+
+    requests = PartRequests(send=sent.append, post=post)
+    requests.ask_again()
+    assert sent == []
+    answers: list[m.Parts] = []
+    thread = threading.Thread(target=lambda: answers.append(requests.ask("parent", 0)))
+    thread.start()
+    assert asked.wait(10.0)
+    requests.ask_again()
+    assert sent == [m.GetParts(job="parent", step=0)] * 2
+    requests.received(m.Parts(job="other", step=0))
+    requests.received(parts(0))
+    requests.received(parts(1))  # the answer to the second question
+    thread.join(10.0)
+    assert answers == [parts(0)]
+    requests.ask_again()
+    assert len(sent) == 2
+
+
+def test_a_coordinator_that_never_answers_is_not_waited_for_without_end() -> None:
+    sent: list[m.Message] = []
+    requests = PartRequests(
+        send=sent.append, post=lambda function, *a: function(*a), answer_within_s=0.0
+    )
+    with pytest.raises(CheckpointError, match=r"has not told within 0 s .* of parent"):
+        requests.ask("parent", 0)
+    requests.ask_again()
+    assert sent == [m.GetParts(job="parent", step=0)]
+    requests.received(parts(0))  # late, and not the answer to the next request
+    with pytest.raises(CheckpointError, match="of parent"):
+        requests.ask("parent", 0)
+
+
+def test_workers_that_come_back_are_waited_for() -> None:
+    now = [0.0]
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    def answered(after: int) -> m.Parts:
+        """Ask a coordinator that lacks a worker until it was asked so often."""
+        asked: list[m.Message] = []
+
+        def send(message: m.Message) -> None:
+            asked.append(message)
+            missing = "" if len(asked) > after else "1/2 to 1, which were on w1"
+            requests.received(parts(0, missing=missing))
+
+        requests = PartRequests(
+            send=send, post=lambda function, *a: function(*a), clock=lambda: now[0], wait=wait
+        )
+        return requests.ask("parent", 0)
+
+    assert answered(3) == parts(0)
+    assert waited == [collecting.ASK_EVERY_S] * 3
+    assert answered(1000).missing
+    assert now[0] == 3 + collecting.PARTS_BACK_S

@@ -1,0 +1,238 @@
+"""Copies of models on a worker's disk: linked, fetched, merged, refused, opened, deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import shutil
+
+import pytest
+import xxhash
+
+from dtd.errors import CheckpointError
+from dtd.net.blocking_link import connect_tcp
+from dtd.train.checkpoint.format import read_manifest
+from dtd.wire import messages as m
+from dtd.worker import model_files as module
+from dtd.worker.model_files import (
+    RECORD,
+    drop_model,
+    held,
+    open_model,
+    pin_model,
+    remove_drafts,
+)
+from dtd.worker.models import PinnedModels
+from tests.checkpoint_parts import random_state, write_whole
+
+VERSION = "digits.v1.0123456789ab"
+WEIGHTS = b"weights" * 1000
+FOLDER = "job.0123456789"
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """A directory with one whole checkpoint; the source that names it."""
+    directory = tmp_path / "checkpoints"
+    path = write_whole(directory / FOLDER, random_state(1))
+    source = m.ModelSource(
+        name="w0",
+        host="127.0.0.1",
+        port=1,
+        resource=f"checkpoint/{FOLDER}/{path.name}",
+        digest=read_manifest(path).digest,
+    )
+    return directory, source, path
+
+
+def pin(place, *sources, worker="w0", checkpoints=(), files=()):
+    order = m.PinModel(version=VERSION, files=files, sources=tuple(sources))
+    return pin_model(order, place, worker=worker, checkpoints=checkpoints, connect=connect_tcp)
+
+
+@pytest.fixture
+def other(server):
+    """A worker that keeps the version; what it serves can be changed."""
+    content = {"model.safetensors": WEIGHTS}
+
+    def script(message):
+        names = list(content)
+        if isinstance(message, m.FetchOpen):
+            files = {name: {"hash": xxhash.xxh3_128(content[name]).hexdigest()} for name in names}
+            blobs = tuple(m.BlobInfo(name=n, size_bytes=len(content[n])) for n in names)
+            return m.message_bytes(m.FetchInfo(blobs=blobs), json.dumps({"files": files}).encode())
+        piece = content[names[message.blob]][message.offset : message.offset + message.length]
+        return m.message_bytes(m.FetchData(blob=message.blob, offset=message.offset), piece)
+
+    server.script = script
+    source = m.ModelSource(
+        name="w1",
+        host=server.address.host,
+        port=server.address.port,
+        resource=f"model/{VERSION}",
+        ticket_key=b"s" * 32,
+        ticket_expires_unix_s=2**40,
+    )
+    return source, content
+
+
+def test_its_own_checkpoint_is_linked_and_survives_it(tmp_path, checkpoints):
+    directory, source, path = checkpoints
+    place = tmp_path / "models"
+    files = pin(place, source, checkpoints=[directory])
+    kept = place / VERSION / "model.safetensors"
+    assert kept.stat().st_ino == (path / "model.safetensors").stat().st_ino
+    assert files[0].name == "model.safetensors"
+    assert files[0].sha256 == sha256(kept.read_bytes())
+    shutil.rmtree(directory)
+    assert held(place) == (VERSION,)
+    assert pin(place) == files  # it is here, and left as it is
+    opened = open_model(place, f"model/{VERSION}")
+    assert json.loads(opened.manifest)["files"]["model.safetensors"]["sha256"] == files[0].sha256
+    assert opened.blobs[0].size_bytes == files[0].size_bytes
+    assert [path.name for path in place.iterdir()] == [VERSION]
+
+
+def test_another_file_system_gets_a_copy(tmp_path, checkpoints, monkeypatch):
+    def refuse(*_paths):
+        raise OSError
+
+    monkeypatch.setattr(module.os, "link", refuse)
+    directory, source, path = checkpoints
+    pin(tmp_path / "models", source, checkpoints=[directory])
+    kept = tmp_path / "models" / VERSION / "model.safetensors"
+    assert kept.stat().st_ino != (path / "model.safetensors").stat().st_ino
+    assert kept.read_bytes() == (path / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, checkpoints, other):
+    directory, source, path = checkpoints
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    (file,) = pin(tmp_path / "models", source, other[0], checkpoints=[directory])
+    assert file == m.ModelFile(
+        name="model.safetensors", size_bytes=len(WEIGHTS), sha256=sha256(WEIGHTS)
+    )
+
+
+def test_a_checkpoint_of_another_state_is_refused(tmp_path, checkpoints):
+    directory, source, _path = checkpoints
+    lie = m.ModelSource(
+        name="w0", host="127.0.0.1", port=1, resource=source.resource, digest="other"
+    )
+    with pytest.raises(CheckpointError, match="another state than was reported"):
+        pin(tmp_path / "models", lie, checkpoints=[directory])
+    assert held(tmp_path / "models") == ()
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_was_not_registered_is_not_kept(tmp_path, other):
+    source, content = other
+    expected = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256=sha256(b"other")),)
+    with pytest.raises(CheckpointError, match="other files than were registered"):
+        pin(tmp_path / "models", source, worker="w2", files=expected)
+    assert held(tmp_path / "models") == ()
+    files = pin(tmp_path / "models", source, worker="w2")
+    content["ema.safetensors"] = b"averages"
+    both = (*files, m.ModelFile(name="ema.safetensors", size_bytes=8, sha256=sha256(b"averages")))
+    assert set(pin(tmp_path / "models", source, worker="w2", files=both)) == set(both)
+    assert (tmp_path / "models" / VERSION / "ema.safetensors").read_bytes() == b"averages"
+
+
+def test_nobody_has_it(tmp_path, other, server):
+    with pytest.raises(CheckpointError, match="no connected worker has its files"):
+        pin(tmp_path / "models")
+    server.script = lambda _message: m.message_bytes(m.FetchInfo(blobs=()), b'{"files": 1}')
+    with pytest.raises(CheckpointError, match="manifest is broken"):
+        pin(tmp_path / "models", other[0])
+    with pytest.raises(CheckpointError, match="is not called as a version"):
+        pin_model(
+            m.PinModel(version="../x"),
+            tmp_path,
+            worker="w",
+            checkpoints=[],
+            connect=connect_tcp,
+        )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be kept in"):
+        pin(tmp_path / "file")
+
+
+def test_only_what_is_whole_is_told(tmp_path, other):
+    place = tmp_path / "models"
+    pin(place, other[0])
+    (place / "digits.v2.0123456789ab").mkdir()
+    (place / "note.txt").write_text("")
+    assert held(place) == (VERSION,)
+    record = place / VERSION / RECORD
+    whole = record.read_text()
+    record.write_text("[]")
+    assert held(place) == ()
+    record.write_text(whole)
+    (place / VERSION / "model.safetensors").write_bytes(b"short")
+    assert held(place) == ()
+    (place / VERSION / "model.safetensors").unlink()
+    assert held(place) == ()
+    assert held(tmp_path / "none") == ()
+
+
+@pytest.mark.parametrize(
+    "resource", ["model/", "model/..", "model/digits.v9.0123456789ab", "model/../models"]
+)
+def test_nothing_else_is_opened(tmp_path, resource):
+    (tmp_path / "models").mkdir()
+    with pytest.raises(CheckpointError, match="is not on this worker's disk"):
+        open_model(tmp_path / "models", resource)
+
+
+def test_only_a_version_is_deleted(tmp_path, other):
+    place = tmp_path / "models"
+    pin(place, other[0])
+    (tmp_path / "keep").mkdir()
+    drop_model(place, "../keep")
+    drop_model(place, "digits.v2.0123456789ab")
+    assert held(place) == (VERSION,)
+    drop_model(place, VERSION)
+    assert list(place.iterdir()) == []
+    assert (tmp_path / "keep").is_dir()
+    (place / ".tmp-x").mkdir()
+    remove_drafts(place)
+    assert list(place.iterdir()) == []
+
+
+def test_orders_are_carried_out_one_after_the_other(tmp_path, other, monkeypatch):
+    said: queue.Queue[m.Message] = queue.Queue()
+    models = PinnedModels(
+        tmp_path / "models",
+        worker="w2",
+        checkpoints=list,
+        connect=lambda _encrypted: connect_tcp,
+        send=said.put,
+        post=lambda function, *arguments: function(*arguments),
+    )
+    registered = m.Registered(heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0)
+    models.order(registered)
+    assert said.get(timeout=30) == m.ModelsHeld()
+    models.order(m.PinModel(version=VERSION, sources=(other[0],)))
+    pinned = said.get(timeout=30)
+    assert (pinned.version, pinned.files[0].sha256) == (VERSION, sha256(WEIGHTS))
+    assert models.open(f"model/{VERSION}").blobs[0].size_bytes == len(WEIGHTS)
+    models.order(m.PinModel(version="x.v1.0123456789ab"))
+    assert said.get(timeout=30).reason == "no connected worker has its files"
+    models.order(registered)
+    assert said.get(timeout=30) == m.ModelsHeld(versions=(VERSION,))
+
+    def fail(*_arguments):
+        raise OSError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dtd.worker.models.drop_model", fail)
+        models.order(m.UnpinModel(version=VERSION))
+        assert said.get(timeout=30) == m.ModelsHeld(versions=(VERSION,))
+    models.order(m.UnpinModel(version=VERSION))
+    assert said.get(timeout=30) == m.ModelsHeld()

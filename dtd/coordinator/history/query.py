@@ -114,8 +114,9 @@ def _wanted(tracks: Sequence[_Track], request: m.GetMetrics) -> list[_Wanted]:
 def _check_names(
     tracks: Sequence[_Track], shown_tracks: Sequence[_Track], request: m.GetMetrics
 ) -> None:
-    known = {name for track in shown_tracks for name in track.columns}
-    anywhere = {name for track in tracks for name in track.columns}
+    # Every job has these, though its workers' figures may be stored before its first step is.
+    known = {*STEP_COLUMNS, *(name for track in shown_tracks for name in track.columns)}
+    anywhere = {*STEP_COLUMNS, *(name for track in tracks for name in track.columns)}
     for name in request.names:
         if name in known:
             continue

@@ -154,6 +154,11 @@ def test_a_job_that_never_trained_has_no_series(box):
     assert box.ask(names=("loss",)) == {"job": "j-1", "steps": 0, "series": [], "next": 0}
 
 
+def test_workers_may_have_figures_before_the_first_step(box):
+    box.write(worker_entry("w", beat(), None, 0.0, 1000.0))
+    assert box.ask(names=("loss", "rows_per_s"))["series"] == []
+
+
 def test_an_answer_goes_on_in_the_next_one(box):
     box.steps(1, 3)
     whole = [one["name"] for one in box.ask(points=10)["series"]]

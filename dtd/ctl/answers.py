@@ -33,8 +33,13 @@ def pages(
 # words stand for it, on stdout or stderr, each command knows itself.
 
 
-def ask(settings: Settings, request: m.Message) -> Answer:
+def ask(settings: Settings, request: m.Message, *, within_s: float | None = None) -> Answer:
     """The answer to one request, over a connection of its own.
+
+    Args:
+        settings: of dtdctl.
+        request: the request.
+        within_s: bound on the time until the answer, for one that is known to take longer.
 
     Raises:
         CoordinatorUnreachable: nothing answers.
@@ -42,7 +47,7 @@ def ask(settings: Settings, request: m.Message) -> Answer:
         UsageError: the coordinator is on another host, and there is no credential.
     """
     with settings.connect() as client:
-        return client.request(request)
+        return client.request(request, within_s=within_s)
 
 
 def show(settings: Settings, answer: Answer, in_words: Callable[[Answer], object]) -> None:

@@ -31,6 +31,9 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
 SUFFIX: Final = ".trace.json.gz"
+LATE_S: Final = 90.0
+"""What the answer may take beyond the limit: workers finish a step, and write their files."""
+
 HEADINGS: Final = ("WORKER", "STEP", "COMPUTE", "WAITS", "DATA", "OPTIMIZER", "OVERLAP", "CLOCK")
 _WORDS: Final = {
     "compute": "compute",
@@ -63,7 +66,9 @@ def profile_job(
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory")
     output.say(f"recording {figures.counted(steps, 'step')} of {job}")
-    answer = ask(settings, m.Profile(job=job, steps=steps, limit_s=limit_s))
+    answer = ask(
+        settings, m.Profile(job=job, steps=steps, limit_s=limit_s), within_s=limit_s + LATE_S
+    )
     missing = {one["name"]: one["reason"] for one in answer["workers"] if one["reason"]}
     traces = _fetch_all(settings, answer, missing)
     for name, reason in missing.items():

@@ -82,17 +82,25 @@ class ControlClient:
     ) -> None:
         self.close()
 
-    def request(self, message: m.Message, payload: bytes = b"") -> dict[str, Any]:
+    def request(
+        self, message: m.Message, payload: bytes = b"", *, within_s: float | None = None
+    ) -> dict[str, Any]:
         """Send a request and return the answer.
+
+        Args:
+            message: the request.
+            payload: what belongs to it.
+            within_s: bound on the time until the answer, for one that is known to take longer.
 
         Raises:
             RequestRefused: the coordinator refused.
             CoordinatorUnreachable: it did not answer in time, or left.
         """
         self.ask(message, payload)
-        answer = self.answer(timeout_s=self._timeout_s)
+        wait_s = self._timeout_s if within_s is None else within_s
+        answer = self.answer(timeout_s=wait_s)
         if answer is None:
-            raise self._unreachable(TimeoutError())
+            raise self._unreachable(TimeoutError(), wait_s)
         return answer
 
     def ask(self, message: m.Message, payload: bytes = b"") -> None:
@@ -123,7 +131,9 @@ class ControlClient:
         """Close the connection."""
         self._link.close()
 
-    def _unreachable(self, error: OSError | ProtocolError) -> CoordinatorUnreachable:
+    def _unreachable(
+        self, error: OSError | ProtocolError, waited_s: float | None = None
+    ) -> CoordinatorUnreachable:
         at = f"the coordinator's address {self._address}"
         start = (
             "start one with: dtd-coordinator, or name another with --coordinator HOST:PORT or"
@@ -153,7 +163,7 @@ class ControlClient:
             )
         if isinstance(error, TimeoutError):
             return CoordinatorUnreachable(
-                f"no answer within {self._timeout_s:g} s from {at}",
+                f"no answer within {waited_s or self._timeout_s:g} s from {at}",
                 remedy="check that the host is up and the port open; read the coordinator's log",
             )
         if isinstance(error, ConnectionError):

@@ -52,7 +52,8 @@ def asked(monkeypatch):
     """Answers of the coordinator in turn, and traces or errors of workers."""
     made = {"answers": [], "fetched": {}, "requests": []}
 
-    def ask(settings, request):
+    def ask(settings, request, *, within_s=None):
+        assert (within_s is None) == bool(request.file) or within_s > request.limit_s
         made["requests"].append(request)
         return made["answers"].pop(0)
 

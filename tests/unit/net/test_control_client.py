@@ -40,6 +40,22 @@ def test_two_answers_in_one_read(server, result):
         assert [client.answer(), client.answer()] == [{"n": 1}, {"n": 2}]
 
 
+def test_an_answer_that_takes_long_is_waited_for_as_long_as_is_asked(server, result):
+    go = threading.Event()
+
+    def script(_message: m.Message) -> bytes:
+        go.wait(10)
+        return result({"file": "a"})
+
+    server.script = script
+    with ControlClient(server.control, timeout_s=0.01) as client:
+        with pytest.raises(CoordinatorUnreachable, match=r"no answer within 0\.02 s"):
+            client.request(m.Profile(job="a"), within_s=0.02)
+        go.set()
+    with ControlClient(server.control, timeout_s=0.01) as client:
+        assert client.request(m.Profile(job="a"), within_s=10) == {"file": "a"}
+
+
 def test_an_answer_that_is_late_comes_later(server, result):
     go = threading.Event()
 

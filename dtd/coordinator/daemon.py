@@ -485,7 +485,7 @@ class Coordinator:
             self.counter(message).ask(link, message)
             return
         if isinstance(message, m.GetParts):
-            self._parts.ask(link, message)
+            self._parts.ask(link, name, message)
             return
         if isinstance(message, m.ModelsHeld | m.ModelPinned):
             self.copies.heard(name, message)

@@ -216,11 +216,12 @@ class JobSessionRunner:
             label=f"step {step} of generation {generation} in memory",
         )
 
-    def incomplete_origin(self) -> tuple[Path, Path] | None:
-        """Return the part of another job's checkpoint that has to be completed before `held`.
+    def incomplete_origin(self) -> tuple[Path | None, Path] | None:
+        """Return what is here of another job's checkpoint, to be completed before `held`.
 
         Returns:
-            where the part is, and the directory for the whole; None if nothing is to be done.
+            where this worker's part is, None if it has none, and the directory for the whole;
+            None if nothing is to be done.
         """
         return self._origin.incomplete()
 

@@ -18,13 +18,14 @@ from typing import Final
 import structlog
 
 from dtd.address import Address
-from dtd.core.engine.shards import ShardSet
+from dtd.core.engine.shards import WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
 from dtd.parts.cover import fewest, missing
 from dtd.parts.tensor_file import FILES
 from dtd.train.checkpoint.assemble import FoundPart, assemble
+from dtd.train.checkpoint.drafts import Drafts
 from dtd.train.checkpoint.format import MANIFEST_FILE, parse_name, read_manifest, verify
 from dtd.train.record import GotOn
 from dtd.wire import messages as m
@@ -126,13 +127,13 @@ class PartRequests:
 
 
 def collect(
-    answer: m.Parts, own: FoundPart, directory: Path, *, connect: Connect, got_on: GotOn
+    answer: m.Parts, own: FoundPart | None, directory: Path, *, connect: Connect, got_on: GotOn
 ) -> Path:
     """Assemble the checkpoint that the coordinator's answer is about.
 
     Args:
         answer: who has which part.
-        own: the part on this disk, with this worker's name.
+        own: the part on this disk, with this worker's name; None if it has none.
         directory: gets the assembled checkpoint.
         connect: makes connections.
         got_on: called as bytes are received and read.
@@ -149,7 +150,7 @@ def collect(
     place = directory / _FETCHED
     try:
         parts = _gathered(answer, own, place, connect, got_on)
-        path, _ = assemble(parts, directory, got_on)
+        path = _whole(parts, directory, got_on)
     except OSError as error:
         raise CheckpointError(
             f"parts of a checkpoint cannot be stored in {place}: {error.strerror or error}",
@@ -162,17 +163,17 @@ def collect(
 
 
 def _gathered(
-    answer: m.Parts, own: FoundPart, place: Path, connect: Connect, got_on: GotOn
+    answer: m.Parts, own: FoundPart | None, place: Path, connect: Connect, got_on: GotOn
 ) -> list[FoundPart]:
     """As few parts as make the whole, all on this disk; holders that fail are passed over."""
-    mine = read_manifest(own.path)
-    fits = mine.digest == answer.digest
-    left = [one for one in answer.holders if one.name != own.holder]
-    fetched: dict[str, FoundPart] = {own.holder: own} if fits else {}
+    here: dict[str, ShardSet] = {}
+    fetched: dict[str, FoundPart] = {}
+    left = [one for one in answer.holders if own is None or one.name != own.holder]
+    if own is not None and (mine := read_manifest(own.path)).digest == answer.digest:
+        here, fetched = {own.holder: mine.shards}, {own.holder: own}
     failure: CheckpointError | None = None
     while True:
-        held = {own.holder: mine.shards} if fits else {}
-        held |= {one.name: ShardSet.from_wire(one.part) for one in left}
+        held = here | {one.name: _part(one) for one in left}
         lacks = missing([*held.values()])
         if lacks:
             raise failure or CheckpointError(f"the workers that are left lack the shards {lacks}")
@@ -187,6 +188,21 @@ def _gathered(
             fetched[one.name] = part
         else:
             return [fetched[name] for name in names]
+
+
+def _part(one: m.PartHolder) -> ShardSet:
+    return ShardSet.from_wire(one.part) if one.part else WHOLE
+
+
+def _whole(parts: list[FoundPart], directory: Path, got_on: GotOn) -> Path:
+    """Assemble the parts; what a job without shards has saved is whole already."""
+    path = parts[0].path
+    if read_manifest(path).part is not None:
+        return assemble(parts, directory, got_on)[0]
+    drafts, target = Drafts(directory), directory / path.name
+    drafts.clear(path.name, target)
+    path.rename(target)
+    return target
 
 
 def _fetched(
@@ -219,10 +235,10 @@ def _delivered(
     with FetchClient(address, one.resource, ticket, connect=connect) as client:
         (path / MANIFEST_FILE).write_text(json.dumps(client.manifest))
         manifest = read_manifest(path)
-        reported = ShardSet.from_wire(one.part)
+        reported = _part(one)
         if manifest.digest != digest:
             raise CheckpointError("it has another state than the worker has reported")
-        if manifest.part is None or manifest.shards != reported:
+        if manifest.shards != reported:
             raise CheckpointError(
                 f"it has {manifest.shards} of the shards, and was reported as {reported}"
             )

@@ -262,17 +262,23 @@ class TrainingThread(threading.Thread):
         if incomplete is None:
             return
         path, directory = incomplete
+        if path is None and self._spec.strategy.owners == "servers" and not self._serves:
+            return  # the state is the servers' business
         try:
+            answer = self._find_parts(self._prepare.from_job, self._prepare.from_step)
+            if not (answer.holders or answer.missing):
+                return  # others have it whole, or have begun with it: they hand the state over
             collect(
-                self._find_parts(self._prepare.from_job, self._prepare.from_step),
-                FoundPart(holder=self._name, path=path),
+                answer,
+                None if path is None else FoundPart(holder=self._name, path=path),
                 directory,
                 connect=self._connect(),
                 got_on=self._reporter.progress,
             )
         except CheckpointError as error:
             self._reporter.warning(
-                "checkpoint_passed_over", f"{path} is a part that was not completed: {error}"
+                "checkpoint_passed_over",
+                f"the checkpoint of {self._prepare.from_job} was not completed: {error}",
             )
 
     def _serve(self, run: JobSessionRunner, ring: RingCollective) -> None:

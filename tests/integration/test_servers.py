@@ -81,6 +81,7 @@ class OnlyServer:
     """Two workers and one server, which is killed: the workers cannot go on without its state."""
 
     def __init__(self, daemons):
+        self.daemons = daemons
         gates = daemons.hold(27)
         overrides = ("strategy.name='sharded'", "strategy.owners='servers'", "job.epochs=6")
         self.job = daemons.submit(*overrides, gates=gates)
@@ -120,3 +121,21 @@ def test_the_loss_of_the_only_server_costs_the_steps_since_the_checkpoint(only_s
     assert (lost["step"], result["steps_lost"] > 0) == (20, True)
     assert (result["rows_missing"], result["rows_repeated"]) == (0, 0)
     assert len(set(result["replica_digests"].values())) == 1
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [(), ("strategy.name='sharded'", "strategy.mirrors=1"), ("elastic.workers=1",)],
+    ids=["replicated", "sharded", "alone"],
+)
+def test_a_job_of_any_strategy_goes_on_from_what_the_server_has(only_server, strategy):
+    """Of its workers none has a part of that checkpoint."""
+    daemons = only_server.daemons
+    daemons.await_idle()
+    epochs = ("job.epochs=7", *strategy)
+    job = daemons.submit(*epochs, from_job=only_server.job, from_mode="resume")
+    result = daemons.wait(job)["result"]
+    assert (result["steps"], result["rows_missing"], result["rows_repeated"]) == (56, 0, 0)
+    assert len(set(result["replica_digests"].values())) == 1
+    steps = {one["step"] for one in daemons.ask(m.ListCheckpoints(job=job))["checkpoints"]}
+    assert steps == {50, 56}

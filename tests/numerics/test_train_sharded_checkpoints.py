@@ -239,6 +239,9 @@ def test_another_job_starts_from_what_was_assembled(arena, regression, mode, nam
     first = arena.start(task, spec, name="w0", job_id="child", init_from=parent)
     assert first.run.held().where == "none"
     own, directory = first.run.incomplete_origin()
+    stranger = arena.start(task, spec, name="w9", job_id="child", init_from=parent)
+    nothing, its_directory = stranger.run.incomplete_origin()
+    assert (nothing, its_directory.name) == (None, directory.name)
     (other,) = parts(arena, 6, [2])
     assemble([FoundPart(holder="w0", path=own), other], directory)
     assert first.run.incomplete_origin() is None
@@ -249,7 +252,7 @@ def test_another_job_starts_from_what_was_assembled(arena, regression, mode, nam
     for mine, theirs in zip(first.parameters(), weights, strict=True):
         assert torch.equal(mine, theirs)
     other = arena.start(task, spec, name="w8", job_id="child", init_from=parent)
-    assert other.run.incomplete_origin() is None
+    assert other.run.incomplete_origin() == (None, disk(arena, 8) / "child" / "origin" / "job")
     arena.copy_state(first, other)
     trained(arena, [first, other], generation=5)
     assert not (disk(arena, 0) / "child" / "origin").exists()

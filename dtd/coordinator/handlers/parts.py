@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from dtd.coordinator.handlers.api import CoordinatorApi
+from dtd.core.membership.transitions import JobState
 from dtd.core.trust.vouching import CONTRADICTED
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
@@ -34,33 +35,40 @@ class PartDirectory:
         self._coordinator = coordinator
         self._tasks: dict[asyncio.Task[None], Link] = {}
 
-    def ask(self, link: Link, request: m.GetParts) -> None:
+    def ask(self, link: Link, worker: str, request: m.GetParts) -> None:
         """Answer with PARTS, soon.
+
+        Args:
+            link: the connection of the worker that asks.
+            worker: its name.
+            request: what it asks.
 
         Raises:
             ProtocolError: too many requests on this connection are not answered yet.
         """
         if sum(one is link for one in self._tasks.values()) >= MAX_UNANSWERED:
             raise ProtocolError(ErrorCode.REFUSED, f"{MAX_UNANSWERED} GET_PARTS are unanswered")
-        task = asyncio.create_task(self._contained(link, request))
+        task = asyncio.create_task(self._contained(link, worker, request))
         self._tasks[task] = link
         task.add_done_callback(self._tasks.pop)
 
-    async def _contained(self, link: Link, request: m.GetParts) -> None:
+    async def _contained(self, link: Link, worker: str, request: m.GetParts) -> None:
         with self._coordinator.containment.around("answering GET_PARTS", link):
-            link.send(await self._answer(request))
+            link.send(await self._answer(worker, request))
 
-    async def _answer(self, request: m.GetParts) -> m.Parts:
+    async def _answer(self, worker: str, request: m.GetParts) -> m.Parts:
         nothing = m.Parts(job=request.job, step=request.step)
-        origins = {job.from_job for job in self._coordinator.membership.active()} - {""}
-        if request.job not in origins:
+        active = self._coordinator.membership.active()
+        # Who joins a job that trains gets the state from its members.
+        origins = {job.from_job for job in active if job.state is not JobState.RUNNING}
+        if not request.job or request.job not in origins:
             return nothing
         listed = await self._coordinator.in_store(self._coordinator.store.checkpoints, request.job)
         holders = _newest(listed, request.step)
-        if all(part_of(one).is_whole for one in holders):
-            return nothing
         connected = self._coordinator.connected()
         there = [one for one in holders if one["worker"] in connected]
+        if not holders or self._is_handed_over(worker, there):
+            return nothing
         lacks = missing([part_of(one) for one in there])
         away = ", ".join(
             f"{one['worker']} ({part_of(one) & lacks})"
@@ -75,6 +83,14 @@ class PartDirectory:
             digest=holders[0]["digest"],
             holders=tuple(self._holder(one) for one in ordered),
             missing=f"{lacks}, which were on {away}" if lacks else "",
+        )
+
+    def _is_handed_over(self, worker: str, holders: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether another worker of the same job has all of it, and this one nothing."""
+        names = {one["worker"] for one in holders if part_of(one).is_whole}
+        workers = self._coordinator.membership.cluster_of(worker).workers
+        return worker not in {one["worker"] for one in holders} and any(
+            name in workers and not workers[name].serves for name in names
         )
 
     def _holder(self, one: Mapping[str, Any]) -> m.PartHolder:

@@ -6,8 +6,8 @@ worker's checkpoint is used is decided by the coordinator.
 
 Where the state is sharded, a checkpoint here is this worker's part of it.  Others may lack theirs
 of the newest one, and the job may go on from an older one: this worker offers all that it has.  A
-part of another job's checkpoint is not enough to start from: its other parts are fetched first
-(`dtd.worker.collect`).
+part of another job's checkpoint, or none where it is on parameter servers, is not enough to start
+from: the other parts are fetched first (`dtd.worker.collect`).
 """
 
 from __future__ import annotations
@@ -190,20 +190,19 @@ class Origin:
             found = self._search(self._folder / ORIGIN, *wanted)
         return origin.job_id, found
 
-    def incomplete(self) -> tuple[Path, Path] | None:
-        """The part of a checkpoint from which the job is to start, if there is not more of it here.
+    def incomplete(self) -> tuple[Path | None, Path] | None:
+        """What is here of the checkpoint from which the job is to start, if it is not all of it.
 
         Returns:
-            where the part is, and the directory for the whole one, assembled with the parts of
-            other workers; None if nothing is to be assembled.
+            where this worker's part is, None if it has none, and the directory for the whole
+            checkpoint, assembled with the parts of other workers; None if nothing is to be
+            assembled.
         """
         origin = self._init_from
         if origin is None or self._newest()[1].path is not None:
             return None
         found = self._search(self._directory, origin.job_id, origin.identity, origin.step)
-        if found.path is None:
-            return None
-        return found.path, self._folder / ORIGIN / found.path.parent.name
+        return found.path, self._folder / ORIGIN / folder_of(origin.job_id, origin.identity)
 
     def _search(self, directory: Path, job_id: str, identity: str, step: int | None) -> Found:
         found = newest_verified(

@@ -29,7 +29,10 @@ MAX_PART_HOLDERS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHolder:
-    """A connected worker that has a part of a checkpoint, and a ticket to fetch it."""
+    """A connected worker that has a part of a checkpoint, and a ticket to fetch it.
+
+    `part`: its shards; empty if it has all of them.
+    """
 
     name: Name
     host: Host
@@ -150,7 +153,7 @@ class GetParts(Message):
 class Parts(Message):
     """The answer to GET_PARTS: connected holders of the parts of one checkpoint.
 
-    `missing`: shards that no connected worker has.  No holders: no checkpoint is in parts.
+    `missing`: shards that no connected worker has.  No holders: others hand the state over.
     """
 
     job: Name

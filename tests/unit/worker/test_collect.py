@@ -80,7 +80,7 @@ def holder(rank: int) -> m.PartHolder:
         host="10.0.0.1",
         port=7000,
         resource=f"checkpoint/w{rank}/{NAME}",
-        part=tuple(held_shards(rank, 4, 1).to_wire()),
+        part=tuple(held_shards(rank % 4, 4, 1).to_wire()),
         ticket_expires_unix_s=99,
         ticket_key=f"w{rank}".encode(),
     )
@@ -206,6 +206,28 @@ def test_a_part_of_another_checkpoint_is_not_used(disks: Disks, tmp_path: Path) 
     )
     assert disks.opened == ["w1", "w3"]
     verify(path)
+
+
+def test_who_has_no_part_fetches_all_that_are_needed(disks: Disks, tmp_path: Path) -> None:
+    """As the workers of a job with parameter servers."""
+    target = tmp_path / "new"
+    path = collect(parts(0, 2, 1, 3), None, target, connect=connect_tcp, got_on=lambda: None)
+    assert disks.opened == ["w0", "w2"]
+    assert verify(path).digest == verify(write_whole(tmp_path / "whole", STATE)).digest
+
+
+def test_what_one_worker_has_whole_is_fetched_from_it(disks: Disks, tmp_path: Path) -> None:
+    """The only server of a job, or a worker that takes part in another job."""
+    whole = write_whole(disks.place / "w5", STATE)
+    assert whole == disks.place / "w5" / NAME
+    answer = parts(5, digest=read_manifest(whole).digest)
+    answer = replace(answer, holders=(replace(answer.holders[0], part=()),))
+    target = tmp_path / "new"
+    for _ in range(2):  # what lies there already is replaced
+        path = collect(answer, None, target, connect=connect_tcp, got_on=lambda: None)
+        assert path == target / NAME
+        assert verify(path).digest == verify(whole).digest
+        assert [*target.iterdir()] == [path]
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(

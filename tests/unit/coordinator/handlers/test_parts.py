@@ -11,6 +11,7 @@ import pytest
 
 from dtd.coordinator.handlers.parts import MAX_UNANSWERED, PartDirectory
 from dtd.core.engine.shards import held_shards
+from dtd.core.membership.transitions import JobState
 from dtd.errors import ProtocolError
 from dtd.wire import messages as m
 
@@ -29,16 +30,23 @@ class Coordinator:
     """What the directory needs of the daemon."""
 
     def __init__(
-        self, listed: list[dict[str, Any]], *, away: tuple[str, ...] = (), from_job: str = PARENT
+        self,
+        listed: list[dict[str, Any]],
+        *,
+        away: tuple[str, ...] = (),
+        from_job: str = PARENT,
+        state: JobState = JobState.WARMING,
+        serves: bool = False,
     ) -> None:
         self.listed = listed
         self.names = frozenset(one["worker"] for one in listed) - {*away}
         self.store = SimpleNamespace(checkpoints=lambda job: listed)
         self.containment = SimpleNamespace(around=lambda what, link: contextlib.nullcontext())
         registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
-        worker = SimpleNamespace(registration=registration)
+        worker = SimpleNamespace(registration=registration, serves=serves)
         cluster = SimpleNamespace(
-            job=SimpleNamespace(from_job=from_job), workers=dict.fromkeys(self.names, worker)
+            job=SimpleNamespace(from_job=from_job, state=state),
+            workers=dict.fromkeys(self.names, worker),
         )
         self.membership = SimpleNamespace(
             active=lambda: [cluster.job], cluster_of=lambda _name: cluster
@@ -64,9 +72,11 @@ class Link:
         self.sent.put_nowait(message)
 
 
-async def answer(coordinator: Coordinator, *, job: str = PARENT, step: int = 0) -> m.Parts:
+async def answer(
+    coordinator: Coordinator, *, job: str = PARENT, step: int = 0, worker: str = "w-0"
+) -> m.Parts:
     link = Link()
-    PartDirectory(coordinator).ask(link, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
+    PartDirectory(coordinator).ask(link, worker, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
     sent = await link.sent.get()
     assert isinstance(sent, m.Parts)
     assert (sent.job, sent.step) == (job, step)
@@ -100,15 +110,35 @@ async def test_the_newest_complete_checkpoint_is_meant_or_that_of_the_step() -> 
     assert (await answer(coordinator, step=60)).holders == ()
 
 
+async def test_what_a_worker_of_the_job_has_whole_is_handed_over_by_it() -> None:
+    whole = entry(1, world_size=1)
+    assert (await answer(Coordinator([whole]))).holders == ()
+    assert [one.name for one in (await answer(Coordinator([whole]), worker="w-1")).holders] == [
+        "w-1"
+    ]
+
+
+async def test_what_a_server_or_a_worker_of_another_job_has_whole_is_fetched() -> None:
+    whole = entry(1, world_size=1)
+    told = await answer(Coordinator([whole], serves=True))
+    assert [(one.name, one.part) for one in told.holders] == [("w-1", ())]
+    elsewhere = Coordinator([whole])
+    its_own = elsewhere.membership.cluster_of("w-1")
+    empty = SimpleNamespace(job=None, workers={})
+    elsewhere.membership.cluster_of = lambda name: its_own if name == "w-1" else empty
+    assert [one.name for one in (await answer(elsewhere)).holders] == ["w-1"]
+
+
 @pytest.mark.parametrize(
     ("coordinator", "job"),
     [
-        (Coordinator([entry(0, world_size=1)]), PARENT),
+        (Coordinator([entry(0, world_size=1)]), "other"),
         (Coordinator([]), PARENT),
         (Coordinator([entry(rank) for rank in range(4)], from_job="other"), PARENT),
         (Coordinator([entry(rank) for rank in range(4)], from_job=""), ""),
+        (Coordinator([entry(rank) for rank in range(4)], state=JobState.RUNNING), PARENT),
     ],
-    ids=["whole", "none", "not the job's", "fresh"],
+    ids=["another", "none", "not the job's", "fresh", "trains"],
 )
 async def test_nobody_else_gets_tickets(coordinator: Coordinator, job: str) -> None:
     assert await answer(coordinator, job=job) == m.Parts(job=job, step=0)
@@ -117,8 +147,8 @@ async def test_nobody_else_gets_tickets(coordinator: Coordinator, job: str) -> N
 async def test_requests_that_pile_up_are_refused() -> None:
     directory, link = PartDirectory(Coordinator([])), Link()  # type: ignore[arg-type]
     for _ in range(MAX_UNANSWERED):
-        directory.ask(link, m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
+        directory.ask(link, "w-0", m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="4 GET_PARTS are unanswered"):
-        directory.ask(link, m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
+        directory.ask(link, "w-0", m.GetParts(job=PARENT, step=0))  # type: ignore[arg-type]
     for _ in range(MAX_UNANSWERED):
         assert await link.sent.get() == m.Parts(job=PARENT, step=0)

@@ -43,6 +43,15 @@ def test_one_host_needs_no_credential(tmp_path: Path) -> None:
         host.run("systemctl", "enable", "--now", COORDINATOR, *units)
         job = host.run("sh", "-c", "dtdctl submit --wait /opt/dtd/lib/*/*/dtd/examples/digits.toml")
         assert job.strip() == "digits-1"
+        host.run("systemctl", "start", "dtd-worker@server")
+        served = "--set strategy.name=sharded --set strategy.owners=servers"
+        host.run(
+            "sh", "-c", f"dtdctl submit --wait {served} /opt/dtd/lib/*/*/dtd/examples/digits.toml"
+        )
+        kept = host.run("dtdctl", "checkpoints", "digits-2")
+        assert "-server" in kept
+        assert "-cpu" not in kept
+        host.run("systemctl", "stop", "dtd-worker@server")
         _assert_users_are_told_apart(host)
         cluster.until(lambda: len(cluster.status()["workers"]) == 1, "its worker has not come back")
         host.run("dtdctl", "uninstall", "--purge")

@@ -28,10 +28,10 @@ KIND: Final = "memory"
 KEY: Final = ("stage", "mirrors", "world", "parameters")
 WORLDS: Final = (4,)
 MIRRORS: Final = (0, 1)
-PARAMETERS: Final = 48_000_000
+PARAMETERS: Final = 96_000_000
 QUICK_PARAMETERS: Final = 4_000_000
 FEW_PARAMETERS: Final = 4_000
-LAYERS: Final = 192
+LAYERS: Final = 384
 """Each about as large as a bucket; with larger ones the wire's memory takes a larger share."""
 STEPS: Final = 4
 _REPLICATED_BYTES: Final = 16

@@ -58,10 +58,11 @@ class PartDirectory:
 
     async def _answer(self, worker: str, request: m.GetParts) -> m.Parts:
         nothing = m.Parts(job=request.job, step=request.step)
-        active = self._coordinator.membership.active()
+        job = self._coordinator.membership.cluster_of(worker).job
         # Who joins a job that trains gets the state from its members.
-        origins = {job.from_job for job in active if job.state is not JobState.RUNNING}
-        if not request.job or request.job not in origins:
+        if not request.job or job is None or job.state is JobState.RUNNING:
+            return nothing
+        if (request.job, request.step) != (job.from_job, job.from_step):
             return nothing
         listed = await self._coordinator.in_store(self._coordinator.store.checkpoints, request.job)
         holders = _newest(listed, request.step)

@@ -45,12 +45,10 @@ class Coordinator:
         registration = SimpleNamespace(data_host="10.0.0.1", data_port=7000)
         worker = SimpleNamespace(registration=registration, serves=serves)
         cluster = SimpleNamespace(
-            job=SimpleNamespace(from_job=from_job, state=state),
+            job=SimpleNamespace(from_job=from_job, from_step=0, state=state),
             workers=dict.fromkeys(self.names, worker),
         )
-        self.membership = SimpleNamespace(
-            active=lambda: [cluster.job], cluster_of=lambda _name: cluster
-        )
+        self.membership = SimpleNamespace(cluster_of=lambda _name: cluster)
 
     async def in_store(self, function: Any, job: str) -> Any:
         return function(job)
@@ -76,6 +74,8 @@ async def answer(
     coordinator: Coordinator, *, job: str = PARENT, step: int = 0, worker: str = "w-0"
 ) -> m.Parts:
     link = Link()
+    if (begins := coordinator.membership.cluster_of(worker).job) is not None:
+        begins.from_step = step
     PartDirectory(coordinator).ask(link, worker, m.GetParts(job=job, step=step))  # type: ignore[arg-type]
     sent = await link.sent.get()
     assert isinstance(sent, m.Parts)
@@ -124,9 +124,22 @@ async def test_what_a_server_or_a_worker_of_another_job_has_whole_is_fetched() -
     assert [(one.name, one.part) for one in told.holders] == [("w-1", ())]
     elsewhere = Coordinator([whole])
     its_own = elsewhere.membership.cluster_of("w-1")
-    empty = SimpleNamespace(job=None, workers={})
-    elsewhere.membership.cluster_of = lambda name: its_own if name == "w-1" else empty
+    other = SimpleNamespace(job=its_own.job, workers={})
+    elsewhere.membership.cluster_of = lambda name: its_own if name == "w-1" else other
     assert [one.name for one in (await answer(elsewhere)).holders] == ["w-1"]
+
+
+async def test_other_checkpoints_of_that_job_are_not_handed_out() -> None:
+    link = Link()
+    directory = PartDirectory(Coordinator([entry(rank) for rank in range(4)]))  # type: ignore[arg-type]
+    directory.ask(link, "w-0", m.GetParts(job=PARENT, step=40))  # type: ignore[arg-type]
+    assert await link.sent.get() == m.Parts(job=PARENT, step=40)
+
+
+async def test_a_worker_that_waits_for_a_job_gets_no_tickets() -> None:
+    coordinator = Coordinator([entry(rank) for rank in range(4)])
+    coordinator.membership.cluster_of("w-0").job = None
+    assert await answer(coordinator) == m.Parts(job=PARENT, step=0)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,8 @@ class Membership:
     def _on_message(self, name: str, message: m.Message, now: float) -> None:
         cluster = self.cluster
         number = doubt.implausible(cluster, name, message)
+        if number and doubt.began_before(cluster, name, number):
+            number = doubt.implausible(cluster, name, message)
         if number:
             hearing.turn_away(cluster, name, message, hearing.false(doubt.why_implausible(number)))
             return

@@ -11,8 +11,8 @@ The job is therefore *in doubt*.  No generation is formed until the newest one i
 
 Until then, workers that are training continue.  The generation numbers of two epochs are far
 apart, so that no number is assigned twice.  A worker that reports a generation unknown to the
-store shows that the store was rolled back without the restore command; that begins a new epoch as
-well.  Part of the membership machine; changes the cluster's state and adds effects.
+store shows that the store was rolled back without the restore command, or that another backup of
+the same epoch was restored before; that begins a new epoch as well.  Part of the membership machine; changes the cluster's state and adds effects.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
     members = tuple(member.name for member in message.roster)
     if cluster.run.phase is not GenerationState.NONE:
         return
-    if message.generation > max(job.generation, cluster.run.generation) and not lasts(cluster, job):
-        _went_back(cluster, message)
+    floor = max(cluster.run.highest_beside, lowest_number(cluster)) if lasts(cluster, job) else 0
+    if message.generation > max(job.generation, cluster.run.generation, floor):
+        _went_back(cluster, message.name, message.generation)
     if lasts(cluster, job) and message.generation > job.generation:
         cluster.withdraw(job)
         job.generation, job.roster_id = message.generation, message.roster_id
@@ -140,13 +141,28 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         cluster.trust.vouched.add(message.name)
 
 
-def _went_back(cluster: ClusterState, message: m.Register) -> None:
+def began_before(cluster: ClusterState, name: str, number: int) -> bool:
+    """Whether a number shows that another backup was restored before, with the same epoch as this.
+
+    Then the next epoch begins.  No proof is needed: the job is in doubt anyway, so a lie changes
+    only the next number.  It can do so once in the life of this process.
+    """
+    job = cluster.job
+    first = cluster.epoch == cluster.identity.epoch
+    given = number <= cluster.epoch * NUMBERS_PER_EPOCH
+    if job is None or not (lasts(cluster, job) and first and given):
+        return False
+    _went_back(cluster, name, number)
+    return True
+
+
+def _went_back(cluster: ClusterState, name: str, number: int) -> None:
     cluster.epoch += 1
     cluster.incident(
         "store_went_back",
-        f"{message.name} knows generation {message.generation}, and the coordinator's store"
+        f"{name} knows generation {number}, and the coordinator's store"
         f" {cluster.run.generation} at most: the store is older than what it decided",
-        worker=message.name,
+        worker=name,
     )
 
 

@@ -189,6 +189,56 @@ def test_a_decision_that_is_being_written_is_dropped_when_the_store_went_back(de
     assert "waiting for c to say" in desk.core.explain()
 
 
+def test_a_second_backup_of_one_epoch_gives_none_of_the_numbers_of_the_first(
+    make_desk: Any,
+) -> None:
+    """Both stores have epoch 2; members of the first one's last generation show it."""
+    desk = restored(make_desk)
+    used = doubt.NUMBERS_PER_EPOCH + 3
+    comes(desk, "a", used, "a", "c")
+    comes(desk, "c", used + 1, "a", "c")
+    assert [one.worker for one in desk.told_of("store_went_back")] == ["a"]
+    assert (desk.cluster.epoch, desk.cluster.job.generation) == (3, used + 1)
+    comes(desk, "a", used + 1, "a", "c")
+    for name in "ac":
+        desk.froze(name, generation=used + 1, step=9, held_generation=used + 1)
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
+    assert desk.cluster.job.store_epoch == 3
+
+
+def on_disk(generation: int) -> tuple[m.Held, ...]:
+    return (m.Held(job="j-1", generation=generation, step=6, digest="", where="checkpoint"),)
+
+
+def test_a_checkpoint_shows_that_the_epoch_was_used_and_is_no_reason_to_refuse_its_holder(
+    make_desk: Any,
+) -> None:
+    desk = restored(make_desk)
+    used = doubt.NUMBERS_PER_EPOCH + 3
+    desk.register("a")
+    desk.warmed("a", held=on_disk(used))
+    assert (desk.cluster.epoch, desk.disconnected) == (3, [])
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.tick(1.0)
+    (assign,) = desk.told("a", m.Assign)
+    assert assign.generation == 2 * doubt.NUMBERS_PER_EPOCH + 1
+    assert (assign.held_generation, assign.held_step) == (used, 6)
+
+
+@pytest.mark.parametrize("epochs_beyond", [1, 2])
+def test_one_who_lies_about_a_used_epoch_moves_it_once_at_most(
+    make_desk: Any, epochs_beyond: int
+) -> None:
+    desk = restored(make_desk)
+    desk.register("a")
+    claimed = epochs_beyond * doubt.NUMBERS_PER_EPOCH + 3
+    for number in (claimed, claimed + doubt.NUMBERS_PER_EPOCH):
+        desk.warmed("a", held=on_disk(number))
+    assert desk.cluster.epoch == (3 if epochs_beyond == 1 else 2)
+    assert desk.disconnected
+
+
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_numbers_that_the_store_cannot_have_given_are_refused(make_desk: Any, epoch: int) -> None:
     desk = make_desk(identity=CoordinatorIdentity(store_id="s", epoch=epoch))

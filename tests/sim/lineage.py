@@ -45,11 +45,19 @@ class Memory:
 
 @dataclass(slots=True)
 class Line:
-    """One job's committed steps: the lineage after each, the last one, and how many were lost."""
+    """One job's committed steps.
+
+    Attributes:
+        lineages: the lineage after each step.
+        last: the last step.
+        lost: number of steps that were lost.
+        left: the lineages of each branch that the job has left.
+    """
 
     lineages: dict[int, str] = field(default_factory=lambda: {0: ""})
     last: int = 0
     lost: int = 0
+    left: list[dict[int, str]] = field(default_factory=list)
 
 
 def _is_whole(witnesses: Iterable[tuple[str, State]], state: State) -> bool:
@@ -68,6 +76,7 @@ class Lineage:
         self._given_up: set[str] = set()
         self._fell_back: set[tuple[str, int]] = set()
         self._took_part: set[tuple[str, int, int]] = set()
+        self._went_back = False
 
     def lost(self, job: str) -> int:
         """Number of committed steps that no worker held in memory any more."""
@@ -129,6 +138,7 @@ class Lineage:
         self._fell_back.add((job, generation))
         line.lost += line.last - start[1]
         line.last = start[1]
+        line.left.append(line.lineages)
         self._given_up |= {known for step, known in line.lineages.items() if step > start[1]}
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         line.lineages = {step: known for step, known in line.lineages.items() if step <= start[1]}
@@ -172,18 +182,26 @@ class Lineage:
             assign,
             state,
         )
-        if (assign.job, assign.generation) in self._fell_back:
+        if self._went_back or (assign.job, assign.generation) in self._fell_back:
             self._fell_back.discard((assign.job, assign.generation))
             self._take_up(state)
         self._in_line(state, "starts from")
+
+    def went_back(self) -> None:
+        """The store is restored, and may not know that a job has left a branch."""
+        self._went_back = True
 
     def _take_up(self, state: State) -> None:
         """A job that goes back may resume an abandoned branch, and abandon the current one."""
         line = self._line(state.job)
         if state.lineage in self._given_up and line.lineages.get(state.step) != state.lineage:
+            mine = {state.step: state.lineage}  # of a step that was only prepared, no branch
+            taken = next((one for one in line.left if mine.items() <= one.items()), mine)
+            taken = {step: one for step, one in taken.items() if step <= state.step}
+            line.left.append(line.lineages)
             self._given_up |= set(line.lineages.values())
-            self._given_up.discard(state.lineage)
-            line.lineages = {state.step: state.lineage}
+            self._given_up -= set(taken.values())
+            line.lineages, line.last = taken, state.step
 
     def removed(self, states: Iterable[State]) -> None:
         """Retention has removed these checkpoints."""

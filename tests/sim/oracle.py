@@ -141,6 +141,7 @@ class Oracle:
     def went_back(self) -> None:
         """The coordinator's store is restored from a backup."""
         self._went_back = True
+        self.lineage.went_back()
 
     def task_failed(self, name: str) -> None:
         """The job's own code has raised on a worker, and its ring ends."""

@@ -367,6 +367,23 @@ def test_branch_that_was_left_may_be_taken_up_again(oracle: Oracle) -> None:
         oracle.adopted(assign, replace(state(2), generation=1))
 
 
+def test_restored_store_may_take_up_a_branch_that_it_does_not_know_to_be_left(
+    oracle: Oracle,
+) -> None:
+    first = running(oracle, an_assign(1, ranks=1))
+    oracle.committed(first, state(1))
+    oracle.committed(first, state(1, 1))
+    oracle.committed(running(oracle, an_assign(2, ranks=1)), state(2))
+    with pytest.raises(Broken, match="of a branch that the job has left"):
+        oracle.lineage.removed([state(1)])
+    oracle.went_back()
+    assign = replace(an_assign(3, start=(1, 2), ranks=1), held_generation=1)
+    oracle.adopted(decided(oracle, assign), state(1, 1))
+    oracle.lineage.removed([state(1)])
+    with pytest.raises(Broken, match="of a branch that the job has left"):
+        oracle.lineage.removed([state(2)])
+
+
 def test_loss_is_excused_after_a_wait(oracle: Oracle) -> None:
     decided(oracle, an_assign(1))
     oracle.committed(running(oracle, an_assign(1)), state(1))

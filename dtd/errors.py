@@ -13,7 +13,8 @@
     ├── TaskError                  the task, its data or its packages are at fault fails the job
     ├── LoaderLost                 a loader process has ended                      others load again
     ├── CheckpointError            a checkpoint is missing or does not verify      it is skipped
-    │   └── HolderUnreachable      nothing answers at its reported address         retried
+    │   ├── HolderUnreachable      nothing answers at its reported address         retried
+    │   └── PartsDiffer            two parts of a checkpoint contradict each other others are tried
     ├── ProfileError               a worker's part of a profile cannot be used     others are merged
     ├── DivergenceError            replicas that must be equal are not             fails the job
     ├── ImpossibleTransition       a state machine was given an event too early    a bug in dtd
@@ -161,6 +162,14 @@ class HolderUnreachable(CheckpointError):
     """The worker that holds a checkpoint does not answer, or left while it was fetched."""
 
     blame = "network or peer"
+
+
+class PartsDiffer(CheckpointError):
+    """Two parts of one checkpoint contradict each other; `holders`: the workers that wrote them."""
+
+    def __init__(self, message: str, *, holders: tuple[str, str], remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.holders = holders
 
 
 class ProfileError(DtdError):

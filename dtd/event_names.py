@@ -89,6 +89,7 @@ EVENTS: Final = {
     "step_committed": "A step is committed: its loss and where its time went.",
     "evaluated": "An evaluation is complete.",
     "checkpoint_assembled": "The parts of the checkpoint that a job starts from were put together.",
+    "parts_differ": "Parts of a checkpoint contradict each other; others are tried.",
     "part_not_fetched": "A worker did not deliver its part of a checkpoint; others are asked.",
     "checkpoint_saved": "A checkpoint is complete on this worker's disk.",
     "profile_asked": "An operator has the next steps recorded (`dtdctl profile`).",

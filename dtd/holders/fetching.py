@@ -20,6 +20,7 @@ from dtd.net.fetch_client import FetchClient, file_digest
 from dtd.parts.cover import fewest, missing, part_of
 from dtd.parts.merge import FileMerge, PartFiles
 from dtd.parts.record import Part
+from dtd.parts.settle import settled
 from dtd.shown import one_line
 from dtd.wire.greeting import DataCredential
 
@@ -73,8 +74,43 @@ def fetch_parts(
         OSError: it cannot be written to.
     """
     left = list(holders)
+
+    def merged(without: frozenset[str]) -> list[Path]:
+        chosen, parts = _gathered(left, without, directory, connect, said, say)
+        names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
+        targets = [_merge(name, parts, directory) for name in names]
+        shutil.rmtree(directory / _PARTS)
+        unconfirmed = [one["worker"] for one in chosen if not one["digest"]]
+        say(
+            f"merged from the parts of {', '.join(one['worker'] for one in chosen)}"
+            + (f", which differ from those of {', '.join(sorted(without))}" if without else "")
+            + (
+                f"; saved without a digest: those of {', '.join(unconfirmed)}"
+                if unconfirmed
+                else ""
+            )
+        )
+        return targets
+
+    trusted = sorted(holders, key=lambda one: (not one["verified"], not one["digest"]))
+    return settled(merged, [one["worker"] for one in trusted].index)[0]
+
+
+def _gathered(
+    left: list[Checkpoint],
+    without: frozenset[str],
+    directory: Path,
+    connect: Connect,
+    said: set[str],
+    say: Say,
+) -> tuple[list[Checkpoint], list[PartFiles]]:
+    """Fetch as few parts as make the whole; takes holders that fail off the list that is `left`."""
     while True:
-        chosen = [left[index] for index in fewest([part_of(one) for one in left])]
+        usable = [one for one in left if one["worker"] not in without]
+        lacks = missing([part_of(one) for one in usable])
+        if lacks:
+            raise CheckpointError(f"the workers that are left lack the shards {lacks}")
+        chosen = [usable[index] for index in fewest([part_of(one) for one in usable])]
         parts: list[PartFiles] = []
         try:
             for one in chosen:
@@ -87,15 +123,7 @@ def fetch_parts(
             if missing([part_of(other) for other in left]):
                 raise
             continue
-        names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
-        targets = [_merge(name, parts, directory) for name in names]
-        shutil.rmtree(directory / _PARTS)
-        without = [one["worker"] for one in chosen if not one["digest"]]
-        say(
-            f"merged from the parts of {', '.join(one['worker'] for one in chosen)}"
-            + (f"; saved without a digest: those of {', '.join(without)}" if without else "")
-        )
-        return targets
+        return chosen, parts
 
 
 def _fetch_part(one: Checkpoint, directory: Path, connect: Connect) -> PartFiles:

@@ -75,13 +75,10 @@ def part_of(entry: Mapping[str, Any]) -> ShardSet:
     return ShardSet.from_wire(entry["part"]) if entry.get("part") else WHOLE
 
 
-def complete(listed: Sequence[Entry]) -> list[Entry]:
-    """The entries of those checkpoints of which some worker has each part, in their order."""
-    held: dict[tuple[Any, ...], ShardSet] = {}
-    for one in listed:
-        key = checkpoint_of(one)
-        held[key] = held.get(key, NOTHING) | part_of(one)
-    return [one for one in listed if held[checkpoint_of(one)].is_whole]
+def complete(listed: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries of each checkpoint of which some worker has each part, in the list's order."""
+    groups = by_checkpoint(listed)
+    return [group for group in groups if not missing([part_of(one) for one in group])]
 
 
 def _share(one: ShardSet) -> float:

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import xxhash
 
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, PartsDiffer
 from dtd.parts.record import Part, Range
 from dtd.parts.tensor_file import ITEM_BYTES, TensorFile, TensorInfo, encode_header, placed
 
@@ -64,8 +64,8 @@ class FileMerge:
             have in it.
 
     Raises:
-        CheckpointError: a part's file is damaged or does not hold what its manifest lists, or
-            parts do not agree on what there is.
+        CheckpointError: a part's file is damaged or does not hold what its manifest lists.
+        PartsDiffer: parts do not agree on what there is.
     """
 
     def __init__(self, file: str, parts: Sequence[PartFiles]) -> None:
@@ -91,7 +91,8 @@ class FileMerge:
             on_block: hears of each block.
 
         Raises:
-            CheckpointError: parts have different elements, or none has some.
+            CheckpointError: no part has some of the elements.
+            PartsDiffer: parts have different elements.
             OSError: the target cannot be written.
         """
         content, size_bytes = xxhash.xxh3_128(), 0
@@ -137,9 +138,10 @@ class FileMerge:
                 continue
             block = file.read(name, offset, offset + stop - start)
             if first is not None and block != first[1]:
-                raise CheckpointError(
+                raise PartsDiffer(
                     f"{first[0]} and {part.holder} have different values for elements {start} to"
                     f" {stop} of {name} in {self._name}",
+                    holders=(first[0], part.holder),
                     remedy="leave one of the two out, or take an earlier checkpoint",
                 )
             first = first or (part.holder, block)
@@ -163,9 +165,10 @@ class FileMerge:
         ]
         for part, one in zip(self._parts[1:], others, strict=True):
             if one != first:
-                raise CheckpointError(
+                raise PartsDiffer(
                     f"the parts of {self._parts[0].holder} and {part.holder} list different"
                     f" tensors for {self._name}",
+                    holders=(self._parts[0].holder, part.holder),
                     remedy="take parts of one checkpoint of one job",
                 )
         return first

@@ -1,8 +1,9 @@
 """Collects the parts of a checkpoint that a job starts from, and assembles them on this disk.
 
 A checkpoint of a sharded state is on several workers.  The coordinator names them, and gives a
-ticket for each part; as few parts as possible are fetched from their data ports.  Blocking, on the
-training thread, before a worker reports what it holds.
+ticket for each part; as few parts as possible are fetched from their data ports.  Where two of
+them differ, others are fetched in their place.  Blocking, on the training thread, before a worker
+reports what it holds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import queue
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +20,11 @@ import structlog
 
 from dtd.address import Address
 from dtd.core.engine.shards import WHOLE, ShardSet
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, PartsDiffer
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
 from dtd.parts.cover import fewest, missing
+from dtd.parts.settle import settled
 from dtd.parts.tensor_file import FILES
 from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.drafts import Drafts
@@ -149,8 +151,10 @@ def collect(
         )
     place = directory / _FETCHED
     try:
-        parts = _gathered(answer, own, place, connect, got_on)
-        path = _whole(parts, directory, got_on)
+        gathering = _Gathering(answer, own, place, connect, got_on)
+        (path, parts), without = settled(
+            lambda without: gathering.assembled(directory, without), gathering.distrust
+        )
     except OSError as error:
         raise CheckpointError(
             f"parts of a checkpoint cannot be stored in {place}: {error.strerror or error}",
@@ -158,36 +162,99 @@ def collect(
         ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    log.info("checkpoint_assembled", path=str(path), parts=[one.holder for one in parts])
+    holders = [one.holder for one in parts]
+    log.info("checkpoint_assembled", path=str(path), parts=holders, left_out=sorted(without))
     return path
 
 
-def _gathered(
-    answer: m.Parts, own: FoundPart | None, place: Path, connect: Connect, got_on: GotOn
-) -> list[FoundPart]:
-    """As few parts as make the whole, all on this disk; holders that fail are passed over."""
-    here: dict[str, ShardSet] = {}
-    fetched: dict[str, FoundPart] = {}
-    left = [one for one in answer.holders if own is None or one.name != own.holder]
-    if own is not None and (mine := read_manifest(own.path)).digest == answer.digest:
-        here, fetched = {own.holder: mine.shards}, {own.holder: own}
-    failure: CheckpointError | None = None
-    while True:
-        held = here | {one.name: _part(one) for one in left}
-        lacks = missing([*held.values()])
-        if lacks:
-            raise failure or CheckpointError(f"the workers that are left lack the shards {lacks}")
-        names = [[*held][index] for index in fewest([*held.values()])]
-        for one in [one for one in left if one.name in names and one.name not in fetched]:
-            part = _fetched(one, answer.digest, place, connect, got_on)
-            if isinstance(part, CheckpointError):
-                log.warning("part_not_fetched", worker=one.name, error=part.message)
-                failure = part
-                left.remove(one)
-                break
-            fetched[one.name] = part
-        else:
-            return [fetched[name] for name in names]
+class _Gathering:
+    """Parts of one checkpoint that have been fetched, and their holders that have not failed.
+
+    Args:
+        answer, own, connect, got_on: see `collect`.
+        place: gets what is fetched.
+
+    Raises:
+        CheckpointError: this worker's own part cannot be read.
+    """
+
+    def __init__(
+        self,
+        answer: m.Parts,
+        own: FoundPart | None,
+        place: Path,
+        connect: Connect,
+        got_on: GotOn,
+    ) -> None:
+        self._digest, self._place = answer.digest, place
+        self._connect, self._got_on = connect, got_on
+        self._order = [one.name for one in answer.holders]
+        self._left = list(answer.holders)
+        self._failure: CheckpointError | None = None
+        self._mine: dict[str, ShardSet] = {}
+        self._parts: dict[str, FoundPart] = {}
+        if own is not None:
+            self._add_own(own)
+
+    def _add_own(self, own: FoundPart) -> None:
+        """Take this worker's part if it is of that checkpoint."""
+        manifest = read_manifest(own.path)
+        listed = [one for one in self._left if one.name == own.holder]
+        belongs = any(one.resource.rpartition("/")[2] == own.path.name for one in listed)
+        self._left = [one for one in self._left if one not in listed]
+        self._order = [own.holder, *(name for name in self._order if name != own.holder)]
+        if manifest.digest == self._digest if manifest.digest else belongs:
+            self._mine = {own.holder: manifest.shards}
+            self._parts = {own.holder: own}
+
+    def assembled(
+        self, directory: Path, without: frozenset[str]
+    ) -> tuple[Path, Sequence[FoundPart]]:
+        """Fetch and assemble as few parts as make the whole, none of them of these workers.
+
+        Raises:
+            PartsDiffer: two of them contradict each other.
+            CheckpointError: the others do not make the whole, or there is no room.
+        """
+        parts = self._gathered(without)
+        try:
+            path = _whole(parts, directory, self._got_on)
+        except PartsDiffer as error:
+            log.warning("parts_differ", workers=list(error.holders), error=error.message)
+            raise
+        return path, parts
+
+    def distrust(self, name: str) -> tuple[bool, int]:
+        """Order workers: parts on whose digest no ring has agreed come last, then the list's."""
+        return not read_manifest(self._parts[name].path).digest, self._order.index(name)
+
+    def _gathered(self, without: frozenset[str]) -> list[FoundPart]:
+        """As few parts as make the whole, all on this disk; holders that fail are passed over."""
+        while True:
+            held = self._mine | {one.name: _part(one) for one in self._left}
+            held = {name: part for name, part in held.items() if name not in without}
+            lacks = missing([*held.values()])
+            if lacks:
+                raise self._failure or CheckpointError(
+                    f"the workers that are left lack the shards {lacks}"
+                )
+            names = [[*held][index] for index in fewest([*held.values()])]
+            if all(self._has(one) for one in names):
+                return [self._parts[name] for name in names]
+
+    def _has(self, name: str) -> bool:
+        """Fetch a part if it is not here; a holder that fails is asked no more."""
+        if name in self._parts:
+            return True
+        one = next(one for one in self._left if one.name == name)
+        part = _fetched(one, self._digest, self._place, self._connect, self._got_on)
+        if isinstance(part, CheckpointError):
+            log.warning("part_not_fetched", worker=one.name, error=part.message)
+            self._failure = part
+            self._left.remove(one)
+            return False
+        self._parts[name] = part
+        return True
 
 
 def _part(one: m.PartHolder) -> ShardSet:
@@ -236,7 +303,8 @@ def _delivered(
         (path / MANIFEST_FILE).write_text(json.dumps(client.manifest))
         manifest = read_manifest(path)
         reported = _part(one)
-        if manifest.digest != digest:
+        uncompared = manifest.part is not None and not manifest.digest
+        if manifest.digest != digest and not uncompared:
             raise CheckpointError("it has another state than the worker has reported")
         if manifest.shards != reported:
             raise CheckpointError(

@@ -64,8 +64,11 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
     for name, exit_code in drawn:
         if exit_code:
             assert getattr(errors, name).exit_code == int(exit_code)
-    nested = re.findall(r"├── (\w+) [^\n]*\n    │   └── (\w+)", errors.__doc__)
-    assert len(nested) == errors.__doc__.count("│   └──")
+    nested, parent = [], ""
+    for indent, name in re.findall(r"^    (│   )?[├└]── (\w+)", errors.__doc__, re.MULTILINE):
+        nested += [(parent, name)] if indent else []
+        parent = parent if indent else name
+    assert len(nested) == len(re.findall(r"│   [├└]──", errors.__doc__)) > 1
     for parent, child in nested:
         assert getattr(errors, child).__bases__ == (getattr(errors, parent),)
 

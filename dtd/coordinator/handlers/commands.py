@@ -165,7 +165,7 @@ class Commands:
         store = self._coordinator.store
         listed = await self._coordinator.in_store(store.checkpoints, request.from_job)
         found = complete([one for one in listed if one["confirmation"] != CONTRADICTED])
-        steps = sorted({one["step"] for one in found})
+        steps = sorted({group[0]["step"] for group in found})
         if not steps:
             but = ", except ones that all ranks contradict or of which parts lack" if listed else ""
             raise RequestRefused(
@@ -177,7 +177,7 @@ class Commands:
                 f"job {request.from_job} has no checkpoint of step {request.from_step}",
                 remedy=f"kept steps: {', '.join(map(str, steps))}",
             )
-        return request.from_step or int(found[0]["step"])
+        return request.from_step or int(found[0][0]["step"])
 
     async def _wait(self, job_id: str) -> dict[str, Any]:
         known = await known_job(self._coordinator, job_id)

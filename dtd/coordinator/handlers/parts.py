@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from dtd.coordinator.handlers.api import CoordinatorApi
 from dtd.core.membership.transitions import JobState
-from dtd.core.trust.vouching import CONTRADICTED
+from dtd.core.trust.vouching import CONTRADICTED, VERIFIED
 from dtd.errors import ErrorCode, ProtocolError
 from dtd.net.link import Link
-from dtd.parts.cover import checkpoint_of, complete, fewest, missing, part_of
+from dtd.parts.cover import complete, fewest, missing, part_of
 from dtd.wire import messages as m
 
 MAX_UNANSWERED: Final = 4
@@ -81,7 +81,7 @@ class PartDirectory:
         return m.Parts(
             job=request.job,
             step=request.step,
-            digest=holders[0]["digest"],
+            digest=next((one["digest"] for one in holders if one["digest"]), ""),
             holders=tuple(self._holder(one) for one in ordered),
             missing=f"{lacks}, which were on {away}" if lacks else "",
         )
@@ -112,12 +112,12 @@ class PartDirectory:
 
 
 def _newest(listed: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    """All entries of the checkpoint that a job starts from: of this step, or the newest.
+    """All entries of the checkpoint that a job starts from, those that are confirmed first.
 
     Args:
         listed: newest first.
-        step: committed steps; 0 for any.
+        step: committed steps of the checkpoint; 0 for the newest.
     """
     sound = [one for one in listed if one["confirmation"] != CONTRADICTED]
-    found = [one for one in complete(sound) if step in (0, one["step"])]
-    return [one for one in found if checkpoint_of(one) == checkpoint_of(found[0])]
+    found = (group for group in complete(sound) if step in (0, group[0]["step"]))
+    return sorted(next(found, []), key=lambda one: one["confirmation"] != VERIFIED)

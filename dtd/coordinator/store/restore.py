@@ -1,7 +1,8 @@
 """Restores a backup into a state directory, with a later epoch than the original store.
 
 Workers follow the highest epoch that they have seen, so the coordinator that the backup was taken
-from cannot take them back when it returns.  Restore a backup once: two copies would be equals.
+from cannot take them back when it returns.  Two restored copies are equals: when a second one is
+restored, no coordinator of the first may run any more.
 Tokens of the backup are void, since they may have been used or revoked after it was taken.
 """
 

@@ -12,7 +12,8 @@ The job is therefore *in doubt*.  No generation is formed until the newest one i
 Until then, workers that are training continue.  The generation numbers of two epochs are far
 apart, so that no number is assigned twice.  A worker that reports a generation unknown to the
 store shows that the store was rolled back without the restore command, or that another backup of
-the same epoch was restored before; that begins a new epoch as well.  Part of the membership machine; changes the cluster's state and adds effects.
+the same epoch was restored before; that begins a new epoch as well.  Part of the membership
+machine; changes the cluster's state and adds effects.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import xxhash
 
 from dtd.core.engine.shards import ShardSet
 from dtd.durable import make_directory, sync_directory
-from dtd.errors import CheckpointError
+from dtd.errors import CheckpointError, PartsDiffer
 from dtd.parts.cover import missing
 from dtd.parts.merge import FileMerge, PartFiles
 from dtd.parts.tensor_file import FILES, TensorInfo
@@ -59,7 +59,8 @@ def assemble(
         got_on: called as bytes are read.
 
     Raises:
-        CheckpointError: parts are damaged, missing or contradict one another, or there is no room.
+        CheckpointError: parts are damaged or missing, or there is no room.
+        PartsDiffer: two of them contradict each other.
     """
     read = [(part, verify(part.path, got_on)) for part in parts]
     first = _agreed(read)
@@ -88,7 +89,7 @@ def _agreed(read: Sequence[tuple[FoundPart, Manifest]]) -> Manifest:
     """What all parts say of the state.
 
     Raises:
-        CheckpointError: two of them differ.
+        PartsDiffer: two of them differ.
     """
     (holder, first), *others = [(part.holder, manifest) for part, manifest in read]
     for name, manifest in others:
@@ -105,7 +106,9 @@ def _agreed(read: Sequence[tuple[FoundPart, Manifest]]) -> Manifest:
             ("list different tensors", first.tensors, manifest.tensors),
         ):
             if mine != other:
-                raise CheckpointError(f"the parts of {holder} and {name} {what}")
+                raise PartsDiffer(
+                    f"the parts of {holder} and {name} {what}", holders=(holder, name)
+                )
         metrics = first.metrics or manifest.metrics
         first = replace(first, metrics=metrics, digest=first.digest or manifest.digest)
     return first

@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import ssl
+from dataclasses import replace
 
 import pytest
+import torch
 import xxhash
 
 from dtd.address import Address
@@ -304,6 +306,18 @@ def test_fetch_says_that_parts_have_no_digest(dtdctl, parted, uncompared, state,
     assert exit_code == 0
     assert "not confirmed: saved without a digest on worker-0, worker-1, worker-2" in err
     assert json.loads(out)["confirmation"] == "unconfirmed"
+
+
+def test_fetch_leaves_out_one_of_two_parts_that_differ(dtdctl, parted, state, tmp_path):
+    other = replace(state, tensors={**state.tensors, "model.0.seen": torch.tensor(-1)})
+    shutil.rmtree(parted[2])
+    write_part(tmp_path / "disks" / "w2", other, 2, world_size=WORKERS, mirrors=1)
+    exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
+    assert exit_code == 0
+    merged = "merged from the parts of worker-0, worker-1, worker-3"
+    assert f"{merged}, which differ from those of worker-2" in err
+    whole = write_whole(tmp_path / "whole", state) / "model.safetensors"
+    assert (tmp_path / "new" / "model.safetensors").read_bytes() == whole.read_bytes()
 
 
 def test_fetch_fails_if_the_parts_that_come_lack_a_shard(dtdctl, parted, tmp_path):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import xxhash
 
 from dtd.core.engine.shards import held_shards
-from dtd.errors import CheckpointError, HolderUnreachable
+from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
 from dtd.train.checkpoint.assemble import FoundPart
 from dtd.train.checkpoint.format import read_manifest, verify
@@ -123,6 +125,61 @@ def test_a_holder_that_offers_another_state_is_passed_over(disks: Disks, tmp_pat
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "digest": "cd"}))
     verify(collected(disks, tmp_path, parts(0, 1, 2, 3)))
     assert disks.opened == ["w2", "w1", "w3"]
+
+
+def written_again(disks: Disks, rank: int, *, other: bool = False, **fields: Any) -> None:
+    """Another part on a worker's disk, perhaps with another value in what all parts have."""
+    shutil.rmtree(disks.place / f"w{rank}")
+    seen = {"model.0.seen": torch.tensor(-1)} if other else {}
+    state = replace(STATE, tensors={**STATE.tensors, **seen})
+    write_part(disks.place / f"w{rank}", state, rank, world_size=4, mirrors=1, **fields)
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_others_are_taken_for_the_one_of_two_that_differ(
+    disks: Disks, tmp_path: Path, wrong: int
+) -> None:
+    """Nobody knows which one is wrong; it may be the own part."""
+    written_again(disks, wrong, other=True)
+    path = collected(disks, tmp_path, parts(0, 1, 2, 3))
+    whole = write_whole(tmp_path / "whole", STATE)
+    assert disks.opened == ["w2", "w1", "w3"]
+    assert verify(path).digest == verify(whole).digest
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_without_others_the_two_that_differ_are_named(disks: Disks, tmp_path: Path) -> None:
+    written_again(disks, 2, other=True)
+    with pytest.raises(PartsDiffer, match=r"w0 and w2 have different values .* of 0.seen"):
+        collected(disks, tmp_path, parts(0, 2))
+    assert not [*(tmp_path / "child" / "origin" / "parent").iterdir()]
+
+
+@pytest.mark.parametrize("ranks", [(0,), (2,), (0, 2), (0, 1, 2, 3)])
+def test_parts_without_a_digest_complete_a_checkpoint(
+    disks: Disks, tmp_path: Path, ranks: tuple[int, ...]
+) -> None:
+    """They were saved when no ring was left, and the coordinator lists them."""
+    for rank in ranks:
+        written_again(disks, rank, digest="")
+    verify(
+        collected(disks, tmp_path, parts(0, 1, 2, 3, digest="" if len(ranks) == 4 else "ab" * 16))
+    )
+    assert disks.opened == ["w2"]
+
+
+def test_a_part_without_a_digest_of_another_checkpoint_is_not_used(
+    disks: Disks, tmp_path: Path
+) -> None:
+    for rank in (1, 2, 3):
+        written_again(disks, rank, digest="")
+    own = write_part(
+        tmp_path / "old", STATE, 0, world_size=4, mirrors=1, digest="", generation=2, step=40
+    )
+    found = FoundPart(holder="w0", path=own)
+    answer = parts(0, 1, 2, 3, digest="")
+    collect(answer, found, tmp_path / "new", connect=connect_tcp, got_on=lambda: None)
+    assert disks.opened == ["w1", "w3"]
 
 
 def whole_with_that_digest(place: Path) -> None:

@@ -142,6 +142,16 @@ async def test_a_worker_that_waits_for_a_job_gets_no_tickets() -> None:
     assert await answer(coordinator) == m.Parts(job=PARENT, step=0)
 
 
+async def test_parts_without_a_digest_belong_to_the_others_and_confirmed_ones_come_first() -> None:
+    alone = {"digest": "", "confirmation": "unconfirmed"}
+    listed = [entry(0, **alone), entry(1, **alone), entry(2), entry(3)]
+    told = await answer(Coordinator(listed, away=("w-3",)))
+    assert [one.name for one in told.holders] == ["w-2", "w-0", "w-1"]
+    assert (told.digest, told.missing) == ("ab", "")
+    unknown = await answer(Coordinator([entry(rank, **alone) for rank in range(4)]))
+    assert (unknown.digest, len(unknown.holders)) == ("", 4)
+
+
 @pytest.mark.parametrize(
     ("coordinator", "job"),
     [

@@ -59,6 +59,8 @@ class DaemonRun:
         blocks: how many there will be.
         strategy: the job's `[strategy]` table.
         servers: names of parameter servers besides.
+        coordinator: the module that is the coordinator.
+        settings: of the coordinator, as TOML, besides those that a benchmark needs.
 
     Raises:
         DtdError: a daemon did not start, or the job failed.
@@ -75,7 +77,12 @@ class DaemonRun:
         blocks: int,
         strategy: Mapping[str, Any] | None = None,
         servers: Sequence[str] = (),
+        *,
+        coordinator: str = "dtd.coordinator.main",
+        settings: str = "",
     ) -> None:
+        self._coordinator = coordinator
+        self._settings = _SETTINGS + settings
         self._workers = workers
         self._servers = servers
         self._steps = workload.block_steps
@@ -113,6 +120,10 @@ class DaemonRun:
         self.blocks.append(block)
         return block
 
+    def ask(self, message: m.Message) -> dict[str, Any]:
+        """One request to the coordinator."""
+        return self._cluster.request(message)
+
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""
         return [proc_bytes(self._cluster.pid(name), "VmHWM") for name in self._workers]
@@ -133,13 +144,13 @@ class DaemonRun:
 
     def _started(self, directory: Path, network: Network) -> NetworkedCluster:
         settings = directory / "coordinator.toml"
-        settings.write_text(_SETTINGS)
+        settings.write_text(self._settings)
         cluster = NetworkedCluster(
             directory,
             workers=[*self._workers, *self._servers],
             servers=self._servers,
             network=network,
-            coordinator=("dtd.coordinator.main", "--config", str(settings)),
+            coordinator=(self._coordinator, "--config", str(settings)),
         )
         # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
         self._stack.callback(cluster.stop, grace_s=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
+
+from scripts import steps_cost
 
 pytestmark = pytest.mark.integration
 
@@ -52,6 +55,12 @@ def test_train(tmp_path):
     assert all(len(steps_s) == 2 for steps_s in made["steps_s"].values())
     # Everybody has torch in memory; a daemon that had begun afresh would not.
     assert min(made["peak_bytes"].values()) > 100 << 20
+
+
+def test_the_cost_of_figures_in_a_step():
+    found = steps_cost.measure(2, dataclasses.replace(steps_cost.STEP, block_steps=4))
+    assert min(found["with_s"], found["without_s"]) > 0.008
+    assert found["viewer_bytes"] > 0
 
 
 def test_convergence(tmp_path):

@@ -11,18 +11,16 @@ the ratios of neighbouring blocks are told.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import statistics
 import sys
-import threading
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from dtd.wire import messages as m
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.workloads import Workload
 from scripts.cluster.networks import Loopback
+from scripts.web_viewer import Viewer
 
 BLOCKS: Final = 20
 WORKERS: Final = ("worker-0", "worker-1")
@@ -34,33 +32,6 @@ STEP: Final = Workload(
     options={"parameters": 20_000, "layers": 4, "rows": 2048, "compute_ms": 8.0},
 )
 FULL: Final = 'web = "127.0.0.1:0"\nwandb = "offline"\n'
-PIECE_BYTES: Final = 65536
-
-
-class Viewer:
-    """Logs in to the page, and reads what is live until the coordinator ends."""
-
-    def __init__(self, run: DaemonRun) -> None:
-        answer = run.ask(m.OpenWeb())
-        place = urlsplit(answer["url"])
-        self.read_bytes = 0
-        self._link = http.client.HTTPConnection(str(place.hostname), int(place.port or 0))
-        origin = f"{place.scheme}://{place.netloc}"
-        headers = {"Content-Type": "application/json", "Origin": origin}
-        self._link.request("POST", "/api/login", json.dumps({"word": answer["code"]}), headers)
-        said = self._link.getresponse()
-        assert said.status == http.HTTPStatus.OK, said.read()
-        cookie = str(said.headers["Set-Cookie"]).partition(";")[0]
-        key = str(json.loads(said.read())["key"])
-        self._link.request("GET", "/api/live", headers={"Cookie": cookie, "X-Dtd-Key": key})
-        self._live = self._link.getresponse()
-        assert self._live.status == http.HTTPStatus.OK
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            while piece := self._live.read1(PIECE_BYTES):
-                self.read_bytes += len(piece)
 
 
 def measure(blocks: int, step: Workload = STEP) -> dict[str, Any]:
@@ -81,7 +52,7 @@ def measure(blocks: int, step: Workload = STEP) -> dict[str, Any]:
 
         full = made("dtd.coordinator.main", FULL)
         bare = made("scripts.bare_coordinator", "")
-        viewer = Viewer(full)
+        viewer = Viewer(full.ask(m.OpenWeb()))
         for run in (full, bare):
             run.block()
         pairs = []

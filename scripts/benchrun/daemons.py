@@ -109,12 +109,16 @@ class DaemonRun:
             self._stack.close()
             raise
 
+    def begin(self) -> None:
+        """Let the next block run."""
+        self._gates[self._next].close()
+        self._next += 1
+
     def block(self) -> Block:
         """Let the next block run and wait for its last commit."""
         before = len(self._commits)
         begun_s = time.time()
-        self._gates[self._next].close()
-        self._next += 1
+        self.begin()
         self._await_commit(self._next * self._steps)
         block = _summed(self._commits[before:], begun_s)
         self.blocks.append(block)
@@ -123,6 +127,17 @@ class DaemonRun:
     def ask(self, message: m.Message) -> dict[str, Any]:
         """One request to the coordinator."""
         return self._cluster.request(message)
+
+    def dtdctl(self, *arguments: str) -> str:
+        """What a command prints.
+
+        Raises:
+            DtdError: it fails.
+        """
+        done = self._cluster.dtdctl(*arguments)
+        if done.returncode:
+            raise DtdError(f"dtdctl {arguments[0]} failed: {done.stderr.strip()}")
+        return done.stdout
 
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""

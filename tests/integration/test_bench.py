@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import steps_cost
+from scripts import steps_cost, viewers_cost
 
 pytestmark = pytest.mark.integration
 
@@ -61,6 +61,12 @@ def test_the_cost_of_figures_in_a_step():
     found = steps_cost.measure(2, dataclasses.replace(steps_cost.STEP, block_steps=4))
     assert min(found["with_s"], found["without_s"]) > 0.008
     assert found["viewer_bytes"] > 0
+
+
+def test_the_cost_of_viewers():
+    found = viewers_cost.measure(1, viewers=2, commands=1)
+    assert {one["of"] for one in found["asked"].values()} == {viewers_cost.ASKED}
+    assert all(one["slowest_s"] > 0 for one in found["commands"].values())
 
 
 def test_convergence(tmp_path):

@@ -1,0 +1,74 @@
+"""Somebody who watches the web page, without a browser: live data, and curves now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from dtd.errors import DtdError
+
+CURVES_EVERY_S: Final = 3.0
+_PIECE_BYTES: Final = 65536
+
+
+class Viewer:
+    """Logs in with a code, and watches until it is closed.
+
+    Args:
+        opened: the answer to OPEN_WEB.
+        job: whose curves are asked for every three seconds, as a page does; empty: none.
+
+    Attributes:
+        read_bytes: of live data.
+        curves: answers that held curves.
+
+    Raises:
+        DtdError: the page refuses.
+    """
+
+    def __init__(self, opened: dict[str, Any], job: str = "") -> None:
+        place = urlsplit(opened["url"])
+        self._place = (str(place.hostname), int(place.port or 0))
+        self.read_bytes = self.curves = 0
+        self._closed = threading.Event()
+        origin = f"{place.scheme}://{place.netloc}"
+        headers = {"Content-Type": "application/json", "Origin": origin}
+        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
+            link.request("POST", "/api/login", json.dumps({"word": opened["code"]}), headers)
+            said = link.getresponse()
+            content = json.loads(said.read())
+        if said.status != http.HTTPStatus.OK:
+            raise DtdError(f"the page refuses: {content}")
+        cookie = str(said.headers["Set-Cookie"]).partition(";")[0]
+        self._headers = {"Cookie": cookie, "X-Dtd-Key": str(content["key"])}
+        looks = [self._live] if not job else [self._live, lambda: self._draw(job)]
+        self._threads = [threading.Thread(target=look, daemon=True) for look in looks]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _live(self) -> None:
+        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
+            link.request("GET", "/api/live", headers=self._headers)
+            answer = link.getresponse()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                while not self._closed.is_set() and (piece := answer.read1(_PIECE_BYTES)):
+                    self.read_bytes += len(piece)
+
+    def _draw(self, job: str) -> None:
+        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
+            while not self._closed.wait(CURVES_EVERY_S):
+                path = f"/api/jobs/{job}/metrics?names=loss,rows_per_s&points=300"
+                link.request("GET", path, headers=self._headers)
+                answer = link.getresponse()
+                answer.read()
+                self.curves += answer.status == http.HTTPStatus.OK

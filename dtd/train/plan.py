@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from dtd.core.data.ledger import Ledger
 from dtd.core.data.sampler import Position, position_of_step, slice_bounds, steps_per_epoch
@@ -17,6 +18,10 @@ from dtd.job import JobSpec
 from dtd.train.data.rows import BatchRequest
 from dtd.train.data.sampling import Order, Rows
 from dtd.train.data.used_rows import checksum
+
+
+LOOK_AHEAD_STEPS: Final = 100
+"""In which the loader looks for the next batch with rows of its rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,11 +175,16 @@ class JobPlan:
         return max(1, min(world_size, global_rows // least))
 
     def requests(self, *, rank: int, world_size: int) -> Callable[[int], BatchRequest | None]:
-        """Return a function that maps a request's number to the request, for the loader."""
+        """Return a function that maps a request's number to the next request, for the loader.
+
+        It looks `LOOK_AHEAD_STEPS` ahead: a parameter server, or a rank beyond the rows of a batch,
+        has none in any step.  What comes later is loaded when it is asked for.
+        """
         parts = self.spec.train.grad_accumulation
 
         def next_request(number: int) -> BatchRequest | None:
-            for step in range(number // parts, self.steps_total):
+            first = number // parts
+            for step in range(first, min(first + LOOK_AHEAD_STEPS, self.steps_total)):
                 for request in self.share(step, rank=rank, world_size=world_size).requests:
                     if request.step >= number:
                         return request

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from dtd.errors import TaskError
 from dtd.job import from_mapping
 from dtd.train.data.sampling import Shuffled
-from dtd.train.plan import JobPlan
+from dtd.train.plan import LOOK_AHEAD_STEPS, JobPlan
 
 
 def plan(rows: int = 10, *, job=None, **tables) -> JobPlan:
@@ -57,6 +57,32 @@ def test_the_loader_is_told_what_the_loop_will_ask() -> None:
         number = request.step + 1
     assert told == asked
     assert asked
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An order that counts how often it is asked."""
+
+    rows_of: Shuffled
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def places(self) -> int:
+        return self.rows_of.places
+
+    def rows(self, seed, epoch, start, stop):
+        self.asked.append(start)
+        return self.rows_of.rows(seed, epoch, start, stop)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_who_never_has_rows_does_not_search_the_whole_job(rank) -> None:
+    job = {"name": "j", "task": "digits", "global_batch_size": 3, "steps": 10**9}
+    own = plan(job=job)
+    own = replace(own, order=Counted(own.order))
+    follow = own.requests(rank=rank, world_size=4)  # rank 0 has none of three rows
+    assert follow(7) is None
+    assert 0 < len(own.order.asked) <= LOOK_AHEAD_STEPS
 
 
 def test_what_falls_due() -> None:

@@ -176,6 +176,7 @@ def _report(
     workers = [
         {
             "name": name,
+            "serves": said[name]["serves"],
             "step_s": one.step_s,
             "compute_s": one.compute_s,
             "exposed_s": one.exposed_s,
@@ -189,7 +190,8 @@ def _report(
         }
         for name, one in times.items()
     ]
-    found = verdict(times) if times else None
+    training = {name: one for name, one in times.items() if not said[name]["serves"]}
+    found = verdict(training) if training else None
     return {
         "schema": 1,
         "job": answer["job"],
@@ -236,7 +238,7 @@ def report_lines(report: Values) -> list[str]:
     ]
     lines = output.table_lines(HEADINGS, rows, colour=False) if rows else []
     notes = [f"{one['name']}: {note}" for one in report["workers"] for note in _notes(one)]
-    opened = f"open {report['path']} in https://ui.perfetto.dev or chrome://tracing"
+    opened = f"open {report['path']} in https://ui.perfetto.dev"
     return [*lines, *notes, report["says"], opened]
 
 

@@ -235,8 +235,9 @@ class Recorded(Protocol):
         """Record from now on; None: no more.  Only for the training thread, between steps.
 
         Args:
-            waits: gets the times in which the training thread waits for the ring; that thread's.
-            ring: gets buckets, words and chunks; from now on the transport's thread's.
+            waits: gets the times in which the training thread waits for the others; that thread's.
+            ring: gets buckets, words and chunks, also of a star; from now on the transport's
+                thread's.
         """
         ...
 

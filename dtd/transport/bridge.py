@@ -271,6 +271,8 @@ class RingCollective:
         """See `Recorded`."""
         self._waits = waits
         self._bridge.post(setattr, self._endpoint.node, "spans", ring)
+        if (links := self._endpoint.star) is not None:
+            self._bridge.post(setattr, links.node, "spans", None if ring is None else ring.star)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
+from dtd.core.observe.profiling.ring_spans import RingSpans
+from dtd.core.observe.profiling.spans import SpanLog
 from dtd.core.ring.busy import BusyTime
 from dtd.core.star.machine import goes_by_star
-from dtd.transport.api import BreakableCollective, BucketMemory, CommTiming
+from dtd.transport.api import BreakableCollective, BucketMemory, CommTiming, Recorded
 
 
 class StarPort(Protocol):
@@ -201,3 +203,8 @@ class StarCollective:
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """See `BreakableCollective.waiting`."""
         return self._ring.waiting()
+
+    def record(self, waits: SpanLog | None, ring: RingSpans | None) -> None:
+        """See `Recorded`: of the ring, which carries words and whose node records the star."""
+        if isinstance(self._ring, Recorded):
+            self._ring.record(waits, ring)

@@ -8,9 +8,11 @@ other ranks only through a `StarHandler`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from dtd.core.observe.profiling.ring_spans import StarSpans
 from dtd.core.ring.events import BucketDone, BucketsAdded, BucketStarted, StepOpened
 from dtd.core.star.events import AddFrom, ChunkArrived, Effect, InScratchOf, SendTo
 from dtd.core.star.machine import Star
@@ -44,6 +46,7 @@ class StarNode:
 
     Attributes:
         sent_bytes: bytes of elements sent in the open step, over all links.
+        spans: records buckets and chunks while the job is profiled; None otherwise.
     """
 
     def __init__(self, core: Star, handler: StarHandler) -> None:
@@ -52,6 +55,7 @@ class StarNode:
         self._handler = handler
         self._buckets: tuple[BucketMemory, ...] = ()
         self._scratch: dict[int, memoryview] = {}
+        self.spans: StarSpans | None = None
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
         """Begin a step with these buckets; up to `may_add` more may be added."""
@@ -70,10 +74,15 @@ class StarNode:
 
     def start(self, bucket: int) -> None:
         """A bucket is complete here, or may be written to."""
-        self._perform(self.core.handle(BucketStarted(bucket=bucket), 0.0))
+        effects = self.core.handle(BucketStarted(bucket=bucket), 0.0)
+        if self.spans is not None:
+            self.spans.bucket_started(bucket, time.monotonic_ns())
+        self._perform(effects)
 
     def place(self, chunk: Chunk, payload_bytes: int, *, link: int) -> memoryview | Hold:
         """Return memory for an announced payload from the rank at the end of `link`, or HOLD."""
+        if self.spans is not None:
+            self.spans.chunk_announced(link, time.monotonic_ns())
         place = self.core.place(chunk, payload_bytes, link=link)
         if isinstance(place, Hold):
             return place
@@ -84,6 +93,8 @@ class StarNode:
     def received(self, chunk: Chunk) -> None:
         """The payload has been stored where `place` said."""
         self._perform(self.core.handle(ChunkArrived(chunk=chunk), 0.0))
+        if self.spans is not None:
+            self.spans.chunk_done(chunk, time.monotonic_ns())
 
     def _scratch_of(self, link: int, payload_bytes: int) -> memoryview:
         memory = self._scratch.get(link)
@@ -105,6 +116,8 @@ class StarNode:
             elif isinstance(effect, AddFrom):
                 self._add(effect)
             elif isinstance(effect, BucketDone):
+                if self.spans is not None:
+                    self.spans.bucket_done(effect.bucket, time.monotonic_ns())
                 self._handler.star_bucket_done(effect.bucket)
             else:
                 self._handler.resume_link(effect.rank)

@@ -142,7 +142,9 @@ class Profiles:
     ) -> dict[str, Any]:
         """What one worker has recorded; `reason` says why nothing."""
         broker = self._coordinator.measurement_broker
-        answer = {"name": name, "rank": rank, "reason": ""}
+        worker = self._coordinator.membership.cluster_of(name).workers.get(name)
+        serves = worker is not None and worker.serves
+        answer = {"name": name, "rank": rank, "serves": serves, "reason": ""}
         try:
             if isinstance(before, BaseException):
                 raise before

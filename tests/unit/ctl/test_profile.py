@@ -27,6 +27,7 @@ def worker(name="w0", rank=0, **changed):
     usual = {
         "name": name,
         "rank": rank,
+        "serves": False,
         "reason": "",
         "dropped": {"spans": 0, "operations": 0},
         "note": "",
@@ -127,6 +128,13 @@ def test_nothing_could_be_fetched(asked, tmp_path):
     with pytest.raises(ProfileError, match="no worker's profile could be fetched"):
         profile.profile_job(Settings(), "j-1", tmp_path / "t.json", steps=1, limit_s=1.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_server_does_limits_nothing_by_itself():
+    times = {"w0": step_times(SPANS), "server-0": step_times([Span(STEP, 0, 10 * MS, 4)])}
+    report = profile._report(answer(worker(), worker("server-0", 1, serves=True)), "p", times, {})
+    assert [one["serves"] for one in report["workers"]] == [False, True]
+    assert (report["limit"], report["slowest"]) == ("compute", "")
 
 
 def test_notes_of_workers_are_printed():

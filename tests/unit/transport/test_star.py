@@ -12,6 +12,8 @@ import pytest
 
 from dtd.address import Address
 from dtd.core.engine.shards import Division
+from dtd.core.observe.profiling.ring_spans import RingSpans
+from dtd.core.observe.profiling.spans import BUCKET, STAR_BUCKET, STAR_CHUNK, WAIT, SpanLog
 from dtd.core.ring.chunks import Operation
 from dtd.errors import CheckpointError, LocalProtocolError, RingBroken
 from dtd.net.data_server import DataServer
@@ -192,6 +194,20 @@ def test_the_same_over_tcp(over_tcp, trainers, servers, mirrors):
     check_training(made, Division(world_size=world, mirrors=mirrors, servers=servers), trainers)
     for rank in range(world):
         assert made.explain(rank).endswith("waits for nothing")
+
+
+def test_a_profile_shows_the_star_and_the_waits_for_it(over_tcp):
+    made = over_tcp(3, 1)
+    waits, spans = SpanLog(), RingSpans()
+    made.star(0).record(waits, spans)
+    check_training(made, Division(world_size=3, mirrors=0, servers=1), 2)
+    kinds = [span.kind for span in spans.log.spans]
+    assert kinds.count(STAR_BUCKET) == 3 * 2 * len(SIZES)
+    assert kinds.count(BUCKET) == 3, "the sum of the losses"
+    pulled = [span.detail for span in spans.log.spans if span.kind == STAR_CHUNK]
+    assert {source for _, _, source in pulled} == {2}, "a trainer hears the server alone"
+    assert {span.kind for span in waits.spans} == {WAIT}
+    assert len(waits.spans) >= 3 * 2 * len(SIZES)
 
 
 def check_training(ring, division, trainers):

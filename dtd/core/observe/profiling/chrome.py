@@ -16,6 +16,8 @@ from dtd.core.observe.profiling.spans import (
     HOP,
     MAX_SPANS,
     RING_KINDS,
+    STAR_BUCKET,
+    STAR_CHUNK,
     STEP,
     TRAINING_KINDS,
     Span,
@@ -23,11 +25,16 @@ from dtd.core.observe.profiling.spans import (
     lanes,
 )
 
-_PHASES: Final = ("reduce-scatter", "all-gather", "exchange")
+_PHASES: Final = ("reduce-scatter", "all-gather", "exchange", "push", "summed", "pull")
 _TRAINING_THREAD: Final = 1
-_RING_THREADS: Final = {kind: MAX_SPANS * (at + 1) for at, kind in enumerate(RING_KINDS)}
+_TITLES: Final = {
+    **{kind: f"ring: {kind}s" for kind in RING_KINDS},
+    STAR_BUCKET: "star: buckets",
+    STAR_CHUNK: "star: chunks",
+}
+_WIRE_THREADS: Final = {kind: MAX_SPANS * (at + 1) for at, kind in enumerate(_TITLES)}
 """The first lane's number; there are never more lanes than spans."""
-_TORCH_THREADS: Final = MAX_SPANS * (len(RING_KINDS) + 1)
+_TORCH_THREADS: Final = MAX_SPANS * (len(_TITLES) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class WorkerTrace:
     Attributes:
         name: the worker's.
         rank: in the generation.
-        spans: of its training thread and its ring.
+        spans: of its training thread, its ring and its star.
         tracks: of torch.
     """
 
@@ -103,12 +110,12 @@ def _threads(worker: WorkerTrace) -> Iterator[tuple[int, str, Iterable[_Row]]]:
     """Yield (thread, title, rows) of everything that a worker recorded."""
     training = [span for span in worker.spans if span.kind in TRAINING_KINDS]
     yield _TRAINING_THREAD, "training", map(_row, training)
-    for kind in RING_KINDS:
+    for kind in _TITLES:
         of_kind = [span for span in worker.spans if span.kind == kind]
         if kind == HOP:
             of_kind = hops(span for span in worker.spans if span.kind == CHUNK)
         for at, lane in enumerate(lanes(of_kind)):
-            yield _RING_THREADS[kind] + at, f"ring: {kind}s", map(_row, lane)
+            yield _WIRE_THREADS[kind] + at, _TITLES[kind], map(_row, lane)
     for at, track in enumerate(worker.tracks):
         rows: Iterable[_Row] = ((name, begin, end, {}) for name, begin, end in track.rows)
         yield _TORCH_THREADS + at, f"torch: {track.name}", rows
@@ -118,9 +125,14 @@ def _row(span: Span) -> _Row:
     name, arguments = span.kind, dict[str, Any]()
     if span.kind in (STEP, BUCKET):
         name = f"{span.kind} {span.number}"
-    elif span.kind in (CHUNK, HOP):
-        _, phase, hop = span.detail
+    elif span.kind == STAR_BUCKET:
+        name = f"bucket {span.number}"
+    elif span.kind in (CHUNK, HOP, STAR_CHUNK):
+        _, phase, where = span.detail
         phase_name = _PHASES[phase] if phase < len(_PHASES) else str(phase)
-        name = f"{span.kind}: bucket {span.number}, {phase_name}, hop {hop}"
-        arguments = {"bucket": span.number, "phase": phase_name, "hop": hop}
+        if span.kind == STAR_CHUNK:
+            name, place = f"chunk: bucket {span.number}, {phase_name}, from rank {where}", "rank"
+        else:
+            name, place = f"{span.kind}: bucket {span.number}, {phase_name}, hop {where}", "hop"
+        arguments = {"bucket": span.number, "phase": phase_name, place: where}
     return name, span.begin_ns, span.end_ns, arguments

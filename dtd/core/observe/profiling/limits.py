@@ -25,6 +25,7 @@ from dtd.core.observe.profiling.spans import (
     COMMIT,
     COMPUTE,
     DATA,
+    STAR_BUCKET,
     STEP,
     WAIT,
     WORD,
@@ -106,7 +107,7 @@ def step_times(spans: Sequence[Span]) -> StepTimes | None:
     def within(*kinds: str) -> list[Interval]:
         return common(union((s.begin_ns, s.end_ns) for s in spans if s.kind in kinds), inside)
 
-    waits, data, wire = within(WAIT), within(DATA), within(BUCKET, WORD)
+    waits, data, wire = within(WAIT), within(DATA), within(BUCKET, WORD, STAR_BUCKET)
     apart = union([*waits, *data])
     working = length_ns(within(COMPUTE)) - length_ns(common(within(COMPUTE), apart))
     optimizing = length_ns(within(COMMIT)) - length_ns(common(within(COMMIT), apart))
@@ -128,7 +129,8 @@ def verdict(workers: Mapping[str, StepTimes]) -> Verdict:
     """Return what limits the step.
 
     Args:
-        workers: times by name; at least one.
+        workers: times of those that train, by name; at least one.  What a parameter server does
+            shows in their waits.
     """
     times = list(workers.values())
     slowest = max(workers, key=lambda name: workers[name].own_s)

@@ -1,13 +1,20 @@
-"""What a ring's node records while the job is profiled: buckets, words, chunks.  Pure.
+"""What the nodes of ring and star record while the job is profiled: buckets, words, chunks.  Pure.
 
-Belongs to the thread of the node, which says what happens and when.
+Belongs to the thread of the nodes, which say what happens and when.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from dtd.core.observe.profiling.spans import BUCKET, CHUNK, WORD, SpanLog
+from dtd.core.observe.profiling.spans import (
+    BUCKET,
+    CHUNK,
+    STAR_BUCKET,
+    STAR_CHUNK,
+    WORD,
+    SpanLog,
+)
 
 
 class ChunkFields(Protocol):
@@ -33,16 +40,23 @@ class ChunkFields(Protocol):
         """Its bucket."""
         ...
 
+    @property
+    def source(self) -> int:
+        """The rank that sent it."""
+        ...
+
 
 class RingSpans:
-    """Turns what a node says into spans.
+    """Turns what a ring's node says into spans.
 
     Attributes:
         log: has them; what began before the recording is left out.
+        star: for the star of the same generation, if it has one; its spans are in the same log.
     """
 
     def __init__(self) -> None:
         self.log = SpanLog()
+        self.star = StarSpans(self.log)
         self._buckets: dict[int, int] = {}
         self._word_ns: int | None = None
         self._chunk_ns: int | None = None
@@ -77,3 +91,37 @@ class RingSpans:
             detail = (chunk.step, chunk.phase, chunk.hop)
             self.log.add(CHUNK, self._chunk_ns, now_ns, chunk.bucket, detail)
         self._chunk_ns = None
+
+
+class StarSpans:
+    """Turns what a star's node says into spans.
+
+    Args:
+        log: gets them; what began before the recording is left out.
+    """
+
+    def __init__(self, log: SpanLog) -> None:
+        self._log = log
+        self._buckets: dict[int, int] = {}
+        self._chunks: dict[int, int] = {}
+
+    def bucket_started(self, bucket: int, now_ns: int) -> None:
+        """This rank's part of it is complete, or may be written to."""
+        self._buckets[bucket] = now_ns
+
+    def bucket_done(self, bucket: int, now_ns: int) -> None:
+        """It holds what this rank gets of it."""
+        begun_ns = self._buckets.pop(bucket, None)
+        if begun_ns is not None:
+            self._log.add(STAR_BUCKET, begun_ns, now_ns, bucket)
+
+    def chunk_announced(self, source: int, now_ns: int) -> None:
+        """A chunk's header has arrived; those of one rank come one after the other."""
+        self._chunks[source] = now_ns
+
+    def chunk_done(self, chunk: ChunkFields, now_ns: int) -> None:
+        """It is here, and added where it is to be."""
+        begun_ns = self._chunks.pop(chunk.source, None)
+        if begun_ns is not None:
+            detail = (chunk.step, chunk.phase, chunk.source)
+            self._log.add(STAR_CHUNK, begun_ns, now_ns, chunk.bucket, detail)

@@ -28,9 +28,12 @@ BUCKET: Final = "bucket"
 WORD: Final = "word"
 CHUNK: Final = "chunk"
 HOP: Final = "hop"
+STAR_BUCKET: Final = "star bucket"
+STAR_CHUNK: Final = "star chunk"
 
 TRAINING_KINDS: Final = (STEP, DATA, COMPUTE, COLLECT, VOTE, COMMIT, WAIT)
 RING_KINDS: Final = (BUCKET, WORD, HOP, CHUNK)
+STAR_KINDS: Final = (STAR_BUCKET, STAR_CHUNK)
 
 
 class Span(NamedTuple):
@@ -41,7 +44,8 @@ class Span(NamedTuple):
         begin_ns: when it began.
         end_ns: when it ended; not before it began.
         number: of the step, the bucket or the exchange.
-        detail: what else is known: of a chunk and a hop its phase and hop.
+        detail: what else is known: of a chunk and a hop (step, phase, hop), of a star's chunk
+            (step, phase, the rank it comes from).
     """
 
     kind: str

@@ -15,6 +15,8 @@ from dtd.core.observe.profiling.spans import (
     CHUNK,
     MAX_SPANS,
     RING_KINDS,
+    STAR_CHUNK,
+    STAR_KINDS,
     TRAINING_KINDS,
     Span,
 )
@@ -27,7 +29,7 @@ MAX_ROWS: Final = 200_000
 MAX_NAME_CHARACTERS: Final = 200
 MAX_JSON_BYTES: Final = 128 << 20
 _LATEST_NS: Final = 1 << 62
-_KINDS: Final = frozenset({*TRAINING_KINDS, *RING_KINDS})
+_KINDS: Final = frozenset({*TRAINING_KINDS, *RING_KINDS, *STAR_KINDS})
 _CHUNK_DETAIL: Final = 3
 
 
@@ -102,7 +104,7 @@ def _span(row: Any, name: str, offset_ns: int) -> Span:
             kind in _KINDS
             and 0 <= begin <= end < _LATEST_NS
             and 0 <= number < _LATEST_NS
-            and len(detail) == (_CHUNK_DETAIL if kind == CHUNK else 0)
+            and len(detail) == (_CHUNK_DETAIL if kind in (CHUNK, STAR_CHUNK) else 0)
             and all(isinstance(one, int) and 0 <= one < _LATEST_NS for one in detail)
         ):
             return Span(kind, begin - offset_ns, end - offset_ns, number, tuple(detail))

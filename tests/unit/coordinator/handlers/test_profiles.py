@@ -56,6 +56,7 @@ def test_a_worker_records_and_the_answer_says_where_it_is(daemon, trains):
         answer = client.answer()
     (one,) = answer["workers"]
     assert (one["name"], one["rank"], one["reason"], one["steps"]) == ("w0", 0, "", 3)
+    assert not one["serves"]
     assert one["dropped"] == {"spans": 4, "operations": 0}
     assert len(one["note"]) <= 200
     assert abs(one["clock_ahead_s"] - 100.0) <= one["clock_uncertainty_s"] + 0.001

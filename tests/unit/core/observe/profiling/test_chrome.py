@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from dtd.core.observe.profiling import worker_file
 from dtd.core.observe.profiling.chrome import Track, WorkerTrace, trace_events
-from dtd.core.observe.profiling.spans import BUCKET, CHUNK, HOP, STEP, WAIT, WORD, Span
+from dtd.core.observe.profiling.spans import (
+    BUCKET,
+    CHUNK,
+    HOP,
+    STAR_BUCKET,
+    STAR_CHUNK,
+    STEP,
+    WAIT,
+    WORD,
+    Span,
+)
 from dtd.core.observe.profiling.worker_file import decoded, encoded
 from dtd.errors import ProfileError
 
@@ -24,6 +34,8 @@ SPANS = [
     Span(CHUNK, 1600, 1700, 0, (12, 0, 0)),
     Span(CHUNK, 1800, 1900, 0, (12, 0, 0)),
     Span(CHUNK, 2000, 2100, 0, (12, 7, 1)),
+    Span(STAR_BUCKET, 3000, 4000, 2),
+    Span(STAR_CHUNK, 3500, 3600, 2, (12, 5, 3)),
 ]
 TRACKS = [Track(name="thread 1", rows=[("aten::mm", 1200, 1300)])]
 
@@ -59,12 +71,16 @@ def test_each_worker_is_a_process_with_its_threads():
         ("chunk: bucket 0, 7, hop 1", 1.0, 0.1),
         ("hop: bucket 0, reduce-scatter, hop 0", 0.6, 0.3),
         ("hop: bucket 0, 7, hop 1", 1.0, 0.1),
+        ("bucket 2", 2.0, 1.0),
+        ("chunk: bucket 2, pull, from rank 3", 2.5, 0.1),
         ("aten::mm", 0.2, 0.1),
     }
     assert ("step 12", 0.5, 8.0) in rows(events, 2)
     titles = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     ring = {"ring: buckets", "ring: words", "ring: chunks", "ring: hops"}
-    assert titles == {"training", "torch: thread 1", *ring}
+    assert titles == {"training", "torch: thread 1", *ring, "star: buckets", "star: chunks"}
+    (pulled,) = [e for e in events if e["name"].endswith("from rank 3") and e["pid"] == 1]
+    assert pulled["args"] == {"bucket": 2, "phase": "pull", "rank": 3}
 
 
 def test_nothing_was_recorded():
@@ -138,6 +154,7 @@ def test_long_names_are_cut():
         ("spans", [["chunk", 0, 4, 0, [1, 2]]]),
         ("spans", [["chunk", 0, 4, 0, [1, 2, -3]]]),
         ("spans", [["chunk", 0, 4, 0, [1, 2, "x"]]]),
+        ("spans", [["star chunk", 0, 4, 0, []]]),
         ("spans", ["step"]),
         ("tracks", None),
         ("tracks", [{"name": "a"}]),

@@ -12,6 +12,7 @@ from dtd.core.observe.profiling.spans import (
     COMMIT,
     COMPUTE,
     DATA,
+    STAR_BUCKET,
     STEP,
     WAIT,
     WORD,
@@ -45,6 +46,11 @@ def test_the_parts_of_a_step():
         step_s=10, data_s=1, compute_s=5, optimizer_s=1, exposed_s=3, busy_s=6, hidden_s=3
     )
     assert (found.own_s, found.other_s) == (7, 0)
+
+
+def test_what_a_star_carries_is_on_the_wire_too():
+    found = step_times(second((STEP, 0, 9), (STAR_BUCKET, 1, 5), (BUCKET, 4, 6), (WAIT, 3, 6)))
+    assert (found.busy_s, found.hidden_s, found.exposed_s) == (5, 2, 3)
 
 
 def test_without_a_whole_step_there_are_no_times():

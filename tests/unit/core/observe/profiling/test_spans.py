@@ -12,6 +12,8 @@ from dtd.core.observe.profiling.spans import (
     BUCKET,
     CHUNK,
     HOP,
+    STAR_BUCKET,
+    STAR_CHUNK,
     WORD,
     Span,
     SpanLog,
@@ -80,8 +82,8 @@ def test_a_hop_is_all_of_its_chunks():
     assert hops([]) == []
 
 
-def chunk(bucket, hop):
-    return m.Chunk(generation=1, step=9, phase=1, hop=hop, bucket=bucket, chunk=0, source=0)
+def chunk(bucket, hop, source=0):
+    return m.Chunk(generation=1, step=9, phase=1, hop=hop, bucket=bucket, chunk=0, source=source)
 
 
 def test_what_a_node_says_becomes_spans():
@@ -104,4 +106,23 @@ def test_what_a_node_says_becomes_spans():
         Span(BUCKET, 11, 14, 1),
         Span(BUCKET, 10, 15, 0),
         Span(WORD, 17, 18, 4),
+    ]
+
+
+def test_chunks_of_a_star_come_over_several_links_at_once():
+    ring = RingSpans()
+    ring.star.bucket_done(0, 1)
+    ring.star.chunk_done(chunk(0, 0, source=2), 1)
+    assert ring.log.spans == [], "it had begun before"
+    ring.star.bucket_started(0, 10)
+    ring.bucket_started(0, 11)
+    ring.star.chunk_announced(1, 12)
+    ring.star.chunk_announced(2, 13)
+    ring.star.chunk_done(chunk(0, 0, source=1), 14)
+    ring.star.chunk_done(chunk(0, 0, source=2), 15)
+    ring.star.bucket_done(0, 16)
+    assert ring.log.spans == [
+        Span(STAR_CHUNK, 12, 14, 0, (9, 1, 1)),
+        Span(STAR_CHUNK, 13, 15, 0, (9, 1, 2)),
+        Span(STAR_BUCKET, 10, 16, 0),
     ]

@@ -19,7 +19,6 @@ from dtd.train.data.rows import BatchRequest
 from dtd.train.data.sampling import Order, Rows
 from dtd.train.data.used_rows import checksum
 
-
 LOOK_AHEAD_STEPS: Final = 100
 """In which the loader looks for the next batch with rows of its rank."""
 

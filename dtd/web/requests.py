@@ -63,6 +63,7 @@ def number(query: Query, name: str, otherwise: int, most: int = _LARGEST) -> int
 
 ACTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], m.Message]]] = {
     "cancel": lambda given: m.CancelJob(job=_text(given, "job")),
+    "cancel-sweep": lambda given: m.CancelSweep(sweep=_text(given, "sweep")),
     "drain": lambda given: m.DrainWorker(name=_text(given, "worker")),
     "alias": lambda given: m.AliasModel(
         name=_text(given, "model"), alias=_text(given, "alias"), version=_version(given)

@@ -17,12 +17,12 @@ from aiohttp import web
 
 from dtd.core.limits.rates import Pacing
 from dtd.core.trust.web_sessions import Session
-from dtd.errors import DtdError, RequestRefused
+from dtd.errors import RequestRefused
 from dtd.security.identity import Identity
 from dtd.web import requests
 from dtd.web.api import WebBackend
 from dtd.web.files import INDEX, ServedFile
-from dtd.web.guard import HTTP_LOGIN, JSON, of_error, refused
+from dtd.web.guard import HTTP_LOGIN, JSON, refused
 from dtd.web.json_pieces import encoded
 from dtd.web.live import Live
 from dtd.web.logins import Logins, caller
@@ -83,6 +83,8 @@ class Routes:
             ("/api/jobs/{job}/logs", self._logs),
             ("/api/events", self._events),
             ("/api/models", self._asks(lambda _request: m.ListModels())),
+            ("/api/sweeps", self._asks(lambda _request: m.ListSweeps())),
+            ("/api/sweeps/{sweep}", self._asks(_sweep)),
             ("/api/compare", self._asks(lambda request: requests.comparison(request.query))),
             ("/api/checkpoints", self._asks(_checkpoints)),
         ):
@@ -188,6 +190,10 @@ def _metrics(request: web.Request) -> m.Message:
     return requests.metrics(_job(request), request.query)
 
 
+def _sweep(request: web.Request) -> m.Message:
+    return m.ShowSweep(sweep=request.match_info["sweep"])
+
+
 def _checkpoints(request: web.Request) -> m.Message:
     return m.ListCheckpoints(job=request.query.get("job", ""))
 
@@ -201,8 +207,3 @@ async def _json(request: web.Request) -> Any:
         return json.loads(await request.text())
     except ValueError:
         raise RequestRefused("the request is no JSON") from None
-
-
-def error_answer(error: DtdError) -> web.Response:
-    """What could not be done, for the page to show."""
-    return of_error(error)

@@ -29,6 +29,11 @@ WORKERS = 3
 PICTURES = "DTD_SCREENSHOTS"
 """Directory in which pictures of all pages are kept; default: a temporary one."""
 
+SWEEP = {
+    "sweep": {"metric": "accuracy", "direction": "maximize", "method": "random", "trials": 3},
+    "space": {"optimizer.lr": {"low": 0.001, "high": 0.5, "log": True}},
+}
+
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--no-proxy-server", "--hide-scrollbars", "--window-size=1440,1000"),
@@ -181,6 +186,7 @@ def test_every_other_page(browser: Browser, job: str) -> None:
         browser.run(f"location.hash = '#/{page}'")
         browser.until_text(expected)
         if page.startswith("job"):
+            browser.until_text("Memory of the training by worker")
             browser.until("document.querySelectorAll('.js-plotly-plot').length >= 4")
         if page == "incidents":
             browser.until("document.querySelectorAll('#time-line path.point').length > 0")
@@ -233,6 +239,31 @@ def test_a_model_gets_an_alias(daemons: Daemons, browser: Browser, job: str) -> 
     browser.picture("models")
     (version,) = daemons.ask(m.ListModels(name="planes"))["models"]
     assert version["aliases"] == ["production"]
+
+
+def test_trials_of_a_sweep_appear(daemons: Daemons, browser: Browser) -> None:
+    pytest.importorskip("optuna")
+    browser.run("location.hash = '#/sweeps'")
+    browser.until_text("There is none.")
+    gates = daemons.hold(2)
+    job = {"name": "swept", "task": "gated_task:Gated", "epochs": 1, "global_batch_size": 128}
+    daemons.ask(m.BeginSweep(spec={**SWEEP, "base": {"job": job, "task": gates.task}}))
+    browser.until("document.querySelector('a[href=\"#/sweeps/sweep-1\"]')")
+    browser.picture("sweeps")
+    browser.click("document.querySelector('a[href=\"#/sweeps/sweep-1\"]')")
+    browser.until("document.querySelectorAll('.parallel .trial.open').length === 1")
+    gates.open(0)
+    browser.until("document.querySelectorAll('.parallel .trial:not(.open)').length === 3")
+    browser.until("document.querySelector('main h1 + .state').innerText === 'done'")
+    browser.until("document.querySelectorAll('#values.js-plotly-plot').length === 1")
+    (best,) = browser.run(
+        "[...document.querySelectorAll('tr')].filter(r => r.querySelector('.best'))"
+        ".map(r => r.querySelector('a').innerText)"
+    )
+    assert best == daemons.ask(m.ShowSweep(sweep="sweep-1"))["best"]["job"]
+    browser.picture("sweep")
+    browser.picture("sweep-phone", width=390, dark=True)
+    assert browser.complaints() == []
 
 
 def test_logging_out_ends_it(browser: Browser) -> None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from dtd.coordinator.containment import Containment
 from dtd.coordinator.store.store import Store
+from dtd.coordinator.store.sweep_tables import MAX_LISTED
 from dtd.coordinator.sweeps.advisor import Advisor, optuna_module
 from dtd.core import sweeps as course
 from dtd.core.membership.events import CancelRequested, Event
@@ -87,6 +89,21 @@ class _Run:
         self.trials[trial.number : trial.number + 1] = [trial]
 
 
+@dataclass(slots=True)
+class _Known:
+    """What pages ask of a sweep again and again, computed once.
+
+    Attributes:
+        spec: the sweep; checking it again takes some milliseconds.
+        done: trials that were completed when `importance` was computed.
+        importance: how much each setting matters.
+    """
+
+    spec: SweepSpec
+    done: int = 0
+    importance: dict[str, float] = field(default_factory=dict)
+
+
 class Sweeps:
     """All sweeps of a coordinator; belongs to the event loop.
 
@@ -102,7 +119,7 @@ class Sweeps:
         self._submit = submit
         self._runs: dict[int, _Run] = {}
         self._trial_of: dict[str, tuple[_Run, int]] = {}
-        self._begun = asyncio.Event()
+        self._known: dict[int, _Known] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- from outside --------------------------------------------------------------------------
@@ -160,7 +177,7 @@ class Sweeps:
     async def listing(self) -> dict[str, Any]:
         """The answer to LIST_SWEEPS."""
         rows = await self._host.in_store(self._host.store.sweeps.listed)
-        return {"sweeps": [_row(one) for one in rows]}
+        return {"sweeps": [_row(one, (await self._known_of(one)).spec) for one in rows]}
 
     async def show(self, name: str) -> dict[str, Any]:
         """The answer to SHOW_SWEEP.
@@ -170,20 +187,13 @@ class Sweeps:
         """
         row = await self._row(name)
         trials = await self._host.in_store(self._host.store.sweeps.trials, row["number"])
-        spec = read_sweep(row["spec"], source=name)
-        found = course.best(trials, spec.sweep.direction)
-        importance: dict[str, float] = {}
-        run = self._runs.get(row["number"])
-        if run is not None and run.advisor is not None:
-            importance = await run.asked(run.advisor.importance)
-        elif trials:
-            loop = asyncio.get_running_loop()
-            importance = await loop.run_in_executor(None, _importance, spec, trials)
+        known = await self._known_of(row)
+        found = course.best(trials, known.spec.sweep.direction)
         return {
-            **_row({**row, "begun": len(trials)}),
-            "space": spec.to_mapping()["space"],
+            **_row({**row, "begun": len(trials)}, known.spec),
+            "space": row["spec"]["space"],
             "best": None if found is None else _shown(found),
-            "importance": importance,
+            "importance": await _importance_of(known, trials),
             "trials": [_shown(one) for one in trials],
         }
 
@@ -200,6 +210,18 @@ class Sweeps:
         if known is not None:
             run, number = known
             run.news.put_nowait((number, job))
+
+    async def _known_of(self, row: Mapping[str, Any]) -> _Known:
+        """What is known of a sweep that is written down, read off the event loop."""
+        number = row["number"]
+        found = self._known.get(number)
+        if found is None:
+            read = functools.partial(read_sweep, row["spec"], source=name_of(number))
+            spec = await asyncio.get_running_loop().run_in_executor(None, read)
+            found = self._known[number] = _Known(spec)
+            while len(self._known) > MAX_LISTED:
+                del self._known[next(iter(self._known))]
+        return found
 
     async def _row(self, name: str) -> dict[str, Any]:
         number = name.removeprefix("sweep-")
@@ -388,6 +410,16 @@ def name_of(number: int) -> str:
     return f"sweep-{number}"
 
 
+async def _importance_of(known: _Known, trials: Sequence[Trial]) -> dict[str, float]:
+    """How much each setting matters, computed again when a trial was completed."""
+    done = sum(one.state is TrialState.DONE for one in trials)
+    if known.done != done:
+        loop = asyncio.get_running_loop()
+        known.importance = await loop.run_in_executor(None, _importance, known.spec, trials)
+        known.done = done
+    return known.importance
+
+
 def _importance(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, float]:
     try:
         return Advisor(spec, trials).importance()
@@ -395,7 +427,7 @@ def _importance(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, float]:
         return {}
 
 
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], spec: SweepSpec) -> dict[str, Any]:
     """A sweep as `dtdctl sweep list` shows it."""
     table = row["spec"]["sweep"]
     return {
@@ -408,7 +440,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
         "direction": table["direction"],
         "pruner": table["pruner"],
         "begun": row["begun"],
-        "planned": read_sweep(row["spec"], source=name_of(row["number"])).trials,
+        "planned": spec.trials,
         "began_s": row["began_s"],
         "ended_s": row["ended_s"],
     }

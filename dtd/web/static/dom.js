@@ -2,7 +2,7 @@
 // markup; links lead to parts of this page only.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown"];
+const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown", "onfocus", "onblur", "onpointerdown", "onpointerenter", "onpointerleave"];
 
 function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {

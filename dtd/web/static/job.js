@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { h, render } from "./dom.js";
 import { chartCard, failed, incidentList, state, table, tile, tiles } from "./parts.js";
 import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
+import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
 import { jobCard } from "./overview.js";
 import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, whole } from "./words.js";
@@ -100,6 +101,7 @@ export function openJob({ main, world, parts, confirmed }) {
         charts.map(([name, title, words]) => chartCard(`curve-${name}`, title, { value: words(newest(seen.series.get(name))), note: name !== "rows_per_s" && spread(seen.series.get(name)) ? "logarithmic" : "", label: told(seen.series.get(name), `${title} by step`) })),
         newest(seen.series.get("step_s")) !== null && chartCard("curve-split", "Time of a step on rank 0", { value: span(newest(seen.series.get("step_s"))), label: told(seen.series.get("step_s"), "Seconds of a step, by step"), above: legend() }),
         evaluations().map((name) => chartCard(`curve-${name}`, name.replace("eval/", "Evaluation: "), { value: number(newest(seen.series.get(name))), label: told(seen.series.get(name), name) }))),
+      active && memoryCard(world.status.workers),
       seen.workers.size ? h("h2", {}, "Workers and links over time") : null,
       h("div", { class: "grid wide" }, OF_WORKERS.filter(([name]) => seen.workers.has(name)).map(([name, title, words]) =>
         chartCard(`many-${name}`, title, { value: words(Math.max(...seen.workers.get(name).map((one) => newest(one) ?? 0))), note: "largest now", label: `${title}, of ${counted(seen.workers.get(name).length, "series").replace("seriess", "series")} over time` }))),

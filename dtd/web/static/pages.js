@@ -8,12 +8,14 @@ import { openIncidents } from "./incidents.js";
 import { openCheckpoints } from "./checkpoints.js";
 import { openLogs } from "./logs.js";
 import { openModels } from "./models.js";
+import { openSweeps } from "./sweeps.js";
 
 export const PAGES = [
   { path: "", menu: "Overview", open: openOverview },
   { path: "runs", menu: "Runs", also: ["job", "compare"], open: openRuns },
   { path: "job", open: openJob },
   { path: "compare", open: openCompare },
+  { path: "sweeps", menu: "Sweeps", open: openSweeps },
   { path: "incidents", menu: "Incidents", open: openIncidents },
   { path: "checkpoints", menu: "Checkpoints", open: openCheckpoints },
   { path: "models", menu: "Models", open: openModels },

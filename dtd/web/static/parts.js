@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { NOTHING, clock, kind } from "./words.js";
 
 const GOOD = ["running", "done", "finished"];
-const WARN = ["waiting", "warming", "forming", "stopping", "saving", "queued", "cancelled", "away", "frozen", "draining"];
+const WARN = ["waiting", "warming", "forming", "stopping", "saving", "queued", "pruning", "pruned", "chosen", "cancelling", "cancelled", "away", "frozen", "draining"];
 const BAD = ["failed", "lost", "suspect", "barred", "refused", "disconnected", "released"];
 
 export function tone(state) {
@@ -21,7 +21,7 @@ export const tile = (label, value, mild = false) =>
 
 export const tiles = (...pairs) => h("dl", { class: "tiles" }, pairs.filter(Boolean));
 
-export const jobLink = (id, text = id) => h("a", { href: `#/job/${encodeURIComponent(id)}` }, text);
+export const jobLink = (id, text = id, more = {}) => h("a", { ...more, href: `#/job/${encodeURIComponent(id)}` }, text);
 
 export function table(label, headings, rows) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },

@@ -93,7 +93,7 @@ def test_nothing_is_read_without_logging_in(open_browser: Callable[[], Browser])
     assert browser.ask("GET", "/")[0] == 200
     assert browser.ask("GET", "/static/app.js")[0] == 200
     assert browser.ask("GET", "/static/../server.py")[0] == 404
-    for path in ("me", "status", "jobs", "events", "live", "jobs/a/logs", "checkpoints"):
+    for path in ("me", "status", "jobs", "events", "live", "jobs/a/logs", "checkpoints", "sweeps"):
         assert browser.ask("GET", f"/api/{path}")[0] == 401
     assert browser.act(what="cancel", job="a")[0] == 401
     assert browser.log_in("no-such-code")[0] == 401

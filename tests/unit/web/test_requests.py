@@ -43,6 +43,7 @@ def test_too_many_names() -> None:
             {"what": "alias", "model": "m", "alias": "best", "version": 2},
             m.AliasModel(name="m", alias="best", version=2),
         ),
+        ({"what": "cancel-sweep", "sweep": "sweep-1"}, m.CancelSweep(sweep="sweep-1")),
         ({"what": "kill", "worker": "w"}, m.KillWorker(name="w", signal="KILL")),
     ],
 )

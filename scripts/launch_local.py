@@ -22,8 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from dtd import figures
 from dtd.address import Address
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.settings import read_address
 from dtd.errors import DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.errors import DtdError, UsageError
 from dtd.event_names import INCIDENTS
 from scripts.cluster.processes import exit_on_stop_signals, ignore_stop_signals

@@ -382,7 +382,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a job's report: curves, rates, scaling, where time went, incidents, in words too."""
-    from dtd.ctl.report.command import write_report
+    from dtd.ctl.report import write_report
 
     _finish(write_report(context.obj, job, against=against, form=form.value, file=file))
 

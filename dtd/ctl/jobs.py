@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
 from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
 from dtd.ctl.settings import Settings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.observe.memory import PARTS
-from dtd.ctl import figures, output
+from dtd.ctl import output
 
 HEADINGS: Final = ("WORKER", *(part.upper() for part in PARTS))
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, pages
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError

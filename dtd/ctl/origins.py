@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, UsageError

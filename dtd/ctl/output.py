@@ -95,6 +95,11 @@ def print_lines(lines: Iterable[str]) -> None:
     print("\n".join(" ".join(line.splitlines()) for line in lines), flush=True)
 
 
+def print_document(text: str) -> None:
+    """Print a report to stdout as it is; who made it has escaped what others said."""
+    sys.stdout.write(text)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON value on one line of stdout."""
     print(json_safe(json.dumps(value, ensure_ascii=False, default=_json_bytes)), flush=True)

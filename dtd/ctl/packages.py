@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.errors import RequestRefused, TaskError, UsageError
 from dtd.net.control_client import ControlClient
 from dtd.packages.limits import CHUNK_BYTES, short

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from dtd import figures
 from dtd.address import Address
 from dtd.core.observe.profiling.chrome import WorkerTrace, trace_events
 from dtd.core.observe.profiling.limits import StepTimes, Verdict, step_times, verdict
 from dtd.core.observe.profiling.spans import NS
 from dtd.core.observe.profiling.worker_file import MAX_JSON_BYTES, decoded
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.answers import RECONNECT_EVERY_S, Answer, ask
 from dtd.ctl.checkpoints import HOLDERS_BACK_S, connect_for
 from dtd.ctl.settings import Settings

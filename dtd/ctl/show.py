@@ -5,13 +5,15 @@ Settings that have their default are left out of the table; JSON has everything,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.jobs import result_words
 from dtd.ctl.settings import Settings
+from dtd.job.differences import changed_settings
 from dtd.packages.limits import short
 from dtd.wire import messages as m
 
@@ -96,17 +98,6 @@ def _results(job: Answer) -> Iterator[str]:
     kinds = [f"{kind} {count}" for kind, count in job["incidents"].items()]
     yield _line("events", ", ".join(kinds) or "none")
     yield _line("printed", figures.counted(job["lines"], "line"), f"dtdctl logs {job['id']}")
-
-
-def changed_settings(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(table.key, value) of the settings that differ from their defaults."""
-    from dtd.job.differences import settings, shown_value
-    from dtd.job.parse import default_settings
-
-    usual = default_settings()
-    for key, value in settings(spec).items():
-        if key not in usual or usual[key] != value:
-            yield key, shown_value(value)
 
 
 def _checkpoints(job: Answer) -> Iterator[str]:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import ask_and_show
 from dtd.ctl.memory import memory_lines
 from dtd.ctl.settings import Settings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.settings import Settings
 from dtd.wire import messages as m
 

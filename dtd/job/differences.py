@@ -5,11 +5,11 @@ Pure; on specs as maps of tables, as `to_mapping` makes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from dtd.errors import JobSpecError
-from dtd.job.parse import from_mapping, to_mapping
+from dtd.job.parse import default_settings, from_mapping, to_mapping
 from dtd.shown import shown
 
 Spec = Mapping[str, Any]
@@ -107,3 +107,11 @@ def _unlike(flat: Sequence[Mapping[str, Any]], task: Any) -> set[str]:
 def shown_value(value: Any) -> str:
     """A setting's value in a message; a dash for none."""
     return "-" if value is None else shown(value)
+
+
+def changed_settings(spec: Spec) -> Iterator[tuple[str, str]]:
+    """(table.key, value) of the settings that differ from their defaults."""
+    usual = default_settings()
+    for key, value in settings(spec).items():
+        if key not in usual or usual[key] != value:
+            yield key, shown_value(value)

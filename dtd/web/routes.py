@@ -26,6 +26,7 @@ from dtd.web.guard import HTTP_LOGIN, JSON, refused
 from dtd.web.json_pieces import encoded
 from dtd.web.live import Live
 from dtd.web.logins import Logins, caller
+from dtd.web.reports import report_of
 from dtd.web.shared import SharedAnswers
 from dtd.wire import messages as m
 
@@ -81,6 +82,7 @@ class Routes:
             ("/api/jobs/{job}", self._asks(lambda request: m.ShowJob(job=_job(request)))),
             ("/api/jobs/{job}/metrics", self._asks(_metrics)),
             ("/api/jobs/{job}/logs", self._logs),
+            ("/api/jobs/{job}/report", self._report),
             ("/api/events", self._events),
             ("/api/models", self._asks(lambda _request: m.ListModels())),
             ("/api/sweeps", self._asks(lambda _request: m.ListSweeps())),
@@ -165,6 +167,13 @@ class Routes:
             if at_end or len(found) >= LINES_AT_ONCE:
                 break
         return _body(await encoded({"lines": found, "next": after, "at_end": at_end}))
+
+    async def _report(self, request: web.Request, session: Session[Identity]) -> web.StreamResponse:
+        """A file to keep: it is not shown within the page."""
+        job = _job(request)
+        body = await self._shared.made(f"report {job}", lambda: report_of(self._shared.look, job))
+        headers = {"Content-Disposition": "attachment"}
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         session = self._logins.find(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,11 +31,11 @@ class SharedAnswers:
     """Recent answers as JSON.
 
     Args:
-        look: asks the coordinator.
+        look: asks the coordinator, as somebody who may read what everybody here may.
     """
 
     def __init__(self, look: Look) -> None:
-        self._look = look
+        self.look = look
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     async def body(self, message: m.Message) -> bytes:
@@ -44,18 +44,26 @@ class SharedAnswers:
         Raises:
             DtdError: it cannot be answered.
         """
+        return await self.made(repr(message), lambda: self._answer(message))
+
+    async def made(self, key: str, make: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+        """What was made for this key lately, or is made now.
+
+        Raises:
+            DtdError: it cannot be made.
+        """
         clock = asyncio.get_running_loop().time
-        key, now_s = repr(message), clock()
+        now_s = clock()
         kept = self._kept.get(key)
         if kept is None or (kept.task.done() and now_s >= kept.until_s):
-            kept = self._kept[key] = _Kept(asyncio.create_task(self._answer(message)))
+            kept = self._kept[key] = _Kept(asyncio.create_task(make()))
             kept.task.add_done_callback(lambda task: _settle(kept, task, clock() + FRESH_S))
             self._kept.move_to_end(key)
             self._forget()
         return await asyncio.shield(kept.task)
 
     async def _answer(self, message: m.Message) -> bytes:
-        return await encoded(await self._look(message))
+        return await encoded(await self.look(message))
 
     def _forget(self) -> None:
         while len(self._kept) > MAX_KEPT:

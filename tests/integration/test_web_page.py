@@ -29,6 +29,7 @@ WORKERS = 3
 PICTURES = "DTD_SCREENSHOTS"
 """Directory in which pictures of all pages are kept; default: a temporary one."""
 
+SAVED = "The report is saved."
 SWEEP = {
     "sweep": {"metric": "accuracy", "direction": "maximize", "method": "random", "trials": 3},
     "space": {"optimizer.lr": {"low": 0.001, "high": 0.5, "log": True}},
@@ -187,6 +188,9 @@ def test_every_other_page(browser: Browser, job: str) -> None:
         browser.until_text(expected)
         if page.startswith("job"):
             browser.until_text("Memory of the training by worker")
+            browser.until_text(f"dtdctl profile {job}")
+            browser.click("document.getElementById('report')")
+            browser.until("document.getElementById('announce').textContent === a[0]", SAVED)
             browser.until("document.querySelectorAll('.js-plotly-plot').length >= 4")
         if page == "incidents":
             browser.until("document.querySelectorAll('#time-line path.point').length > 0")
@@ -254,7 +258,7 @@ def test_trials_of_a_sweep_appear(daemons: Daemons, browser: Browser) -> None:
     browser.until("document.querySelectorAll('.parallel .trial.open').length === 1")
     gates.open(0)
     browser.until("document.querySelectorAll('.parallel .trial:not(.open)').length === 3")
-    browser.until("document.querySelector('main h1 + .state').innerText === 'done'")
+    browser.until("document.querySelector('main h1 + .state')?.innerText === 'done'")
     browser.until("document.querySelectorAll('#values.js-plotly-plot').length === 1")
     (best,) = browser.run(
         "[...document.querySelectorAll('tr')].filter(r => r.querySelector('.best'))"

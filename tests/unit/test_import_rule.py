@@ -3,6 +3,7 @@
     ctl | coordinator | worker -> transport -> net -> core -> wire -> job | errors
                         worker -> train -> transport.api -> core
              ctl | coordinator | train -> parts -> core
+                             ctl | web -> report -> core
 
 `tasks` is for train and worker.  Training sees the contract of the transports and nothing else of
 them; net and train never meet but in worker.  Importing dtd (anything but dtd.train and the modules
@@ -25,9 +26,11 @@ BASE = {
     *(
         "address",
         "config",
+        "curves",
         "durable",
         "errors",
         "event_names",
+        "figures",
         "job",
         "lent_memory",
         "logs",
@@ -56,13 +59,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategy": BASE | {"core", "transport.api"},
     "train": BASE | {"core", "parts", "strategy", "tasks", "transport.api", "wire"},
     "metrics": BASE | {"core", "wire"},
-    "web": BASE | {"core", "net", "security", "wire"},
+    "report": BASE | {"core", "packages"},
+    "web": BASE | {"core", "net", "report", "security", "wire"},
     "coordinator": BASE
     | {"core", "metrics", "net", "packages", "parts", "security", "web", "wire"},
     "worker": BASE
     | {"core", "holders", "metrics", "net", "packages", "parts", "security", "tasks", "train"}
     | {"transport", "transport.api", "wire"},
-    "ctl": BASE | {"core", "holders", "net", "packages", "parts", "security", "wire"},
+    "ctl": BASE | {"core", "holders", "net", "packages", "parts", "report", "security", "wire"},
 }
 PURE = {"wire", "core", "transport.api"}
 IMPURE = {

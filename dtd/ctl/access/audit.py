@@ -13,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.trust.audit import Chain, Verdict
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.answers import pages
 from dtd.ctl.settings import Settings
 from dtd.errors import DtdError, UsageError

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show
-from dtd.ctl.figures import NOTHING, duration
 from dtd.ctl.settings import CREDENTIAL_FILE, Settings
 from dtd.errors import UsageError
+from dtd.figures import NOTHING, duration
 from dtd.names import name_of
 from dtd.security.identity import JOINABLE, WORKER
 from dtd.security.token import Token, parse_life_s

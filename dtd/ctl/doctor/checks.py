@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from dtd.ctl import figures
+from dtd import figures
 
 Level = Literal["ok", "warn", "fail"]
 Values = Mapping[str, Any]

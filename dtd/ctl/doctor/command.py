@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from dtd import __version__
+from dtd import __version__, figures
 from dtd.core.membership.roster import natural_key
 from dtd.core.observe.forecast import Forecast
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.answers import ask, show
 from dtd.ctl.doctor import checks
 from dtd.ctl.doctor.checks import Finding

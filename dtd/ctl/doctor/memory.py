@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.observe.forecast import memory_bytes
 from dtd.core.observe.memory_remedy import Need, remedies
 from dtd.core.observe.state_memory import REPLICATED, Division, StateSize
-from dtd.ctl import figures
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
 from dtd.job.tables import SHARDED, SHARDED_STAGES

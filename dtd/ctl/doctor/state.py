@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.observe.state_memory import (
     REPLICATED,
     TRAINING_BYTES,
@@ -17,7 +18,6 @@ from dtd.core.observe.state_memory import (
     least_workers,
     state_parts,
 )
-from dtd.ctl import figures
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
 from dtd.job.tables import SHARDED, SHARDED_STAGES

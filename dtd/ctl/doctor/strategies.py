@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.observe.forecast import Exchanged, sent_bytes
 from dtd.core.observe.travel import Coded, Exchange
-from dtd.ctl import figures
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from dtd import figures
 from dtd.core.models.names import MARK, parse_reference
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show
 from dtd.ctl.models.show import one_version, size_of
 from dtd.ctl.settings import Settings

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from dtd import figures
 from dtd.core.models.card import card as card_of
 from dtd.core.models.names import parse_reference
-from dtd.ctl import figures, output
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.packages.limits import short

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show
 from dtd.ctl.settings import Settings
 from dtd.wire import messages as m
@@ -108,7 +109,7 @@ def _best(of: dict[str, Any] | None) -> str:
 
 def curve_lines(answer: Answer) -> Iterator[str]:
     """Each run's curve of each figure, on one line; all of a figure on the same axes."""
-    from dtd.ctl.watch.curve import sparklines
+    from dtd.curves import sparklines
 
     ids = [job["id"] for job in answer["jobs"]]
     label = max(map(len, ids))

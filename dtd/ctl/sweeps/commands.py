@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.errors import JobSpecError

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, RequestRefused
 from dtd.net.control_client import ControlClient

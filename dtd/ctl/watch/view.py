@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from dtd.ctl import figures
-from dtd.ctl.watch.curve import curve, is_logarithmic, progress_bar, shares
+from dtd import figures
+from dtd.curves import curve, is_logarithmic, progress_bar, shares
 from dtd.shown import one_line
 
 Values = Mapping[str, Any]

@@ -42,6 +42,17 @@ export async function post(path, given) {
   }));
 }
 
+// An answer as a file that the browser keeps; it is never opened within this page.
+export async function save(path, name) {
+  const response = await fetch(`/api/${path}`, { headers: { [HEADER]: key() } });
+  if (!response.ok) await answered(response);
+  const url = URL.createObjectURL(await response.blob());
+  const link = document.createElement("a");
+  Object.assign(link, { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
 export async function logIn(word) {
   const made = await post("login", { word });
   localStorage.setItem(KEY, made.key);

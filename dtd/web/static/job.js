@@ -1,8 +1,8 @@
 // One job: its curves, where its time went, its workers and links, what happened, what it left.
 
-import { get } from "./api.js";
-import { h, render } from "./dom.js";
-import { chartCard, failed, incidentList, state, table, tile, tiles } from "./parts.js";
+import { get, save } from "./api.js";
+import { announce, h, render } from "./dom.js";
+import { chartCard, command, failed, incidentList, state, table, tile, tiles } from "./parts.js";
 import { colour, curve, draw, newest, palette, seconds, spread, told } from "./plots.js";
 import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
@@ -62,6 +62,14 @@ export function openJob({ main, world, parts, confirmed }) {
     plot();
   }
 
+  const saving = { busy: false, error: null, run: async () => {
+    Object.assign(saving, { busy: true, error: null });
+    show();
+    try { await save(`${path}/report`, `${id}.html`); announce("The report is saved."); } catch (error) { saving.error = error; }
+    saving.busy = false;
+    show();
+  } };
+
   function evaluations() {
     return [...seen.series.keys()].filter((name) => name.startsWith("eval/")).sort();
   }
@@ -107,6 +115,7 @@ export function openJob({ main, world, parts, confirmed }) {
         chartCard(`many-${name}`, title, { value: words(Math.max(...seen.workers.get(name).map((one) => newest(one) ?? 0))), note: "largest now", label: `${title}, of ${counted(seen.workers.get(name).length, "series").replace("seriess", "series")} over time` }))),
       checkpointsCard(seen.details.checkpoints),
       h("section", { class: "card", "aria-label": "Incidents" }, h("h2", {}, "Incidents"), countsOf(seen.details.incidents), incidentList(seen.incidents.slice(0, 12))),
+      takeAwayCard(id, path, active, saving),
       settingsCard(seen.details));
   }
 
@@ -139,6 +148,16 @@ function factsCard(job) {
       result.eval_accuracy !== undefined && result.eval_accuracy !== null && tile("Accuracy", `${(100 * result.eval_accuracy).toFixed(1)} %`),
       tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(result.world_size)), tile("Took", span(took)),
       tile("Steps lost", whole(result.steps_lost ?? job.steps_lost)), tile("Submitted", clock(job.submitted_s), true), tile("Ended", clock(job.ended_s), true)));
+}
+
+function takeAwayCard(id, path, active, saving) {
+  return h("section", { class: "card", "data-key": "take-away", "aria-labelledby": "take-away-title" }, h("h2", { id: "take-away-title" }, "Report and profile"),
+    h("div", { class: "take-away" },
+      h("p", { class: "soft" }, "One file about this job to keep or to send: curves, throughput, communication, incidents, and what the figures mean."),
+      h("button", { type: "button", id: "report", disabled: saving.busy, onclick: saving.run }, saving.busy ? "The report is made …" : "Download the report"),
+      saving.error && failed(saving.error),
+      active ? [h("p", { class: "soft" }, "What each worker does in each microsecond of some steps, to be opened in Perfetto:"), command(`dtdctl profile ${id}`)]
+        : [h("p", { class: "soft" }, "The same once more, with settings of your choice:"), command(`dtdctl submit --like ${id}`)]));
 }
 
 function checkpointsCard(checkpoints) {

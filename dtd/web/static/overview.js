@@ -98,7 +98,7 @@ export function jobCard(job, world, confirmed) {
       tile("Generation", whole(job.generation)),
       tile("Time left", left === null ? "–" : span(left)),
       tile("Steps lost", whole(job.steps_lost)),
-      ...Object.entries(job.eval ?? {}).slice(0, 2).map(([name, value]) => tile(name, number(value)))),
+      ...Object.entries(job.eval ?? {}).slice(0, 2).map(([name, value]) => tile(`Evaluation: ${name}`, number(value)))),
     job.straggler && h("p", { class: "soft small", css: { "margin-top": "12px" } }, stragglerWords(job.straggler)));
 }
 

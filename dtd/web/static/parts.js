@@ -62,6 +62,17 @@ export function incidentList(incidents) {
       h("div", { class: "soft small" }, one.message)))));
 }
 
+// A command for a terminal, which can be copied.
+export function command(text) {
+  const copy = async (event) => {
+    const button = event.currentTarget;
+    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch {
+      getSelection().selectAllChildren(button.previousSibling);
+    }
+  };
+  return h("div", { class: "command" }, h("code", {}, text), h("button", { type: "button", "aria-label": `Copy ${text}`, onclick: copy }, "Copy"));
+}
+
 export const dash = (value) => (value === "" || value === null || value === undefined ? NOTHING : value);
 
 // Ask before something is changed, and do it; what cannot be done is said in the same place.

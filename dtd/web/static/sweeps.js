@@ -74,7 +74,7 @@ function openSweep({ main, world, parts, confirmed }) {
 
   function plot() {
     const place = document.getElementById("values");
-    if (place) draw(place, () => valueTraces(seen.sweep), { xaxis: { title: { text: "trial" }, rangemode: "tozero" }, hovermode: "closest", showlegend: true });
+    if (place) draw(place, () => valueTraces(seen.sweep), { xaxis: { title: { text: "trial" }, rangemode: "tozero", dtick: seen.sweep.trials.length < 10 ? 1 : undefined }, hovermode: "closest", showlegend: true });
   }
 
   function light(trial) {

@@ -214,3 +214,24 @@ def test_without_an_address_there_is_no_page(daemon: Daemon) -> None:
 def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Path) -> None:
     with pytest.raises(Exception, match="served over TLS"):
         WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0), listen=None)
+
+
+def test_a_report_is_a_file_to_keep(
+    served: WebDaemon, open_browser: Callable[[], Browser], spec: dict[str, Any]
+) -> None:
+    job = served.ask(m.SubmitJob(spec=spec))["job"]
+    browser = open_browser()
+    browser.log_in(served.ask(m.OpenWeb())["code"])
+    connection = http.client.HTTPConnection(browser.host, timeout=PATIENCE_S)
+    own = {"Cookie": browser.cookie, "X-Dtd-Key": browser.key}
+    connection.request("GET", f"/api/jobs/{job}/report", headers=own)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    assert answer.headers["Content-Disposition"] == "attachment"
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert text.startswith("<!doctype html>")
+    assert job in text
+    status, told = browser.ask("GET", "/api/jobs/none-9/report")
+    assert (status, told["error"][:12]) == (400, "job 'none-9'")

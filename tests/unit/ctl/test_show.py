@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from dtd.ctl.show import changed_settings, job_lines
+from dtd.ctl.show import job_lines
 from dtd.job import parse_job, to_mapping
+from dtd.job.differences import changed_settings
 from dtd.wire import messages as m
 
 SPEC = to_mapping(

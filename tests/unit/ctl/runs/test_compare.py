@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dtd.ctl.watch.curve import sparklines
+from dtd.curves import sparklines
 from dtd.wire import messages as m
 
 

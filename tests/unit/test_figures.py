@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 
-from dtd.ctl import figures
+from dtd import figures
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtd import __version__
-from dtd.ctl import figures
-from dtd.ctl.report import charts, words
-from dtd.ctl.report.facts import PARTS, Facts, World
-from dtd.ctl.report.shapes import Block, Bullets, Chart, Code, Section, Table, Text, Tiles
-from dtd.ctl.show import changed_settings
+from dtd import __version__, figures
+from dtd.job.differences import changed_settings
 from dtd.packages.limits import short
+from dtd.report import charts, words
+from dtd.report.facts import PARTS, Facts, World
+from dtd.report.shapes import Block, Bullets, Chart, Code, Section, Table, Text, Tiles
 
 MOST_INCIDENTS: Final = 200
 MOST_CHECKPOINTS: Final = 20

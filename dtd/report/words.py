@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final
 
-from dtd.ctl import figures
-from dtd.ctl.report.facts import Curve, Facts, Point, World
+from dtd import figures
 from dtd.job.learning import lower_is_better
+from dtd.report.facts import Curve, Facts, Point, World
 
 HIDDEN_BELOW: Final = 0.05
 LIMITING_FROM: Final = 0.2

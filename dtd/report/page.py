@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from dtd.ctl.report.document import Document
-from dtd.ctl.report.shapes import Block, Bullets, Chart, Code, Section, Table, Text
+from dtd.report.document import Document
+from dtd.report.shapes import Block, Bullets, Chart, Code, Section, Table, Text
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _SHORT: Final = 24

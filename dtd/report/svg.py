@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from dtd.ctl.figures import number
-from dtd.ctl.watch.curve import is_logarithmic
+from dtd.curves import is_logarithmic
+from dtd.figures import number
 
 WIDTH: Final = 720
 HEIGHT: Final = 250

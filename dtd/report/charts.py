@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dtd.ctl import figures
-from dtd.ctl.report.facts import PARTS, Curve, Facts, WorkerShare, World
-from dtd.ctl.report.shapes import Chart
-from dtd.ctl.report.svg import Bar, Line, bar_chart, line_chart
-from dtd.ctl.watch.curve import sparklines
+from dtd import figures
+from dtd.curves import sparklines
+from dtd.report.facts import PARTS, Curve, Facts, WorkerShare, World
+from dtd.report.shapes import Chart
+from dtd.report.svg import Bar, Line, bar_chart, line_chart
 
 _SPARK: Final = 60
 _MILLIS: Final = 1000.0

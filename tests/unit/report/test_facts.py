@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.ctl.report.facts import Facts, facts_of
-from tests.unit.ctl.report.conftest import EVENTS, details, event, metrics, series
+from dtd.report.facts import Facts, facts_of
+from tests.unit.report.conftest import EVENTS, details, event, metrics, series
 
 
 def test_rates_are_told_apart_by_the_number_of_workers(facts: Facts) -> None:

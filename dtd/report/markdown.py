@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dtd.ctl.report.document import Document
-from dtd.ctl.report.shapes import Block, Bullets, Chart, Code, Table, Text
+from dtd.report.document import Document
+from dtd.report.shapes import Block, Bullets, Chart, Code, Table, Text
 
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 _MOST_FENCE: Final = "```"

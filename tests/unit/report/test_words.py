@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from dtd.ctl.report import words
-from dtd.ctl.report.facts import facts_of
-from tests.unit.ctl.report.conftest import EVENTS, details, event, metrics
+from dtd.report import words
+from dtd.report.facts import facts_of
+from tests.unit.report.conftest import EVENTS, details, event, metrics
 
 
 def said(facts, against=None) -> str:

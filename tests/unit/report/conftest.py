@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtd.ctl.report.facts import Facts, facts_of
 from dtd.job import parse_job, to_mapping
+from dtd.report.facts import Facts, facts_of
 
 HOSTILE = "<script>alert(1)</script> & `x` | *y*"
 SPEC = """

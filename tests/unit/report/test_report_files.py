@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dtd.ctl.report.document import document_of
-from dtd.ctl.report.facts import facts_of
-from dtd.ctl.report.markdown import to_markdown
-from dtd.ctl.report.page import to_html
-from dtd.ctl.report.svg import Bar, Line, bar_chart, line_chart
-from tests.unit.ctl.report.conftest import EVENTS, HOSTILE, details, metrics
+from dtd.report.document import document_of
+from dtd.report.facts import facts_of
+from dtd.report.markdown import to_markdown
+from dtd.report.page import to_html
+from dtd.report.svg import Bar, Line, bar_chart, line_chart
+from tests.unit.report.conftest import EVENTS, HOSTILE, details, metrics
 
 VOID = {"meta", "br"}
 

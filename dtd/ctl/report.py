@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from dtd.ctl import figures, output
+from dtd import figures
+from dtd.ctl import output
 from dtd.ctl.answers import pages
-from dtd.ctl.report.document import document_of
-from dtd.ctl.report.facts import Facts, facts_of
-from dtd.ctl.report.markdown import to_markdown
-from dtd.ctl.report.page import to_html
-from dtd.ctl.report.words import never_trained
 from dtd.ctl.settings import Settings
 from dtd.errors import UsageError
 from dtd.net.control_client import ControlClient
+from dtd.report.document import document_of
+from dtd.report.facts import Facts, facts_of
+from dtd.report.markdown import to_markdown
+from dtd.report.page import to_html
+from dtd.report.words import never_trained
 from dtd.wire import messages as m
 
 POINTS: Final = 500
@@ -49,7 +49,7 @@ def write_report(
     text = to_html(document) if form == "html" else to_markdown(document)
     place = file if file is not None else Path(f"{job}.{form}")
     if place == STDOUT:
-        sys.stdout.write(text)
+        output.print_document(text)
         return 0
     _write(place, text)
     output.print_lines([str(place)])

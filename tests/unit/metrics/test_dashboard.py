@@ -95,6 +95,7 @@ def test_what_people_look_for_is_there() -> None:
         *("dtd_worker_exposed_communication_seconds", "dtd_link_round_trip_seconds"),
         *("dtd_link_bytes_per_second", "dtd_worker_resident_memory_bytes"),
         *("dtd_worker_evictions_total", "dtd_checkpoint_timestamp_seconds"),
+        *("dtd_worker_part_memory_bytes", "dtd_worker_predicted_memory_bytes"),
     }
 
 

@@ -8,7 +8,8 @@ runs.  With local steps, the change of the model is exchanged once per several s
 bears an equal share of that time: all of the share if training waits for the exchange, or only the
 part that the following steps do not hide if they overlap with it.  Where the state is divided,
 gradients are reduce-scattered during the backward pass, and the parameters are gathered while the
-next step loads its rows and runs forward, which needs the first bucket at once.  The limit is the
+next step loads its rows and runs forward, which needs the first bucket at once.  Parameter servers
+own what is divided, and their star carries both halves.  The limit is the
 part of the step whose cost, if it were zero, would shorten the step most.  Pure; times in seconds.
 """
 
@@ -18,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dtd.core.observe.travel import Coded, Ring, Travel, travel
+from dtd.core.observe.travel import Coded, Ring, Star, Travel, travel
 
 ALONE = 1
 
@@ -68,7 +69,8 @@ class Forecast:
             `exposed_s` is communication and codec time that is not hidden.
         comm_s: total communication time, hidden or not.
         samples_per_s: rows of the global batch per second.
-        limit: "compute", "data loading", "codec", "latency" or "bandwidth of the link A -> B".
+        limit: "compute", "data loading", "codec", "latency", "bandwidth of the link A -> B" or,
+            with servers, "bandwidth of the link of A".
     """
 
     world_size: int
@@ -108,15 +110,17 @@ def forecast(
     what: Exchanged,
     rows: int,
     overhead_s: float = 0.0,
+    star: Star | None = None,
 ) -> Forecast:
     """Forecast the step of a world.
 
     Args:
         workers: one entry for each rank.
-        links: from each rank to the next one; none for a world of one.
+        links: from each rank to the next one, servers last; none for a world of one.
         what: what is exchanged; free of cost in a world of one.
         rows: rows of a global batch.
         overhead_s: fixed cost of an exchange, independent of its size and of the world size.
+        star: the links with parameter servers; None without servers.
 
     Raises:
         ValueError: a rank's number of buckets differs from the codec's, or the links are not one
@@ -125,12 +129,13 @@ def forecast(
     world_size, buckets = len(workers), len(what.coded.decode_s)
     if any(len(worker.ready_s) != buckets for worker in workers):
         raise ValueError("ready_s and decode_s differ in length")
-    if world_size == 0 or len(links) != (world_size if world_size > ALONE else 0):
-        raise ValueError(f"{len(links)} links do not make a ring of {world_size}")
-    if world_size == ALONE:
+    ring = _ring(links, overhead_s, star)
+    ranks = ring.ranks(world_size)
+    if world_size == 0 or len(links) != (ranks if ranks > ALONE else 0):
+        raise ValueError(f"{len(links)} links do not make a ring of {ranks}")
+    if ranks == ALONE:
         what = replace(what, coded=_free(what.coded))
     slowest = _slowest(workers)
-    ring = _ring(links, overhead_s)
     exposed_s, gone = _exposed(slowest, ring, what, world_size)
     step_s = slowest.data_s + slowest.compute_s + exposed_s + slowest.optimizer_s
     return Forecast(
@@ -140,26 +145,27 @@ def forecast(
         compute_s=slowest.compute_s,
         exposed_s=exposed_s,
         optimizer_s=slowest.optimizer_s,
-        comm_s=(gone.comm_s + (world_size - 1) * ring.latency_s) / what.every_steps,
+        comm_s=(gone.comm_s + (ranks - 1) * ring.latency_s) / what.every_steps,
         samples_per_s=rows / step_s if step_s > 0 else 0.0,
         limit=_limit(slowest, ring, links, what, world_size),
     )
 
 
-def sent_bytes(what: Exchanged, world_size: int) -> int:
-    """Bytes that one rank sends per step."""
-    free = Ring(latency_s=0.0, bytes_per_s=math.inf, overhead_s=0.0)
+def sent_bytes(what: Exchanged, world_size: int, star: Star | None = None) -> int:
+    """Bytes that one worker sends per step."""
+    free = Ring(latency_s=0.0, bytes_per_s=math.inf, overhead_s=0.0, star=star)
     gone = travel([0.0] * len(what.coded.decode_s), what.coded, free, world_size)
     gathered = _gathered(what, free, world_size)
     return (gone.sent_bytes + gathered.sent_bytes) // what.every_steps
 
 
-def _ring(links: Sequence[LinkSpeed], overhead_s: float) -> Ring:
+def _ring(links: Sequence[LinkSpeed], overhead_s: float, star: Star | None) -> Ring:
     """The ring as limited by its slowest links, for which every hop waits."""
     return Ring(
         latency_s=max((link.latency_s for link in links), default=0.0),
         bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
         overhead_s=overhead_s if links else 0.0,
+        star=star,
     )
 
 
@@ -186,7 +192,8 @@ def _exposed(
     local = what.every_steps > 1
     full_s = (compute.compute_s,) * len(compute.ready_s) if local else compute.ready_s
     gone = travel(full_s, what.coded, ring, world_size)
-    late_s = max(0.0, gone.end_s - compute.compute_s) + (world_size - 1) * ring.latency_s
+    hops = ring.ranks(world_size) - 1
+    late_s = max(0.0, gone.end_s - compute.compute_s) + hops * ring.latency_s
     share_s = late_s / what.every_steps
     if what.overlaps:
         share_s = max(0.0, share_s - compute.data_s - compute.compute_s - compute.optimizer_s)
@@ -242,7 +249,16 @@ def _limit(
         without[f"bandwidth of the link {narrow.sender} -> {narrow.receiver}"] = step_s(
             compute, infinite
         )
-        without["latency"] = step_s(compute, replace(ring, latency_s=0.0, overhead_s=0.0))
+        star = ring.star
+        near = star and replace(star, latency_s=0.0)
+        without["latency"] = step_s(
+            compute, replace(ring, latency_s=0.0, overhead_s=0.0, star=near)
+        )
+        if star is not None:
+            wide = replace(star, up_bytes_per_s=math.inf, down_bytes_per_s=math.inf)
+            without[f"bandwidth of the link of {star.narrowest}"] = step_s(
+                compute, replace(ring, star=wide)
+            )
     return min(without, key=lambda limit: without[limit])
 
 

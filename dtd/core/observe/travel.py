@@ -10,8 +10,14 @@ ring begins exchanges in their order of travel, one after another:
     gather wire_k = (N-1) * (bytes_k / N / bandwidth + latency) + overhead
 
 where added_k is what one addition of the whole wire buffer takes.  A sum may be made in two halves,
-the first of which takes N-1+m of these hops (`dtd.core.ring.chunks.BucketShape.window`).  A small
-bucket that goes round whole (`dtd.core.ring.chunks.exchanged`) takes
+the first of which takes N-1+m of these hops (`dtd.core.ring.chunks.BucketShape.window`).  With S
+parameter servers both halves go over the star: all of a bucket up, later all of it down, at the
+rate that the narrowest of the links leaves a worker (`Star`); S servers add N times what they own:
+
+    half   wire_k = max(bytes_k / rate, N added_k / S) + latency + overhead
+
+and everything else goes round the ring of N + S ranks.  A small bucket that goes round whole
+(`dtd.core.ring.chunks.exchanged`) takes
 
     wire_k = (N-1) * (bytes_k / bandwidth + added_k + latency) + overhead
 
@@ -88,6 +94,25 @@ class Coded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Star:
+    """What limits an exchange over parameter servers.
+
+    Attributes:
+        servers: how many there are.
+        latency_s: of a link between a worker and a server.
+        up_bytes_per_s: at which every worker can send at once.
+        down_bytes_per_s: at which every worker can receive at once.
+        narrowest: whose link limits both together, for people.
+    """
+
+    servers: int
+    latency_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    narrowest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
     """What limits an exchange: the least of all links.
 
@@ -95,11 +120,17 @@ class Ring:
         latency_s: of a hop.
         bytes_per_s: of a hop.
         overhead_s: of an exchange, whatever its size.
+        star: the star besides, which carries the halves of sums; None without servers.
     """
 
     latency_s: float
     bytes_per_s: float
     overhead_s: float
+    star: Star | None = None
+
+    def ranks(self, world_size: int) -> int:
+        """Return how many ranks it has with so many workers."""
+        return world_size + (self.star.servers if self.star is not None else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +155,22 @@ def travel(ready_s: Sequence[float], coded: Coded, ring: Ring, world_size: int) 
         ready_s: when each bucket is full.
         coded: how they travel.
         ring: the way.
-        world_size: number of ranks.
+        world_size: number of workers.
     """
     wires_s, sent_bytes = [], 0
-    whole = _whole(coded, world_size)
+    ranks = ring.ranks(world_size)
+    whole = _whole(coded, ranks)
     for position, one in enumerate(coded.exchanges):
+        if ring.star is not None and one.operation.is_half:
+            wires_s.append(_star_s(one, ring, ring.star, world_size))
+            sent_bytes += one.size_bytes if one.scatters else 0
+            continue
         goes_whole = position in whole
-        wires_s.append(_wire_s(one, ring, world_size, whole=goes_whole))
+        wires_s.append(_wire_s(one, ring, ranks, whole=goes_whole))
         if goes_whole:
-            sent_bytes += (world_size - 1) * one.size_bytes
+            sent_bytes += (ranks - 1) * one.size_bytes
         else:
-            sent_bytes += sum(one.hops(world_size)) * one.size_bytes // world_size
+            sent_bytes += sum(one.hops(ranks)) * one.size_bytes // ranks
     end_s = _last_s(ready_s, coded, wires_s)
     return Travel(end_s=end_s, comm_s=sum(wires_s), sent_bytes=sent_bytes)
 
@@ -150,6 +186,16 @@ def _whole(coded: Coded, world_size: int) -> frozenset[int]:
         for one in coded.exchanges
     ]
     return exchanged(shapes, world_size=world_size, chunk_bytes=EXCHANGE_BYTES)
+
+
+def _star_s(one: Exchange, ring: Ring, star: Star, world_size: int) -> float:
+    """From the first byte to the last, over the servers."""
+    if one.gathers:
+        moved_s = one.size_bytes / star.down_bytes_per_s
+    else:
+        moved_s = one.size_bytes / star.up_bytes_per_s
+        moved_s = max(moved_s, world_size * one.add_s / star.servers)
+    return moved_s + star.latency_s + ring.overhead_s
 
 
 def _wire_s(one: Exchange, ring: Ring, world_size: int, *, whole: bool) -> float:

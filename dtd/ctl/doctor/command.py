@@ -24,8 +24,9 @@ from dtd.ctl.doctor.checks import Finding
 from dtd.ctl.doctor.measurements import Patient, choices_of, forecasts, measure_links
 from dtd.ctl.doctor.memory import HEADINGS as NEEDED
 from dtd.ctl.doctor.memory import check_memory, need_rows
+from dtd.ctl.doctor.servers import check_servers
 from dtd.ctl.doctor.state import HEADINGS as STATE
-from dtd.ctl.doctor.state import check_division, check_servers, divided, state_rows
+from dtd.ctl.doctor.state import check_division, divided, state_rows
 from dtd.ctl.doctor.strategies import HEADINGS, check_choice, choice_row
 from dtd.ctl.packages import packed_task
 from dtd.ctl.settings import Settings
@@ -112,7 +113,7 @@ def _examine(settings: Settings, job: _Job | None, *, force: bool) -> Report:
             if worker["state"] == "idle" and worker["name"] not in servers
         ]
         places = {worker["name"]: _place(worker) for worker in workers}
-        _add_job(report, patient, job, sorted(idle, key=natural_key), places)
+        _add_job(report, patient, job, sorted(idle, key=natural_key), servers, places)
     return report
 
 
@@ -170,6 +171,7 @@ def _add_job(
     patient: Patient,
     job: _Job,
     idle: Sequence[str],
+    servers: Sequence[str],
     places: dict[str, str],
 ) -> None:
     """Steps on every idle worker, all at once as in the job, and what follows from them."""
@@ -209,9 +211,9 @@ def _add_job(
     report["steps"] = steps
     report["forecast"] = [
         dataclasses.asdict(one)
-        for one in forecasts(steps, report["links"], most=most, spec=job.spec)
+        for one in forecasts(steps, report["links"], most=most, spec=job.spec, servers=servers)
     ]
-    listed = choices_of(steps, report["links"], spec=job.spec)
+    listed = choices_of(steps, report["links"], spec=job.spec, servers=servers)
     report["strategies"] = [dataclasses.asdict(one) for one in listed]
     found += check_choice(listed, job.spec)
     states = divided(job.spec, list(steps.values()))

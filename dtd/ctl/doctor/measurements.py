@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from dtd.core.observe.forecast import Compute, Exchanged, Forecast, LinkSpeed, forecast
-from dtd.core.observe.travel import Coded
+from dtd.core.observe.travel import Coded, Star
 from dtd.ctl import output
+from dtd.ctl.doctor.servers import has_servers, star_of
 from dtd.ctl.doctor.strategies import Choice, choices, exchanged, plain
 from dtd.ctl.packages import ship
 from dtd.ctl.settings import Settings
@@ -29,43 +30,69 @@ Values = Mapping[str, Any]
 
 
 def forecasts(
-    steps: Mapping[str, Values], links: Sequence[Values], *, most: int, spec: JobSpec
+    steps: Mapping[str, Values],
+    links: Sequence[Values],
+    *,
+    most: int,
+    spec: JobSpec,
+    servers: Sequence[str] = (),
 ) -> list[Forecast]:
     """One for each world of the first 1, 2, ... workers, as far as links are known.
+
+    A job that wants parameter servers has none without them.
 
     Args:
         steps: what each worker measured, by name, in the order of ranks.
         links: {"from", "to", "rtt_s", "bytes_per_s"} of each direction.
         most: the largest world.
         spec: the job.
+        servers: the parameter servers, of use to a job that wants them.
     """
     made: list[Forecast] = []
-    says = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
-    for step in steps.values():
-        for one in step.get("candidates", []):
-            if (one["strategy"], one["codec"]) == (spec.strategy.name, spec.codec):
-                says = one
+    wants, says = has_servers(spec), _own_choice(steps, spec)
+    servers = servers if wants else ()
     for size in range(1, min(len(steps), most) + 1):
         ranks = dict(list(steps.items())[:size])
-        ring = _ring(list(ranks), links)
-        if ring is None:
+        ring = _ring([*ranks, *servers], links)
+        star = star_of(list(ranks), servers, links, mirrors=spec.strategy.mirrors)
+        if ring is None or (wants and star is None):
             break
         if not all(str(size) in step["worlds"] for step in ranks.values()):
             continue  # the job does not train in so small a world
-        own = exchanged(list(ranks.values()), says) if size > 1 else None
+        own = exchanged(list(ranks.values()), says) if len(ring) > 1 else None
         # What the job's own steps took counts where a worker does not know its codec's costs.
         used = {
             name: step if own is None else {**step, **plain(step)} for name, step in ranks.items()
         }
-        made.append(_forecast(used, ring, own or _as_measured(ranks)))
+        made.append(_forecast(used, ring, own or _as_measured(ranks), star))
     return made
 
 
+def _own_choice(steps: Mapping[str, Values], spec: JobSpec) -> Values:
+    """The candidate that the job names, as workers list it."""
+    says: Values = {"codec": spec.codec, "every_steps": 1, "overlaps": False}
+    for step in steps.values():
+        for one in step.get("candidates", []):
+            if (one["strategy"], one["codec"]) == (spec.strategy.name, spec.codec):
+                says = one
+    return says
+
+
 def choices_of(
-    steps: Mapping[str, Values], links: Sequence[Values], *, spec: JobSpec
+    steps: Mapping[str, Values],
+    links: Sequence[Values],
+    *,
+    spec: JobSpec,
+    servers: Sequence[str] = (),
 ) -> list[Choice]:
-    """Every strategy and codec that the job could name, in the world of all who measured steps."""
+    """Every strategy and codec that the job could name, in the world of all who measured steps.
+
+    What is divided goes over the parameter servers if the job wants them.
+    """
     ranks, ring = list(steps.values()), _ring(list(steps), links)
+    wants = has_servers(spec)
+    star = star_of(list(steps), servers, links, mirrors=spec.strategy.mirrors) if wants else None
+    longer = _ring([*steps, *servers], links)
     measured = all(str(len(ranks)) in step["worlds"] for step in ranks)
     if len(ranks) < 2 or ring is None or not measured:  # alone nothing is exchanged
         return []
@@ -75,8 +102,14 @@ def choices_of(
         if what is None or one["reason"]:
             continue
         used = {name: {**step, **plain(step)} for name, step in steps.items()}
-        step_s[one["strategy"], one["codec"]] = _forecast(used, ring, what).step_s
-    return choices(spec, ranks, step_s)
+        if wants and one.get("stage"):
+            if star is None or longer is None:
+                continue
+            found = _forecast(used, longer, what, star)
+        else:
+            found = _forecast(used, ring, what)
+        step_s[one["strategy"], one["codec"]] = found.step_s
+    return choices(spec, ranks, step_s, star)
 
 
 def _as_measured(steps: Mapping[str, Values]) -> Exchanged:
@@ -100,7 +133,12 @@ def _ring(names: Sequence[str], links: Sequence[Values]) -> list[LinkSpeed] | No
     return [speeds[way] for way in ways] if all(way in speeds for way in ways) else None
 
 
-def _forecast(steps: Mapping[str, Values], ring: Sequence[LinkSpeed], what: Exchanged) -> Forecast:
+def _forecast(
+    steps: Mapping[str, Values],
+    ring: Sequence[LinkSpeed],
+    what: Exchanged,
+    star: Star | None = None,
+) -> Forecast:
     first = next(iter(steps.values()))
     return forecast(
         [_compute(step, len(steps)) for step in steps.values()],
@@ -108,6 +146,7 @@ def _forecast(steps: Mapping[str, Values], ring: Sequence[LinkSpeed], what: Exch
         what=what,
         rows=first["rows"],
         overhead_s=max((link.latency_s for link in ring), default=0.0),
+        star=star,
     )
 
 

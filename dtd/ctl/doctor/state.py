@@ -19,6 +19,7 @@ from dtd.core.observe.state_memory import (
     state_parts,
 )
 from dtd.ctl.doctor.checks import Finding
+from dtd.ctl.doctor.servers import has_servers
 from dtd.job import JobSpec
 from dtd.job.tables import SHARDED, SHARDED_STAGES
 
@@ -67,7 +68,7 @@ def divided(spec: JobSpec, steps: Sequence[Values]) -> list[Divided]:
         division = Division(
             stage=stage,
             mirrors=0 if stage == REPLICATED else table.mirrors,
-            others_own=own and stage != REPLICATED and table.owners == "servers",
+            others_own=own and has_servers(spec),
         )
         listed.append(
             Divided(
@@ -95,9 +96,7 @@ def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> It
         workers: in the largest world.
     """
     table = spec.strategy
-    if table.name not in SHARDED or not listed:
-        return
-    if table.owners == "servers":
+    if table.name not in SHARDED or not listed or has_servers(spec):
         return
     if 1 < workers <= table.mirrors + 1:
         yield Finding(
@@ -115,33 +114,6 @@ def check_division(listed: Sequence[Divided], spec: JobSpec, workers: int) -> It
             " checkpoint",
             remedy="set strategy.mirrors = 1 if memory allows, or save often"
             " (checkpoint.every_steps)",
-        )
-
-
-def check_servers(spec: JobSpec, servers: int) -> Iterator[Finding]:
-    """Say whether there are parameter servers for a job that wants them, and enough.
-
-    Args:
-        spec: the job.
-        servers: those that are connected.
-    """
-    if spec.strategy.name not in SHARDED or spec.strategy.owners != "servers":
-        return
-    start = "start a dtd-worker@server (`dtd-worker --role server`), on a host with a fast link"
-    if not servers:
-        yield Finding(
-            check="strategy",
-            state="fail",
-            message='[strategy] owners = "servers", and no parameter server is connected',
-            remedy=f'{start}, or use owners = "workers"',
-        )
-    elif servers == 1 or spec.strategy.mirrors == 0:
-        count = "one server" if servers == 1 else "strategy.mirrors = 0"
-        yield Finding(
-            check="strategy",
-            state="warn",
-            message=f"{count}: the loss of a server costs the steps since the newest checkpoint",
-            remedy=f"{start}, and keep strategy.mirrors = 1: then a loss costs no step",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dtd import figures
 from dtd.core.observe.forecast import Exchanged, sent_bytes
-from dtd.core.observe.travel import Coded, Exchange
+from dtd.core.observe.travel import Coded, Exchange, Star
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
 
@@ -124,7 +124,10 @@ def plain(step: Values) -> Values:
 
 
 def choices(
-    spec: JobSpec, steps: Sequence[Values], step_s: Mapping[tuple[str, str], float]
+    spec: JobSpec,
+    steps: Sequence[Values],
+    step_s: Mapping[tuple[str, str], float],
+    star: Star | None = None,
 ) -> list[Choice]:
     """Everything that the job could say in [strategy], the fastest first.
 
@@ -132,6 +135,7 @@ def choices(
         spec: the job.
         steps: what each rank measured.
         step_s: expected steps, by strategy and codec.
+        star: the parameter servers that hold what is divided; None without.
     """
     own = (spec.strategy.name, spec.codec)
     listed: list[Choice] = []
@@ -139,14 +143,14 @@ def choices(
         at = (one["strategy"], one["codec"])
         took_s, own_s = step_s.get(at), step_s.get(own)
         what = exchanged(steps, one)
-        known = took_s is not None and what is not None
+        over = star if one.get("stage") else None
         listed.append(
             Choice(
                 strategy=at[0],
                 codec=at[1],
                 every_steps=one["every_steps"],
                 own=at == own,
-                bytes_per_step=sent_bytes(what, len(steps)) if known and what else None,
+                bytes_per_step=sent_bytes(what, len(steps), over) if took_s and what else None,
                 step_s=took_s,
                 speedup=own_s / took_s if own_s and took_s else None,
                 risk=one["reason"] or one["risk"] or SAME_NUMBERS,

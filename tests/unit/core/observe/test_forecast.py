@@ -12,7 +12,7 @@ from dtd.core.observe.forecast import (
     memory_bytes,
     sent_bytes,
 )
-from dtd.core.observe.travel import Coded, Exchange
+from dtd.core.observe.travel import Coded, Exchange, Star
 
 MIB = 1 << 20
 
@@ -176,6 +176,46 @@ def test_a_step_that_costs_nothing_has_no_rate():
 def test_parts_that_do_not_fit_together_are_refused(workers, links, sizes):
     with pytest.raises(ValueError, match=r"differ in length|do not make a ring"):
         forecast(workers, links, what=plain(sizes), rows=1)
+
+
+# --- parameter servers ---------------------------------------------------------------------------
+
+
+def star(**changed):
+    rates = {"up_bytes_per_s": 1e9, "down_bytes_per_s": 1e9}
+    return Star(**{"servers": 1, "latency_s": 0.0, "narrowest": "server-0"} | rates | changed)
+
+
+def halves(size):
+    up = Coded(exchanges=(Exchange(bucket=0, size_bytes=size, scatters=True),), decode_s=(0.0,))
+    down = Coded(exchanges=(Exchange(bucket=0, size_bytes=size, gathers=True),), decode_s=(0.0,))
+    return Exchanged(coded=up, parameters=down)
+
+
+def by_star(workers, **changed):
+    links = ring(len(workers) + 1, bytes_per_s=1e9, latency_s=0.01)
+    return forecast(workers, links, what=halves(10**8), rows=10, star=star(**changed))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_with_servers_a_step_waits_for_everything_up_and_everything_down(count):
+    """0.1 s each; the word goes round workers and the server, 10 ms a hop."""
+    made = by_star([compute((0.2,))] * count)
+    assert made.exposed_s == pytest.approx(0.1 + 0.1 + 0.01 * count)
+    assert made.comm_s == pytest.approx(made.exposed_s)
+    assert made.world_size == count
+
+
+def test_the_link_that_limits_workers_and_servers_is_named():
+    assert by_star([compute((0.2,))], up_bytes_per_s=1e8).limit == (
+        "bandwidth of the link of server-0"
+    )
+    assert by_star([compute((0.2,))], latency_s=5.0).limit == "latency"
+
+
+def test_a_worker_sends_to_servers_what_it_has_summed_once():
+    assert sent_bytes(halves(10**8), 4, star()) == 10**8
+    assert sent_bytes(halves(10**8), 4) == 2 * 10**8 * 3 // 4
 
 
 def test_memory_is_the_sum_of_its_parts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dtd.core.observe.state_memory import TRAINING_BYTES
-from dtd.ctl.doctor.state import check_division, check_servers, divided, state_rows
+from dtd.ctl.doctor.state import check_division, divided, state_rows
 from dtd.job import parse_job
 
 JOB = '[job]\nname = "a"\ntask = "digits"\nsteps = 3\nglobal_batch_size = 8\n'
@@ -62,23 +62,6 @@ def test_what_saves_nothing_and_what_is_lost_is_said():
     assert "with 2 workers and strategy.mirrors = 1 every worker holds the whole state" in nothing
     (loss,) = findings(2, "strategy.name='sharded'", "strategy.mirrors=0")
     assert "the loss of a worker costs the steps since the newest checkpoint" in loss
-
-
-def served(servers, *overrides):
-    job = spec("strategy.name='sharded'", "strategy.owners='servers'", *overrides)
-    return [(one.state, one.message) for one in check_servers(job, servers)]
-
-
-def test_a_job_with_parameter_servers_needs_some():
-    assert list(check_servers(spec(), 0)) == []
-    assert list(check_servers(spec("strategy.name='sharded'"), 0)) == []
-    ((state, message),) = served(0)
-    assert state == "fail"
-    assert "no parameter server is connected" in message
-    ((state, message),) = served(1)
-    assert (state, message.split(":")[0]) == ("warn", "one server")
-    assert served(2) == []
-    assert "mirrors = 0" in served(2, "strategy.mirrors=0")[0][1]
 
 
 def test_workers_beside_servers_hold_no_part():

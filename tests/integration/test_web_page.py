@@ -12,6 +12,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.wire import messages as m
+from tests.integration.beyond import Beyond
 from tests.integration.conftest import GATED_JOB, Daemons, Gates
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -44,10 +45,10 @@ OPTIONS = (
 class Browser:
     """Chromium, and what can be seen in it."""
 
-    def __init__(self, pictures: Path) -> None:
+    def __init__(self, pictures: Path, *more: str) -> None:
         options = webdriver.ChromeOptions()
         options.binary_location = str(shutil.which("chromium"))
-        for option in OPTIONS:
+        for option in (*OPTIONS, *more):
             options.add_argument(option)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         service = webdriver.ChromeService(str(shutil.which("chromedriver")))
@@ -276,3 +277,20 @@ def test_logging_out_ends_it(browser: Browser) -> None:
     browser.click("[...document.querySelectorAll('button')].find(b => b.innerText === 'Log out')")
     browser.until_text("Code or token")
     assert browser.complaints() == []
+
+
+def test_beyond_this_host_the_page_is_https(tmp_path: Path, pictures: Path) -> None:
+    cluster = Beyond(tmp_path, "--web", "0.0.0.0:0")
+    browser = Browser(pictures, "--ignore-certificate-errors")
+    try:
+        told = cluster.ask(m.OpenWeb())
+        port = told["url"].rstrip("/").rpartition(":")[2]
+        browser.open(f"https://127.0.0.1:{port}/#login={told['code']}")
+        browser.until_text("No worker has registered")
+        browser.until_text("live")
+        assert browser.run("isSecureContext")
+        assert browser.driver.get_cookies()[0]["name"].startswith("__Host-")
+        assert browser.complaints() == []
+    finally:
+        browser.driver.quit()
+        cluster.stop()

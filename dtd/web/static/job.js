@@ -151,7 +151,7 @@ function factsCard(job) {
 }
 
 function takeAwayCard(id, path, active, saving) {
-  return h("section", { class: "card", "data-key": "take-away", "aria-labelledby": "take-away-title" }, h("h2", { id: "take-away-title" }, "Report and profile"),
+  return h("section", { class: "card", "data-key": "take-away", "aria-labelledby": "take-away-title" }, h("h2", { id: "take-away-title" }, active ? "Report and profile" : "Report, and once more"),
     h("div", { class: "take-away" },
       h("p", { class: "soft" }, "One file about this job to keep or to send: curves, throughput, communication, incidents, and what the figures mean."),
       h("button", { type: "button", id: "report", disabled: saving.busy, onclick: saving.run }, saving.busy ? "The report is made …" : "Download the report"),

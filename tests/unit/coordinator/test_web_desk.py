@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
+import ssl
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 
 from dtd.address import Address
 from dtd.config import CoordinatorConfig
-from dtd.errors import RequestRefused
+from dtd.errors import ConfigError, RequestRefused
 from dtd.places import SOCKET_NAME
 from dtd.security.token import Token
 from dtd.wire import messages as m
@@ -214,6 +217,45 @@ def test_without_an_address_there_is_no_page(daemon: Daemon) -> None:
 def test_beyond_this_host_there_is_no_plain_http(loop_thread: Any, state_dir: Path) -> None:
     with pytest.raises(Exception, match="served over TLS"):
         WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0), listen=None)
+
+
+@pytest.mark.parametrize("package", ["aiohttp", "plotly"])
+def test_a_package_that_is_missing_is_named(
+    loop_thread: Any, state_dir: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("dtd.web.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"web: the page needs the package {package}") as error:
+        WebDaemon(loop_thread, state_dir)
+    assert "pip install aiohttp plotly" in error.value.remedy
+
+
+def test_beyond_this_host_it_is_https_with_the_clusters_certificate(
+    loop_thread: Any, state_dir: Path
+) -> None:
+    served = WebDaemon(loop_thread, state_dir, web=Address("0.0.0.0", 0))
+    told = served.ask(m.OpenWeb())
+    port = int(told["url"].rstrip("/").rpartition(":")[2])
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    secured = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
+    own = {"Origin": f"https://127.0.0.1:{port}", "Content-Type": "application/json"}
+    secured.request("POST", "/api/login", json.dumps({"word": told["code"]}), own)
+    shown = secured.sock.getpeercert(binary_form=True)
+    assert hashlib.sha256(shown).hexdigest() == told["certificate_sha256"]
+    answer = secured.getresponse()
+    cookie = str(answer.getheader("Set-Cookie"))
+    assert answer.status == 200
+    assert cookie.startswith("__Host-dtd_session_")
+    assert "secure" in cookie.lower()
+    plain = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    plain.request("GET", "/")
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        plain.getresponse()
+    secured.close()
+    plain.close()
+    served.stop()
 
 
 def test_a_report_is_a_file_to_keep(

@@ -87,8 +87,8 @@ def timed_coordinator(file: Path, arguments: Sequence[str]) -> int:
         made.rename(file)
         seen.clear()
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign] # noqa: SLF001
-    uvloop.run = asyncio.run
+    setattr(asyncio.Handle, "_run", timed)  # noqa: B010 - typed otherwise
+    setattr(uvloop, "run", asyncio.run)  # noqa: B010
     signal.signal(signal.SIGUSR1, tell)
     return main(arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -79,6 +80,17 @@ def steps(done: int, total: int | None) -> str:
 def counted(number_of: int, noun: str) -> str:
     """1 worker, 2 workers."""
     return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+
+
+def ranks(job: Mapping[str, Any]) -> str:
+    """2 workers, or 2 workers and 1 server.
+
+    Args:
+        job: a job's part of a status, or its result.
+    """
+    world_size, servers = job["world_size"], job.get("servers", 0)
+    workers = counted(world_size - servers, "worker")
+    return f"{workers} and {counted(servers, 'server')}" if servers else workers
 
 
 def metrics(values: dict[str, Any] | None) -> str:

@@ -244,8 +244,9 @@ def launch(options: argparse.Namespace, spec: dict[str, Any]) -> LocalRun:
         follow = Followed(spec=spec, kept=kept)
         try:
             cluster.start_all()
-            workers = figures.counted(options.num_workers, "worker")
-            display.say(f"coordinator at {cluster.address}, {workers}")
+            everyone = options.num_workers + options.num_servers
+            ranks = figures.ranks({"world_size": everyone, "servers": options.num_servers})
+            display.say(f"coordinator at {cluster.address}, {ranks}")
             follow.web, link = cluster.web_page()
             if link:
                 display.say(f"web page, good once: {link}")

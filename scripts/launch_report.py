@@ -42,7 +42,7 @@ def progress_words(status: Status) -> str:
         return f"{job['state']}: {job['reason'] or status.get('explain') or '...'}"
     return (
         f"loss {figures.number(job['loss'])}  {figures.rate(job['samples_per_s'])}"
-        f"  {figures.counted(job['world_size'], 'worker')}  generation {job['generation']}"
+        f"  {figures.ranks(job)}  generation {job['generation']}"
     )
 
 
@@ -160,6 +160,7 @@ def summary_object(run: LocalRun) -> dict[str, Any]:
         "job": run.job,
         "state": run.state,
         "world_size": result.get("world_size", last.get("world_size")),
+        "servers": result.get("servers", last.get("servers", 0)),
         "steps": result.get("steps", last.get("step")),
         "epochs": result.get("epochs", last.get("epoch")),
         "train_loss": result.get("train_loss", last.get("loss")),
@@ -185,7 +186,7 @@ def summary_lines(run: LocalRun) -> list[str]:
     head = (
         f"{run.job} is {run.state}: {_count(values['steps'])} steps,"
         f" {_count(values['epochs'])} epochs in {figures.duration(run.took_s)}"
-        f" on {_count(values['world_size'])} workers"
+        f" on {_ranks(values)}"
     )
     rows = [
         ("train loss", figures.number(values["train_loss"])),
@@ -210,6 +211,12 @@ def summary_lines(run: LocalRun) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return figures.NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def _ranks(values: Mapping[str, Any]) -> str:
+    if values["world_size"] is None:
+        return f"{figures.NOTHING} workers"
+    return figures.ranks(values)
 
 
 def _count(value: int | None) -> str:

@@ -99,7 +99,8 @@ def _job_lines(status: Status, *, colour: bool) -> list[str]:
         return ["job          none", *why, *_last_job_lines(status.get("last_job"), colour=colour)]
     state = output.paint(job["state"], output.state_style(job["state"]), colour=colour)
     head = f"job          {job['id']}  {state}  generation {job['generation']}"
-    head += f"  workers {job['world_size']}"
+    servers = job.get("servers", 0)
+    head += f"  workers {job['world_size'] - servers}" + (f"  servers {servers}" if servers else "")
     return [head, f"{_INDENT}{'  '.join(_progress(job))}", *why, *_straggler_lines(job)]
 
 

@@ -199,7 +199,7 @@ def note_digests(cluster: ClusterState, job: Job) -> None:
     finished = [w for w in cluster.workers.values() if w.state is WorkerState.FINISHED]
     if finished:
         job.result["replica_digests"] = {worker.name: worker.holdings.digest for worker in finished}
-        job.result["world_size"] = len(cluster.run.roster)
+        job.result |= {"world_size": len(cluster.run.roster), "servers": job.servers}
 
 
 def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
@@ -210,6 +210,7 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
     job.result = {
         "replica_digests": {},
         "world_size": len(cluster.run.roster) or job.world_size,
+        "servers": job.servers,
         **job.result,
         "steps_lost": job.steps_lost,
         "metrics": job.metrics,

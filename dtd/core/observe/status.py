@@ -107,6 +107,7 @@ def _job(cluster: ClusterState, job: Job) -> dict[str, Any]:
         "verdict": job.verdict,
         "generation": job.generation,
         "world_size": len(cluster.run.roster),
+        "servers": job.servers if cluster.run.roster else 0,
         "step": job.step,
         "total_steps": job.total_steps,
         "epoch": job.epoch,

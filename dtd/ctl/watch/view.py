@@ -131,7 +131,7 @@ def _job(status: Values, job: Values, width: int) -> Iterator[Text]:
         (job["id"], "bold"),
         "  ",
         _state(job["state"]),
-        f"  generation {job['generation']}  {figures.counted(job['world_size'], 'worker')}"
+        f"  generation {job['generation']}  {figures.ranks(job)}"
         f"  epoch {job['epoch']}  loss {figures.number(job['loss'])}"
         f"  {figures.rate(job['samples_per_s'])}",
     )

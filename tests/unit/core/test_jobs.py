@@ -163,6 +163,7 @@ def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
         "steps": 10,
         "replica_digests": {"a": "x", "b": "x"},
         "world_size": 2,
+        "servers": 0,
         "steps_lost": 0,
         "metrics": {},
     }

@@ -116,6 +116,12 @@ def test_status_prints_job_and_workers(dtdctl, server, result, status):
     ]
 
 
+def test_servers_are_no_workers(dtdctl, server, result, status):
+    status["job"] |= {"world_size": 3, "servers": 1}
+    server.script = lambda _message: result(status)
+    assert "generation 2  workers 2  servers 1" in dtdctl("status")[1].splitlines()[1]
+
+
 def test_status_as_json_is_what_the_coordinator_said(dtdctl, server, result, status):
     server.script = lambda _message: result(status)
     exit_code, out, _err = dtdctl("status", "-o", "json")

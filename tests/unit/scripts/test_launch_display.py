@@ -16,6 +16,7 @@ def status(**changes):
 
 def test_words():
     assert progress_words(status()) == "loss 0.5  100/s  4 workers  generation 1"
+    assert "  2 workers and 2 servers  " in progress_words(status(servers=2))
     assert progress_words(status(state="warming")) == "warming: worker-3 warms up"
     assert progress_words(status(state="waiting", reason="alone")) == "waiting: alone"
 

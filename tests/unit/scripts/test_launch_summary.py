@@ -6,6 +6,7 @@ from scripts.launch_report import LocalRun, summary_lines, summary_object
 
 RESULT = {
     "world_size": 4,
+    "servers": 0,
     "steps": 60,
     "epochs": 5,
     "train_loss": 0.25,
@@ -18,8 +19,15 @@ RESULT = {
     "rows_repeated": 0,
 }
 KEYS = [
-    *("job", "state", "world_size", "steps", "epochs", "train_loss", "eval_loss", "eval_accuracy"),
-    *("samples_per_s", "replica_digests", "steps_lost", "rows_missing", "rows_repeated"),
+    *("job", "state", "world_size", "servers", "steps", "epochs", "train_loss", "eval_loss"),
+    *(
+        "eval_accuracy",
+        "samples_per_s",
+        "replica_digests",
+        "steps_lost",
+        "rows_missing",
+        "rows_repeated",
+    ),
     *("restarts", "restarts_of", "directory", "weights", "ended_early", "web"),
 ]
 RESTARTS = {"worker-1": 2, "coordinator": 1}
@@ -63,6 +71,11 @@ def test_the_lines():
         "  kept in     /runs/a",
         "  weights     /runs/a/model.safetensors",
     ]
+
+
+def test_servers_are_no_workers():
+    served = run(result={**RESULT, "servers": 1})
+    assert summary_lines(served)[0].endswith(" on 3 workers and 1 server")
 
 
 def test_a_job_that_ended_early_says_why():

@@ -203,3 +203,11 @@ def test_a_worker_that_has_moved_is_shown_where_it_is() -> None:
     assert [(one["name"], one["job"]) for one in shown["workers"]] == [("w-0", "j-1")]
     assert [(one["id"], one["explain"]) for one in shown["jobs"]] == [("j-1", ""), ("j-0", "why")]
     assert shown["queue_explain"] == "waits"
+
+
+def test_parameter_servers_are_counted_apart():
+    made = cluster(beat(0.1), beat(0.1), beat(0.1), servers=1)
+    job = status(made)["job"]
+    assert (job["world_size"], job["servers"]) == (3, 1)
+    made.run.roster = []
+    assert status(made)["job"]["servers"] == 0

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtd.core.engine.shards import held_shards
 from dtd.parts.record import HeldTensor, Part, Range
 from dtd.parts.tensor_file import placed
 from dtd.strategy.wire_memory import tensor_bytes
@@ -26,6 +25,7 @@ from dtd.train.checkpoint.format import (
 )
 from dtd.train.checkpoint.writer import RawTensor, write_safetensors
 from dtd.train.state.tensors import digest_of, dtype_name
+from tests.shards import held_shards
 
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 GENERATION, STEP = 3, 40

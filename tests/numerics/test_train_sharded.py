@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import NOTHING, WHOLE, held_shards, united
+from dtd.core.engine.shards import NOTHING, WHOLE, united
 from dtd.core.engine.step_protocol import FRESH
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError
 from dtd.train.model_setup import LossScaler
 from dtd.train.state import replica
+from tests.shards import held_shards
 
 pytestmark = pytest.mark.numerics
 

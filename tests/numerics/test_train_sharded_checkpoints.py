@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import held_shards, united
+from dtd.core.engine.shards import united
 from dtd.core.engine.step_protocol import FRESH
 from dtd.core.observe.state_memory import Room
 from dtd.errors import CheckpointError
@@ -19,6 +19,7 @@ from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.format import list_checkpoints, read_manifest
 from dtd.train.checkpoint.load import read_stored
 from dtd.train.record import InitFrom
+from tests.shards import held_shards
 
 pytestmark = pytest.mark.numerics
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import held_shards, united
+from dtd.core.engine.shards import united
 from dtd.errors import CheckpointError
 from dtd.train.checkpoint.assemble import FoundPart, assemble
 from dtd.train.checkpoint.format import verify
 from tests.checkpoint_parts import random_state, write_part, write_whole
+from tests.shards import held_shards
 
 
 @settings(max_examples=40)

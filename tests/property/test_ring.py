@@ -22,7 +22,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import held_segments
 from dtd.core.ring.chunks import (
     EXCHANGE_BYTES,
     MAX_EXCHANGED,
@@ -60,6 +59,7 @@ from dtd.core.ring.events import (
 from dtd.core.ring.machine import Ring
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, ShmReleased, SmallGather
+from tests.shards import held_segments
 
 ITEM_BYTES = 4
 GARBAGE = -1

@@ -16,7 +16,9 @@ import pytest
 
 import dtd.errors
 from dtd.core.engine import control_word
-from dtd.core.engine.control_word import ControlEntry, reduce_entries
+from dtd.core.engine.control_word import DIGEST_BYTES, ControlEntry, reduce_entries
+from dtd.core.engine.shard_digests import ShardDigests
+from dtd.core.permissions import OPENS, VIEWER_MAY
 from dtd.core.ring.chunks import BucketShape, cut
 from dtd.errors import DtdError, ErrorCode
 from dtd.wire import fields, frames
@@ -273,6 +275,41 @@ def test_control_word_layout_is_the_struct() -> None:
         assert data[1] == int(bits, 16)
         word = reduce_entries([data, control_word.encode_entry(NOTHING)])
         assert getattr(word, "commit" if name == "vote" else attribute) == (combined == "or")
+
+
+def test_layout_of_the_digests_of_shards_is_what_is_encoded() -> None:
+    (boxes,) = tables(section("Digests of shards"))
+    common, parts = b"c" * DIGEST_BYTES, {1: b"x" * DIGEST_BYTES, 2: b"y" * DIGEST_BYTES}
+    values = {
+        "cut": (4).to_bytes(2, "little"),
+        "count": (2).to_bytes(2, "little"),
+        "common": common,
+        "index": (1).to_bytes(2, "little"),
+        "hash": parts[1],
+    }
+    data = ShardDigests(cut=4, common=common, segments=parts).encode()
+    end = 0
+    for offset, size, name, _meaning in boxes:
+        assert int(offset) == end, name
+        end += int(size)
+        assert data[int(offset) : end] == values.pop(name), name
+    assert not values
+    assert data[end:] == (2).to_bytes(2, "little") + parts[2]
+
+
+# --- security --------------------------------------------------------------------------------
+
+
+def test_the_table_of_roles_says_what_each_may() -> None:
+    (roles,) = tables(section("Security of control connections"))
+    named = {"none": "stranger"}
+    for role, connections, may in roles:
+        opens = {str(one) for one in OPENS[named.get(role, role)]}
+        assert set(connections.split(", ")) == opens, role
+        if role == "viewer":
+            asked = set(re.findall(r"\b[A-Z][A-Z_]+\b", may))
+            assert asked == {m.message_name(cls) for cls in VIEWER_MAY}
+    assert {role for role, *_ in roles} == {"worker", "operator", "viewer", "none"}
 
 
 # --- ring ------------------------------------------------------------------------------------

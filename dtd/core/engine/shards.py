@@ -202,15 +202,5 @@ class Division:
         return (segment - 1) % self.world_size
 
 
-def held_segments(rank: int, world_size: int, mirrors: int) -> list[int]:
-    """Return the segments that a rank holds if all ranks own (`Division.held`)."""
-    return Division(world_size=world_size, mirrors=mirrors).held(rank)
-
-
-def held_shards(rank: int, world_size: int, mirrors: int) -> ShardSet:
-    """Return what a rank holds if all ranks own (`Division.shards`)."""
-    return Division(world_size=world_size, mirrors=mirrors).shards(rank)
-
-
 def _refused(what: str) -> ProtocolError:
     return ProtocolError(ErrorCode.BAD_PAYLOAD, f"a set of shards is described by {what}")

@@ -72,7 +72,7 @@ class BucketShape:
         operation: the operation on it.
         copies: of a half: ranks after the owner of a segment that receive its sum in the
             reduce-scatter, and have it before the all-gather
-            (`dtd.core.engine.shards.held_segments`).  From N - 1 on, these are all ranks: the
+            (`dtd.core.engine.shards.Division.held`).  From N - 1 on, these are all ranks: the
             reduce-scatter is a sum, and the all-gather sends nothing.
         hops: of an all-gather: ranks after the owner of a segment that have it in the end; None
             for all ranks.

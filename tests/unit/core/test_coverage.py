@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, held_shards
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.core.membership import coverage
 from dtd.core.membership import roster as choice
 from dtd.core.membership.records import Job, Registration, Worker
 from dtd.wire import messages as m
+from tests.shards import held_shards
 
 KEY = (1, 5)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from dtd.core.engine.shards import ShardSet, held_shards
+from dtd.core.engine.shards import ShardSet
 from dtd.core.membership.events import CancelRequested, DrainRequested
 from dtd.core.trust import vouching
 from dtd.wire import messages as m
+from tests.shards import held_shards
 
 FOUR = ("a", "b", "c", "d")
 THREE = ("a", "c", "d")

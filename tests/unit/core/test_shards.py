@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.core.engine.shards import (
-    MAX_DENOMINATOR,
-    MAX_INTERVALS,
-    NOTHING,
-    WHOLE,
-    ShardSet,
-    held_segments,
-    held_shards,
-    united,
-)
+from dtd.core.engine.shards import MAX_DENOMINATOR, MAX_INTERVALS, NOTHING, WHOLE, ShardSet, united
 from dtd.core.ring.chunks import Segments
 from dtd.errors import ProtocolError
+from tests.shards import held_segments, held_shards
 
 bounds = st.fractions(min_value=0, max_value=1, max_denominator=12)
 sets = st.lists(st.tuples(bounds, bounds).map(sorted).map(tuple), max_size=5).map(ShardSet.of)

@@ -14,7 +14,6 @@ import torch
 import xxhash
 
 from dtd.address import Address
-from dtd.core.engine.shards import held_shards
 from dtd.ctl import checkpoints as command
 from dtd.ctl.checkpoints import holders_of, reachable
 from dtd.errors import RequestRefused, UsageError
@@ -23,6 +22,7 @@ from dtd.parts.merge import FileMerge
 from dtd.security.authority import Authority
 from dtd.wire import messages as m
 from tests.checkpoint_parts import random_state, write_part, write_whole
+from tests.shards import held_shards
 
 WEIGHTS = b"weights" * 1000
 

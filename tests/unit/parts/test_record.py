@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, held_shards
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.errors import CheckpointError
 from dtd.parts import record
 from dtd.parts.cover import fewest, missing
 from dtd.parts.record import HeldTensor, Part
+from tests.shards import held_shards
 
 HALF = Part(
     shards=held_shards(0, 2, 0),

@@ -12,7 +12,6 @@ import torch
 import uvloop
 
 from dtd.address import Address
-from dtd.core.engine.shards import held_shards
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import CheckpointError, RingBroken
 from dtd.net.data_server import DataServer
@@ -23,6 +22,7 @@ from dtd.strategy.sharded.state import ShardedState
 from dtd.transport.api import BucketMemory, all_reduce
 from dtd.transport.bridge import Bridge, RingCollective
 from dtd.wire import messages as m
+from tests.shards import held_shards
 
 GENERATION = 3
 PATIENCE_S = 30.0

@@ -14,7 +14,6 @@ import pytest
 
 from dtd.address import Address
 from dtd.core.engine.regroup import plan_regroup
-from dtd.core.engine.shards import held_segments, held_shards
 from dtd.core.ring.chunks import BucketShape, Operation, cut
 from dtd.errors import CheckpointError, RingBroken
 from dtd.lent_memory import HEAD_BYTES, LentMemory
@@ -25,6 +24,7 @@ from dtd.transport.group_backends import group_of
 from dtd.transport.in_process import InProcessRing
 from dtd.transport.process_group import ProcessGroupCollective
 from dtd.wire import messages as m
+from tests.shards import held_segments, held_shards
 
 PATIENCE_S = 60.0
 CHUNK_BYTES = 16 * 1024

@@ -15,7 +15,6 @@ import pytest
 import torch
 import xxhash
 
-from dtd.core.engine.shards import held_shards
 from dtd.errors import CheckpointError, HolderUnreachable, PartsDiffer
 from dtd.net.blocking_link import connect_tcp
 from dtd.train.checkpoint.assemble import FoundPart
@@ -24,6 +23,7 @@ from dtd.wire import messages as m
 from dtd.worker import collect as collecting
 from dtd.worker.collect import PartRequests, collect
 from tests.checkpoint_parts import random_state, write_part, write_whole
+from tests.shards import held_shards
 
 STATE = random_state(11)
 NAME = "g000003-s000000040"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtd import job
-from dtd.core.engine.shards import WHOLE, held_shards
+from dtd.core.engine.shards import WHOLE
 from dtd.core.membership import member
 from dtd.core.progress import ProgressWatch
 from dtd.errors import CheckpointError, DivergenceError, RingBroken, TaskError, UnreadableWord
@@ -16,6 +16,7 @@ from dtd.net.blocking_link import connect_tcp
 from dtd.wire import messages as m
 from dtd.worker.training import read_specification
 from dtd.worker.training_thread import TrainingThread
+from tests.shards import held_shards
 
 END_STEP = 99
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from dtd.core.engine import regroup
 from dtd.core.engine.regroup import Piece, RegroupPlan, plan_regroup
 from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, held_shards, united
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.core.ring.chunks import BucketShape, Operation, cut
 from dtd.errors import ShardsMissing
+from tests.shards import held_shards
 
 MISSING = -1
 

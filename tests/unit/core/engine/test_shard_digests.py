@@ -7,8 +7,9 @@ import pytest
 from dtd.core.engine.control_word import compare
 from dtd.core.engine.shard_digests import ShardDigests, Shared, Tally, compared
 from dtd.core.engine.shard_digests import combined as tally_of
-from dtd.core.engine.shards import Division, ShardSet, held_segments
+from dtd.core.engine.shards import Division, ShardSet
 from dtd.errors import ProtocolError, UnreadableWord
+from tests.shards import held_segments
 
 COMMON = b"c" * 16
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shards import WHOLE, held_shards
+from dtd.core.engine.shards import WHOLE
 from dtd.core.ring.buckets import plan_buckets
 from dtd.core.ring.chunks import Operation
 from dtd.errors import TaskError
@@ -18,6 +18,7 @@ from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.pooled_gradients import PooledGradients
 from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool
+from tests.shards import held_shards
 
 LAYERS = 9
 ELEMENTS = 12 * LAYERS

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from dtd.core.engine.shard_digests import Shared
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, held_shards
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import RingBroken, UnreadableWord
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.regroup import regroup
 from dtd.strategy.sharded.state import ShardedState
+from tests.shards import held_shards
 
 
 class OneRank:

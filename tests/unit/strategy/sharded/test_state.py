@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, held_segments, held_shards
+from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import CheckpointError, TaskError
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.parameters import FlatParameters
 from dtd.strategy.sharded.state import ShardedState
+from tests.shards import held_segments, held_shards
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 import xxhash
 
-from dtd.core.engine.shards import held_shards
 from dtd.errors import CheckpointError
 from dtd.parts import merge
 from dtd.parts.merge import FileMerge
@@ -35,6 +34,7 @@ from dtd.train.checkpoint.format import (
 )
 from dtd.train.checkpoint.load import read_stored
 from tests.checkpoint_parts import Written, random_state, write_part, write_whole
+from tests.shards import held_shards
 
 STATE = random_state(7)
 

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 
 import dtd.train.checkpoint.writer as writer_module
-from dtd.core.engine.shards import held_shards
 from dtd.parts.record import Part
 from dtd.train.checkpoint.format import (
     MODEL_FILE,
@@ -28,6 +27,7 @@ from dtd.train.checkpoint.writer import (
     RawTensor,
     write_safetensors,
 )
+from tests.shards import held_shards
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def _block(block: Block) -> Iterator[str]:
         yield f"<figure><figcaption>{escape(block.title)}</figcaption>{block.svg}</figure>"
     else:
         tiles = (
-            f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
+            f'<div class="tile"><dt>{escape(name)}</dt><dd>{_breakable(value)}</dd></div>'
             for name, value in block.items
         )
         yield f'<dl class="tiles">{"".join(tiles)}</dl>'
@@ -129,3 +129,8 @@ def _cells(tag: str, cells: Sequence[str], numbers: int) -> str:
 def _text(text: str) -> str:
     """Escaped; what stands in `...` is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _breakable(value: str) -> str:
+    """A value that is broken after a slash if it is too long for its place."""
+    return escape(value).replace("/", "/<wbr/>")

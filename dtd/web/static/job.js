@@ -17,6 +17,7 @@ const OF_JOB = [
   ["learning_rate", "Learning rate", number, "series-5"],
   ["gradient_norm", "Gradient norm", number, "series-4"],
 ];
+const FROM_ZERO = ["rows_per_s", "learning_rate"];
 const OF_WORKERS = [
   ["memory_bytes", "Memory", bytes, 1 / 2 ** 20, " MiB"],
   ["processor_cores", "Processor cores", (value) => number(value, 2), 1, ""],
@@ -76,7 +77,7 @@ export function openJob({ main, world, parts, confirmed }) {
 
   function plot() {
     const step = { xaxis: { title: { text: "step" } } };
-    for (const [name, title, , tint] of OF_JOB) drawSeries(`curve-${name}`, seen.series.get(name), title, tint, { ...step, yaxis: name === "rows_per_s" ? { rangemode: "tozero" } : { type: spread(seen.series.get(name)) ? "log" : "linear" } });
+    for (const [name, title, , tint] of OF_JOB) drawSeries(`curve-${name}`, seen.series.get(name), title, tint, { ...step, yaxis: spread(seen.series.get(name)) && name !== "rows_per_s" ? { type: "log" } : { type: "linear", rangemode: FROM_ZERO.includes(name) ? "tozero" : "normal" } });
     for (const name of evaluations()) drawSeries(`curve-${name}`, seen.series.get(name), name, "series-2", step);
     const place = document.getElementById("curve-split");
     if (place && seen.series.get("step_s")) draw(place, () => splitTraces(seen.series), { ...step, yaxis: { rangemode: "tozero", ticksuffix: " ms" } });

@@ -17,18 +17,28 @@ function axis(name, of, values, { log = false, choices = null, kind = "setting" 
     return { name, of, kind, at: (value) => place.get(String(value)) ?? null, ticks: choices.map((one) => [place.get(String(one)), shown(one)]) };
   }
   const scale = log ? Math.log : (value) => value;
-  const back = log ? Math.exp : (value) => value;
-  const [low, high] = [scale(Math.min(...known)), scale(Math.max(...known))];
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  const [low, high] = [scale(least), scale(most)];
   const at = (value) => {
     if (typeof value !== "number") return null;
     return high > low ? (scale(value) - low) / (high - low) : 0.5;
   };
-  const count = high > low ? MOST_TICKS : 1;
-  const ticks = Array.from({ length: count }, (_, tick) => {
-    const part = count === 1 ? 0.5 : tick / (count - 1);
-    return [part, number(count === 1 ? back(low) : back(low + part * (high - low)), 3)];
-  });
+  const marked = high > low ? marks(least, most, log) : [least];
+  const ticks = marked.map((value) => [at(value), number(value, 3)]);
   return { name, of, kind, at, ticks };
+}
+
+// Where an axis is marked: at powers of ten, at whole numbers, or evenly; at both ends in any case.
+function marks(low, high, log) {
+  const even = (value) => low + (value / (MOST_TICKS - 1)) * (high - low);
+  if (log && high >= 100 * low) {
+    const powers = [];
+    for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power += 1) powers.push(10 ** power);
+    const apart = (one) => one > 1.5 * low && one < high / 1.5;
+    return [low, ...powers.filter(apart), high];
+  }
+  const places = Array.from({ length: MOST_TICKS }, (_, place) => (log ? low * (high / low) ** (place / (MOST_TICKS - 1)) : even(place)));
+  return Number.isInteger(low) && Number.isInteger(high) ? [...new Set(places.map(Math.round))] : places;
 }
 
 export function axesOf(sweep) {

@@ -60,9 +60,12 @@ export function forget(root) {
   for (const place of root.querySelectorAll(".js-plotly-plot")) window.Plotly?.purge(place);
 }
 
+// Without what rounding leaves in means, or a figure that never changes would be drawn as noise.
+const exact = (value) => (typeof value === "number" ? Number(value.toPrecision(9)) : value);
+
 // A series of the metrics store as traces: the mean, and between least and greatest a band.
 export function curve(series, name, tint, at = (point) => point[1], factor = 1) {
-  const points = series.points.filter((point) => point[4] !== null);
+  const points = series.points.filter((point) => point[4] !== null).map((point) => [...point.slice(0, 3), ...point.slice(3).map(exact)]);
   const x = points.map(at);
   const traces = [];
   if (points.some((point) => point[3] !== point[5])) {

@@ -146,19 +146,28 @@ def extend(
     return 0
 
 
-def resume(settings: Settings, job: str, *, overrides: Sequence[str]) -> int:
+def resume(
+    settings: Settings, job: str, *, overrides: Sequence[str], without_optimizer: bool = False
+) -> int:
     """Let a waiting job continue; submit the continuation of one that failed or was cancelled.
 
     Raises:
         RequestRefused: the job is done, or neither waits nor has ended.
+        UsageError: an option does not apply to a job in this state.
         JobSpecError: the new settings do not fit together.
     """
     known = ask(settings, m.ShowJob(job=job))
     if known["state"] not in _ENDED:
         if overrides:
             raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
-        ask_and_show(settings, m.ResumeJob(job=job), _say_resumed)
+        request = m.ResumeJob(job=job, without_optimizer=without_optimizer)
+        ask_and_show(settings, request, _say_resumed)
         return 0
+    if without_optimizer:
+        raise UsageError(
+            f"job {job} has ended, and its workers hold nothing any more",
+            remedy="submit it with --weights-from to begin with the weights of a checkpoint",
+        )
     if known["state"] == "done":
         raise RequestRefused(
             f"job {job} is done: no steps are left",

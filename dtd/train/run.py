@@ -213,6 +213,7 @@ class JobSessionRunner:
             digest="",
             where="memory",
             part=part,
+            parameters=self._session.has_parameters,
             label=f"step {step} of generation {generation} in memory",
         )
 
@@ -237,25 +238,28 @@ class JobSessionRunner:
         first = (held.generation, held.step) if held.where == "checkpoint" else None
         return tuple(one for one in self._origin.older() if (one.generation, one.step) != first)
 
-    def adopt_local(self, held_generation: int, held_step: int) -> None:
+    def adopt_local(self, held_generation: int, held_step: int, *, reset_of: int = 0) -> None:
         """Make a state that this worker holds the live one.
 
         Args:
             held_generation: the generation that committed its last step; 0 is the fresh state.
             held_step: its committed steps.  The key of the prepared step commits that step.
+            reset_of: if not 0, it has the parameters of the state (`reset_of`, `held_step`) and a
+                fresh optimizer.
 
         Raises:
             CheckpointError: this worker does not hold it.
             TaskError: the step that this commits is one skipped step too many.
         """
-        way = self._adopt(StateKey(held_generation, held_step))
+        made_of = StateKey(reset_of, held_step) if reset_of else None
+        way = self._adopt(StateKey(held_generation, held_step), made_of)
         if way is TakeOver.COMMIT:
             check_skips(self._session)
 
-    def _adopt(self, key: StateKey) -> TakeOver:
+    def _adopt(self, key: StateKey, made_of: StateKey | None = None) -> TakeOver:
         session = self._session
         self._forget_incomplete()
-        way = session.engine.take_over(key, holds=True)
+        way = session.engine.take_over(key, holds=True, made_of=made_of)
         if way is TakeOver.COMMIT:
             commit_at_take_over(session)
             return way
@@ -268,6 +272,8 @@ class JobSessionRunner:
                 self._origin.load(session, key.generation, key.step)
             elif way is TakeOver.RESET:
                 session.reset()
+            elif way is TakeOver.REMAKE:
+                session.begin_optimizer()
         session.replaced(key)
         return way
 

@@ -380,7 +380,7 @@ class TrainingThread(threading.Thread):
         """
         start = ring.assign.held_generation, ring.assign.held_step
         try:
-            run.adopt_local(*start)
+            run.adopt_local(*start, reset_of=ring.assign.reset_of)
         except CheckpointError as error:
             held = run.held()
             if (held.generation, held.step) == start:
@@ -473,6 +473,7 @@ def _told(held: HeldState) -> m.Held:
         digest=held.digest,
         where=held.where,
         part=_numbers(held.part),
+        parameters=held.parameters,
     )
 
 

@@ -108,7 +108,7 @@ class Commands:
         if isinstance(order, m.CancelJob):
             return await self._cancel(order.job)
         if isinstance(order, m.ResumeJob):
-            return await self._resume(order.job)
+            return await self._resume(order)
         return self._kill_or_drain(order)
 
     async def _submit(self, request: m.SubmitJob) -> dict[str, Any]:
@@ -192,9 +192,10 @@ class Commands:
         self._coordinator.handle(CancelRequested(job=job_id))
         return await self._settled_state(job_id)
 
-    async def _resume(self, job_id: str) -> dict[str, Any]:
-        self._coordinator.handle(ResumeRequested(job=job_id))
-        return await self._settled_state(job_id)
+    async def _resume(self, order: m.ResumeJob) -> dict[str, Any]:
+        asked = ResumeRequested(job=order.job, without_optimizer=order.without_optimizer)
+        self._coordinator.handle(asked)
+        return await self._settled_state(order.job)
 
     async def _settled_state(self, job_id: str) -> dict[str, Any]:
         await self._coordinator.settled()

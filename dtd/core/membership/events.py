@@ -50,9 +50,13 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
-    """The operator states that the absent workers will not come back."""
+    """The operator states that the absent workers will not come back.
+
+    `without_optimizer`: the job goes on from the parameters that its workers hold.
+    """
 
     job: str
+    without_optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from dtd.core.membership import admission, divergence, ending, reconnection, running
+from dtd.core.membership import (
+    admission,
+    divergence,
+    ending,
+    fresh_optimizer,
+    reconnection,
+    running,
+)
 from dtd.core.membership.events import JobEnded, SaveJob, Undeliverable
 from dtd.core.membership.records import Job
 from dtd.core.membership.state import ClusterState
@@ -131,11 +138,12 @@ def cancel(cluster: ClusterState, job_id: str, reason: str = "") -> None:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=active.reason)
 
 
-def resume(cluster: ClusterState, job_id: str) -> None:
+def resume(cluster: ClusterState, job_id: str, *, without_optimizer: bool = False) -> None:
     """Continue without absent workers that may hold newer state, on the operator's word.
 
     Raises:
-        RequestRefused: the job does not wait for any worker.
+        RequestRefused: the job does not wait for any worker, or cannot go on without the state of
+            its optimizer.
     """
     job = cluster.job
     if job is None or job.id != job_id:
@@ -143,11 +151,14 @@ def resume(cluster: ClusterState, job_id: str) -> None:
     waits = cluster.run.phase is GenerationState.NONE and job.state is not JobState.SAVING
     if not waits or cluster.run.decision is not None:
         raise RequestRefused(f"job {job_id} does not wait for any worker", remedy="dtdctl status")
+    if without_optimizer:
+        fresh_optimizer.ask(cluster, job)
     if doubt.lasts(cluster, job):
         admission.end_doubt(cluster, job)
     job.fenced = True
     cluster.waiting.resumed = True
-    cluster.incident("job_resumed", f"job {job.id} continues without the absent workers")
+    what = " and without the state of its optimizer" if without_optimizer else ""
+    cluster.incident("job_resumed", f"job {job.id} continues without the absent workers{what}")
 
 
 def delete(cluster: ClusterState, job_id: str, step: int) -> None:
@@ -213,6 +224,7 @@ def finish(cluster: ClusterState, state: JobState, reason: str) -> None:
         "servers": job.servers,
         **job.result,
         "steps_lost": job.steps_lost,
+        **({"optimizer_resets": job.optimizer_resets} if job.optimizer_resets else {}),
         "metrics": job.metrics,
     }
     _end(cluster, job, state, reason)

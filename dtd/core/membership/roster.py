@@ -21,7 +21,7 @@ from dtd.core.membership.coverage import (
     in_memory,
     needed,
 )
-from dtd.core.membership.records import Job, Worker
+from dtd.core.membership.records import Job, Reset, Worker
 from dtd.core.observe.links import Pair, pair_of
 from dtd.wire import messages as m
 
@@ -68,10 +68,17 @@ def start_key(job: Job, available: Iterable[Worker]) -> Key:
     A step that every reachable member has prepared may have been committed by an unreachable one,
     so it is committed (ADR 0006).  A reachable member that has not prepared the step has not voted
     for it, so no member has committed it.  A decision to commit a step is permanent.  A state of
-    which the workers lack a shard cannot be continued.
+    which the workers lack a shard cannot be continued.  One that is to be made with a fresh
+    optimizer is void if the state whose parameters it has, or a newer one, is whole after all.
     """
     workers = list(available)
-    return max((key for key in _keys(job, workers) if covers(workers, key)), default=(0, 0))
+    covered = {key for key in _keys(job, workers) if covers(workers, key)}
+    reset = Reset.of(job)
+    if reset is not None and not reset.is_start(job):
+        whole = max(covered - {reset.key}, default=(0, 0))
+        if whole >= reset.made_of:
+            return whole
+    return max(covered, default=(0, 0))
 
 
 def newest_key(job: Job, available: Iterable[Worker]) -> Key:
@@ -82,6 +89,8 @@ def newest_key(job: Job, available: Iterable[Worker]) -> Key:
 def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
     keys = {held_key(worker) for worker in workers}
     keys |= {(one.generation, one.step) for worker in workers for one in worker.holdings.saved}
+    reset = Reset.of(job)
+    keys |= set() if reset is None else {reset.key}
     ended = {w.holdings.prepared for w in workers if w.holdings.frozen_in == job.generation > 0}
     if len(ended) == 1:
         keys |= {key for key in ended if key[0] == job.generation}

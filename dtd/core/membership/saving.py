@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dtd.core.engine.shards import ShardSet
-from dtd.core.membership import branches, coverage, ending, forming, jobs
+from dtd.core.membership import branches, coverage, ending, forming, fresh_optimizer, jobs
 from dtd.core.membership import roster as choice
 from dtd.core.membership.events import SaveJob
 from dtd.core.membership.records import Job, Worker
@@ -44,6 +44,7 @@ def begin(
         hopes_s: how long absent workers may take to reconnect with their states.
     """
     cluster.withdraw(job)
+    fresh_optimizer.decided(job, (job.start_generation, job.start_step))
     jobs.note_digests(cluster, job)
     finished = [w for w in cluster.members() if w.state is WorkerState.FINISHED]
     key = _told_by_most(finished) if finished else newest_key(cluster, job)

@@ -134,6 +134,7 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         job.instances = ()
         job.servers = sum(member.serves for member in message.roster)
         job.start_generation, job.start_step = message.held_generation, message.held_step
+        job.reset = ()
         job.step = max(job.step, message.held_step)  # the store may know of fewer
         job.announced, job.fenced = True, False
         cluster.trust.vouched.clear()

@@ -89,6 +89,7 @@ class Sharded:
         self._parameters: FlatParameters | UnitPasses
         self._gradients: ShardGradients
         self._units: UnitPasses | None = None
+        self._flat: FlatParameters | None = None
         if stage == 3:
             units = units_of(model, trained, bucket_bytes=bucket_bytes)
             self._plan, unit_of = plan_units(shapes, units, bucket_bytes=bucket_bytes)
@@ -106,7 +107,8 @@ class Sharded:
             self._plan = plan_buckets(
                 shapes, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes
             )
-            self._parameters = FlatParameters(trained, self._plan, model, mirrors=mirrors)
+            self._flat = FlatParameters(trained, self._plan, model, mirrors=mirrors)
+            self._parameters = self._flat
             self._gradients = _gradients(stage, trained, self._plan, device, mirrors, codec, passes)
         self.state = ShardedState(
             names, trained, self._plan, self._parameters.flats, owns=self._units is not None
@@ -161,6 +163,15 @@ class Sharded:
             self._units.watch(run)
 
     @property
+    def has_parameters(self) -> bool:
+        """Whether this rank has all parameters of the live state: as a cache, if it has no shards.
+
+        A server does not gather those of other servers.
+        """
+        serves = self.state.division.servers and self.state.division.held(self.state.rank)
+        return self._flat is not None and self._flat.are_current and not serves
+
+    @property
     def divides_parameters(self) -> bool:
         """Whether parameters have memory only while they are used."""
         return self._units is not None
@@ -199,7 +210,12 @@ class Sharded:
     def replaced(self) -> None:
         """See `Strategy`."""
         self._parameters.forget()
+        self._replaced(whole=self.state.holds.is_whole)
         self._gradients.reset()
+
+    def _replaced(self, *, whole: bool) -> None:
+        if self._flat is not None:
+            self._flat.replaced(whole=whole)
 
     def unsent(self, step: int) -> list[LocalState]:
         """See `Strategy`; nothing is held back."""
@@ -284,6 +300,7 @@ class Sharded:
         norm = self._norm.norm() * factor
         finite = math.isfinite(norm)
         if finite:
+            self._replaced(whole=False)
             self._gradients.scale(factor * work.clip(norm))
             self.state.give_gradients(self._gradients.part, totals.present)
             work.change_state(self._scalars)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,9 +22,14 @@ class Gathers:
     def __init__(self) -> None:
         self.started: list[int] = []
         self.awaited: list[int] = []
+        self.arrive: list[Callable[[], None]] = []
 
     def into(self, parameters: FlatParameters) -> None:
-        parameters.start(self.started.append, self.awaited.append)
+        parameters.start(self._start, self.awaited.append)
+
+    def _start(self, index: int, done: Callable[[], None]) -> None:
+        self.started.append(index)
+        self.arrive.append(done)
 
 
 def flat_parameters(model: nn.Module, *, mirrors: int = 0) -> FlatParameters:

@@ -158,8 +158,47 @@ def test_the_time_of_waiting_is_counted(monkeypatch) -> None:
     def wait(index: int) -> None:
         now[0] += 2.0 + index
 
-    parameters.start(lambda index: None, wait)
+    parameters.start(lambda index, done: None, wait)
     model(torch.ones(1, 4))
     now[0] += 50.0
     model(torch.ones(1, 4))
     assert parameters.waited_s == 9.0
+
+
+# --- whether all of them are here ----------------------------------------------------------------
+
+
+def test_parameters_are_current_when_all_have_arrived_though_nobody_has_waited() -> None:
+    gathers, parameters = Gathers(), flat_parameters(chain())
+    assert parameters.are_current, "as they were built"
+    parameters.replaced(whole=False)
+    gathers.into(parameters)
+    for arrives in gathers.arrive:
+        assert not parameters.are_current
+        arrives()
+    assert parameters.are_current
+
+
+def test_what_arrives_in_two_generations_adds_up() -> None:
+    first, second, parameters = Gathers(), Gathers(), flat_parameters(chain())
+    parameters.replaced(whole=False)
+    first.into(parameters)
+    first.arrive[0]()
+    parameters.forget()
+    second.into(parameters)
+    second.arrive[1]()
+    assert not parameters.are_current
+    second.arrive[2]()
+    assert parameters.are_current
+
+
+def test_what_arrives_after_an_update_is_of_the_state_before() -> None:
+    gathers, parameters = Gathers(), flat_parameters(chain())
+    parameters.replaced(whole=False)
+    gathers.into(parameters)
+    parameters.replaced(whole=False)
+    for arrives in gathers.arrive:
+        arrives()
+    assert not parameters.are_current
+    parameters.replaced(whole=True)
+    assert parameters.are_current

@@ -35,7 +35,7 @@ def ask(cluster: ClusterState, job: Job) -> None:
         RequestRefused: there are none, or the optimizer's state is not lost; nothing has changed.
     """
     reset = Reset.of(job)
-    if reset is not None and not reset.is_start(job):
+    if reset is not None and not (reset.is_start(job) or doubt.lasts(cluster, job)):
         return  # asked before
     why = why_not(cluster, job)
     if why:

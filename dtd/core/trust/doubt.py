@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from dtd.core.membership.events import SaveJob
-from dtd.core.membership.records import Job
+from dtd.core.membership.records import Job, Reset
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GenerationState
 from dtd.wire import messages as m
@@ -176,6 +176,9 @@ def is_over(cluster: ClusterState, job: Job) -> bool:
 def end(cluster: ClusterState, job: Job) -> None:
     """End the doubt: the store now knows the newest generation."""
     job.store_epoch = cluster.epoch
+    reset = Reset.of(job)
+    if reset is not None and not reset.is_start(job):
+        job.reset = ()  # a generation that this store forgot may have had its number
     cluster.trust.vouched.clear()
     cluster.emit(SaveJob(job=job))
 

@@ -45,6 +45,7 @@ def froze(desk: Any, name: str, number: int, step: int = 5, **more: Any) -> None
         part=() if part.is_whole else tuple(part.to_wire()),
         parameters=more.pop("parameters", True),
     )
+    more = {"prepared": (held.generation, step), **more}
     desk.froze(name, generation=number, step=step, held=(held,), **more)
 
 
@@ -308,6 +309,7 @@ def formed(desk: Any) -> tuple[int, int]:
     ask(desk)
     warm_up(desk, "ps-2")
     again = int(desk.cluster.run.generation)
+    assert told(desk) == 2
     desk.lost("ps-2")
     return number, again
 
@@ -319,6 +321,7 @@ def test_the_decision_stands_though_nobody_has_carried_it_out(desk: Any) -> None
     assert "--without-optimizer" not in desk.core.explain()
     warm_up(desk, "ps-3")
     assert start(desk) == (number + 1, 5, number)
+    assert told(desk) == 3
     assert desk.cluster.job.optimizer_resets == 1, "it is the same one"
     assert coverage.part_at(desk.cluster.workers["a"], (number + 1, 5)).is_whole
 
@@ -330,6 +333,7 @@ def test_who_has_carried_it_out_has_all_of_the_state(desk: Any) -> None:
     assert not desk.told_of("report_contradicted")
     warm_up(desk, "ps-3")
     assert start(desk) == (number + 1, 5, number)
+    assert told(desk) == 3
     assert [one.holds for one in desk.told("a", m.Assign)[-1].roster] == [True, True, False]
 
 
@@ -341,6 +345,7 @@ def test_a_member_that_was_away_can_still_carry_it_out(desk: Any) -> None:
     back(desk, "a", number)
     froze(desk, "a", number)
     warm_up(desk, "ps-3")
+    assert told(desk) == 3, "nobody is waited for"
     assert start(desk) == (number + 1, 5, number)
 
 
@@ -358,6 +363,28 @@ def test_a_job_that_ends_meanwhile_is_saved_as_it_is(desk: Any) -> None:
     desk.handle(CancelRequested(job="j-1"))
     assert not desk.told("a", m.Save)
     assert (desk.ended[-1].state.value, desk.ended[-1].reset) == ("cancelled", ())
+
+
+def test_a_wish_that_a_restored_store_remembers_is_void(desk: Any) -> None:
+    """Its number may be one that was given to a generation since."""
+    waiting(desk)
+    ask(desk)
+    desk.cluster.epoch += 1
+    with pytest.raises(RequestRefused, match="newer generation"):
+        ask(desk)
+    desk.handle(ResumeRequested(job="j-1"))
+    assert not desk.cluster.job.reset
+
+
+def test_a_decision_that_a_restored_store_remembers_stands(desk: Any) -> None:
+    number, again = formed(desk)
+    for name in ("a", "b"):
+        froze(desk, name, again, held_generation=number)
+    desk.cluster.epoch += 1
+    desk.handle(ResumeRequested(job="j-1"))
+    warm_up(desk, "ps-3")
+    assert told(desk) == 3
+    assert start(desk) == (number + 1, 5, number)
 
 
 def test_a_newer_generation_than_the_store_knows_ends_the_wish(desk: Any) -> None:

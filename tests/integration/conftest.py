@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -45,6 +47,10 @@ every_steps = 10
 settle_s = 0.0
 stall_timeout_s = 100.0
 """
+
+
+Command = Callable[..., tuple[int, str, str]]
+"""Runs a command line of dtdctl: (exit code, stdout, stderr)."""
 
 
 class Gates:
@@ -222,3 +228,30 @@ def start_daemons(
         finally:
             for one in started:
                 one.stop()
+
+
+@pytest.fixture(scope="module")
+def dtdctl(daemons: Daemons) -> Command:
+    """Runs a command line of dtdctl against the module's `daemons`; in a directory, with `cwd`."""
+
+    def run(*words: str, cwd: Path | None = None) -> tuple[int, str, str]:
+        environ = {
+            **os.environ,
+            "DTD_COORDINATOR": str(daemons.cluster.address),
+            "NO_COLOR": "1",
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "dtd.ctl.main", *words],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE_S,
+            cwd=cwd,
+            env=environ,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return run

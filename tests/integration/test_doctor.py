@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,9 +37,14 @@ OWN_TASK = "from dtd.tasks.synthetic import Synthetic as Own\n"
 
 
 @pytest.fixture(scope="module")
-def cluster(start_daemons):
+def daemons(start_daemons):
     """Three idle workers and their coordinator."""
-    return start_daemons(3).cluster
+    return start_daemons(3)
+
+
+@pytest.fixture(scope="module")
+def cluster(daemons):
+    return daemons.cluster
 
 
 @pytest.fixture(autouse=True)
@@ -59,28 +63,6 @@ def idle(cluster):
 def command(cluster, *arguments):
     environment = {**os.environ, "DTD_COORDINATOR": str(cluster.address), "NO_COLOR": "1"}
     return [sys.executable, "-m", "dtd.ctl.main", *arguments], environment
-
-
-@pytest.fixture
-def dtdctl(cluster):
-    """Runs a command line; (exit code, stdout, stderr)."""
-
-    def run(*arguments, cwd=None):
-        words, environment = command(cluster, *arguments)
-        environment["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            timeout=110,
-            env=environment,
-            cwd=cwd,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return run
 
 
 def by_check(report):

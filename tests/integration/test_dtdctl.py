@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -31,34 +30,20 @@ min_workers = 9
 
 
 @pytest.fixture(scope="module")
-def cluster(start_daemons):
+def daemons(start_daemons):
     """Two idle workers and their coordinator; whoever is killed was started again."""
-    return start_daemons(2).cluster
+    return start_daemons(2)
+
+
+@pytest.fixture(scope="module")
+def cluster(daemons):
+    return daemons.cluster
 
 
 @pytest.fixture(scope="module")
 def state(cluster):
     """Where the coordinator keeps what must survive."""
     return cluster.directory
-
-
-@pytest.fixture
-def dtdctl(cluster):
-    """Runs a command line; (exit code, stdout, stderr)."""
-
-    def command(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "dtd.ctl.main", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "DTD_COORDINATOR": str(cluster.address)},
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return command
 
 
 def pids(cluster):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import safetensors.torch
 
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
-from tests.integration.conftest import Daemons
+from tests.integration.conftest import Command, Daemons
 
 pytestmark = pytest.mark.integration
 
@@ -36,8 +33,6 @@ min_workers = 3
 SHARDED = '[optimizer]\nname = "adamw"\n[strategy]\nname = "sharded"\nmirrors = 0\n'
 LOST_AFTER_S = "0.5"
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(scope="module")
 def daemons(start_daemons: Callable[[int], Daemons]) -> Iterator[Daemons]:
@@ -45,26 +40,6 @@ def daemons(start_daemons: Callable[[int], Daemons]) -> Iterator[Daemons]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DTD_REPLACE_COPIES_AFTER_S", LOST_AFTER_S)
         yield start_daemons(3)
-
-
-@pytest.fixture(scope="module")
-def dtdctl(daemons: Daemons) -> Command:
-    """Runs a command line; (exit code, stdout, stderr)."""
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dtd.ctl.main", *arguments],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=100,
-            check=False,
-            env={**os.environ, "DTD_COORDINATOR": str(daemons.cluster.address)},
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return command
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dtd.wire import messages as m
+from tests.integration.conftest import Command
 
 pytestmark = pytest.mark.integration
 
@@ -32,32 +29,10 @@ name = "cosine"
 """
 STEPS = 6  # of an epoch
 
-Command = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture(scope="module")
 def daemons(start_daemons):
     return start_daemons(2)
-
-
-@pytest.fixture(scope="module")
-def dtdctl(daemons) -> Command:
-    """Runs a command line; (exit code, stdout, stderr)."""
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dtd.ctl.main", *arguments],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=100,
-            check=False,
-            env={**os.environ, "DTD_COORDINATOR": str(daemons.cluster.address)},
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return command
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -28,25 +24,6 @@ STANDS_AT = 20
 @pytest.fixture(scope="module")
 def daemons(start_daemons):
     return start_daemons(2)
-
-
-@pytest.fixture
-def dtdctl(daemons):
-    def run(*words):
-        environ = {**os.environ, "DTD_COORDINATOR": str(daemons.cluster.address), "NO_COLOR": "1"}
-        environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        done = subprocess.run(
-            [sys.executable, "-m", "dtd.ctl.main", *words],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env=environ,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return run
 
 
 def trace_of(path):

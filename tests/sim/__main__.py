@@ -4,7 +4,7 @@
 `python -m tests.sim FILE ...` runs the stories in these files and rewrites the files;
 `python -m tests.sim --seeds FIRST:END [--jobs N]` runs many plans and names those that fail;
 `--shards` with either: plans of jobs whose state is sharded;
-`--beside` with either: plans of several jobs beside each other;
+`--beside` with either: plans of several jobs beside each other, with `--shards` of sharded ones;
 `python -m tests.sim --judge SECONDS [--first WHAT]` runs until a rule is broken, and prints JSON.
 """
 
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _tell_plan(seed: int, *, sharded: bool, beside: bool) -> None:
-    cluster = plans.draw_beside(seed) if beside else plans.draw(seed, sharded=sharded)
+    cluster = (plans.draw_beside if beside else plans.draw)(seed, sharded=sharded)
     try:
         cluster.run()
     finally:

@@ -29,8 +29,9 @@ class Played:
 
 
 def play(seed: int, *, sharded: bool = False, beside: bool = False) -> Played:
-    """Run the plan of a seed: of one job, perhaps sharded, or of several beside each other."""
-    cluster = plans.draw_beside(seed) if beside else plans.draw(seed, sharded=sharded)
+    """Run the plan of a seed: of one job or of several beside each other, perhaps sharded."""
+    draw = plans.draw_beside if beside else plans.draw
+    cluster = draw(seed, sharded=sharded)
     failure = ""
     try:
         cluster.run()

@@ -104,6 +104,8 @@ MIRRORS: Final = (0, 1, 1, 1, 2)
 AT_A_REGROUP: Final = 0.3
 SERVED: Final = 0.4
 """Share of the sharded plans in which parameter servers own the state."""
+SERVED_BESIDE: Final = 0.6
+"""Share of jobs with servers among sharded ones, where there are any."""
 DAMAGED: Final = 0.25
 """Share of plans with damaged shards."""
 ONE_IN_LIES: Final = 8
@@ -113,7 +115,8 @@ BESIDE: Final = (
     *(USUAL, AIMED, EXILE, USUAL),
 )
 """Kinds of plans with several jobs at once."""
-SHARDED_BESIDE: Final = 0.2
+SHARDED_BESIDE: Final = {False: 0.2, True: 0.8}
+"""Share of sharded jobs among several, and among several of which most are to be sharded."""
 
 
 def draw(seed: int, *, sharded: bool = False) -> Cluster:
@@ -173,12 +176,18 @@ def draw(seed: int, *, sharded: bool = False) -> Cluster:
     return cluster
 
 
-def draw_beside(seed: int) -> Cluster:
-    """The cluster of a seed with several jobs, most of which run beside each other."""
-    rng = random.Random(f"plan of jobs {seed}")
+def draw_beside(seed: int, *, sharded: bool = False) -> Cluster:
+    """The cluster of a seed with several jobs, most of which run beside each other.
+
+    With `sharded`, most jobs are sharded, and in some plans there are parameter servers.
+    """
+    rng = random.Random(f"plan of {'sharded ' if sharded else ''}jobs {seed}")
     kind = BESIDE[seed % len(BESIDE)]
-    workers = rng.choice((3, 4, 4, 5, 6, 8))
+    workers = rng.choice((5, 6, 6, 8) if sharded else (3, 4, 4, 5, 6, 8))
     cluster = Cluster(seed, workers=workers, pace=kind.pace)
+    served = sharded and rng.random() < SERVED
+    if served:  # so many that a job finds the workers that it takes beside them
+        cluster.serve(_servers(rng, workers)[:2])
     steps = rng.randint(5, kind.steps)
     for _ in range(rng.randint(2, 5)):
         takes = rng.choice((0, 1, 1, 2, 2, 3))
@@ -190,7 +199,7 @@ def draw_beside(seed: int) -> Cluster:
             evaluate_every=rng.choice((0, 0, 3)),
             copies=rng.choice((1, 1, 2)),
             settle_s=rng.choice((0.2, 1.0)),
-            strategy=_shards(rng) if takes and rng.random() < SHARDED_BESIDE else _rounds(rng),
+            strategy=_beside(rng, takes, sharded=sharded, served=served),
             at_s=rng.choice((0.0, rng.uniform(0.0, 8.0))),
         )
     names = [f"worker-{number}" for number in range(1, workers + 2)]
@@ -205,8 +214,20 @@ def draw_beside(seed: int) -> Cluster:
         kind.scene(setting)
     if not cluster.machines.broken:
         _hurt_the_store(cluster, seed, names, kind.calm_s)
+    if sharded:
+        _harm_shards(cluster, seed, names, kind.calm_s)
     _calm(cluster, names, kind.calm_s)
     return cluster
+
+
+def _beside(
+    rng: random.Random, takes: int, *, sharded: bool, served: bool
+) -> dict[str, object] | None:
+    """The [strategy] table of one of several jobs, which takes so many workers."""
+    if not takes or rng.random() >= SHARDED_BESIDE[sharded]:
+        return _rounds(rng)
+    owners = {"owners": "servers"} if served and rng.random() < SERVED_BESIDE else {}
+    return {**_shards(rng), **owners}
 
 
 def _rounds(rng: random.Random) -> dict[str, object] | None:

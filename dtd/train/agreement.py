@@ -13,9 +13,10 @@ import time
 from collections.abc import Collection, Sequence
 
 from dtd.core.engine.control_word import Comparison, ControlWord, Flags, compare
+from dtd.core.engine.regroup import check_claims
 from dtd.core.engine.shard_digests import Shared, Tally, combined, compared
 from dtd.core.engine.step_protocol import Ruling
-from dtd.errors import DivergenceError, RingBroken
+from dtd.errors import DivergenceError, UnreadableWord
 from dtd.train.session import JobSession
 from dtd.train.state.difference import first_difference
 from dtd.train.state.tensors import shard_digests, shards_digest, state_digest
@@ -28,6 +29,7 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
 
     Raises:
         DivergenceError: the states before this step differ; nothing of it was applied.
+        UnreadableWord: a rank's word cannot be read, or vetoes the step.
     """
     engine = session.engine
     disputed = _combine(session, ring)
@@ -43,7 +45,8 @@ def exchange(session: JobSession, ring: Collective, flags: Flags) -> ControlWord
         result = Comparison(dissenters=word.dissenters, majority=word.majority)
         raise _diverged(session, ring, result, disputed)
     if verdict.ruling is Ruling.REDO:
-        raise RingBroken(f"a rank vetoed step {session.replica.step}")
+        # Who offers an entry has all sums of the step, so an honest rank has no reason to veto.
+        raise UnreadableWord(word.vetoes[0], f"it vetoes step {session.replica.step}")
     if word.digest_agreed:
         session.checkpoints.agreed()
     return word
@@ -85,7 +88,9 @@ def compare_moving(
 
     Raises:
         DivergenceError: holders of a part differ.
+        UnreadableWord: a rank claims a part that it cannot have.
     """
+    check_claims(shared, voters)
     shards = session.replica.shards
     assert shards is not None, "the state is not sharded"
     mine = (one.part for one in shared if ring.rank in one.holders)

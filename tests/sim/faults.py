@@ -259,6 +259,11 @@ def _lie(target: Target, name: str) -> None:
     target.oracle.liars.add(name)
 
 
+def _forge(target: Target, name: str) -> None:
+    """Make a worker lie to the other ranks of its ring from now on."""
+    target.oracle.forgers.add(name)
+
+
 def _calm(target: Target) -> None:
     target.triggers.lift()
     target.network.heal()
@@ -300,6 +305,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "drain": _drain,
     "kill": _kill,
     "lie": _lie,
+    "forge": _forge,
     "calm": _calm,
 }
 HARMLESS: Final = frozenset(

@@ -1,15 +1,20 @@
-"""The false reports of a lying worker to the coordinator: of steps, digests and other members.
+"""The lies of a worker: to the coordinator of steps, digests and other members, or to the ring.
 
 The worker trains correctly, since false gradients are a separate subject.  Its lies are drawn at
-random from the reports that its credential permits, whether or not they can be true.
+random from the reports that its credential permits, whether or not they can be true.  In the ring
+it lies about digests, hashes of shards, and which shards it holds.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, Final
 
+from dtd.core.engine.control_word import DIGEST_BYTES, decode_entry, encode_entry
+from dtd.core.engine.shard_digests import ShardDigests
 from dtd.core.engine.shards import ShardSet
 from dtd.wire import messages as m
 
@@ -22,9 +27,58 @@ SLANDERS: Final = 0.1
 SHARDS: Final = 0.5
 """Share of lies about which shards it holds, where the state is sharded."""
 
+FORGED: Final = 0.4
+"""Share of its words in the ring that a liar forges."""
+
 MOST_WORKERS: Final = 7
 FAR: Final = (3, 40, 5_000, 10**9)
 """Distances of false steps from the true one, within and beyond the length of the job."""
+
+
+class Word(StrEnum):
+    """What a rank says in an exchange of words."""
+
+    OTHER = "other"
+    ENTRY = "entry"
+    DIGEST = "digest"
+    SHARDS = "shards"
+    HELD = "held"
+    HASHES = "hashes"
+
+
+def in_ring(kind: Word, word: bytes, rng: random.Random) -> bytes:
+    """A rank's word, or a lie in its place."""
+    if kind is Word.OTHER or rng.random() >= FORGED:
+        return word
+    if kind is Word.ENTRY:
+        return _entry(word, rng)
+    if kind is Word.SHARDS:
+        return _shard_digests(ShardDigests.decode(word), rng).encode()
+    if kind is Word.HELD:
+        claimed = _claimed(rng)
+        return json.dumps(rng.choice(([], claimed or ShardSet.segments([0], 1).to_wire()))).encode()
+    return rng.randbytes(len(word))
+
+
+def _entry(word: bytes, rng: random.Random) -> bytes:
+    """A control word with a false digest, one of another step, or a veto."""
+    said = decode_entry(word)
+    if rng.random() < 0.3:
+        return encode_entry(replace(said, vote=False))
+    step = said.digest_step if said.digest and rng.random() < 0.8 else rng.randint(0, 60)
+    return encode_entry(replace(said, digest_step=step, digest=rng.randbytes(DIGEST_BYTES)))
+
+
+def _shard_digests(said: ShardDigests, rng: random.Random) -> ShardDigests:
+    """Hashes of which one is false, or further ones of shards that the rank does not hold."""
+    how = rng.randrange(3)
+    if how == 0 or not said.segments:
+        return replace(said, common=rng.randbytes(DIGEST_BYTES))
+    if how == 1:
+        wrong = {rng.choice([*said.segments]): rng.randbytes(DIGEST_BYTES)}
+        return replace(said, segments={**said.segments, **wrong})
+    more = {index: rng.randbytes(DIGEST_BYTES) for index in range(said.cut)}
+    return replace(said, segments=more | said.segments)
 
 
 def instead_of(message: m.Message, rng: random.Random) -> m.Message:

@@ -13,10 +13,10 @@ from dtd.core.engine.difference import search
 from dtd.core.engine.shard_digests import ShardDigests, combined
 from dtd.core.engine.step_protocol import Ruling
 from dtd.core.membership import member
-from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.strategy.hand_on import HandOn
 from tests.sim import regroup, reports, shards
-from tests.sim.oracle import require
+from tests.sim.lies import Word
 from tests.sim.phases import Phase
 from tests.sim.replica import State
 from tests.sim.residuals import add, given, taken, value
@@ -162,7 +162,7 @@ def _agree(
     _check(ring)
     if session.mirrors is None:
         session.compared = (ring.assign.generation, state.step, state.content)
-        digests = yield from _exchange(ring, bytes.fromhex(state.content))
+        digests = yield from _exchange(ring, bytes.fromhex(state.content), Word.DIGEST)
     else:
         hashed = regroup.hashed(session, ring, state)
         digests = yield from _tallied(session, ring, hashed)
@@ -177,7 +177,7 @@ def _tallied(
     session: JobSession, ring: RingEndpoint, hashed: ShardDigests
 ) -> Generator[Request, None, list[bytes]]:
     """The digests of a sharded state on all ranks, from what each has hashed."""
-    words = yield from _exchange(ring, hashed.encode())
+    words = yield from _exchange(ring, hashed.encode(), Word.SHARDS)
     tally = combined(words, regroup.division_of(session, ring))
     return shards.said(tally, [ShardDigests.decode(one).common.hex() for one in words])
 
@@ -195,14 +195,15 @@ def _vote(
     entry = session.engine.entry(flags, digest_step=digest_step, digest=digest)
     if session.pending is not None:
         session.compared = (ring.assign.generation, digest_step, digest.hex())
-    words = yield from _exchange(ring, entry)
+    words = yield from _exchange(ring, entry, Word.ENTRY)
     verdict = session.engine.judge(words)
     word = verdict.word
     if verdict.ruling is Ruling.DIVERGED:
         compared = Comparison(dissenters=word.dissenters, majority=word.majority)
         digests = [decode_entry(one).digest for one in words]
         yield from _diverge(session, ring, digest_step, compared, digests, None)
-    require(verdict.ruling is Ruling.COMMIT, "somebody vetoed", ring.assign)
+    if verdict.ruling is Ruling.REDO:
+        raise UnreadableWord(word.vetoes[0], "it vetoes the step")
     if session.pending is not None:
         _agreed(session, ring, session.pending)
     return word
@@ -298,8 +299,10 @@ def _keep_back(session: JobSession, ring: RingEndpoint) -> None:
     add(session.residual, _share(session, ring))
 
 
-def _exchange(ring: RingEndpoint, word: bytes) -> Generator[Request, None, list[bytes]]:
-    ring.node.offer(word)
+def _exchange(
+    ring: RingEndpoint, word: bytes, kind: Word = Word.OTHER
+) -> Generator[Request, None, list[bytes]]:
+    ring.offer(word, kind)
     yield Wait(lambda: ring.node.words() is not None, ring)
     words = ring.node.words()
     assert words is not None

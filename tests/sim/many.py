@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from dtd.core.membership.machine import MAX_DEADLY_GENERATIONS
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
 from tests.sim import plans
@@ -55,7 +56,8 @@ def _why_wrong(cluster: Cluster, ended: Job) -> str:
     """Why a job must not have ended as it has; empty if it may."""
     may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
     reasons = ["the task raised", *(["there is no driver"] if cluster.machines.broken else [])]
-    if cluster.oracle.lineage.lost(ended.id):  # repeated steps prove no progress
+    killed = cluster.crashed_at_work >= MAX_DEADLY_GENERATIONS
+    if killed or cluster.oracle.lineage.lost(ended.id):  # repeated steps prove no progress
         reasons.append("kills worker after worker")
     may_have_failed = ended.state is JobState.FAILED and any(
         reason in ended.reason for reason in reasons

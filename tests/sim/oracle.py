@@ -46,7 +46,7 @@ from dtd.core.membership.machine import Membership
 from dtd.core.membership.member import Member
 from dtd.core.membership.member_events import Tell
 from dtd.core.membership.records import Job
-from dtd.core.membership.state import most_workers
+from dtd.core.membership.state import ClusterState, most_workers
 from dtd.core.membership.transitions import (
     ENDED,
     GenerationState,
@@ -96,10 +96,11 @@ class Oracle:
         self.checks = 0
         self.ended_jobs: dict[str, Job] = {}
         self.liars: set[str] = set()  # workers that lie to the coordinator
+        self.forgers: set[str] = set()  # workers that lie to the other ranks of their ring
         self._ended_for_good: set[str] = set()
         self.lineage = Lineage()
         self.residuals = Residuals(self.liars)
-        self.shards = ShardRules(self.liars)
+        self.shards = ShardRules(self.liars, self.forgers)
         self._touched: set[str] = set()
         self._flipped = False
         self._went_back = False
@@ -323,6 +324,8 @@ class Oracle:
     ) -> None:
         """A rank has seen that digests of a step differ, and knows the majority's."""
         votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
+        if len(votes) == 1 and any(2 * said.count(one) > len(said) for one in said):
+            votes = list(said)
         most = max(votes.count(one) for one in votes)
         require(majority == (2 * most > len(votes)), "a majority is none", len(votes), most)
         right = max(votes, key=votes.count) if majority else None
@@ -406,7 +409,7 @@ class Oracle:
         if not self.liars:
             self.beliefs.check(core, now, connected)
         cluster = core.cluster
-        if cluster.job is not None and cluster.run.phase is GenerationState.FORMING:
+        if cluster.job is not None and self._forms(cluster, cluster.job):
             job = cluster.job
             start = (job.start_generation, job.start_step)
             self._numbers.add(job.generation)
@@ -435,6 +438,12 @@ class Oracle:
         require(deadline is None or deadline > now, "a deadline that has passed is asked for again")
         watched = cluster.job is None or not cluster.members() or deadline is not None
         require(watched, "a generation has members and nobody looks at the clock")
+
+    def _forms(self, cluster: ClusterState, job: Job) -> bool:
+        """Whether a generation forms, or has begun to end by the event that announced it."""
+        phase = cluster.run.phase
+        ends = phase is GenerationState.ENDING and job.generation not in self._numbers
+        return phase is GenerationState.FORMING or ends
 
     def _one_after_the_other(self, job: Job) -> None:
         """Check that a member has certainly left the last generation, or the operator said so."""

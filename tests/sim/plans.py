@@ -303,6 +303,26 @@ def with_liar(seed: int, *, sharded: bool = False) -> Cluster:
     return cluster
 
 
+def with_forger(seed: int, *, sharded: bool = False) -> Cluster:
+    """A job and one worker that lies to the other ranks from some moment on, and one who joins.
+
+    Of a sharded state three workers hold each shard, so that two of them outvote the liar.
+    """
+    rng = random.Random(f"sharded forger {seed}" if sharded else f"forger {seed}")
+    workers = rng.randint(4, 5)
+    liar = f"worker-{rng.randint(1, workers)}"
+    cluster = Cluster(seed, workers=workers)
+    cluster.submit(
+        steps=rng.randint(20, 60),
+        checkpoint_every=rng.choice((2, 5)),
+        min_workers=2,
+        strategy={"name": "sharded", "mirrors": 2} if sharded else None,
+    )
+    cluster.do("forge", liar, at_s=rng.uniform(0.0, 6.0))
+    cluster.restart(f"worker-{workers + 1}", at_s=rng.uniform(3.0, 6.0))
+    return cluster
+
+
 def _calm(cluster: Cluster, names: list[str], calm_s: float) -> None:
     """End all faults, and start all processes that are down."""
     cluster.do("calm", at_s=calm_s).restart(COORDINATOR, at_s=calm_s)

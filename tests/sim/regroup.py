@@ -11,18 +11,19 @@ import json
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from dtd.core.engine.regroup import RegroupWindow, plan_regroup
+from dtd.core.engine.regroup import RegroupWindow, check_claims, plan_regroup
 from dtd.core.engine.shard_digests import ShardDigests, compared
 from dtd.core.engine.shards import Division, ShardSet
 from dtd.errors import RingBroken, ShardsMissing
 from tests.sim import shards
+from tests.sim.lies import Word
 from tests.sim.phases import Phase
 from tests.sim.replica import State
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.session import JobSession
 from tests.sim.thread import Reach, Request
 
-Exchange = Callable[[RingEndpoint, bytes], Generator[Request, None, list[bytes]]]
+Exchange = Callable[[RingEndpoint, bytes, Word], Generator[Request, None, list[bytes]]]
 
 
 def common(session: JobSession, state: State) -> State:
@@ -52,7 +53,7 @@ def gather(
         RingBroken: the generation is over.
     """
     state, rank, division = session.live, ring.assign.rank, division_of(session, ring)
-    words = yield from exchange(ring, json.dumps(state.part.to_wire()).encode())
+    words = yield from exchange(ring, json.dumps(state.part.to_wire()).encode(), Word.HELD)
     held = [ShardSet.from_wire(json.loads(word)) for word in words]
     try:
         plan = plan_regroup(held, [division.shards(one) for one in range(len(words))])
@@ -60,10 +61,14 @@ def gather(
         session.shell.surroundings.oracle.shards.hole(ring.assign, error.message)
         ring.end(error.message)
         raise RingBroken(error.message) from error
+    roster = ring.assign.roster
+    check_claims(plan.shared, {at for at, one in enumerate(roster) if one.holds})
     session.shell.surroundings.oracle.shards.compares(ring.assign, state)
     mine = (one.part for one in plan.shared if rank in one.holders)
     hashes = [shards.digest(state.atoms, part) for part in mine]
-    words = (yield from exchange(ring, b"".join(hashes))) if plan.shared else [b""] * len(held)
+    words = [b""] * len(held)
+    if plan.shared:
+        words = yield from exchange(ring, b"".join(hashes), Word.HASHES)
     tally = compared(plan.shared, words)
     if tally.disputed is not None:
         return shards.said(tally, [state.content] * len(held))
@@ -75,7 +80,7 @@ def gather(
             for piece in window.gives(rank, shards.ATOMS)
             for index in range(piece.start, piece.stop)
         ]
-        words = yield from exchange(ring, shards.sent(given))
+        words = yield from exchange(ring, shards.sent(given), Word.OTHER)
         _take(atoms, window, rank, words)
     session.state = replace(state, atoms=tuple(atoms))
     return []

@@ -15,6 +15,7 @@ from dtd.core.observe.links import ENDED
 from dtd.core.ring.machine import Ring
 from dtd.errors import DtdError
 from dtd.wire import messages as m
+from tests.sim import lies
 from tests.sim.data_port import DataPort, LifelineHello, RingHello
 from tests.sim.lifeline import Lifeline
 from tests.sim.network import DAMAGED, Port
@@ -113,6 +114,12 @@ class RingEndpoint:
         key = (assign.generation, assign.roster_id, self._previous_rank)
         self._data_port.expect_ring(key, self)
         self._connect_next()
+
+    def offer(self, word: bytes, kind: lies.Word) -> None:
+        """Say a word to all ranks; a liar may say another one."""
+        if self._name in self._surroundings.oracle.forgers:
+            word = lies.in_ring(kind, word, self._surroundings.rng)
+        self.node.offer(word)
 
     def end(self, reason: str) -> None:
         """Leave the ring."""

@@ -25,16 +25,18 @@ class ShardRules:
 
     Args:
         liars: workers that may claim shards that they do not have.
+        forgers: workers that may deny shards in their ring, or claim some, and so get others.
 
     Attributes:
         regroups: how many ranks have obtained their part of a state.
         damaged: whether a shard has been damaged in memory.
     """
 
-    def __init__(self, liars: Collection[str]) -> None:
+    def __init__(self, liars: Collection[str], forgers: Collection[str] = ()) -> None:
         self.regroups = 0
         self.damaged = False
         self._liars = liars
+        self._forgers = forgers
         self._kept: dict[str, State] = {}
         self._brought: dict[tuple[str, int], dict[str, State]] = {}
         self._passed: set[tuple[str, int]] = set()
@@ -42,7 +44,8 @@ class ShardRules:
 
     def hole(self, assign: m.Assign, why: str) -> None:
         """The ranks of a generation do not cover its starting state."""
-        require(bool(self._liars), "a generation begins with a hole", assign.generation, why)
+        false = bool(self._liars or self._forgers)
+        require(false, "a generation begins with a hole", assign.generation, why)
 
     def adopted(self, name: str, state: State) -> None:
         """A rank has the starting state of a generation, or its part of it."""
@@ -59,9 +62,11 @@ class ShardRules:
     def regrouped(self, assign: m.Assign, state: State, part: ShardSet) -> None:
         """A rank has agreed with all others, and dropped what is not its part."""
         self.regroups += 1
-        self._kept[assign.roster[assign.rank].name] = state
-        require(state.part == part, "a rank has another part than its own", assign, state.part)
-        self._regrouping.discard(assign.roster[assign.rank].name)
+        name = assign.roster[assign.rank].name
+        self._kept[name] = state
+        own = state.part == part or name in self._forgers
+        require(own, "a rank has another part than its own", assign, state.part)
+        self._regrouping.discard(name)
         self.honest(state)
 
     def compares(self, assign: m.Assign, state: State) -> None:

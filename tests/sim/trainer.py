@@ -7,12 +7,13 @@ the loop is in `tests.sim.loop`.
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Final
 
 from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import Reaction, StateKey, TakeOver, reaction
 from dtd.core.membership import member
 from dtd.core.membership.branches import told_by
-from dtd.errors import DivergenceError, RingBroken, TaskError
+from dtd.errors import DivergenceError, RingBroken, TaskError, UnreadableWord
 from dtd.wire import messages as m
 from tests.sim import loop, regroup, reports
 from tests.sim.fetch import Fetch
@@ -23,6 +24,8 @@ from tests.sim.residuals import value
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.session import Shell, begin
 from tests.sim.thread import Reach, Request, Routine, Thread, Wait
+
+CORRUPT: Final = "corrupt"
 
 
 class TrainingThread:
@@ -92,6 +95,9 @@ class TrainingThread:
             self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
             return "broken"
+        except UnreadableWord as error:
+            self._unreadable(ring, error)
+            return "unreadable"
         except DivergenceError as error:
             self._diverged(ring, error)
             return "diverged"
@@ -116,6 +122,16 @@ class TrainingThread:
             assert self.session.agreed is not None
             self._shell.feed(reports.finished(ring.assign, self.session.agreed))
         return outcome
+
+    def _unreadable(self, ring: RingEndpoint, error: UnreadableWord) -> None:
+        """A rank has said what it cannot say: it is named, and the generation ends."""
+        suspect = ring.assign.roster[error.rank].name
+        oracle = self._shell.surroundings.oracle
+        require(suspect in oracle.forgers, "an honest word is not understood", error.message)
+        self.session.discard()
+        regroup.leave(self.session)
+        ring.end(error.message)
+        self._froze(ring, suspect, CORRUPT, error.message)
 
     def _froze(
         self,

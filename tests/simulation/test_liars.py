@@ -1,15 +1,16 @@
-"""One worker that lies to the coordinator, among others that do not: the job ends as it should.
+"""One worker that lies, to the coordinator or its ring, among others that do not: the job is done.
 
 A failure names its seed.
 """
 
 import pytest
 
-from tests.sim.plans import with_liar
+from tests.sim.plans import with_forger, with_liar
 
 SEEDS = 120
 SEEDS_AT_A_TIME = 20
 SHARDED = 20
+FORGED = 15
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
@@ -25,3 +26,14 @@ def test_one_that_lies_about_its_shards_neither_ends_nor_spoils_a_job(first: int
     """Its claims may cost what its death would: with another loss, steps."""
     for seed in range(first, first + SEEDS_AT_A_TIME):
         assert with_liar(seed, sharded=True).run(patience_s=200.0).succeeded(), seed
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_others_outvote_one_that_lies_in_its_ring_and_restart_nobody_else(
+    sharded: bool,
+) -> None:
+    """The oracle counts it as a broken rule if another one is evicted or restarts."""
+    for seed in range(FORGED):
+        cluster = with_forger(seed, sharded=sharded).run(patience_s=120.0)
+        assert cluster.succeeded(), seed
+        assert cluster.lost_steps() == 0, seed

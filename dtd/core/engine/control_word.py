@@ -97,6 +97,7 @@ class ControlWord:
 
     Attributes:
         commit: every rank voted for it and no digests differ.
+        vetoes: ranks that did not vote for it.
         checkpoint: some rank requests a checkpoint.
         stop: some rank requests the end of the job.
         leave: some rank leaves.
@@ -108,6 +109,7 @@ class ControlWord:
     """
 
     commit: bool
+    vetoes: tuple[int, ...]
     checkpoint: bool
     stop: bool
     leave: bool
@@ -153,8 +155,12 @@ def compare(
         said: one for each rank.
         voters: ranks whose digests are counted; None for all.  A rank that has just copied its
             state from another is no independent evidence and must not count towards a majority.
+            But what more than half of all ranks have copied alike from the only one that had it
+            contradicts that one, if it has another digest itself.
     """
     votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
+    if len(votes) == 1 and any(2 * said.count(one) > len(said) for one in said):
+        votes = list(said)
     common = max(votes, key=lambda one: (votes.count(one), one))
     return Comparison(
         dissenters=tuple(rank for rank, one in enumerate(said) if one != common),
@@ -243,9 +249,11 @@ def reduce_entries(
     digests = [(entry.digest_step, entry.digest) for entry in entries]
     digest_step = max(step for step, _ in digests)
     compared = compare(digests, voters=voters)
+    vetoes = tuple(rank for rank, entry in enumerate(entries) if not entry.vote)
     agreed = None if digest_step == NO_DIGEST_STEP else not compared.dissenters
     return ControlWord(
-        commit=all(entry.vote for entry in entries) and agreed is not False,
+        commit=not vetoes and agreed is not False,
+        vetoes=vetoes,
         checkpoint=any(entry.checkpoint for entry in entries),
         stop=any(entry.stop for entry in entries),
         leave=any(entry.leave for entry in entries),

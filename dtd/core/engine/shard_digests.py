@@ -103,11 +103,12 @@ def combined(words: Sequence[bytes], division: Division) -> Tally:
         division: which rank holds which segments.
 
     Raises:
-        UnreadableWord: a rank's word cannot be read, or lacks the segment that the rank owns.
+        UnreadableWord: a rank's word cannot be read, lacks the segment that the rank owns, or has
+            one that the rank does not hold: otherwise a rank could dispute any.
     """
     cut = division.segments
     said = read_words(words, lambda word: _cut_alike(word, cut))
-    _check_owners(said, division)
+    _check_holders(said, division)
     shares = []
     for index in range(cut):
         hashes = {r: one.segments[index] for r, one in enumerate(said) if index in one.segments}
@@ -169,12 +170,16 @@ def _cut_alike(word: bytes, cut: int) -> ShardDigests:
     return said
 
 
-def _check_owners(said: Sequence[ShardDigests], division: Division) -> None:
-    """Check that each rank has hashed the segment that it owns."""
-    for index in range(division.segments):
-        rank = division.owner(index)
-        if index not in said[rank].segments:
-            raise UnreadableWord(rank, f"it lacks the hash of its own segment {index}")
+def _check_holders(said: Sequence[ShardDigests], division: Division) -> None:
+    """Check that each rank has hashed the segment that it owns, and none that it does not hold."""
+    for rank, one in enumerate(said):
+        held = division.held(rank)
+        lacks = [index for index in held[:1] if index not in one.segments]
+        if lacks:
+            raise UnreadableWord(rank, f"it lacks the hash of its own segment {lacks[0]}")
+        strange = sorted(one.segments.keys() - set(held))
+        if strange:
+            raise UnreadableWord(rank, f"it has a hash of segment {strange[0]}, of another's")
 
 
 def _refused(what: str) -> ProtocolError:

@@ -20,12 +20,12 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from dtd.core.engine.control_word import read_words
+from dtd.core.engine.control_word import compare, read_words
 from dtd.core.engine.regroup import RegroupPlan, RegroupWindow, plan_regroup
 from dtd.core.engine.shard_digests import Shared
 from dtd.core.engine.shards import ShardSet, united
 from dtd.core.ring.chunks import Operation
-from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing
+from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
 from dtd.strategy.sharded.state import Column, ShardedState
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.api import BucketMemory, CommTiming
@@ -195,10 +195,15 @@ def _read(words: Sequence[bytes]) -> list[ShardSet]:
 
     Raises:
         RingBroken: ranks keep different entries of the optimizer, so their states differ.
-        UnreadableWord: a rank's word cannot be read.
+        UnreadableWord: a rank's word cannot be read, or its optimizer keeps other entries than
+            those of more than half of the ranks.
     """
-    if len({word[:_DIGEST_BYTES] for word in words}) > 1:
+    entries = [word[:_DIGEST_BYTES] for word in words]
+    result = compare([(0, one) for one in entries])
+    if result.dissenters and not result.majority:
         raise RingBroken("the optimizers of the ranks keep different entries")
+    if result.dissenters:
+        raise UnreadableWord(result.dissenters[0], "its optimizer keeps other entries than most")
     return read_words(words, _shards)
 
 

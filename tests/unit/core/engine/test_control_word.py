@@ -134,7 +134,8 @@ def test_any_bytes_are_an_entry_or_a_protocol_error(data: bytes) -> None:
 
 def test_one_veto_prevents_the_commit() -> None:
     assert reduced(ControlEntry(), ControlEntry()).commit
-    assert not reduced(ControlEntry(), ControlEntry(vote=False)).commit
+    word = reduced(ControlEntry(), ControlEntry(vote=False))
+    assert (word.commit, word.vetoes) == (False, (1,))
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "stop", "leave", "yield_"])
@@ -227,7 +228,11 @@ def test_a_majority_is_more_than_half(
         ([A, B, A], {0, 1}, (0, 2), False),
         ([A, B, B], {0, 1}, (0,), False),
         ([A, A, B], {0, 1}, (2,), True),
-        ([A, B, B, B], {0}, (1, 2, 3), True),
+        ([A, B], {0}, (1,), True),
+        ([A, B, C], {0}, (1, 2), True),
+        ([A, B, B, B], {0}, (0,), True),
+        ([A, A, A, B], {0}, (3,), True),
+        ([A, B, B, C], {0}, (1, 2, 3), True),
         ([A, B, A, A], {0, 1, 2}, (1,), True),
     ],
 )

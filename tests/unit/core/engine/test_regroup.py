@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtd.core.engine import regroup
-from dtd.core.engine.regroup import Piece, RegroupPlan, plan_regroup
+from dtd.core.engine.regroup import Piece, RegroupPlan, check_claims, plan_regroup
 from dtd.core.engine.shard_digests import Shared
 from dtd.core.engine.shards import NOTHING, WHOLE, ShardSet, united
 from dtd.core.ring.chunks import BucketShape, Operation, cut
-from dtd.errors import ShardsMissing
+from dtd.errors import ShardsMissing, UnreadableWord
 from tests.shards import held_shards
 
 MISSING = -1
@@ -273,3 +273,14 @@ def test_any_parts_reach_those_who_want_them(
     assert all(0 < hops < len(held) for hops in distances)
     for rank, (before, after) in enumerate(zip(held, wanted, strict=True)):
         assert plan.taken(rank) == after - before
+
+
+def test_who_has_brought_nothing_cannot_claim_what_others_hold() -> None:
+    held = [WHOLE, NOTHING, WHOLE]
+    shared = plan_regroup(held, divided(3)).shared
+    check_claims(shared, None)
+    check_claims(shared, {0, 2})
+    check_claims((), {0})
+    with pytest.raises(UnreadableWord, match=r"it claims .* that it has not brought") as caught:
+        check_claims(shared, {0, 1})
+    assert caught.value.rank == 2

@@ -59,13 +59,13 @@ def test_a_word_that_says_nothing_is_refused(data) -> None:
 
 @pytest.mark.parametrize(("world_size", "mirrors"), [(1, 0), (2, 1), (4, 0), (4, 1), (5, 4)])
 def test_equal_parts_have_one_digest_that_depends_on_all_of_them(world_size, mirrors) -> None:
-    tally = combined(words(world_size, mirrors))
+    tally = combined(words(world_size, mirrors), mirrors)
     assert len(set(tally.digests)) == 1
     assert len(tally.digests[0]) == 16
     assert tally.disputed is None
     other = [hashed(r, world_size, mirrors, s0=b"x" * 16).encode() for r in range(world_size)]
     if mirrors >= world_size - 1:
-        assert combined(other).digests != tally.digests
+        assert combined(other, mirrors).digests != tally.digests
 
 
 def test_a_rank_with_another_common_part_dissents() -> None:
@@ -82,11 +82,20 @@ def test_an_owner_and_its_mirror_that_differ_both_dissent() -> None:
 
 def test_of_three_holders_the_one_that_differs_dissents() -> None:
     for name in ("s2", "s1", "s0"):
-        tally = combined(words(4, 2, **{name: b"x" * 16}))
+        tally = combined(words(4, 2, **{name: b"x" * 16}), 2)
         assert dissenters(tally) == (1,)
         assert tally.disputed is not None
         assert len(tally.disputed.holders) == 3
-        assert tally.digests[0] == combined(words(4, 2)).digests[0]
+        assert tally.digests[0] == combined(words(4, 2), 2).digests[0]
+
+
+def test_one_liar_cannot_dispute_shards_that_it_does_not_hold() -> None:
+    """With its vote there would be no majority for any shard, and all ranks would dissent."""
+    said = words(4, 0)
+    said[1] = hashed(1, 4, 0, **{f"s{index}": b"x" * 16 for index in (0, 1, 3)}).encode()
+    with pytest.raises(UnreadableWord, match="it has a hash of segment 0, of another's") as caught:
+        combined(said, 0)
+    assert caught.value.rank == 1
 
 
 def test_of_two_ranks_that_differ_nobody_has_a_majority() -> None:

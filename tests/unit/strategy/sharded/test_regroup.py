@@ -126,6 +126,14 @@ def test_what_several_ranks_hold_is_compared_before_it_moves() -> None:
     assert state.sliced == state.holds == WHOLE
 
 
+def test_one_that_keeps_other_entries_than_most_is_named() -> None:
+    state, _ = state_of(WHOLE)
+    ring = OneRank(saying(NOTHING), lambda word: b"x" * 16 + word[16:])
+    with pytest.raises(UnreadableWord, match="other entries than most") as caught:
+        regroup(state, ring, 0, halves, never)
+    assert caught.value.rank == 2
+
+
 @pytest.mark.parametrize(
     ("other", "error", "why"),
     [

@@ -78,7 +78,7 @@ def _shard_digests(said: ShardDigests, rng: random.Random) -> ShardDigests:
         wrong = {rng.choice([*said.segments]): rng.randbytes(DIGEST_BYTES)}
         return replace(said, segments={**said.segments, **wrong})
     more = {index: rng.randbytes(DIGEST_BYTES) for index in range(said.cut)}
-    return replace(said, segments=more | said.segments)
+    return replace(said, segments={**more, **said.segments})
 
 
 def instead_of(message: m.Message, rng: random.Random) -> m.Message:

@@ -97,7 +97,7 @@ def next_deed(
     if cancelled or why:
         if any(one.job for one in still):
             return None
-        return End("cancelled" if cancelled else "failed", why)
+        return End("cancelled", "by the operator") if cancelled else End("failed", why)
     chosen = next((one for one in still if not one.job), None)
     if chosen is not None:
         return Submit(chosen)

@@ -191,6 +191,14 @@ def read_sweep(mapping: object, *, source: str) -> SweepSpec:
     return made
 
 
+def stored_sweep(mapping: Mapping[str, Any]) -> SweepSpec:
+    """A sweep that was valid when `to_mapping` wrote it; it is not checked again."""
+    known = fields_of(SweepTable)
+    table = {key: value for key, value in mapping["sweep"].items() if key in known}
+    space = tuple(_read_setting(name, values)[0] for name, values in mapping["space"].items())
+    return SweepSpec(sweep=SweepTable(**table), space=space, base=mapping["base"])
+
+
 def with_settings(base: Mapping[str, Any], params: Mapping[str, Scalar]) -> dict[str, Any]:
     """A job's map with other values of some settings, named "table.key"."""
     raw = copy.deepcopy(dict(base))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtd.errors import JobSpecError
-from dtd.job.sweep import MAX_SETTINGS, SweepSpec, read_sweep
+from dtd.job.sweep import MAX_SETTINGS, SweepSpec, read_sweep, stored_sweep
 
 BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
 RANGE = {"low": 0.001, "high": 1.0, "log": True}
@@ -58,6 +58,18 @@ def test_what_is_written_down_reads_the_same() -> None:
     assert read_sweep(spec.to_mapping(), source="store") == spec
     choices = read({"optimizer.lr": {"choices": [0.1, 0.2]}})
     assert read_sweep(choices.to_mapping(), source="store") == choices
+
+
+def test_what_was_valid_once_is_read_although_it_is_not_any_more() -> None:
+    spec = read({"optimizer.lr": {"choices": [0.1, 0.2]}}, method="grid")
+    assert stored_sweep(spec.to_mapping()) == spec
+    written = spec.to_mapping()
+    written["base"]["optimizer"]["gone"] = 1
+    written["sweep"]["gone"] = 1
+    written["space"]["optimizer.gone"] = {"low": 1, "high": 3, "log": False, "step": 1}
+    with pytest.raises(JobSpecError):
+        read_sweep(written, source="store")
+    assert stored_sweep(written).trials == 6
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from dtd.core.membership.events import CancelRequested, Event
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import ENDED, JobState
 from dtd.core.sweeps import Begin, End, Submit, Trial, TrialState
-from dtd.errors import DtdError, RequestRefused
+from dtd.errors import DtdError, JobSpecError, RequestRefused
 from dtd.job.parse import to_mapping
-from dtd.job.sweep import SweepSpec, read_sweep
+from dtd.job.sweep import SweepSpec, read_sweep, stored_sweep
 from dtd.rules import did_you_mean
 from dtd.wire import messages as m
 
@@ -43,6 +43,8 @@ RETRY_S: Final = 2.0
 """Pause before a submission that was refused, because the queue is full, is tried again."""
 NAME_CHARACTERS: Final = 40
 """Of a job's name, in the names of its trials."""
+MAX_NEWS: Final = 1000
+"""Evaluations that wait while Optuna thinks; beyond these they are dropped."""
 
 
 class SweepHost(Protocol):
@@ -79,6 +81,7 @@ class _Run:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sweep")
         self.advisor: Advisor | None = None
         self.hurried: set[str] = set()
+        self.over = False
 
     async def asked(self, function: Callable[..., T], *arguments: Any) -> T:
         """Ask the advisor, in the sweep's thread."""
@@ -128,11 +131,21 @@ class Sweeps:
         """Go on with the sweeps that an earlier process has not ended."""
         for row in await self._host.in_store(self._host.store.sweeps.open_sweeps):
             with self._host.containment.around(f"taking up {name_of(row['number'])}"):
-                spec = read_sweep(row["spec"], source=name_of(row["number"]))
-                cancelled = row["state"] == "cancelling"
-                run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
-                run.trials = await self._host.in_store(self._host.store.sweeps.trials, run.number)
-                self._start(run)
+                await self._take_up(row)
+
+    async def _take_up(self, row: Mapping[str, Any]) -> None:
+        name, tables = name_of(row["number"]), self._host.store.sweeps
+        try:
+            spec = read_sweep(row["spec"], source=name)
+        except JobSpecError as error:  # an earlier release has written it
+            why = f"this release does not accept it: {'; '.join(error.problems)}"
+            await self._host.in_store(tables.change, row["number"], "failed", why)
+            self._host.incident("sweep_ended", f"{name} is failed: {why}")
+            return
+        cancelled = row["state"] == "cancelling"
+        run = _Run(row["number"], spec, row["package"], cancelled=cancelled)
+        run.trials = await self._host.in_store(tables.trials, run.number)
+        self._start(run)
 
     def close(self) -> None:
         """Stop; what has not ended goes on with the next process."""
@@ -168,10 +181,11 @@ class Sweeps:
         run = self._runs.get(row["number"])
         if run is None:
             raise RequestRefused(f"{name} has ended: it is {row['state']}")
-        run.cancelled = True
-        change = self._host.store.sweeps.change
-        await self._host.in_store(change, run.number, "cancelling", "cancelled by the operator")
-        run.news.put_nowait(None)
+        if not run.cancelled:
+            run.cancelled = True
+            change = self._host.store.sweeps.change
+            await self._host.in_store(change, run.number, "cancelling", "by the operator")
+            run.news.put_nowait(None)
         return {"sweep": name, "state": "cancelling"}
 
     async def listing(self) -> dict[str, Any]:
@@ -200,8 +214,10 @@ class Sweeps:
     def evaluated(self, message: m.Evaluated) -> None:
         """A job has been evaluated; the sender may speak for it."""
         known = self._trial_of.get(message.job)
-        if known is not None:
-            run, number = known
+        if known is None:
+            return
+        run, number = known
+        if run.news.qsize() < MAX_NEWS:
             run.news.put_nowait((number, message.step, dict(message.metrics)))
 
     def job_ended(self, job: Job) -> None:
@@ -244,9 +260,14 @@ class Sweeps:
         task.add_done_callback(self._tasks.discard)
 
     async def _contained(self, run: _Run) -> None:
+        name = name_of(run.number)
         try:
-            with self._host.containment.around(f"running {name_of(run.number)}"):
+            with self._host.containment.around(f"running {name}"):
                 await self._run(run)
+            if not run.over:  # by an error, which was caught
+                with self._host.containment.around(f"ending {name}"):
+                    why = "an internal error of the coordinator, see its events"
+                    await self._end(run, End("failed", why))
         finally:
             self._runs.pop(run.number, None)
             run.thread.shutdown(wait=False)
@@ -336,9 +357,10 @@ class Sweeps:
     async def _pause(self, run: _Run) -> None:
         try:
             async with asyncio.timeout(RETRY_S):
-                await self._hear(run, await run.news.get())
+                news = await run.news.get()
         except TimeoutError:
             return
+        await self._hear(run, news)
 
     async def _hear(self, run: _Run, news: tuple[Any, ...] | None) -> None:
         """Take in an evaluation or the end of a trial."""
@@ -386,6 +408,7 @@ class Sweeps:
             text += await self._register(run, found)
         change = self._host.store.sweeps.change
         await self._host.in_store(change, run.number, end.state, reason)
+        run.over = True
         self._host.incident("sweep_ended", text)
 
     async def _register(self, run: _Run, best: Trial) -> str:

@@ -2,7 +2,7 @@
 
 It is fed through a pipe (`dtd.coordinator.tracking.sink`); what that does not take at once is
 dropped and counted.  A process that ends is started again, ever less often, and learns of the
-running job then.
+running jobs then.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ RESTART_AFTER_S: Final = 5.0
 RESTART_AT_MOST_AFTER_S: Final = 300.0
 TOLD_EVERY_S: Final = 60.0
 END_WITHIN_S: Final = 4.0
+MAX_RUNNING: Final = 64
+"""Jobs of which a process that was started again is told."""
 
 
 class Teller(Protocol):
@@ -52,7 +54,7 @@ class Feed:
         self._settings = settings
         self._teller = teller
         self._process: asyncio.subprocess.Process | None = None
-        self._began: Began | None = None
+        self._running: dict[str, Began] = {}
         self._told_s = -TOLD_EVERY_S
         self.name: str = settings["sink"]
         self.dropped = 0
@@ -61,9 +63,11 @@ class Feed:
     def tell(self, entry: Entry) -> None:
         """Pass an entry on, or drop it; returns at once."""
         if isinstance(entry, Began):
-            self._began = entry
+            while len(self._running) >= MAX_RUNNING:
+                del self._running[next(iter(self._running))]
+            self._running[entry.job] = entry
         elif isinstance(entry, Ended):
-            self._began = None
+            self._running.pop(entry.job, None)
         self._write(to_line(entry))
 
     def _write(self, line: bytes) -> None:
@@ -100,8 +104,8 @@ class Feed:
         self._process = process
         try:
             self._write(json.dumps(dict(self._settings)).encode() + b"\n")
-            if self._began is not None:
-                self._write(to_line(self._began))
+            for began in self._running.values():
+                self._write(to_line(began))
             await self._listen(process)
             code = await process.wait()
             self._fails(self.failing or f"its process has ended with code {code}")

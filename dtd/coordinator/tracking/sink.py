@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from dtd.coordinator.tracking.entries import Began, Ended, Entry, Figures, from_line
@@ -108,26 +108,42 @@ class Delivery:
     # --- in the delivery thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        for batch in self._batches():
+        served: set[str] = set()
+        while (job := self._next_job()) is not None:
+            if job in served:  # what comes in meanwhile goes along
+                self._closing.wait(BATCH_EVERY_S)
+                served.clear()
+            batch = self._take()
             self._deliver(batch)
             if isinstance(batch[0], Figures):
-                self._closing.wait(BATCH_EVERY_S)
+                served.add(job)
         self._attempt(self._sink.close)
 
-    def _batches(self) -> Iterator[list[Entry]]:
-        """One entry, or consecutive figures of one job, until nothing waits at the end."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
-                if not self._waiting:
-                    return
-                batch = [self._waiting.popleft()]
-                while (
-                    self._waiting and len(batch) < MAX_BATCH and _join(batch[0], self._waiting[0])
-                ):
-                    batch.append(self._waiting.popleft())
-                self._counts[_is_figures(batch[0])] -= len(batch)
-            yield batch
+    def _next_job(self) -> str | None:
+        """The job of the entry that has waited longest; None when nothing waits at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            return self._waiting[0].job if self._waiting else None
+
+    def _take(self) -> list[Entry]:
+        """The entry that has waited longest, with the figures of its job that follow figures.
+
+        Other jobs' entries may lie between: those run beside it, and their order does not matter.
+        """
+        with self._changed:
+            batch = [self._waiting.popleft()]
+            job, stays = batch[0].job, deque[Entry]()
+            takes = _is_figures(batch[0])
+            while takes and self._waiting and len(batch) < MAX_BATCH:
+                entry = self._waiting.popleft()
+                if entry.job == job and _is_figures(entry):
+                    batch.append(entry)
+                    continue
+                stays.append(entry)
+                takes = entry.job != job
+            self._waiting.extendleft(reversed(stays))
+            self._counts[_is_figures(batch[0])] -= len(batch)
+        return batch
 
     def _deliver(self, batch: Sequence[Entry]) -> None:
         pause_s = FIRST_PAUSE_S
@@ -174,11 +190,6 @@ class Delivery:
 
 def _is_figures(entry: Entry) -> bool:
     return isinstance(entry, Figures)
-
-
-def _join(first: Entry, other: Entry) -> bool:
-    both = isinstance(first, Figures) and isinstance(other, Figures)
-    return both and first.job == other.job
 
 
 def reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,19 +15,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dtd.config import CoordinatorConfig
-from dtd.coordinator.tracking.entries import Began, Ended, Entry, Figures, bounded
+from dtd.coordinator.tracking.entries import (
+    MAX_SETTINGS,
+    MAX_TEXT_CHARACTERS,
+    Began,
+    Ended,
+    Entry,
+    Figures,
+    bounded,
+)
 from dtd.coordinator.tracking.feed import Feed, Teller
 from dtd.coordinator.tracking.files import TENSORBOARD
-from dtd.coordinator.tracking.tensorboard import Curves, Point, point_of
+from dtd.coordinator.tracking.tensorboard import Begun, Curves, Point, point_of
 from dtd.core.membership.records import Job
 from dtd.errors import ConfigError
 from dtd.job.differences import settings, shown_value
 from dtd.logs import is_secret
+from dtd.shown import one_line
 from dtd.wire import messages as m
 
 FIRST_SPACING_S: Final = 0.1
 THINNED_EVERY: Final = 20_000
 """Points after which those of a job come half as often."""
+MAX_FOLLOWED: Final = 64
+"""Jobs that run beside each other."""
+_EXACT: Final = 2**53
+"""Larger integers are told as text: a float would round them."""
 
 PACKAGES: Final[Mapping[str, tuple[str, str]]] = {
     "mlflow": ("mlflow", "mlflow-skinny"),
@@ -82,32 +96,39 @@ class Trackers:
         self._curves = Curves(config.state_dir / TENSORBOARD, later)
         self._feeds = [Feed(one, teller) for one in sinks_of(config)]
         self._wall = wall
-        self._thinner = Thinner()
-        self._job = ""
+        self._followed: dict[str, Thinner] = {}
 
     def reported(self, job: Job | None, message: m.Progress | m.Evaluated) -> None:
-        """Figures of a job; the sinks follow the active one.
+        """Figures of a job; the sinks follow those that are active.
 
         Args:
-            job: the active job, if there is one.
+            job: the sender's active job, if there is one.
             message: the report.
         """
         point = point_of(message, self._wall())
+        active = job is not None and job.id == point.job
+        if job is not None and active:
+            self._follow(job, point.unix_s)
         self._curves.add(point)
-        if job is None or job.id != point.job or not self._feeds:
+        if active and self._followed[point.job].takes(point):
+            self._tell(_figures(point))
+
+    def _follow(self, job: Job, unix_s: float) -> None:
+        """Say what a job is, before its first figures."""
+        if job.id in self._followed:
             return
-        if not self._thinner.takes(point):
-            return
-        if job.id != self._job:
-            self._job = job.id
-            self._tell(_began(job, point.unix_s))
-        self._tell(_figures(point))
+        while len(self._followed) >= MAX_FOLLOWED:
+            del self._followed[next(iter(self._followed))]
+        self._followed[job.id] = Thinner()
+        self._curves.add(Begun(job=job.id, unix_s=unix_s, settings=_hparams(job)))
+        self._tell(_began(job, unix_s))
 
     def ended(self, job: Job) -> None:
         """A job has reached its last state."""
-        if self._feeds:
-            self._job = ""
-            self._tell(_ended(job, self._wall()))
+        self._followed.pop(job.id, None)
+        ended = _ended(job, self._wall())
+        self._curves.add(ended)
+        self._tell(ended)
 
     def _tell(self, entry: Entry) -> None:
         for feed in self._feeds:
@@ -128,14 +149,11 @@ class Trackers:
 class Thinner:
     """Lets a long job's points through ever less often, so that what is kept stays bounded."""
 
-    job: str = ""
     count: int = 0
     last_s: float = 0.0
 
     def takes(self, point: Point) -> bool:
         """Whether the point is passed on; those of evaluations always are."""
-        if point.job != self.job:
-            self.job, self.count, self.last_s = point.job, 0, 0.0
         if not point.regular:
             return True
         spacing_s = FIRST_SPACING_S * (2 ** (self.count // THINNED_EVERY) - 1)
@@ -163,10 +181,22 @@ def _began(job: Job, unix_s: float) -> Began:
     )
 
 
+def _hparams(job: Job) -> dict[str, bool | float | str]:
+    """A job's settings as TensorBoard's HParams tab takes them: numbers as numbers."""
+    found: dict[str, bool | float | str] = {}
+    for name, value in list(settings(job.spec).items())[:MAX_SETTINGS]:
+        exact = isinstance(value, int | float) and not abs(value) > _EXACT
+        text = is_secret(name.rpartition(".")[2]) or not exact
+        found[one_line(name)] = _shown(name, value)[:MAX_TEXT_CHARACTERS] if text else value
+    return found
+
+
 def _shown(name: str, value: Any) -> str:
     """A setting as text, unless it is named like a secret."""
     if is_secret(name.rpartition(".")[2]):
         return "(not passed on)"
+    if isinstance(value, list | tuple) and all(isinstance(x, int | float | str) for x in value):
+        return json.dumps(value)
     return value if isinstance(value, str) else shown_value(value)
 
 
@@ -175,7 +205,9 @@ def _figures(point: Point) -> Figures:
 
 
 def _ended(job: Job, unix_s: float) -> Ended:
-    numbers = {k: float(v) for k, v in job.result.items() if isinstance(v, int | float)}
+    metrics = {f"eval_{name}": value for name, value in job.metrics.items()}
+    known = {"steps": job.step, **metrics, **job.result}
+    numbers = {k: float(v) for k, v in known.items() if isinstance(v, int | float)}
     return Ended(
         job=job.id, identity=job.identity, unix_s=unix_s, state=job.state.value, result=numbers
     )

@@ -79,7 +79,7 @@ def test_the_operator_cancels_it() -> None:
     assert to_cancel([trial(0), chosen], TABLE, cancelled=True) == [
         ("j-0", "its sweep is cancelled")
     ]
-    assert deed(chosen, cancelled=True) == End("cancelled")
+    assert deed(chosen, cancelled=True) == End("cancelled", "by the operator")
 
 
 def test_a_trial_that_is_pruned_is_cancelled_for_that_reason() -> None:

@@ -15,9 +15,9 @@ import pytest
 from dtd.config import CoordinatorConfig, load_coordinator_config
 from dtd.coordinator.tracking import feed as module
 from dtd.coordinator.tracking import trackers as trackers_module
-from dtd.coordinator.tracking.entries import Began, Figures, from_line
+from dtd.coordinator.tracking.entries import Began, Ended, Figures, from_line
 from dtd.coordinator.tracking.feed import MAX_PIPE_BYTES, Feed
-from dtd.coordinator.tracking.tensorboard import Point
+from dtd.coordinator.tracking.tensorboard import Begun, Curves, Point
 from dtd.coordinator.tracking.trackers import THINNED_EVERY, Thinner, Trackers, sinks_of
 from dtd.core.membership.records import Job, JobState
 from dtd.errors import ConfigError
@@ -112,14 +112,26 @@ async def test_a_process_that_does_not_read_costs_figures_and_is_killed(
 async def test_before_there_is_a_process_everything_is_dropped_but_the_job(monkeypatch) -> None:
     written: asyncio.Queue[bytes] = asyncio.Queue()
     feed = Feed({"sink": "nothing"}, Operators())
-    feed.tell(Began(job="j-1", identity="i", unix_s=1.0))
+    ended = Ended(job="j-0", identity="i", unix_s=1.0, state="done")
+    for job in ("j-0", "j-1", "j-2"):
+        feed.tell(Began(job=job, identity="i", unix_s=1.0))
     feed.tell(figures(1))
-    assert feed.dropped == 2
+    feed.tell(ended)
+    assert feed.dropped == 5
     monkeypatch.setattr(feed, "_write", written.put_nowait)
     async with asyncio.timeout(60), running(feed):
-        first, second = await written.get(), await written.get()
+        first, second, third = [await written.get() for _ in range(3)]
     assert b'"sink": "nothing"' in first
     assert from_line(second) == Began(job="j-1", identity="i", unix_s=1.0)
+    assert from_line(third) == Began(job="j-2", identity="i", unix_s=1.0)
+
+
+def test_a_process_is_told_of_so_many_jobs_and_no_more(monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_RUNNING", 2)
+    feed = Feed({"sink": "nothing"}, Operators())
+    for number in range(4):
+        feed.tell(Began(job=f"j-{number}", identity="i", unix_s=1.0))
+    assert list(feed._running) == ["j-2", "j-3"]
 
 
 # --- what is passed on -----------------------------------------------------------------------
@@ -170,6 +182,7 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     trackers.reported(None, progress(4))
     ended = job()
     ended.state, ended.result = JobState.DONE, {"steps": 2, "ended_early": "why", "x": None}
+    ended.metrics = {"f1": 0.75, "bad": None}
     trackers.ended(ended)
     began, first, second, last = told
     assert (began.job, began.identity, began.unix_s) == ("digits-1", "abc", 5.0)
@@ -178,7 +191,53 @@ def test_a_job_is_told_of_with_its_settings_but_no_secrets(config, told) -> None
     assert began.settings["task.api_token"] == "(not passed on)"
     assert began.tags == {"dtd.task": "digits", "dtd.package": "p" * 64}
     assert (first.step, second.step, first.scalars["train/loss"]) == (1, 2, 0.5)
-    assert (last.state, last.result) == ("done", {"steps": 2.0})
+    assert (last.state, last.result) == ("done", {"steps": 2.0, "eval_f1": 0.75})
+
+
+def test_jobs_beside_each_other_are_told_of_once_each(config, told) -> None:
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    one, other = job(), job("digits-2")
+    for step in range(1, 4):
+        trackers.reported(one, progress(step))
+        trackers.reported(other, progress(step, "digits-2"))
+    began = [entry.job for entry in told if isinstance(entry, Began)]
+    assert began == ["digits-1", "digits-2"]
+
+
+def test_each_job_is_thinned_by_itself(config, told, monkeypatch) -> None:
+    monkeypatch.setattr(trackers_module, "THINNED_EVERY", 2)
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    for step in range(1, 9):
+        trackers.reported(job(), progress(step))
+        trackers.reported(job("digits-2"), progress(step, "digits-2"))
+    assert [entry.step for entry in told if isinstance(entry, Figures)] == [1, 1, 2, 2]
+
+
+def test_so_many_jobs_are_followed_and_no_more(config, told, monkeypatch) -> None:
+    monkeypatch.setattr(trackers_module, "MAX_FOLLOWED", 2)
+    trackers = Trackers(config, lambda action: None, Operators())
+    for number in range(4):
+        trackers.reported(job(f"digits-{number}"), progress(1, f"digits-{number}"))
+    assert list(trackers._followed) == ["digits-2", "digits-3"]
+
+
+def test_tensorboard_gets_settings_as_they_are_but_no_secrets(config, told, monkeypatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(Curves, "add", lambda self, entry: drawn.append(entry))
+    trackers = Trackers(config, lambda action: None, Operators(), wall=lambda: 5.0)
+    active = job()
+    active.spec["task"] |= {"seed": 2**60, "wide": True, "name": "x" * 900, "sizes": [1, 2]}
+    trackers.reported(active, progress(1))
+    trackers.ended(active)
+    begun, point, ended = drawn
+    assert isinstance(begun, Begun)
+    assert begun.settings["task.limit"] == 7
+    assert begun.settings["task.wide"] is True
+    assert begun.settings["task.seed"] == str(2**60)
+    assert begun.settings["task.sizes"] == "[1, 2]"
+    assert len(str(begun.settings["task.name"])) == 500
+    assert begun.settings["task.api_token"] == "(not passed on)"
+    assert (point.step, ended.job) == (1, "digits-1")
 
 
 def test_nothing_is_told_without_a_sink(tmp_path, told) -> None:

@@ -112,6 +112,34 @@ def test_all_of_a_job_is_delivered_in_order() -> None:
     assert (said, delivery.dropped) == ([], 0)
 
 
+def test_jobs_beside_each_other_share_the_requests() -> None:
+    """Their figures alternate; what waits of a job still goes at once, and in its order."""
+    sink = Scripted()
+    sink.go.clear()
+    delivery = Delivery(sink, lambda remark: None)
+    delivery.put(began())
+    assert sink.entered.wait(WAIT_S)
+    delivery.put(began("j-2"))
+    for step in range(1, 4):
+        delivery.put(point(step))
+        delivery.put(point(step, "j-2"))
+    for entry in (ended(), began(), point(9), point(4, "j-2")):
+        delivery.put(entry)
+    sink.go.set()
+    delivery.close(WAIT_S)
+    assert sink.seen == [
+        ("begin", "j-1"),
+        ("begin", "j-2"),
+        ("j-1", [1, 2, 3]),
+        ("j-2", [1, 2, 3, 4]),
+        ("end", "j-1", "done"),
+        ("begin", "j-1"),
+        ("j-1", [9]),
+        "closed",
+    ]
+    assert delivery.dropped == 0
+
+
 def test_what_an_unreachable_server_misses_is_said_once_and_comes_later() -> None:
     sink = Scripted()
     sink.errors = [ConnectionRefusedError(errno.ECONNREFUSED, "http://secret@host")] * 3

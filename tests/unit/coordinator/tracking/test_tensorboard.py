@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import dtd.coordinator.tracking.tensorboard as module
-from dtd.coordinator.tracking.tensorboard import MAX_JOBS, Curves, point_of
+from dtd.coordinator.tracking.entries import Ended
+from dtd.coordinator.tracking.tensorboard import MAX_JOBS, Begun, Curves, point_of
 from dtd.wire import messages as m
 
 POLYNOMIAL = 0x82F63B78
@@ -128,6 +129,69 @@ def test_each_job_has_its_directory(curves, tmp_path):
     assert [step for step, _ in curve(tmp_path / "j-2", "train/loss")] == [7]
 
 
+def test_jobs_beside_each_other_have_one_file_each(curves, tmp_path):
+    for step in range(20):
+        say(curves, progress(step), progress(step, job="j-2"))
+    for job in ("j-1", "j-2"):
+        assert [step for step, _ in curve(tmp_path / job, "train/loss")] == list(range(20))
+        assert len(list((tmp_path / job).iterdir())) == 1
+
+
+def test_so_many_files_are_open_and_no_more(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    say(curves, *(progress(1, job=f"j-{number}") for number in range(4)))
+    assert list(curves._files) == ["j-2", "j-3"]
+    say(curves, progress(2, job="j-0"))
+    assert [step for step, _ in curve(tmp_path / "j-0", "train/loss")] == [1, 2]
+
+
+# --- settings for the HParams tab --------------------------------------------------------------
+
+
+def sessions(directory: Path) -> Iterator[Any]:
+    """What the HParams tab reads, in order."""
+    messages = module._hparams_messages()
+    for event in events(directory):
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "hparams":
+                content = value.metadata.plugin_data.content
+                yield value.tag, messages.HParamsPluginData.FromString(content)
+
+
+def test_settings_and_the_end_are_written_for_the_hparams_tab(curves, tmp_path):
+    settings = {"optimizer.lr": 0.1, "job.task": "digits", "train.amp": False, "job.epochs": 3}
+    curves.add(Begun(job="j-1", unix_s=5.0, settings=settings))
+    say(curves, progress(2))
+    result = {"steps": 2.0, "eval_accuracy": 0.75}
+    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state="done", result=result))
+    (first, begun), (last, ended) = sessions(tmp_path / "j-1")
+    assert first == "_hparams_/session_start_info"
+    assert last == "_hparams_/session_end_info"
+    start = begun.session_start_info
+    found = {name: getattr(v, v.WhichOneof("kind")) for name, v in start.hparams.items()}
+    assert found == settings
+    assert (start.group_name, start.start_time_secs) == ("j-1", 5.0)
+    assert (ended.session_end_info.status, ended.session_end_info.end_time_secs) == (1, 9.0)
+    assert curve(tmp_path / "j-1", "final/eval_accuracy") == [(2, 0.75)]
+    assert curves._files == {}
+
+
+@pytest.mark.parametrize(("state", "status"), [("failed", 2), ("cancelled", 0)])
+def test_how_a_job_has_ended_is_told(curves, tmp_path, state, status):
+    say(curves, progress(1))
+    curves.add(Ended(job="j-1", identity="i", unix_s=9.0, state=state))
+    ((_tag, ended),) = sessions(tmp_path / "j-1")
+    assert ended.session_end_info.status == status
+
+
+def test_a_job_that_never_began_leaves_nothing(curves, tmp_path):
+    curves.add(Ended(job="j-9", identity="i", unix_s=9.0, state="cancelled"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- again ---------------------------------------------------------------------------------------
+
+
 def test_a_coordinator_that_starts_again_goes_on(curves, tmp_path):
     say(curves, progress(1))
     curves.close()
@@ -184,9 +248,17 @@ def test_the_oldest_jobs_curves_make_room(curves, tmp_path, monkeypatch):
     assert MAX_JOBS > 2
     for number in range(4):
         say(curves, progress(1, job=f"j-{number}"))
+        curves.close()
         for rank, one in enumerate(sorted(tmp_path.iterdir())):
             os.utime(one, (rank, rank))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["j-2", "j-3"]
+
+
+def test_curves_that_are_being_written_stay(curves, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JOBS", 2)
+    for number in range(4):
+        say(curves, progress(1, job=f"j-{number}"))
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_store_that_hangs_holds_a_bounded_number_of_points(tmp_path, monkeypatch):

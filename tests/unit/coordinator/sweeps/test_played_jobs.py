@@ -1,0 +1,435 @@
+"""Sweeps from their beginning to their end, with the real store and Optuna; jobs are played."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from dtd.coordinator.containment import Containment
+from dtd.coordinator.store.records import job_body
+from dtd.coordinator.store.store import Store
+from dtd.coordinator.sweeps import advisor as advisor_module
+from dtd.coordinator.sweeps import controller as module
+from dtd.coordinator.sweeps.advisor import Advisor
+from dtd.coordinator.sweeps.controller import Sweeps
+from dtd.core.membership.events import CancelRequested, Event
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import ENDED, JobState
+from dtd.errors import JobSpecError, RequestRefused
+from dtd.wire import messages as m
+
+pytest.importorskip("optuna")
+pytestmark = pytest.mark.timeout(60)
+
+T = TypeVar("T")
+BASE = {"job": {"name": "tiny", "task": "digits", "epochs": 4, "global_batch_size": 64}}
+SPACE = {"optimizer.lr": {"low": 0.001, "high": 1.0, "log": True}}
+
+
+class Cluster:
+    """A coordinator as sweeps see it; a test says how each job does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory)
+        self.containment = Containment(time.monotonic, self)
+        self.models: Any = self
+        self.sweeps = Sweeps(self, self.submit)
+        self.jobs: dict[str, Job] = {}
+        self.started: asyncio.Queue[Job] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[Job] = asyncio.Queue()
+        self.told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.registered: list[tuple[m.RegisterModel, str]] = []
+        self.refusals: list[Exception] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.noted = asyncio.Event()
+
+    # --- what sweeps need ------------------------------------------------------------------------
+
+    async def in_store(self, function: Callable[..., T], *arguments: Any) -> T:
+        await asyncio.sleep(0)
+        if function == self.store.sweeps.write_trial and arguments[1].job:
+            self.noted.set()
+        return function(*arguments)
+
+    def incident(self, kind: str, message: str, *, worker: str = "", **details: Any) -> None:
+        self.told.put_nowait((kind, message))
+
+    async def carry_out(self, request: m.RegisterModel, by: str) -> None:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.registered.append((request, by))
+
+    async def submit(self, request: m.SubmitJob) -> dict[str, Any]:
+        if self.refusals:
+            raise self.refusals.pop()
+        number = len(self.jobs) + 1
+        name = f"{request.spec['job']['name']}-{number}"
+        job = Job(id=name, spec=request.spec, state=JobState.RUNNING, package=request.package)
+        self.jobs[name] = job
+        self.store.save_job(number, job_body(job))
+        self.started.put_nowait(job)
+        await self.answers.wait()
+        return {"job": name}
+
+    def handle(self, event: Event) -> None:
+        assert isinstance(event, CancelRequested)
+        job = self.jobs[event.job]
+        if job.state in ENDED:
+            raise RequestRefused("it has ended")
+        self.end(job, JobState.CANCELLED, reason=event.reason)
+        self.cancelled.put_nowait(job)
+
+    # --- what jobs do ----------------------------------------------------------------------------
+
+    def evaluate(self, job: Job, step: int, accuracy: float) -> None:
+        self.sweeps.evaluated(m.Evaluated(job=job.id, step=step, metrics={"accuracy": accuracy}))
+
+    def end(
+        self, job: Job, state: JobState = JobState.DONE, value: float = 0.5, reason: str = ""
+    ) -> None:
+        job.state, job.reason = state, reason
+        job.metrics = {"accuracy": value} if state is JobState.DONE else {}
+        job.result = {"metrics": job.metrics}
+        number = list(self.jobs).index(job.id) + 1
+        self.store.save_job(number, job_body(job))
+        self.sweeps.job_ended(job)
+
+    # --- what tests do ---------------------------------------------------------------------------
+
+    async def begin(self, **table: Any) -> str:
+        spec = {
+            "sweep": {"metric": "accuracy", "direction": "maximize", "method": "random", **table},
+            "space": SPACE,
+            "base": BASE,
+        }
+        answer = await self.sweeps.begin(m.BeginSweep(spec=spec, package="ab" * 32))
+        return str(answer["sweep"])
+
+    async def stop(self) -> None:
+        """The coordinator's process ends."""
+        self.sweeps.close()
+        await asyncio.gather(*self.sweeps._tasks, return_exceptions=True)
+
+    async def again(self) -> None:
+        """Another one begins."""
+        self.sweeps = Sweeps(self, self.submit)
+        await self.sweeps.take_up()
+
+    async def hear_end(self) -> str:
+        kind, message = await self.told.get()
+        assert kind == "sweep_ended", message
+        return message
+
+    async def states(self, name: str = "sweep-1") -> list[str]:
+        return [trial["state"] for trial in (await self.sweeps.show(name))["trials"]]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    await made.stop()
+    made.store.close()
+
+
+async def test_so_many_trials_run_at_once_and_the_best_is_registered(cluster: Cluster) -> None:
+    name = await cluster.begin(trials=4, parallel=2, workers_per_trial=3, model="best", seed=3)
+    running = [await cluster.started.get(), await cluster.started.get()]
+    assert [job.id for job in running] == ["tiny-s1-t0-1", "tiny-s1-t1-2"]
+    assert {job.spec["elastic"]["workers"] for job in running} == {3}
+    assert running[0].package == "ab" * 32
+    assert running[0].spec["optimizer"]["lr"] != running[1].spec["optimizer"]["lr"]
+    assert cluster.started.empty()
+    for value in (0.25, 0.75, 0.5):
+        cluster.end(running.pop(0), value=value)
+        if len(cluster.jobs) < 4:
+            running.append(await cluster.started.get())
+    cluster.end(running.pop(), value=0.1)
+    job = cluster.jobs["tiny-s1-t1-2"].id
+    assert await cluster.hear_end() == (
+        f"sweep-1 is done; best: trial 1, job {job}, accuracy 0.75; registered as best"
+    )
+    assert cluster.registered == [(m.RegisterModel(name="best", job=job), name)]
+    shown = await cluster.sweeps.show(name)
+    assert (shown["state"], shown["best"]["number"], shown["begun"]) == ("done", 1, 4)
+    assert [trial["value"] for trial in shown["trials"]] == [0.25, 0.75, 0.5, 0.1]
+    assert set(shown["importance"]) == set(SPACE)
+    with pytest.raises(RequestRefused, match="has ended: it is done"):
+        await cluster.sweeps.cancel(name)
+
+
+async def test_what_cannot_be_registered_is_told_with_the_end(cluster: Cluster) -> None:
+    await cluster.begin(trials=1, model="best")
+    job = await cluster.started.get()
+    cluster.refusals = [RequestRefused("no checkpoint")]
+    cluster.end(job)
+    assert (await cluster.hear_end()).endswith("; it is not registered as best: no checkpoint")
+
+
+async def test_a_trial_that_fails_is_one_less(cluster: Cluster) -> None:
+    await cluster.begin(trials=3, max_failures=2)
+    cluster.end(await cluster.started.get(), JobState.FAILED, reason="loss is not finite")
+    cluster.end(await cluster.started.get())
+    cluster.end(await cluster.started.get(), JobState.CANCELLED, reason="the operator")
+    assert (await cluster.hear_end()).startswith("sweep-1 is done; best: trial 1")
+    trials = (await cluster.sweeps.show("sweep-1"))["trials"]
+    assert [(one["state"], one["reason"]) for one in trials] == [
+        ("failed", "loss is not finite"),
+        ("done", ""),
+        ("cancelled", "the operator"),
+    ]
+
+
+async def test_failures_in_a_row_end_it_and_cancel_the_others(cluster: Cluster) -> None:
+    await cluster.begin(trials=9, parallel=3, max_failures=2)
+    first, second, third = [await cluster.started.get() for _ in range(3)]
+    cluster.refusals = [RequestRefused("no such task")]
+    cluster.end(first, JobState.FAILED, reason="diverged")
+    assert await cluster.cancelled.get() in (second, third)
+    assert await cluster.cancelled.get() in (second, third)
+    assert await cluster.hear_end() == (
+        "sweep-1 is failed: 2 trials in a row have failed, the last one: no such task"
+    )
+    assert await cluster.states() == ["failed", "cancelled", "cancelled", "failed"]
+
+
+async def test_a_trial_without_the_metric_says_so(cluster: Cluster) -> None:
+    await cluster.begin(trials=1)
+    job = await cluster.started.get()
+    job.metrics = {"acuracy": 0.5}
+    job.state, job.result = JobState.DONE, {"metrics": job.metrics}
+    cluster.sweeps.job_ended(job)
+    assert await cluster.hear_end() == "sweep-1 is failed: no trial was completed"
+    (trial,) = (await cluster.sweeps.show("sweep-1"))["trials"]
+    assert trial["reason"].endswith('did you mean "acuracy"?')
+
+
+@pytest.mark.parametrize(("pruner", "good"), [("median", 5), ("asha", 3)])
+async def test_a_worse_trial_is_cancelled(cluster: Cluster, pruner: str, good: int) -> None:
+    await cluster.begin(trials=good + 1, pruner=pruner)
+    for number in range(good):
+        job = await cluster.started.get()
+        for step in range(1, 5):
+            cluster.evaluate(job, step, 0.9 + number / 100)
+        cluster.end(job, value=0.9 + number / 100)
+    worse = await cluster.started.get()
+    cluster.evaluate(worse, 1, 0.1)
+    assert await cluster.cancelled.get() is worse
+    reason = "pruned by sweep-1: accuracy 0.1 at step 1 is worse than other trials'"
+    assert worse.reason == reason
+    assert f"trial {good - 1}," in await cluster.hear_end()
+    last = (await cluster.sweeps.show("sweep-1"))["trials"][-1]
+    assert (last["state"], last["value"], last["evaluations"]) == ("pruned", 0.1, 1)
+    assert last["reason"] == reason
+
+
+async def test_without_a_pruner_the_worst_goes_on(cluster: Cluster) -> None:
+    await cluster.begin(trials=7)
+    for number in range(7):
+        job = await cluster.started.get()
+        for step in range(1, 5):
+            cluster.evaluate(job, step, 0.9 - number / 10)
+        cluster.end(job, value=0.9 - number / 10)
+    await cluster.hear_end()
+    assert await cluster.states() == ["done"] * 7
+    assert cluster.cancelled.empty()
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+async def test_it_goes_on_after_restarts_and_submits_nothing_twice(cluster: Cluster) -> None:
+    await cluster.begin(trials=4, parallel=3, seed=4)
+    first, second = await cluster.started.get(), await cluster.started.get()
+    third = await cluster.started.get()
+    await cluster.stop()
+    cluster.end(first, value=0.25)  # nobody listens
+    await cluster.again()
+    fourth = await cluster.started.get()
+    assert fourth.id == "tiny-s1-t3-4"
+    await cluster.stop()
+    del cluster.jobs[second.id]
+    cluster.jobs = {"gone": second, **cluster.jobs}
+    cluster.store.save_job(2, {**job_body(second), "state": "cancelled"})
+    cluster.store.delete_job(second.id)
+    await cluster.again()
+    cluster.end(third, value=0.75)
+    cluster.jobs = {job.id: job for job in (first, second, third, fourth)}
+    cluster.end(fourth, value=0.5)
+    assert "best: trial 2" in await cluster.hear_end()
+    trials = (await cluster.sweeps.show("sweep-1"))["trials"]
+    assert [one["state"] for one in trials] == ["done", "failed", "done", "done"]
+    assert trials[1]["reason"] == "its job was deleted"
+    assert cluster.started.empty()
+
+
+async def test_a_submission_without_an_answer_is_found_again(cluster: Cluster) -> None:
+    await cluster.begin(trials=1)
+    cluster.answers.clear()
+    job = await cluster.started.get()
+    await cluster.stop()
+    assert await cluster.states() == ["chosen"]
+    cluster.answers.set()
+    await cluster.again()
+    cluster.end(job)
+    assert f"job {job.id}" in await cluster.hear_end()
+    assert len(cluster.jobs) == 1
+
+
+async def test_what_was_being_pruned_is_cancelled_by_the_next_process(cluster: Cluster) -> None:
+    await cluster.begin(trials=6, pruner="median")
+    for _ in range(5):
+        job = await cluster.started.get()
+        cluster.evaluate(job, 1, 0.9)
+        cluster.end(job, value=0.9)
+    worse = await cluster.started.get()
+    await cluster.stop()
+    (trial,) = [one for one in cluster.store.sweeps.trials(1) if one.job == worse.id]
+    pruning = module.replace(
+        trial, state=module.TrialState.PRUNING, reason="worse", points=((1, 0.1),)
+    )
+    cluster.store.sweeps.write_trial(1, pruning)
+    await cluster.again()
+    assert await cluster.cancelled.get() is worse
+    await cluster.hear_end()
+    assert (await cluster.states())[-1] == "pruned"
+
+
+async def test_a_sweep_that_this_release_refuses_is_told_and_ends(cluster: Cluster) -> None:
+    spec = {
+        "sweep": {
+            "metric": "accuracy",
+            "method": "grid",
+            "direction": "maximize",
+            "pruner": "none",
+        },
+        "space": {"optimizer.gone": {"choices": [1, 2]}},
+        "base": {"job": {**BASE["job"]}},
+    }
+    number = cluster.store.sweeps.begin(spec, "")
+    await cluster.again()
+    assert "sweep-1 is failed: this release does not accept it: " in await cluster.hear_end()
+    (row,) = (await cluster.sweeps.listing())["sweeps"]
+    assert (row["id"], row["state"], row["planned"]) == (f"sweep-{number}", "failed", 2)
+    assert (await cluster.sweeps.show("sweep-1"))["trials"] == []
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+async def test_an_operator_cancels_it_with_its_jobs(cluster: Cluster) -> None:
+    name = await cluster.begin(trials=9, parallel=2)
+    jobs = [await cluster.started.get(), await cluster.started.get()]
+    for _ in range(2):
+        assert await cluster.sweeps.cancel(name) == {"sweep": name, "state": "cancelling"}
+    assert [await cluster.cancelled.get(), await cluster.cancelled.get()] == jobs
+    assert {job.reason for job in jobs} == {"its sweep is cancelled"}
+    assert await cluster.hear_end() == "sweep-1 is cancelled: by the operator"
+    (row,) = (await cluster.sweeps.listing())["sweeps"]
+    assert (row["state"], row["reason"]) == ("cancelled", "by the operator")
+    assert await cluster.states() == ["cancelled", "cancelled"]
+
+
+async def test_a_cancelled_one_stays_cancelled_after_a_restart(cluster: Cluster) -> None:
+    name = await cluster.begin(trials=9)
+    job = await cluster.started.get()
+    await cluster.stop()
+    cluster.store.sweeps.change(1, "cancelling", "by the operator")
+    await cluster.again()
+    assert await cluster.cancelled.get() is job
+    assert "is cancelled" in await cluster.hear_end()
+    assert (await cluster.sweeps.show(name))["state"] == "cancelled"
+
+
+async def test_while_the_queue_is_full_it_waits_and_loses_no_news(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    await cluster.begin(trials=3, parallel=2)
+    first = await cluster.started.get()
+    second = await cluster.started.get()
+    cluster.refusals = [RequestRefused("100 jobs are queued already") for _ in range(50)]
+    cluster.end(first)
+    cluster.end(second, value=0.75)
+    cluster.end(await cluster.started.get(), value=0.25)
+    assert "best: trial 1" in await cluster.hear_end()
+    assert cluster.refusals == []
+
+
+async def test_without_optuna_nothing_begins(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(f"no module {name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(advisor_module.importlib, "import_module", missing)
+        with pytest.raises(RequestRefused, match="has no Optuna") as refused:
+            await cluster.begin()
+        assert refused.value.remedy.endswith("pip install optuna")
+        assert (await cluster.sweeps.listing())["sweeps"] == []
+    await cluster.begin(trials=2)
+    job = await cluster.started.get()
+    await cluster.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(advisor_module.importlib, "import_module", missing)
+        await cluster.again()
+        assert "sweep-1 is failed: the coordinator has no Optuna" in await cluster.hear_end()
+    assert job.state is JobState.RUNNING
+
+
+async def test_a_wrong_name_is_answered_with_the_nearest(cluster: Cluster) -> None:
+    with pytest.raises(JobSpecError, match='did you mean "metric"') as caught:
+        await cluster.sweeps.begin(
+            m.BeginSweep(spec={"sweep": {"metrik": "x"}, "space": {"optimizer.lrr": {}}})
+        )
+    assert "[base]" in str(caught.value)
+    await cluster.begin(trials=1)
+    with pytest.raises(RequestRefused, match="no sweep 'sweep-2'; did you mean \"sweep-1\""):
+        await cluster.sweeps.show("sweep-2")
+    with pytest.raises(RequestRefused, match="there is no sweep 'x'"):
+        await cluster.sweeps.cancel("x")
+
+
+async def test_there_is_a_bound(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN_SWEEPS", 1)
+    await cluster.begin()
+    with pytest.raises(RequestRefused, match="1 sweeps have not ended"):
+        await cluster.begin()
+
+
+async def test_a_flood_of_evaluations_takes_bounded_memory(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_NEWS", 3)
+    await cluster.begin(trials=1)
+    job = await cluster.started.get()
+    await cluster.noted.wait()
+    for step in range(1, 100):
+        cluster.evaluate(job, step, 0.5)
+    (run,) = cluster.sweeps._runs.values()
+    assert run.news.qsize() == 3
+    cluster.end(job)
+    await cluster.hear_end()
+    assert (await cluster.sweeps.show("sweep-1"))["trials"][0]["evaluations"] <= 4
+
+
+async def test_an_internal_error_ends_the_sweep_and_is_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Advisor, number: int) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Advisor, "choose", broken)
+    name = await cluster.begin()
+    kind, message = await cluster.told.get()
+    assert (kind, "running sweep-1 failed" in message) == ("internal_error", True)
+    assert "sweep-1 is failed: an internal error" in await cluster.hear_end()
+    with pytest.raises(RequestRefused, match="it is failed"):
+        await cluster.sweeps.cancel(name)

@@ -1,0 +1,198 @@
+"""`dtdctl sweep ...` against a scripted coordinator: what it sends, and what it shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dtd.wire import messages as m
+
+JOB = '[job]\nname = "tiny"\ntask = "digits"\nepochs = 2\nglobal_batch_size = 64\n'
+SWEEP = """
+job = "job.toml"
+[sweep]
+metric = "accuracy"
+direction = "maximize"
+trials = 3
+[space]
+"optimizer.lr" = { low = 0.001, high = 1.0, log = true }
+"job.epochs" = { choices = [1, 2] }
+"""
+
+
+def row(**changed):
+    return {
+        "id": "sweep-1",
+        "job": "tiny",
+        "state": "running",
+        "reason": "",
+        "method": "tpe",
+        "metric": "accuracy",
+        "direction": "maximize",
+        "pruner": "none",
+        "begun": 2,
+        "planned": 3,
+        "began_s": 100.0,
+        "ended_s": None,
+        **changed,
+    }
+
+
+def trial(number, state="done", value=0.5, **changed):
+    return {
+        "number": number,
+        "state": state,
+        "job": f"tiny-s1-t{number}-{number + 4}",
+        "params": {"optimizer.lr": 0.25, "job.epochs": 2},
+        "value": value,
+        "evaluations": 2,
+        "reason": "",
+        **changed,
+    }
+
+
+def shown(**changed):
+    trials = [trial(0), trial(1, "failed", None, job="", reason="no task\nTraceback")]
+    space = {"optimizer.lr": {"low": 0.001, "high": 1.0, "log": True}}
+    space["job.epochs"] = {"choices": [1, 2]}
+    importance = {"job.epochs": 0.25, "optimizer.lr": 0.75}
+    best = {"best": trials[0], "importance": importance}
+    return {**row(), "space": space, "trials": trials, **best, **changed}
+
+
+def rows(out):
+    """The lines, with single spaces."""
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    made = tmp_path / "lr.toml"
+    made.write_text(SWEEP)
+    return made
+
+
+@pytest.mark.parametrize("words", [("sweep",), ("sweep", "begin")])
+def test_a_sweep_begins(dtdctl, server, result, file, words, check_output):
+    server.script = lambda _message: result({"sweep": "sweep-1", "trials": 3})
+    code, out, err = dtdctl(*words, str(file))
+    assert (code, out) == (0, "sweep-1\n"), err
+    (sent,) = server.received
+    assert isinstance(sent, m.BeginSweep)
+    assert sent.package == ""  # a built-in task
+    assert (sent.spec["sweep"]["metric"], sent.spec["sweep"]["trials"]) == ("accuracy", 3)
+    assert sent.spec["base"]["job"]["name"] == "tiny"
+    assert sent.spec["space"]["job.epochs"] == {"choices": [1, 2]}
+    check_output(("sweep", "begin"), dtdctl(*words, str(file), "-o", "json")[1])
+
+
+def test_the_code_of_an_own_task_goes_along_unless_told_otherwise(
+    dtdctl, server, result, file, tmp_path, monkeypatch
+):
+    (tmp_path / "mine.py").write_text("class Mine: ...\n")
+    (tmp_path / "job.toml").write_text(JOB.replace('"digits"', '"mine:Mine"'))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def script(message):
+        begins = isinstance(message, m.BeginSweep)
+        return result({"sweep": "sweep-1", "trials": 3} if begins else {"needed": False})
+
+    server.script = script
+    code, _out, err = dtdctl("sweep", str(file))
+    assert code == 0, err
+    put, begin = server.received
+    assert isinstance(put, m.PutPackage)
+    assert begin.package == put.digest
+    assert dtdctl("sweep", "begin", str(file), "--no-ship")[0] == 0
+    assert server.received[-1].package == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"optimizer.lr"', '"optimizer.lrr"', 'did you mean "optimizer.lr"?'),
+        ("metric =", "metrik =", 'did you mean "metric"?'),
+        ("[space]", "[spaec]", 'did you mean "space"?'),
+        ("trials = 3", "trials = 0", "trials: must"),
+        ('job = "job.toml"', 'job = "none.toml"', "none.toml"),
+        ('job = "job.toml"', "job = 3", "job: must be the name of a job file"),
+        ("choices", "choises", 'did you mean "choices"?'),
+        ("[1, 2]", "[1, -2]", "makes no valid job"),
+        ("[1, 2] }", "[1, 2", "lr.toml"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_sent(dtdctl, server, file, before, after, said):
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    code, out, err = dtdctl("sweep", str(file))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert server.received == []
+
+
+def test_a_file_that_is_not_there(dtdctl, server, tmp_path):
+    code, _out, err = dtdctl("sweep", str(tmp_path / "no.toml"))
+    assert (code, "cannot be read: No such file" in err) == (2, True)
+
+
+def test_a_refusal_is_shown_with_its_remedy(dtdctl, server, file):
+    message, remedy = "the coordinator has no Optuna (no module)", "pip install optuna"
+    no = m.message_bytes(m.Error(code=17, message=message, remedy=remedy))
+    server.script = lambda _message: no
+    code, out, err = dtdctl("sweep", str(file))
+    assert (code, out) == (1, "")
+    assert "the coordinator has no Optuna" in err
+    assert "pip install optuna" in err
+
+
+def test_everything_about_one(dtdctl, server, result, check_output):
+    server.script = lambda _message: result(shown())
+    code, out, _err = dtdctl("sweep", "status", "sweep-1")
+    assert code == 0
+    assert server.received == [m.ShowSweep(sweep="sweep-1")]
+    assert rows(out) == [
+        "sweep-1 running tpe over tiny trials 2/3 maximize accuracy",
+        "best trial 0 tiny-s1-t0-4 accuracy 0.5",
+        "optimizer.lr = 0.25",
+        "job.epochs = 2",
+        "importance optimizer.lr 75 % job.epochs 25 %",
+        "",
+        "TRIAL STATE JOB ACCURACY optimizer.lr job.epochs NOTE",
+        "0 done tiny-s1-t0-4 0.5 0.25 2",
+        "1 failed - 0.25 2 no task",
+    ]
+    check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])
+
+
+def test_one_that_has_just_begun_and_one_that_failed(dtdctl, server, result):
+    none = {"trials": [], "best": None, "importance": {}, "begun": 0}
+    server.script = lambda _message: result(shown(**none, state="failed", reason="why"))
+    _code, out, _err = dtdctl("sweep", "status", "sweep-1")
+    assert out.splitlines()[1:] == ["why", "", "no trial has begun"]
+
+
+def test_a_list(dtdctl, server, result, check_output):
+    both = [row(id="sweep-2", state="failed", reason="why"), row()]
+    server.script = lambda _message: result({"sweeps": both})
+    _code, out, _err = dtdctl("sweep", "list")
+    assert rows(out) == [
+        "SWEEP JOB STATE METHOD METRIC TRIALS NOTE",
+        "sweep-2 tiny failed tpe accuracy 2/3 why",
+        "sweep-1 tiny running tpe accuracy 2/3",
+    ]
+    check_output(("sweep", "list"), dtdctl("sweep", "list", "-o", "json")[1])
+    server.script = lambda _message: result({"sweeps": []})
+    assert dtdctl("sweep", "list")[1] == "none\n"
+
+
+def test_it_is_cancelled(dtdctl, server, result, check_output):
+    server.script = lambda _message: result({"sweep": "sweep-1", "state": "cancelling"})
+    code, out, err = dtdctl("sweep", "cancel", "sweep-1")
+    assert (code, out, err) == (0, "", "sweep-1 is cancelling\n")
+    assert server.received == [m.CancelSweep(sweep="sweep-1")]
+    code, out, _err = dtdctl("sweep", "cancel", "sweep-1", "-o", "json")
+    check_output(("sweep", "cancel"), out)
+    assert json.loads(out)["state"] == "cancelling"

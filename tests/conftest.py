@@ -19,7 +19,7 @@ from referencing import Registry, Resource
 settings.register_profile("dtd", deadline=None)
 settings.load_profile("dtd")
 
-_GROUPS = ("token", "tag", "models")
+_GROUPS = ("token", "tag", "models", "sweep")
 """Commands of which the second word is part of the name."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
 

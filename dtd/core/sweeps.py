@@ -111,8 +111,11 @@ def next_deed(
 
 
 def _why_hopeless(trials: Sequence[Trial], table: SweepTable) -> str:
-    """Why to stop: the trials that ended last have all failed; empty if that is not so."""
-    ended = [one for one in trials if one.state not in OPEN]
+    """Why to stop: the last trials have all failed; empty if that is not so.
+
+    Cancelled ones say nothing; among them are those that are cancelled because it stops.
+    """
+    ended = [one for one in trials if one.state not in OPEN | {TrialState.CANCELLED}]
     last = ended[-table.max_failures :]
     if len(last) < table.max_failures or any(one.state is not TrialState.FAILED for one in last):
         return ""

@@ -263,7 +263,7 @@ def _flat(given: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any
     """The settings by dotted name, also where TOML made tables of it."""
     for key, value in given.items():
         name = f"{before}{key}"
-        if isinstance(value, Mapping) and value and not set(value) & set(_RANGE):
+        if isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
             yield from _flat(value, f"{name}.")
         else:
             yield name, value

@@ -80,6 +80,7 @@ def test_what_was_valid_once_is_read_although_it_is_not_any_more() -> None:
         ({"elastic.workers": {"choices": [1]}}, "does not vary"),
         ({"optimizer.lr": 3}, "must be { low"),
         ({"optimizer.lr": {"low": 1, "hihg": 2}}, 'unknown key "hihg"; did you mean "high"?'),
+        ({"optimizer": {"lr": {"choises": [1]}}}, 'unknown key "choises"; did you mean "choices"?'),
         ({"optimizer.lr": {"low": 1}}, "low and high"),
         ({"optimizer.lr": {"low": True, "high": 2}}, "low and high"),
         ({"optimizer.lr": {"low": 2, "high": 1}}, "low must be below high"),

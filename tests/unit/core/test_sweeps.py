@@ -67,6 +67,9 @@ def test_failures_in_a_row_end_it_and_the_others_are_cancelled() -> None:
     assert to_cancel([*failed, trial(2)], TABLE, cancelled=False) == [
         ("j-2", "its sweep has failed")
     ]
+    stopped = trial(1, TrialState.CANCELLED)
+    later = replace(failed[1], number=2)
+    assert deed(failed[0], stopped, later) == End("failed", why)  # and does not go on after that
     between = trial(1, TrialState.DONE, value=0.1)
     others = [failed[0], between, replace(failed[1], number=2)]
     assert deed(*others) == Begin(3)

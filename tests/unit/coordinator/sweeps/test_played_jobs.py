@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.core.membership.events import CancelRequested, Event
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import ENDED, JobState
+from dtd.core.sweeps import TrialState
 from dtd.errors import JobSpecError, RequestRefused
 from dtd.wire import messages as m
 
@@ -290,10 +292,9 @@ async def test_what_was_being_pruned_is_cancelled_by_the_next_process(cluster: C
         cluster.end(job, value=0.9)
     worse = await cluster.started.get()
     await cluster.stop()
-    (trial,) = [one for one in cluster.store.sweeps.trials(1) if one.job == worse.id]
-    pruning = module.replace(
-        trial, state=module.TrialState.PRUNING, reason="worse", points=((1, 0.1),)
-    )
+    known = {"job": worse.id, "reason": "worse", "points": ((1, 0.1),)}
+    trial = cluster.store.sweeps.trials(1)[-1]
+    pruning = dataclasses.replace(trial, state=TrialState.PRUNING, **known)
     cluster.store.sweeps.write_trial(1, pruning)
     await cluster.again()
     assert await cluster.cancelled.get() is worse

@@ -97,7 +97,7 @@ def test_the_code_of_an_own_task_goes_along_unless_told_otherwise(
 
     def script(message):
         begins = isinstance(message, m.BeginSweep)
-        return result({"sweep": "sweep-1", "trials": 3} if begins else {"needed": False})
+        return result({"sweep": "sweep-1", "trials": 3} if begins else {"have": 2**31})
 
     server.script = script
     code, _out, err = dtdctl("sweep", str(file))

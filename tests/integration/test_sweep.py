@@ -1,4 +1,4 @@
-"""A sweep of four trials, two at once; the coordinator is killed in the middle and comes back."""
+"""A sweep whose coordinator is killed in the middle, and one that cancels a trial that is worse."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ SPEC = {
     "space": {"optimizer.lr": {"low": 0.001, "high": 0.5, "log": True}},
     "base": BASE,
 }
+PRUNED = {
+    "sweep": {
+        "metric": "score",
+        "direction": "maximize",
+        "method": "grid",
+        "pruner": "asha",
+        "workers_per_trial": 1,
+    },
+    "space": {"task.score": {"choices": [0.75, 0.25, 0.875]}},
+}
+SCORED = {"name": "scored", "task": "scored_task:Scored", "epochs": 8, "global_batch_size": 128}
+STEPS_OF_AN_EPOCH = 8
 
 
 class Swept:
@@ -86,3 +98,29 @@ def test_what_has_ended_is_listed_and_is_not_cancelled(swept):
         swept.daemons.ask(m.CancelSweep(sweep="sweep-1"))
     with pytest.raises(Exception, match="no sweep 'sweep-9'; did you mean"):
         swept.daemons.ask(m.ShowSweep(sweep="sweep-9"))
+
+
+def test_a_worse_trial_is_cancelled_in_its_first_evaluation(swept):
+    """It stops at a gate in its second epoch; until there, the better one has ended."""
+    daemons = swept.daemons
+    gates = daemons.hold(STEPS_OF_AN_EPOCH + 4)  # the evaluation computes losses, too
+    base = {"job": SCORED, "task": gates.task, "elastic": {"settle_s": 0}}
+    name = daemons.ask(m.BeginSweep(spec={**PRUNED, "base": base}))["sweep"]
+    for _trial in range(2):
+        daemons.await_event("generation_running")
+
+    def shown():
+        return daemons.ask(m.ShowSweep(sweep=name))
+
+    worse = shown()["trials"][1]["job"]
+    daemons.until(worse, lambda: shown()["trials"][1]["state"] == "pruning")
+    gates.open(0)
+    ended = daemons.ask(m.WaitJob(job=worse))
+    assert ended["state"] == "cancelled"
+    reason = "pruned by sweep-2: score 0.25 at step 8 is worse than other trials'"
+    assert daemons.ask(m.ShowJob(job=worse))["reason"] == reason
+    assert "best: trial 2" in daemons.await_event("sweep_ended")["message"]
+    trials = shown()["trials"]
+    assert [trial["state"] for trial in trials] == ["done", "pruned", "done"]
+    assert [trial["value"] for trial in trials] == [0.75, 0.25, 0.875]
+    assert daemons.ask(m.ShowJob(job=worse))["step"] < 8 * STEPS_OF_AN_EPOCH

@@ -123,6 +123,8 @@ INCIDENTS: Final = {
     "weights_left_out": "Weights of another job or of a file did not fit, and were left out.",
     "model_registered": "A checkpoint was registered as a version of a model.",
     "model_copied": "A worker has made a copy of a registered model's version.",
+    "models_unknown": "A worker keeps models that are not registered, for example since an older"
+    " backup was restored; their files stay on it.",
     "model_deleted": "An operator deleted a version of a model; workers delete their copies.",
     "job_deleted": "An operator has deleted an ended job.",
     "checkpoint_deleted": "An operator has deleted an ended job's checkpoints of one step.",

@@ -111,7 +111,9 @@ def test_a_version_outlives_its_job_and_its_holder(
         code, out, err = dtdctl("models", *words, "-o", "json")
         assert code == 0, err
         check_output(("models", words[0]), out)
-    code, out, err = dtdctl("models", "delete", "digits@production", "--yes")
+    assert dtdctl("models", "delete", "digits@production", "--yes")[0] == 1
+    assert dtdctl("models", "alias", "digits@production", "0")[0] == 0
+    code, out, err = dtdctl("models", "delete", "digits@1", "--yes")
     assert (code, err) == (0, "digits@1 is deleted\n")
     with pytest.raises(RequestRefused, match="'digits' does not exist"):
         shown(daemons, "digits")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -26,6 +26,8 @@ from dtd.wire import messages as m
 log = structlog.get_logger()
 
 Version = Mapping[str, Any]
+MOST_NAMED: Final = 8
+"""Of the versions in one event."""
 
 
 class Copies:
@@ -62,6 +64,8 @@ class Copies:
         for version in store.models.all():
             listed = store.checkpoints(version["record"]["job"])
             self.add(version, listed, holders.get(version["id"], ()))
+        for one in store.models.deleted():
+            self.pinning.forgotten(one)
 
     def close(self) -> None:
         """Give no further orders."""
@@ -122,9 +126,18 @@ class Copies:
             known = self._coordinator.membership.cluster_of(worker).workers.get(worker)
             host = known.registration.host if known is not None else ""
             before = self.pinning.held_by(worker)
-            self.pinning.arrived(worker, host, message.versions)
+            unknown = self.pinning.arrived(worker, host, message.versions)
             self._write_down(worker, before)
+            if unknown:
+                self._tell_of(worker, unknown)
         self.act()
+
+    def _tell_of(self, worker: str, unknown: Sequence[str]) -> None:
+        named = ", ".join(unknown[:MOST_NAMED]) + (", ..." if unknown[MOST_NAMED:] else "")
+        what = f"{worker} keeps models that are not registered here, and goes on keeping them in"
+        self._coordinator.incident(
+            "models_unknown", f"{what} models/ of its state directory: {named}", worker=worker
+        )
 
     def _answered(self, worker: str, message: m.ModelPinned) -> None:
         now, version = time.monotonic(), self._known.get(message.version)

@@ -96,8 +96,15 @@ class Models:
         return {record["package"] for record in records if record["package"]}
 
     def alias(self, name: str, alias: str, number: int) -> None:
-        """Have an alias stand for a version; number 0 removes it."""
+        """Have an alias stand for a version; number 0 removes it.
+
+        Raises:
+            RequestRefused: the version was deleted meanwhile.
+        """
         with self._database.transaction(synced=True) as cursor:
+            query = "SELECT 1 FROM models WHERE name = ? AND number = ? AND deleted_s IS NULL"
+            if number and cursor.execute(query, (name, number)).fetchone() is None:
+                raise RequestRefused(f"model {name} has no version {number} any more")
             cursor.execute("DELETE FROM model_aliases WHERE name = ? AND alias = ?", (name, alias))
             if number:
                 cursor.execute("INSERT INTO model_aliases VALUES (?, ?, ?)", (name, alias, number))
@@ -110,8 +117,20 @@ class Models:
             )
 
     def delete(self, name: str, numbers: Sequence[int]) -> None:
-        """Delete versions of a model, with their aliases."""
+        """Delete versions of a model.
+
+        Raises:
+            RequestRefused: an alias stands for one of them.
+        """
         with self._database.transaction(synced=True) as cursor:
+            query = "SELECT alias, number FROM model_aliases WHERE name = ? ORDER BY alias"
+            for alias, number in cursor.execute(query, (name,)).fetchall():
+                if number in numbers:
+                    raise RequestRefused(
+                        f"{name}@{alias} stands for version {number}",
+                        remedy=f"have it stand for another one, or remove it:"
+                        f" dtdctl models alias {name}@{alias} 0",
+                    )
             for number in numbers:
                 key = (name, number)
                 cursor.execute(
@@ -119,11 +138,15 @@ class Models:
                     " (SELECT id FROM models WHERE name = ? AND number = ?)",
                     key,
                 )
-                cursor.execute("DELETE FROM model_aliases WHERE name = ? AND number = ?", key)
                 cursor.execute(
                     "UPDATE models SET deleted_s = ? WHERE name = ? AND number = ?",
                     (time.time(), *key),
                 )
+
+    def deleted(self) -> list[str]:
+        """Ids of all versions that were deleted."""
+        rows = self._database.read("SELECT id FROM models WHERE deleted_s NOT NULL")
+        return [str(version) for (version,) in rows]
 
     # --- copies ----------------------------------------------------------------------------------
 

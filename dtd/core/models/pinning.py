@@ -3,7 +3,9 @@
 The files of a version are kept on as many workers as were asked for, on different hosts if there
 are enough.  The first copy is made of the job's checkpoint, and decides the digests; the others are
 copies of it.  A worker that is away for long counts as lost, and another one gets its copy; if it
-comes back with its files, a copy beyond those asked for is dropped.  A worker counts from when it
+comes back with its files, a copy beyond those asked for is dropped.  Of versions that are not known
+here only those are dropped that were deleted: others were registered after the backup was taken
+from which this registry was restored, or elsewhere.  A worker counts from when it
 has told which versions it keeps, and has one order at a time.  What is not answered in time has
 failed, and what failed is tried again later, elsewhere first.
 """
@@ -90,6 +92,7 @@ class Pinning:
         self._hosts: dict[str, str] = {}
         self._away_since: dict[str, float] = {}
         self._strays: dict[tuple[str, str], None] = {}
+        self._deleted: set[str] = set()
         self._making: dict[str, _Making] = {}
 
     # --- what happens --------------------------------------------------------------------------
@@ -110,13 +113,18 @@ class Pinning:
 
     def forgotten(self, version: str) -> None:
         """A version was deleted; who is away, or still copies it, deletes that copy later."""
+        self._deleted.add(version)
         kept = self._versions.pop(version, None)
         for worker in sorted(kept.holders if kept is not None else ()):
             if worker in self._hosts:
                 self._strays[version, worker] = None
 
-    def arrived(self, worker: str, host: str, held: Iterable[str]) -> None:
-        """A worker has connected and told which versions it keeps: nothing else is true of it."""
+    def arrived(self, worker: str, host: str, held: Iterable[str]) -> tuple[str, ...]:
+        """A worker has connected and told which versions it keeps: nothing else is true of it.
+
+        Returns:
+            Those that were never known here; they stay as they are.
+        """
         self._hosts[worker] = host
         self._away_since.pop(worker, None)
         self._making.pop(worker, None)
@@ -126,8 +134,9 @@ class Pinning:
             kept.failed.pop(worker, None)
             if version in there:
                 kept.holders.add(worker)
-        for version in sorted(there - self._versions.keys()):
+        for version in sorted(there & self._deleted):
             self._strays[version, worker] = None
+        return tuple(sorted(there - self._versions.keys() - self._deleted))
 
     def left(self, worker: str, now: float) -> None:
         """A worker's connection has ended."""

@@ -75,10 +75,17 @@ def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
 
     Raises:
         UsageError: there is no terminal for a confirmation, and no --yes.
-        RequestRefused: there is none, or the user refuses.
+        RequestRefused: there is none, an alias stands for it, or the user refuses.
     """
     name, which = parse_reference(text)
     going = ask(settings, m.ListModels(name=name, version=which))["models"]
+    for one in going:
+        for alias in one["aliases"]:
+            raise RequestRefused(
+                f"{name}@{alias} stands for version {one['number']}",
+                remedy="have it stand for another one, or remove it:"
+                f" dtdctl models alias {name}@{alias} 0",
+            )
     if not confirmed:
         _confirm(name, going)
     number = going[0]["number"] if MARK in text else 0
@@ -90,9 +97,6 @@ def _confirm(name: str, going: list[Answer]) -> None:
     numbers = ", ".join(str(one["number"]) for one in going)
     size = figures.size(sum(size_of(one) * len(one["holders"]) for one in going))
     output.say(f"this deletes version {numbers} of {name}: {size} on workers")
-    for one in going:
-        if one["aliases"]:
-            output.say(f"  version {one['number']} is {', '.join(one['aliases'])}")
     if not sys.stdin.isatty():
         raise UsageError(
             "this must be confirmed, and standard input is not a terminal",

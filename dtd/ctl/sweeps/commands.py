@@ -130,7 +130,7 @@ def _lines(sweep: Mapping[str, Any]) -> list[str]:
             one["state"],
             one["job"],
             figures.number(one["value"]),
-            *(str(one["params"].get(name, "")) for name in names),
+            *(_setting(one["params"].get(name, "")) for name in names),
             one["reason"].partition("\n")[0],
         )
         for one in sweep["trials"]
@@ -138,3 +138,8 @@ def _lines(sweep: Mapping[str, Any]) -> list[str]:
     headings = ("TRIAL", "STATE", "JOB", sweep["metric"].upper(), *names, "NOTE")
     table = output.table_lines(headings, rows, colour=False) if rows else ["no trial has begun"]
     return [*lines, "", *table]
+
+
+def _setting(value: object) -> str:
+    """A setting's value in a column; the best trial's are shown in full above."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

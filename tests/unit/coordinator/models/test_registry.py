@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dtd.coordinator.store.backup import back_up
+from dtd.coordinator.store.restore import restore
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
+from tests.unit.coordinator.conftest import Daemon
 
 FILES = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="ab" * 32),)
 OTHERS = (m.ModelFile(name="model.safetensors", size_bytes=7, sha256="cd" * 32),)
@@ -152,6 +155,44 @@ def test_aliases(daemon, worker, job):
     assert "did you mean" in refused(daemon, m.ListModels(name="digits", version="producton"))[0]
 
 
+def test_a_version_with_an_alias_is_not_deleted(daemon, worker, job):
+    kept(daemon, worker, job)
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
+    for request in (m.DeleteModel(name="digits", version=1), m.DeleteModel(name="digits")):
+        words, remedy = refused(daemon, request)
+        assert words == "digits@production stands for version 1"
+        assert remedy.endswith("dtdctl models alias digits@production 0")
+    register(daemon, job)
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
+    daemon.ask(m.DeleteModel(name="digits", version=1))
+    assert [one["number"] for one in daemon.ask(m.ListModels(name="digits"))["models"]] == [2]
+
+
+def test_two_operators_move_an_alias_at_once(daemon, worker, job):
+    """One of them is the last, and its version is the only one that the alias stands for."""
+    kept(daemon, worker, job)
+    register(daemon, job)
+    with daemon.connect() as ann, daemon.connect() as bob:
+        for _ in range(10):
+            ann.ask(m.AliasModel(name="digits", alias="production", version=1))
+            bob.ask(m.AliasModel(name="digits", alias="production", version=2))
+            ann.answer()
+            bob.answer()
+            versions = daemon.ask(m.ListModels(name="digits"))["models"]
+            (holder,) = [one for one in versions if one["aliases"] == ["production"]]
+            (found,) = daemon.ask(m.ListModels(name="digits", version="production"))["models"]
+            assert found["number"] == holder["number"]
+
+
+def test_an_alias_and_a_deletion_at_once(daemon, worker, job):
+    """Whoever is later is refused: no alias stands for a version that is gone."""
+    kept(daemon, worker, job)
+    models = daemon.coordinator.store.models
+    daemon.run(daemon.coordinator.in_store(models.delete, "digits", [1]))
+    with pytest.raises(RequestRefused, match="has no version 1 any more"):
+        daemon.run(daemon.coordinator.in_store(models.alias, "digits", "production", 1))
+
+
 def test_a_card_is_edited_and_the_record_stays(daemon, worker, job):
     before = kept(daemon, worker, job)
     daemon.ask(m.DescribeModel(name="digits", version=1, card="Better."))
@@ -180,7 +221,6 @@ def test_a_job_whose_checkpoint_is_being_copied_is_not_deleted(daemon, worker, j
 
 def test_it_is_deleted_and_its_number_is_not_given_again(daemon, worker, job):
     version = kept(daemon, worker, job)
-    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
     (deleted,) = daemon.ask(m.DeleteModel(name="digits", version=1))["models"]
     assert (deleted["number"], deleted["holders"]) == (1, ["worker-0"])
     assert worker.hear(m.UnpinModel).version == version["id"]
@@ -201,17 +241,68 @@ def test_after_a_restart_it_is_known_who_keeps_what(start_daemon, play, spec):
     daemon.ask(m.WaitJob(job=made))
     worker.say(m.ModelsHeld())
     version = kept(daemon, worker, made)
+    deleted = register(daemon, made, name="gone")["id"]
+    daemon.ask(m.DeleteModel(name="gone"))
     daemon = start_daemon()
     known = shown(daemon)
     assert (known["holders"], known["connected"]) == (["worker-0"], [])
     assert known["record"] == version["record"]
     again = play(daemon, pid=4711)
-    again.say(m.ModelsHeld(versions=(version["id"], "gone.v1.0123456789ab")))
-    assert again.hear(m.UnpinModel).version == "gone.v1.0123456789ab"
+    stranger = "gone.v1.0123456789ab"
+    again.say(m.ModelsHeld(versions=(version["id"], deleted, stranger)))
+    assert again.hear(m.UnpinModel).version == deleted
     assert shown(daemon)["connected"] == ["worker-0"]
+    told = [one for one in daemon.ask(m.ReadEvents())["events"] if one["kind"] == "models_unknown"]
+    assert [one["message"].endswith(f": {stranger}") for one in told] == [True]
+    assert deleted not in told[0]["message"]
     wiped = play(daemon, pid=4712)
     wiped.say(m.ModelsHeld())
     assert wiped.hear(m.PinModel).version == version["id"]
+
+
+def test_a_restored_backup_knows_its_versions_and_drops_no_later_one(
+    start_daemon, play, spec, state_dir, tmp_path, loop_thread
+):
+    daemon = start_daemon()
+    worker = play(daemon)
+    made = daemon.ask(m.SubmitJob(spec=spec))["job"]
+    assign = worker.run_alone()
+    worker.save(assign, 20)
+    worker.finish(assign)
+    daemon.ask(m.WaitJob(job=made))
+    worker.say(m.ModelsHeld())
+    first = kept(daemon, worker, made, card="Text.")
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=1))
+    back_up(state_dir, tmp_path / "backup")
+    later = register(daemon, made)["id"]
+    daemon.ask(m.AliasModel(name="digits", alias="production", version=2))
+    restore(tmp_path / "backup", tmp_path / "restored")
+    other = Daemon(loop_thread, tmp_path / "restored")
+    try:
+        (known,) = other.ask(m.ListModels(name="digits"))["models"]
+        same = ("id", "aliases", "record", "card", "copies", "files")
+        assert [known[key] for key in same] == [
+            {**first, "aliases": ["production"]}[k] for k in same
+        ]
+        assert (known["holders"], known["connected"]) == (["worker-0"], [])
+        again = play(other, pid=4711)
+        seen = other.ask(m.ReadEvents())["next"]
+        again.say(m.ModelsHeld(versions=(first["id"], later)))
+        with other.connect() as client:
+            client.ask(m.ReadEvents(after=seen, follow=True))
+            (told,) = client.answer()["events"]
+        assert told["kind"] == "models_unknown"
+        assert later in told["message"]
+        assert shown(other)["connected"] == ["worker-0"]
+        anew = register(other, made)
+        assert anew["number"] == 2
+        assert anew["id"] != later
+        order = again.hear(m.PinModel)
+        other.ask(m.DeleteModel(name="digits", version=2))
+        again.say(m.ModelPinned(version=order.version, files=FILES))
+        assert again.hear(m.UnpinModel).version == anew["id"]  # it is the first one
+    finally:
+        other.stop()
 
 
 def test_a_package_stays_as_long_as_a_version_needs_it(daemon):

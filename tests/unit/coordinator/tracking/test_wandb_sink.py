@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +134,19 @@ def test_jobs_are_runs_with_their_figures(sink, state_dir) -> None:
     assert (first.exit_code, second.exit_code) == (0, 1)
     assert [one["_step"] for one in second.history] == [7]
     assert not list((state_dir / "wandb").glob("*/files/requirements.txt"))
+    listed = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--dry-run", "--yes"],
+        capture_output=True,
+        text=True,
+        cwd=state_dir,
+        env={name: value for name, value in os.environ.items() if name != "WANDB_SILENT"},
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    told = listed.stdout + listed.stderr
+    assert "Would sync 2 run(s)" in told
+    for job in ("j-1", "j-2"):
+        assert f"run-{wandb_run_id(job, 'abc')}.wandb" in told
 
 
 def test_a_coordinator_that_starts_again_continues_the_run(sink, state_dir, monkeypatch) -> None:

@@ -218,6 +218,15 @@ def test_a_version_that_is_deleted_goes_from_all_who_are_or_come() -> None:
     assert pinning.next_deadline(0.0) is None
 
 
+def test_a_version_that_was_never_known_stays_where_it_is() -> None:
+    """It was registered after the backup from which this registry was restored."""
+    pinning = cluster("a")
+    pinning.forgotten("gone")
+    assert pinning.arrived("b", "b", ["later", "gone"]) == ("later",)
+    assert pinning.decide(0.0) == [Unpin(version="gone", worker="b")]
+    assert pinning.holders("later") == ()
+
+
 def test_a_version_that_is_deleted_while_it_is_copied() -> None:
     pinning = cluster("a", "b")
     want(pinning, copies=1, origin="a")

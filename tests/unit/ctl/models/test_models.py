@@ -239,17 +239,22 @@ def test_aliases_and_cards(dtdctl, served, server, tmp_path, monkeypatch):
 
 
 def test_deletion_is_confirmed(dtdctl, served, server, monkeypatch):
+    known, _content = served
+    for words in ("own@2", "own@production", "own"):
+        code, _out, err = dtdctl("models", "delete", words, "--yes")
+        assert code == 1
+        assert "own@production stands for version 2" in err
+        assert "dtdctl models alias own@production 0" in err
+    assert not any(isinstance(one, m.DeleteModel) for one in server.received)
+    known["aliases"] = []
     code, _out, err = dtdctl("models", "delete", "own@2")
     assert code == 2
-    assert err.splitlines()[:2] == [
-        "this deletes version 2 of own: 13.7 KiB on workers",
-        "  version 2 is production",
-    ]
+    assert err.splitlines()[:1] == ["this deletes version 2 of own: 13.7 KiB on workers"]
     for answer, number in (("n\n", None), ("y\n", 2)):
         stdin = io.StringIO(answer)
         stdin.isatty = lambda: True
         monkeypatch.setattr("sys.stdin", stdin)
-        assert dtdctl("models", "delete", "own@production")[0] == (0 if number else 1)
+        assert dtdctl("models", "delete", "own@2")[0] == (0 if number else 1)
     assert server.received[-1] == m.DeleteModel(name="own", version=2)
     _code, _out, err = dtdctl("models", "delete", "own", "--yes")
     assert server.received[-1] == m.DeleteModel(name="own", version=0)

@@ -44,7 +44,7 @@ def trial(number, state="done", value=0.5, **changed):
         "number": number,
         "state": state,
         "job": f"tiny-s1-t{number}-{number + 4}",
-        "params": {"optimizer.lr": 0.25, "job.epochs": 2},
+        "params": {"optimizer.lr": 0.12345678, "job.epochs": 2},
         "value": value,
         "evaluations": 2,
         "reason": "",
@@ -156,13 +156,13 @@ def test_everything_about_one(dtdctl, server, result, check_output):
     assert rows(out) == [
         "sweep-1 running tpe over tiny trials 2/3 maximize accuracy",
         "best trial 0 tiny-s1-t0-4 accuracy 0.5",
-        "optimizer.lr = 0.25",
+        "optimizer.lr = 0.12345678",
         "job.epochs = 2",
         "importance optimizer.lr 75 % job.epochs 25 %",
         "",
         "TRIAL STATE JOB ACCURACY optimizer.lr job.epochs NOTE",
-        "0 done tiny-s1-t0-4 0.5 0.25 2",
-        "1 failed - 0.25 2 no task",
+        "0 done tiny-s1-t0-4 0.5 0.123457 2",
+        "1 failed - 0.123457 2 no task",
     ]
     check_output(("sweep", "status"), dtdctl("sweep", "status", "sweep-1", "-o", "json")[1])
 

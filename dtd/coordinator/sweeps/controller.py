@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -97,7 +96,7 @@ class _Known:
     """What pages ask of a sweep again and again, computed once.
 
     Attributes:
-        spec: the sweep; checking it again takes some milliseconds.
+        spec: the sweep.
         done: trials that were completed when `importance` was computed.
         importance: how much each setting matters.
     """
@@ -191,7 +190,7 @@ class Sweeps:
     async def listing(self) -> dict[str, Any]:
         """The answer to LIST_SWEEPS."""
         rows = await self._host.in_store(self._host.store.sweeps.listed)
-        return {"sweeps": [_row(one, (await self._known_of(one)).spec) for one in rows]}
+        return {"sweeps": [_row(one, self._known_of(one).spec) for one in rows]}
 
     async def show(self, name: str) -> dict[str, Any]:
         """The answer to SHOW_SWEEP.
@@ -201,7 +200,7 @@ class Sweeps:
         """
         row = await self._row(name)
         trials = await self._host.in_store(self._host.store.sweeps.trials, row["number"])
-        known = await self._known_of(row)
+        known = self._known_of(row)
         found = course.best(trials, known.spec.sweep.direction)
         return {
             **_row({**row, "begun": len(trials)}, known.spec),
@@ -227,14 +226,12 @@ class Sweeps:
             run, number = known
             run.news.put_nowait((number, job))
 
-    async def _known_of(self, row: Mapping[str, Any]) -> _Known:
-        """What is known of a sweep that is written down, read off the event loop."""
+    def _known_of(self, row: Mapping[str, Any]) -> _Known:
+        """What is known of a sweep that is written down."""
         number = row["number"]
         found = self._known.get(number)
         if found is None:
-            read = functools.partial(read_sweep, row["spec"], source=name_of(number))
-            spec = await asyncio.get_running_loop().run_in_executor(None, read)
-            found = self._known[number] = _Known(spec)
+            found = self._known[number] = _Known(stored_sweep(row["spec"]))
             while len(self._known) > MAX_LISTED:
                 del self._known[next(iter(self._known))]
         return found

@@ -9,7 +9,7 @@ import pytest
 from dtd.coordinator.sweeps import controller
 from dtd.coordinator.sweeps.controller import Sweeps
 from dtd.core.sweeps import Trial, TrialState
-from dtd.job.sweep import read_sweep
+from dtd.job.sweep import read_sweep, stored_sweep
 
 BASE = {"job": {"name": "d", "task": "digits", "epochs": 1, "global_batch_size": 64}}
 SPEC = read_sweep(
@@ -86,16 +86,16 @@ async def test_importance_is_computed_when_a_trial_was_completed(
     assert asked == [2, 3]
 
 
-async def test_a_sweep_is_checked_again_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def checked(mapping: object, *, source: str) -> Any:
-        read.append(source)
-        return read_sweep(mapping, source=source)
+    def counted(mapping: dict[str, Any]) -> Any:
+        read.append(mapping["sweep"]["metric"])
+        return stored_sweep(mapping)
 
-    monkeypatch.setattr(controller, "read_sweep", checked)
+    monkeypatch.setattr(controller, "stored_sweep", counted)
     host: Any = Host()
     sweeps = Sweeps(host, host)
     for _ in range(3):
         (row,) = (await sweeps.listing())["sweeps"]
-    assert (row["id"], row["planned"], read) == ("sweep-1", 20, ["sweep-1"])
+    assert (row["id"], row["planned"], read) == ("sweep-1", 20, ["accuracy"])

@@ -141,6 +141,8 @@ class CoordinatorProcess:
             decided.append(Item(copy.deepcopy(effect) if changes else effect, port))
             if isinstance(effect, Send) and port is not None:
                 self._tell_oracle(effect, port)
+            elif isinstance(effect, Incident):
+                self.surroundings.oracle.foresees(effect)
         self.membership.check_invariants()
         for machine in self.membership.machines():
             self.surroundings.oracle.membership(machine, now, self._ports)

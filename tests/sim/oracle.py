@@ -494,6 +494,11 @@ class Oracle:
         for one, since in self._waiting[job.id].items():
             require(now - since < JOINS_S, "a worker that is ready is not let in", one)
 
+    def foresees(self, incident: Incident) -> None:
+        """The coordinator has decided something that it reports once its store is written."""
+        if "the job begins afresh" in incident.message:  # with others that a fault has struck
+            self.struck([incident.worker])
+
     def incident(self, incident: Incident) -> None:
         """The coordinator reports an incident."""
         if self._went_back and self.shards.regroups and "starts afresh" in incident.message:
@@ -503,8 +508,6 @@ class Oracle:
             require(
                 incident.worker in self.liars, "an honest word does not count", incident.message
             )
-        if "the job begins afresh" in incident.message:  # with others that a fault has struck
-            self.struck([incident.worker])
         never_told = (incident.job, incident.generation) not in self._rosters
         if incident.generation and never_told and COORDINATOR in self._touched:
             self.struck([incident.worker])  # it crashed before it could announce the generation

@@ -130,21 +130,21 @@ class Pools:
         return room and allocation.resumes_in_pool(job)
 
     def _place(self, message: m.Register, now: float) -> Membership:
-        """The machine in which a worker registers; another one that has it loses it."""
+        """The machine in which a worker registers; others that have it, or expect it, lose it."""
         found = allocation.place_of(message, [one.cluster for one in self._pools])
         place = next((one for one in self._pools if one.cluster is found), self.home)
-        before = self._machine_of(message.name)
-        known = before.cluster.workers.get(message.name)
-        if before is place or known is None:
-            return place
-        if known.state not in GONE:
-            gone = WorkerLost(
-                name=message.name, incarnation=known.incarnation, reason=AGAIN, farewell=True
-            )
-            self._pass(before, gone, now)
-        if message.name not in before.cluster.run.roster:
-            before.cluster.workers.pop(message.name, None)
-        place.cluster.workers.setdefault(message.name, known)
+        for before in self.machines():
+            known = before.cluster.workers.get(message.name)
+            if before is place or known is None:
+                continue
+            if known.state not in GONE:
+                gone = WorkerLost(
+                    name=message.name, incarnation=known.incarnation, reason=AGAIN, farewell=True
+                )
+                self._pass(before, gone, now)
+            if message.name not in before.cluster.run.roster:
+                before.cluster.workers.pop(message.name, None)
+            place.cluster.workers.setdefault(message.name, known)
         return place
 
     # --- who is where ------------------------------------------------------------------------

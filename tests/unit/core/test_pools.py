@@ -302,14 +302,19 @@ def test_jobs_that_were_active_go_on_where_they_were(cluster: Cluster) -> None:
     assert cluster.places()["w1"] == "j-1"
 
 
+@pytest.mark.parametrize(("job", "generation"), [("j-1", 3), ("j-2", 4)])
 def test_a_worker_that_two_jobs_expect_belongs_to_the_one_it_returns_with(
-    cluster: Cluster,
+    cluster: Cluster, job: str, generation: int
 ) -> None:
+    """The other one does not wait for it, or would close its connection after a while."""
     running = {"state": JobState.RUNNING, "announced": True}
     cluster.submit(1, workers=2, roster=("w1", "w9"), generation=3, **running)
-    cluster.submit(2, workers=1, roster=("w1",), generation=4, **running)
-    cluster.register("w1", job="j-2", generation=4, phase="running")
-    assert cluster.places() == {"w1": "j-2", "w9": "j-1"}
+    cluster.submit(2, workers=2, roster=("w1", "w8"), generation=4, **running)
+    cluster.register("w1", job=job, generation=generation, phase="running")
+    assert cluster.places() == {"w1": job, "w8": "j-2", "w9": "j-1"}
+    (other,) = {"j-1", "j-2"} - {job}
+    known = cluster.pools.cluster_with(other).workers["w1"]
+    assert known.state is WorkerState.LOST
 
 
 def test_one_that_may_hold_the_newest_state_goes_to_its_job(cluster: Cluster) -> None:

@@ -266,6 +266,11 @@ def test_trials_of_a_sweep_appear(daemons: Daemons, browser: Browser) -> None:
         ".map(r => r.querySelector('a').innerText)"
     )
     assert best == daemons.ask(m.ShowSweep(sweep="sweep-1"))["best"]["job"]
+    browser.run("document.querySelector('.parallel .grip').focus()")
+    for pressed, told in (("ArrowUp", "from 10 to 100 % of the axis"), ("Escape", "all")):
+        event = "new KeyboardEvent('keydown', {key: arguments[0]})"
+        browser.run(f"document.activeElement.dispatchEvent({event})", pressed)
+        assert browser.run("document.activeElement.getAttribute('aria-valuetext')") == told
     browser.picture("sweep")
     browser.picture("sweep-phone", width=390, dark=True)
     assert browser.complaints() == []

@@ -7,6 +7,7 @@ import { NOTHING, number, shown } from "./words.js";
 
 const [HEIGHT, TOP, BOTTOM, SIDE, LEAST_GAP] = [360, 52, 22, 74, 112];
 const LEAST_DRAG = 0.02;
+const KEY_STEP = 0.1;
 const MOST_TICKS = 5;
 
 // One axis: `of` takes what it shows from a trial, `at` tells where that lies, from 0 to 1.
@@ -80,23 +81,37 @@ export function parallel(sweep, axes, kept, seen, { room, light, narrow }) {
     css: { "--share": `${Math.round(100 * (goodness(trial) ?? 0))}%` }, d: path(axes, trial, x),
     onpointerenter: () => light(trial.number), onpointerleave: () => light(null),
   }, s("title", {}, told(sweep, trial)));
-  const drawing = s("svg", { class: `parallel${lit ? " dim" : ""}`, viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": described(sweep, axes, kept) },
-    s("g", { "data-key": "trials" }, ranked.map(line)),
+  const drawing = s("svg", { class: `parallel${lit ? " dim" : ""}`, viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "group", "aria-label": described(sweep, axes, kept) },
+    s("g", { "data-key": "trials", "aria-hidden": "true" }, ranked.map(line)),
     axes.map((one, index) => axisOf(one, x(index), index % 2, seen.ranges[one.name], narrow)));
   return [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Settings and values of trials" }, drawing),
     value && h("p", { class: "legend scale", "aria-hidden": "true" }, "worse", h("i", {}), "better", h("b", {}, "the best trial"), ranked.some((one) => goodness(one) === null) && h("u", {}, "no value yet"))];
 }
 
 function axisOf(one, left, odd, range, narrow) {
+  const from = range ?? [0, 1];
   const words = one.name.length > 18 ? `…${one.name.slice(-17)}` : one.name;
   return s("g", { "data-key": `axis-${one.name}`, class: `axis ${one.kind}` },
     s("line", { x1: left, x2: left, y1: y(1), y2: y(0) }),
-    s("text", { class: "name", x: left, y: odd ? 16 : 30, "text-anchor": "middle" }, words, s("title", {}, one.name)),
+    s("text", { class: "name", "aria-hidden": "true", x: left, y: odd ? 16 : 30, "text-anchor": "middle" }, words, s("title", {}, one.name)),
     one.ticks.map(([part, text]) => [
       s("line", { class: "tick", x1: left - 4, x2: left, y1: y(part), y2: y(part) }),
-      s("text", { class: "tick", x: left - 7, y: y(part) + 4, "text-anchor": "end" }, text.length > 10 ? `${text.slice(0, 9)}…` : text)]),
-    range && s("rect", { class: "range", x: left - 7, width: 14, y: y(range[1]), height: Math.max(3, y(range[0]) - y(range[1])), rx: 3 }),
-    s("rect", { class: "grip", x: left - 14, width: 28, y: y(1) - 6, height: y(0) - y(1) + 12, onpointerdown: (event) => drag(event, one.name, narrow) }));
+      s("text", { class: "tick", "aria-hidden": "true", x: left - 7, y: y(part) + 4, "text-anchor": "end" }, text.length > 10 ? `${text.slice(0, 9)}…` : text)]),
+    s("rect", { class: "range", visibility: range ? "visible" : "hidden", x: left - 7, width: 14, y: y(from[1]), height: Math.max(3, y(from[0]) - y(from[1])), rx: 3 }),
+    s("rect", {
+      class: "grip", x: left - 14, width: 28, y: y(1) - 6, height: y(0) - y(1) + 12, rx: 6, tabindex: "0", role: "slider",
+      "aria-label": `Part of ${one.name}: up raises its lower end, down lowers its upper end, Escape takes all`,
+      "aria-valuemin": "0", "aria-valuemax": "100", "aria-valuenow": Math.round(100 * from[0]), "aria-valuetext": range ? `from ${Math.round(100 * from[0])} to ${Math.round(100 * from[1])} % of the axis` : "all",
+      onpointerdown: (event) => drag(event, one.name, narrow), onkeydown: (event) => press(event, one.name, from, narrow),
+    }));
+}
+
+// The same with keys, a tenth of the axis at a time.
+function press(event, name, [low, high], narrow) {
+  if (!["ArrowUp", "ArrowDown", "Escape"].includes(event.key)) return;
+  event.preventDefault();
+  const next = event.key === "ArrowUp" ? [Math.min(low + KEY_STEP, high), high] : [low, Math.max(high - KEY_STEP, low)];
+  narrow(name, event.key === "Escape" ? null : next);
 }
 
 // A range is drawn from where the pointer went down to where it goes up; a mere click clears it.

@@ -184,7 +184,8 @@ def _began(job: Job, unix_s: float) -> Began:
 def _hparams(job: Job) -> dict[str, bool | float | str]:
     """A job's settings as TensorBoard's HParams tab takes them: numbers as numbers."""
     found: dict[str, bool | float | str] = {}
-    for name, value in list(settings(job.spec).items())[:MAX_SETTINGS]:
+    given = [one for one in settings(job.spec).items() if one[1] is not None]
+    for name, value in given[:MAX_SETTINGS]:
         exact = isinstance(value, int | float) and not abs(value) > _EXACT
         text = is_secret(name.rpartition(".")[2]) or not exact
         found[one_line(name)] = _shown(name, value)[:MAX_TEXT_CHARACTERS] if text else value

@@ -233,6 +233,7 @@ def test_tensorboard_gets_settings_as_they_are_but_no_secrets(config, told, monk
     assert isinstance(begun, Begun)
     assert begun.settings["task.limit"] == 7
     assert begun.settings["task.wide"] is True
+    assert "job.steps" not in begun.settings  # the job names epochs
     assert begun.settings["task.seed"] == str(2**60)
     assert begun.settings["task.sizes"] == "[1, 2]"
     assert len(str(begun.settings["task.name"])) == 500

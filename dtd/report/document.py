@@ -223,16 +223,33 @@ def _card(facts: Facts) -> Section:
         rows.append(("code package", short(job["package"])))
     if job["from_job"]:
         rows.append(("begins with", f"{job['from_job']} at step {job['from_step']}"))
-    result = [
-        (name, figures.number(value) if isinstance(value, int | float) else str(value))
-        for name, value in job["result"].items()
-        if value is not None and name != "traceback"
-    ]
+    result = list(_result(job["result"]))
     blocks: list[Block] = [Table(("", ""), rows)]
     if result:
         blocks.append(Table(("result", "value"), result, numbers=1))
     blocks += _checkpoints(job)
     return Section("Model card", blocks)
+
+
+def _result(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What came of a job; where a step's time goes has a section of its own."""
+    for name, value in result.items():
+        title = name.replace("_per_s", "/s").replace("_", " ")
+        if name == "replica_digests":
+            if value:
+                yield "replicas", _replicas(value)
+        elif name == "metrics":
+            if value:
+                yield title, figures.metrics(value)
+        elif value is not None and name != "traceback" and not name.startswith("mean_"):
+            yield title, figures.number(value) if isinstance(value, int | float) else str(value)
+
+
+def _replicas(digests: Mapping[str, str]) -> str:
+    different = set(digests.values())
+    if len(different) > 1:
+        return f"{len(digests)}, NOT equal: {len(different)} different digests"
+    return f"{len(digests)}, all equal ({short(different.pop())})"
 
 
 def _checkpoints(job: Mapping[str, Any]) -> list[Block]:

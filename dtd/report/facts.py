@@ -174,13 +174,19 @@ def _points(series: Mapping[str, Any]) -> list[Point]:
 def _world_sizes(events: Iterable[Mapping[str, Any]], job: Mapping[str, Any]) -> dict[int, int]:
     """Number of workers by generation, as far as it is remembered."""
     sizes = {
-        int(event["generation"]): int(event["details"]["world_size"])
+        int(event["generation"]): _workers_of(event["details"])
         for event in events
         if event["kind"] == "generation_running" and "world_size" in event["details"]
     }
     if job["generation"] and job["world_size"]:
-        sizes.setdefault(job["generation"], job["world_size"])
+        servers = job["result"].get("servers", 0)
+        sizes.setdefault(job["generation"], job["world_size"] - servers)
     return sizes
+
+
+def _workers_of(generation: Mapping[str, Any]) -> int:
+    """How many train: parameter servers do not."""
+    return int(generation["world_size"]) - int(generation.get("servers", 0))
 
 
 def _worlds(curves: Mapping[str, Curve], sizes: Mapping[int, int]) -> list[World]:

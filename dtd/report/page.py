@@ -40,6 +40,7 @@ table{border-collapse:collapse;font-size:13.5px;min-width:50%}
 th{text-align:left;color:var(--soft);font-weight:500;white-space:nowrap}
 th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--rule);vertical-align:top;
 overflow-wrap:anywhere}
+td:not(.s):not(.n){min-width:16ch}
 .s{white-space:nowrap}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 code,pre{font:13px/1.5 ui-monospace,"DejaVu Sans Mono",Menlo,Consolas,monospace}

@@ -16,15 +16,15 @@ from dtd.figures import number
 
 WIDTH: Final = 720
 HEIGHT: Final = 250
-_LEFT: Final = 62
+_LEFT: Final = 72
 _RIGHT: Final = 14
 _TOP: Final = 12
 _BOTTOM: Final = 36
 _BAR: Final = 22
 _GAP: Final = 10
 _TICKS: Final = 5
-_CHARACTER: Final = 6.6
-"""Width of a letter of the charts' text, roughly."""
+_CHARACTER: Final = 9.6
+"""Width of a letter of the charts' text, roughly, in the size that a narrow page needs."""
 
 _DOTS_UP_TO: Final = 24
 """Curves of so few points show each of them."""

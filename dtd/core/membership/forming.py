@@ -308,12 +308,14 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     if not stopping:
         cluster.move_job(job, JobEvent.RUNS)
     cluster.emit(SaveJob(job=job))
+    beside = f" and {job.servers} parameter servers" if job.servers else ""
     cluster.incident(
         "generation_running",
-        f"generation {cluster.run.generation} runs with {len(cluster.run.roster)} workers"
-        f" from step {cluster.run.start_step}",
+        f"generation {cluster.run.generation} runs with {len(cluster.run.roster) - job.servers}"
+        f" workers{beside} from step {cluster.run.start_step}",
         step=cluster.run.start_step,
         world_size=len(cluster.run.roster),
+        servers=job.servers,
     )
     leaving = [
         member.name

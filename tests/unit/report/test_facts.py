@@ -40,6 +40,15 @@ def test_a_generation_whose_size_is_forgotten_is_not_guessed() -> None:
     assert (only.workers, only.steps) == (3, 50)  # the newest is written in the job
 
 
+def test_parameter_servers_are_no_workers() -> None:
+    (only,) = facts_of(details(result={"servers": 1}), metrics(), []).worlds
+    assert only.workers == 2
+    served = {"world_size": 5, "servers": 2}
+    began = event("generation_running", generation=2, details=served)
+    (only,) = facts_of(details(), metrics(), [began]).worlds
+    assert only.workers == 3
+
+
 def test_incidents_are_the_jobs_own_without_the_usual(facts: Facts) -> None:
     assert [one["kind"] for one in facts.incidents] == ["worker_lost", "recovered"]
 

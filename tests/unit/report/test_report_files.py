@@ -70,6 +70,25 @@ def test_a_page_shows_everything_and_loads_nothing(facts, alone) -> None:
     assert "url(" not in to_html(document_of(facts, alone, made="today"))
 
 
+def test_the_result_is_said_in_words() -> None:
+    result = {
+        "replica_digests": {"w-0": "ab" * 16, "w-1": "ab" * 16},
+        "metrics": {"accuracy": 0.5},
+        "rows_missing": 0,
+        "mean_step_s": 0.25,
+    }
+    text = page_of(facts_of(details(result=result), metrics(), EVENTS)).text
+    assert "2, all equal (abababab" in text
+    assert "accuracy=0.5" in text
+    assert "rows missing" in text
+    assert "mean" not in text.split("Model card")[1].split("How these")[0]
+    different = {"replica_digests": {"w-0": "ab", "w-1": "cd"}}
+    odd = page_of(facts_of(details(result=different), metrics(), EVENTS)).text
+    assert "2, NOT equal: 2 different digests" in odd
+    none = page_of(facts_of(details(result={"replica_digests": {}}), metrics(), EVENTS)).text
+    assert "replicas" not in none.split("Model card")[1]
+
+
 def test_what_others_said_is_text(facts, untrained) -> None:
     for page in (page_of(facts), page_of(untrained)):
         assert "<script>alert(1)</script> & x | *y*" in page.text

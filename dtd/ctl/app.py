@@ -23,9 +23,7 @@ from dtd.ctl import output
 from dtd.ctl import status as status_commands
 from dtd.ctl import web as web_commands
 from dtd.ctl.access.app import add_access_commands
-from dtd.ctl.install import command as install_commands
-from dtd.ctl.install.service_files import Parts
-from dtd.ctl.install.service_host import config_home
+from dtd.ctl.install.app import add_install_commands
 from dtd.ctl.models.app import add_model_commands
 from dtd.ctl.origins import read_origin
 from dtd.ctl.runs.app import add_run_commands
@@ -50,6 +48,7 @@ app = typer.Typer(
 add_access_commands(app)
 add_run_commands(app)
 add_model_commands(app)
+add_install_commands(app)
 app.add_typer(sweep_app, name="sweep")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
@@ -59,18 +58,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=V", help="Override a key of the job file; repeatable."),
 ]
-CoordinatorPart = Annotated[
-    bool, typer.Option("--coordinator", help="The coordinator; default: both.")
-]
-WorkerPart = Annotated[bool, typer.Option("--worker", help="The workers; default: both.")]
-ForUser = Annotated[
-    bool, typer.Option("--user", help="Install as services of this user, without root.")
-]
-Prefix = Annotated[
-    Path | None,
-    typer.Option("--prefix", metavar="DIR", help="Install into another root directory."),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
 class SignalName(enum.StrEnum):
@@ -479,49 +466,3 @@ def checkpoints(
 ) -> None:
     """List checkpoints: step, size, where, verified."""
     _finish(checkpoint_commands.list_checkpoints(context.obj, job))
-
-
-@app.command()
-def install(
-    context: typer.Context,
-    coordinator: CoordinatorPart = False,
-    worker: WorkerPart = False,
-    user: ForUser = False,
-    prefix: Prefix = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Install the daemons as systemd services; repeatable, and keeps files that you changed."""
-    made = _installation(coordinator, worker, user, prefix, dry_run)
-    _finish(install_commands.install(context.obj, made))
-
-
-@app.command()
-def uninstall(
-    context: typer.Context,
-    coordinator: CoordinatorPart = False,
-    worker: WorkerPart = False,
-    user: ForUser = False,
-    prefix: Prefix = None,
-    dry_run: DryRun = False,
-    purge: Annotated[
-        bool,
-        typer.Option("--purge", help="Also remove settings, credentials, jobs and checkpoints."),
-    ] = False,
-) -> None:
-    """Stop the services and remove what `install` wrote."""
-    made = _installation(coordinator, worker, user, prefix, dry_run)
-    _finish(install_commands.uninstall(context.obj, made, purge=purge))
-
-
-def _installation(
-    coordinator: bool, worker: bool, user: bool, prefix: Path | None, dry_run: bool
-) -> install_commands.Installation:
-    both = coordinator == worker
-    parts = Parts(
-        coordinator=coordinator or both,
-        worker=worker or both,
-        config_home=config_home() if user else None,
-    )
-    return install_commands.Installation(
-        parts=parts, prefix=prefix and prefix.absolute(), dry_run=dry_run
-    )

@@ -361,6 +361,7 @@ async def test_while_the_queue_is_full_it_waits_and_loses_no_news(
     cluster.end(await cluster.started.get(), value=0.25)
     assert "best: trial 1" in await cluster.hear_end()
     assert cluster.refusals == []
+    assert await cluster.states() == ["done"] * 3
 
 
 async def test_without_optuna_nothing_begins(

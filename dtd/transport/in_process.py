@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from dtd.core.ring.machine import Ring
 from dtd.core.star.machine import Star
@@ -26,6 +27,7 @@ from dtd.transport.api import BucketMemory, CommTiming
 from dtd.transport.in_process_star import InProcessStar
 from dtd.transport.ring_node import SCRATCH_SLOTS, RingNode
 from dtd.transport.star import StarCollective
+from dtd.transport.submitted import SubmittedBuckets
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk, SmallGather
 
@@ -181,8 +183,7 @@ class InProcessCollective:
         self.node = RingNode(core, self)
         self._send = send
         self._ring = ring
-        self._done: set[int] = set()
-        self._when_done: dict[int, Callable[[], None]] = {}
+        self._buckets = SubmittedBuckets(self.node, ring.changed, self._hand_over, self._wait_for)
         self._words: deque[list[bytes]] = deque()
         self._exposed_s = 0.0
 
@@ -207,44 +208,26 @@ class InProcessCollective:
 
     def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
         """Begin a step; see `ExtendableCollective.open_step`."""
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            self._done.clear()
-            self._when_done.clear()
-            self._exposed_s = 0.0
-            self.node.open_step(step, buckets, may_add)
-            self._ring.move()
+        self._exposed_s = 0.0
+        self._buckets.open_step(step, buckets, may_add)
 
     def add(self, buckets: Sequence[BucketMemory]) -> None:
         """Add buckets to the open step; see `ExtendableCollective.add`."""
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            self.node.add(buckets)
-            self._ring.move()
+        self._buckets.add(buckets)
 
     def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
         """Submit a full bucket; see `Collective.start`."""
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            if done is not None:
-                self._when_done[bucket] = done
-            self.node.start(bucket)
-            self._ring.move()
+        self._buckets.start(bucket, done)
 
     def wait(self, bucket: int) -> None:
         """Block until the bucket is averaged; see `Collective.wait`."""
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            self._wait_for(lambda: bucket in self._done)
+        self._buckets.wait(bucket)
 
     def gather(self, word: bytes) -> list[bytes]:
         """Exchange small words; see `Collective.gather`."""
-        with self._ring.changed:
-            self._ring.check(self.rank)
-            self.node.offer(word)
-            self._ring.move()
-            self._wait_for(lambda: bool(self._words))
-            return self._words.popleft()
+        self._hand_over(self.node.offer, word)
+        self._wait_for(lambda: bool(self._words))
+        return self._words.popleft()
 
     def agreed(self) -> None:
         """See `Collective.agreed`; nobody waits to hear it."""
@@ -269,10 +252,18 @@ class InProcessCollective:
             sent_bytes=self.node.sent_bytes,
         )
 
+    def _hand_over(self, call: Callable[..., None], *arguments: Any) -> None:
+        with self._ring.changed:
+            self._ring.check(self.rank)
+            call(*arguments)
+            self._ring.move()
+
     def _wait_for(self, here: Callable[[], bool]) -> None:
         begun_s = time.monotonic()
         try:
-            self._ring.wait_for(self.rank, here, self.node.core.explain)
+            with self._ring.changed:
+                self._ring.check(self.rank)
+                self._ring.wait_for(self.rank, here, self.node.core.explain)
         finally:
             self._exposed_s += time.monotonic() - begun_s
 
@@ -287,9 +278,7 @@ class InProcessCollective:
 
     def bucket_done(self, bucket: int) -> None:
         """The bucket holds the sum."""
-        self._done.add(bucket)
-        if bucket in self._when_done:
-            self._when_done.pop(bucket)()
+        self._buckets.bucket_done(bucket)
 
     def words_done(self, words: list[bytes]) -> None:
         """All ranks' words have arrived."""

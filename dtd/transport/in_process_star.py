@@ -10,11 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtd.core.star.machine import Star
-from dtd.transport.api import BucketMemory
 from dtd.transport.star_node import StarNode
+from dtd.transport.submitted import SubmittedBuckets
 from dtd.wire.frames import Hold
 from dtd.wire.messages import Chunk
 
@@ -51,13 +51,13 @@ class InProcessStar:
     def __init__(self, ring: ProcessRing, cores: Sequence[Star]) -> None:
         self._links: Links = {}
         self._ends = [
-            InProcessStarPort(ring, core, partial(self._enqueue, rank))
+            InProcessStarEnd(ring, core, partial(self._enqueue, rank))
             for rank, core in enumerate(cores)
         ]
 
-    def port(self, rank: int) -> InProcessStarPort:
-        """Return one rank's end of the star."""
-        return self._ends[rank]
+    def port(self, rank: int) -> SubmittedBuckets:
+        """Return one rank's buckets of the star."""
+        return self._ends[rank].buckets
 
     def move(self) -> bool:
         """Deliver frames until none can be delivered; returns whether there was one.
@@ -88,53 +88,38 @@ class InProcessStar:
         return True
 
 
-class InProcessStarPort:
-    """One rank's `dtd.transport.star.StarPort` over an `InProcessStar`."""
+class InProcessStarEnd:
+    """One rank's end: its node, and its buckets as its training thread uses them.
+
+    Args:
+        ring: the ring of the same ranks.
+        core: the machine.
+        send: appends a frame to another rank's queue.
+
+    Attributes:
+        node: the star's node.
+        buckets: its `dtd.transport.star.StarPort`.
+    """
 
     def __init__(
         self, ring: ProcessRing, core: Star, send: Callable[[int, Chunk, memoryview], None]
     ) -> None:
         self.node = StarNode(core, self)
-        self._ring = ring
-        self._rank = core.seat.rank
         self._send = send
-        self._done: set[int] = set()
-        self._when_done: dict[int, Callable[[], None]] = {}
+        rank = core.seat.rank
 
-    def open_step(self, step: int, buckets: Sequence[BucketMemory], may_add: int = 0) -> None:
-        """Begin a step; see `ExtendableCollective.open_step`."""
-        with self._ring.changed:
-            self._ring.check(self._rank)
-            self._done.clear()
-            self._when_done.clear()
-            self.node.open_step(step, buckets, may_add)
-            self._ring.move()
+        def hand_over(call: Callable[..., None], *arguments: Any) -> None:
+            with ring.changed:
+                ring.check(rank)
+                call(*arguments)
+                ring.move()
 
-    def add(self, buckets: Sequence[BucketMemory]) -> None:
-        """Add buckets to the open step; see `ExtendableCollective.add`."""
-        with self._ring.changed:
-            self._ring.check(self._rank)
-            self.node.add(buckets)
-            self._ring.move()
+        def wait_for(here: Callable[[], bool]) -> None:
+            with ring.changed:
+                ring.check(rank)
+                ring.wait_for(rank, here, core.explain)
 
-    def start(self, bucket: int, done: Callable[[], None] | None = None) -> None:
-        """Submit a full bucket; see `Collective.start`."""
-        with self._ring.changed:
-            self._ring.check(self._rank)
-            if done is not None:
-                self._when_done[bucket] = done
-            self.node.start(bucket)
-            self._ring.move()
-
-    def wait(self, bucket: int) -> None:
-        """Block until the bucket holds its result; see `Collective.wait`."""
-        with self._ring.changed:
-            self._ring.check(self._rank)
-            self._ring.wait_for(self._rank, lambda: bucket in self._done, self.node.core.explain)
-
-    def sent_bytes(self) -> int:
-        """Bytes of elements sent in the open step."""
-        return self.node.sent_bytes
+        self.buckets = SubmittedBuckets(self.node, ring.changed, hand_over, wait_for)
 
     # --- StarHandler -------------------------------------------------------------------------
 
@@ -147,6 +132,4 @@ class InProcessStarPort:
 
     def star_bucket_done(self, bucket: int) -> None:
         """The bucket holds its result."""
-        self._done.add(bucket)
-        if bucket in self._when_done:
-            self._when_done.pop(bucket)()
+        self.buckets.bucket_done(bucket)

@@ -20,7 +20,7 @@ from typing import Any
 
 from dtd.core.engine.shards import united
 from dtd.wire import messages as m
-from tests.sim.replica import Key, State
+from tests.sim.replica import Key, State, reset_lineage
 
 
 class Broken(AssertionError):
@@ -93,10 +93,12 @@ class Lineage:
         members: Collection[str],
         living: Iterable[Memory],
         excused: Callable[[str], bool] = lambda _: False,
+        made_of: Key | None = None,
     ) -> None:
         """The coordinator has decided the members and the starting state of a generation.
 
-        The decision may ignore the states of workers that are `excused`.
+        The decision may ignore the states of workers that are `excused`.  `made_of`: the state
+        whose parameters the starting state has, with a fresh optimizer.
         """
         if self._starts.get((job, generation)) == start:
             return
@@ -105,7 +107,32 @@ class Lineage:
         if start[1] < line.last:
             self._lose(job, generation, start, memories, excused)
         self._take_in(line, start, memories)
+        if made_of is not None:
+            self._reset(line, start, made_of, memories, excused)
         self._members[job] = members
+
+    def _reset(
+        self,
+        line: Line,
+        start: Key,
+        made_of: Key,
+        memories: list[Memory],
+        excused: Callable[[str], bool],
+    ) -> None:
+        """A state is made of parameters; the one that they are of is given up."""
+        origins = [
+            (one.name, one.state)
+            for one in memories
+            if one.state.key == made_of and not excused(one.name)
+        ]
+        made = {reset_lineage(state.lineage, start[0]) for _, state in origins}
+        if line.lineages.get(start[1]) in made or not made:
+            return  # that has been decided before
+        whole = any(_is_whole(origins, state) for _, state in origins)
+        require(not whole, "an optimizer is reset whose state is there", start, made_of)
+        self._given_up |= {state.lineage for _, state in origins}
+        self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
+        (line.lineages[start[1]],) = made
 
     def expelled(self, name: str, incarnation: int) -> None:
         """The coordinator has told a worker to restart, so its state no longer counts."""

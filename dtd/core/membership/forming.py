@@ -37,7 +37,7 @@ SAVE_AGAIN_S = 1.0
 _OF_A_GENERATION = (
     *("generation", "world_size", "step", "start_generation", "start_step"),
     *("roster", "roster_id", "servers", "instances", "announced", "fenced", "store_epoch"),
-    *("branches", "reset"),
+    *("branches", "reset", "optimizer_resets"),
 )
 
 

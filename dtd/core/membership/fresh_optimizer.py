@@ -91,10 +91,17 @@ def offer(job: Job, worker: Worker) -> None:
 
 
 def decided(job: Job, start: Key) -> None:
-    """The next generation starts from this state: the wish is met, or void."""
+    """The next generation starts from this state: the wish is met, or void.
+
+    It is counted before the generation is written down, so that no crash forgets it.
+    """
     reset = Reset.of(job)
-    if reset is not None and reset.key != start:
+    if reset is None:
+        return
+    if reset.key != start:
         job.reset = ()
+    elif not reset.is_start(job):
+        job.optimizer_resets += 1
 
 
 def tell(cluster: ClusterState, job: Job, before: Key) -> None:
@@ -108,7 +115,6 @@ def tell(cluster: ClusterState, job: Job, before: Key) -> None:
     reset = Reset.of(job)
     if reset is None or reset.key == before:
         return
-    job.optimizer_resets += 1
     cluster.incident(
         "optimizer_reset",
         f"the job goes on from the parameters of step {reset.step}, as the operator wishes: its"

@@ -256,12 +256,14 @@ def test_a_decision_is_withdrawn_if_the_state_comes_back_before_it_is_announced(
     warm_up(desk, "ps-2")
     decided = desk.saved[-1]
     assert (decided.start_generation, decided.start_step) == (number + 1, 5)
+    assert decided.optimizer_resets == 1, "written down with the decision"
     generation = decided.generation
     back(desk, "ps-1", number)
     froze(desk, "ps-1", number, part=WHOLE, parameters=False)
     desk.writes = True
     desk.handle(JobSaved(job="j-1", generation=generation, failure=""))
     assert start(desk) == (number, 5, 0)
+    assert desk.cluster.job.optimizer_resets == 0
     assert not desk.told_of("optimizer_reset")
 
 

@@ -26,7 +26,7 @@ def told(cluster: Cluster, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("phase", [BACKWARD, CONTROL_WORD])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_step_is_lost(seed: int, phase: Phase) -> None:
     cluster = served(seed).crash(name="worker-3").at(step=LOST_AT, phase=phase)
     cluster.do("make_do", "job-1", at_s=30.0).restart("worker-4", at_s=31.0).run()
@@ -41,10 +41,9 @@ def test_if_nobody_asks_the_job_returns_to_its_checkpoint() -> None:
     assert (cluster.job().optimizer_resets, cluster.lost_steps() > 0) == (0, True)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("phase", [Phase.TAKE_OVER, Phase.REGROUP, CONTROL_WORD])
-def test_the_new_server_may_be_lost_as_well(seed: int, phase: Phase) -> None:
-    cluster = served(seed).crash(name="worker-3").at(step=LOST_AT, phase=CONTROL_WORD)
+def test_the_new_server_may_be_lost_as_well(phase: Phase) -> None:
+    cluster = served().crash(name="worker-3").at(step=LOST_AT, phase=CONTROL_WORD)
     cluster.do("make_do", "job-1", at_s=30.0).restart("worker-4", at_s=31.0)
     cluster.crash(name="worker-4", back_after_s=2.0).at(phase=phase)
     cluster.do("make_do", "job-1", at_s=60.0).do("resume", "job-1", at_s=90.0).run()

@@ -145,13 +145,27 @@ def test_who_has_copied_the_flipped_state_does_not_outvote_the_sound_one(arena, 
 
 
 def test_a_copy_that_went_wrong_is_not_taken_for_a_state(arena, regression) -> None:
+    ranks = _copied(arena, regression, wrong=[2])
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert (rank.error.dissenters, rank.error.majority) == ((2,), True)
+
+
+def test_the_only_holder_does_not_outvote_all_that_have_copied_it_alike(arena, regression) -> None:
+    """It has changed since, or it lies."""
+    ranks = _copied(arena, regression, wrong=[0])
+    for rank in ranks:
+        assert isinstance(rank.error, DivergenceError)
+        assert (rank.error.dissenters, rank.error.majority) == ((0,), True)
+
+
+def _copied(arena, regression, *, wrong: list[int]):
+    """Three ranks that have the state of the first, some of them with another value in it."""
     ranks = [arena.start(regression(), arena.spec(), name=f"w{i}") for i in range(3)]
     for rank in ranks[1:]:
         arena.copy_state(ranks[0], rank)
-    for rank in ranks[1:]:
+    for index in wrong:
         with torch.no_grad():
-            next(rank.model.parameters()).view(-1)[0] += 1.0
+            next(ranks[index].model.parameters()).view(-1)[0] += 1.0
     arena.generation(ranks, voters=frozenset({0}))
-    for rank in ranks:
-        assert isinstance(rank.error, DivergenceError)
-        assert (rank.error.dissenters, rank.error.majority) == ((1, 2), True)
+    return ranks

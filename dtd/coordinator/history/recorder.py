@@ -85,7 +85,7 @@ class MetricsRecorder:
         self._beats: dict[str, _Beat] = {}
         self._rows_from: dict[str, int] = {}  # job to generation, the newest last
         self._timer: asyncio.TimerHandle | None = None
-        self._writing = False
+        self._writing = self._closes = False
         self.dropped = 0
         self._stopped = ""
         self._dropped_before = 0
@@ -136,7 +136,7 @@ class MetricsRecorder:
                 continue
             self._waiting.append((worker, Batch(identity, entry)))
             self._waiting_of[worker] += 1
-        if self._waiting and self._timer is None and not self._writing:
+        if self._waiting and not (self._timer or self._writing or self._closes):
             pause_s = RETRY_S if self._stopped else WRITE_EVERY_S
             self._timer = self._loop.call_later(pause_s, self._write)
 
@@ -208,14 +208,18 @@ class MetricsRecorder:
         Raises:
             RequestRefused: there is no such figure.
         """
+        await self._write_all()
+        found = await self._thread.run(self._answer, request, turn=Turn.PATIENT)
+        return {**found, "stopped": self._stopped, "dropped": self.dropped}
+
+    async def _write_all(self) -> None:
+        """Write what waits, unless the store has stopped."""
         for _ in range(MAX_WAITING // WRITE_AT_ONCE):
             if not self._waiting or self._stopped:
                 break
             if not self._writing:
                 self._write()
             await self._thread.run(_nothing, turn=Turn.PATIENT)  # what is being written first
-        found = await self._thread.run(self._answer, request, turn=Turn.PATIENT)
-        return {**found, "stopped": self._stopped, "dropped": self.dropped}
 
     def _answer(self, request: m.GetMetrics) -> dict[str, Any]:
         return query.answer(self._store.database, request)
@@ -231,11 +235,11 @@ class MetricsRecorder:
             self._store.close()
 
     async def close(self) -> None:
-        """Write what waits, and close the file."""
-        if self._waiting and not self._writing:
-            self._write()
-        elif self._timer is not None:
+        """Write what waits, and close the file; what is reported from now on is not written."""
+        self._closes = True
+        if self._timer is not None:
             self._timer.cancel()
+        await self._write_all()
         await self._thread.close(self._store.close)
 
 

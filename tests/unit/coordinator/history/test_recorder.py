@@ -161,3 +161,19 @@ async def test_what_waits_at_the_end_is_written(tmp_path):
     second = Box(tmp_path)
     assert len(await second.points()) == 1
     await second.recorder.close()
+
+
+async def test_what_is_reported_while_it_closes_is_written_and_what_comes_later_is_not(tmp_path):
+    box = Box(tmp_path)
+    box.progress(row(5))
+    box.recorder._write()  # under way when it closes
+    box.progress(row(6))
+    closing = asyncio.create_task(box.recorder.close())
+    await asyncio.sleep(0)
+    box.progress(row(7))
+    await closing
+    box.progress(row(8))
+    assert box.recorder._timer is None
+    again = Box(tmp_path)
+    assert [step for step, _loss in await again.points()] == [5, 6, 7]
+    await again.recorder.close()

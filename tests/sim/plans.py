@@ -317,7 +317,6 @@ def with_liar(seed: int, *, sharded: bool = False) -> Cluster:
 def with_forger(seed: int, *, sharded: bool = False) -> Cluster:
     """A job and one worker that lies to the other ranks from some moment on, and one who joins.
 
-    It lies once several hold the state: the only one decides alone, since the others copy from it.
     Of a sharded state three workers hold each shard, so that two of them outvote the liar.
     """
     rng = random.Random(f"sharded forger {seed}" if sharded else f"forger {seed}")
@@ -330,7 +329,7 @@ def with_forger(seed: int, *, sharded: bool = False) -> Cluster:
         min_workers=2,
         strategy={"name": "sharded", "mirrors": 2} if sharded else None,
     )
-    cluster.do("forge", liar, at_s=rng.uniform(4.5, 7.0))
+    cluster.do("forge", liar, at_s=rng.uniform(0.0, 6.0))
     cluster.restart(f"worker-{workers + 1}", at_s=rng.uniform(3.0, 6.0))
     return cluster
 

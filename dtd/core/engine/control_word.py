@@ -155,8 +155,12 @@ def compare(
         said: one for each rank.
         voters: ranks whose digests are counted; None for all.  A rank that has just copied its
             state from another is no independent evidence and must not count towards a majority.
+            But what more than half of all ranks have copied alike from the only one that had it
+            contradicts that one, if it has another digest itself.
     """
     votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
+    if len(votes) == 1 and any(2 * said.count(one) > len(said) for one in said):
+        votes = list(said)
     common = max(votes, key=lambda one: (votes.count(one), one))
     return Comparison(
         dissenters=tuple(rank for rank, one in enumerate(said) if one != common),

@@ -228,7 +228,11 @@ def test_a_majority_is_more_than_half(
         ([A, B, A], {0, 1}, (0, 2), False),
         ([A, B, B], {0, 1}, (0,), False),
         ([A, A, B], {0, 1}, (2,), True),
-        ([A, B, B, B], {0}, (1, 2, 3), True),
+        ([A, B], {0}, (1,), True),
+        ([A, B, C], {0}, (1, 2), True),
+        ([A, B, B, B], {0}, (0,), True),
+        ([A, A, A, B], {0}, (3,), True),
+        ([A, B, B, C], {0}, (1, 2, 3), True),
         ([A, B, A, A], {0, 1, 2}, (1,), True),
     ],
 )

@@ -158,9 +158,9 @@ def test_what_is_not_committed_may_not_be_committed_later(
 
 
 def test_only_voters_decide_which_state_is_right() -> None:
-    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B, B)]
+    entries = [encode_entry(ControlEntry(digest_step=7, digest=one)) for one in (A, B)]
     verdict = in_phase(Phase.PREPARED).judge(entries, voters={0})
-    assert (verdict.word.dissenters, verdict.word.majority) == ((1, 2), True)
+    assert (verdict.word.dissenters, verdict.word.majority) == ((1,), True)
 
 
 def test_an_entry_that_cannot_be_read_decides_nothing() -> None:

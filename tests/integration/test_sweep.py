@@ -117,7 +117,7 @@ def test_a_worse_trial_is_cancelled_in_its_first_evaluation(swept):
     gates.open(0)
     ended = daemons.ask(m.WaitJob(job=worse))
     assert ended["state"] == "cancelled"
-    reason = "pruned by sweep-2: score 0.25 at step 8 is worse than other trials'"
+    reason = "pruned by sweep-2: score 0.25 at step 8 is worse than that of other trials"
     assert daemons.ask(m.ShowJob(job=worse))["reason"] == reason
     assert "best: trial 2" in daemons.await_event("sweep_ended")["message"]
     trials = shown()["trials"]

@@ -377,7 +377,7 @@ class Sweeps:
             return
         if await run.asked(run.advisor.reported, told.number, len(told.points), told.points[-1][1]):
             why = f"pruned by {name_of(run.number)}: {metric} {told.points[-1][1]:g} at step"
-            why += f" {told.points[-1][0]} is worse than other trials'"
+            why += f" {told.points[-1][0]} is worse than that of other trials"
             told = replace(told, state=TrialState.PRUNING, reason=why)
         await self._keep(run, told)
 

@@ -13,6 +13,7 @@ from dtd.core.membership.transitions import (
     MEMBERS,
     GenerationEvent,
     GenerationState,
+    JobState,
     WorkerEvent,
     WorkerState,
 )
@@ -164,6 +165,22 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
     job.fenced = True
     if message.result and worker.participation.rank == 0:
         job.result = figures.result(message.result)
+
+
+def was_stopped(job: Job) -> bool:
+    """Whether its workers have ended it before its last step because they were told to.
+
+    They know it even if the coordinator has forgotten: its store could not write the request, and
+    it has been restarted.
+    """
+    if job.step >= job.total_steps:
+        return False
+    if job.state is JobState.STOPPING:
+        return True
+    forgotten = bool(job.result) and not job.result.get("ended_early")
+    if forgotten:
+        job.reason = job.reason or "stopped at a request that was lost with the coordinator's store"
+    return forgotten
 
 
 def is_complete(cluster: ClusterState) -> bool:

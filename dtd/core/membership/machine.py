@@ -328,8 +328,8 @@ class Membership:
             running.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
-        early = job.state is JobState.STOPPING and job.step < job.total_steps
-        saving.begin(self.cluster, job, self._verdict(job) if early else JobState.DONE, now)
+        stopped = ending.was_stopped(job)
+        saving.begin(self.cluster, job, self._verdict(job) if stopped else JobState.DONE, now)
 
     def _verdict(self, job: Job) -> JobState:
         return JobState(job.verdict) if job.verdict else JobState.CANCELLED

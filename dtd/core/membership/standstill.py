@@ -197,7 +197,9 @@ def remembers(cluster: ClusterState, job: Job, worker: Worker) -> bool:
     if worker.reconnection.returning:  # it has not reported its state yet
         return True
     if worker.state is WorkerState.FORMING:
-        return choice.holds(worker, (job.start_generation, job.start_step))
+        # A coordinator that has been restarted does not know what its members hold.
+        unknown = worker.holdings.held is None
+        return unknown or choice.holds(worker, (job.start_generation, job.start_step))
     if worker.state in (WorkerState.RUNNING, WorkerState.FINISHED):
         return True
     return worker in cluster.survivors(job)

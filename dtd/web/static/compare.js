@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, render } from "./dom.js";
 import { chartCard, failed, jobLink, state, table } from "./parts.js";
 import { curve, draw, palette } from "./plots.js";
-import { number, rate, shown, span, whole } from "./words.js";
+import { number, rate, shown, span, trainers, whole } from "./words.js";
 
 const MOST = 8;
 const CURVES = [["loss", "Loss"], ["rows_per_s", "Throughput"], ["learning_rate", "Learning rate"], ["gradient_norm", "Gradient norm"]];
@@ -58,7 +58,7 @@ function resultRows(jobs) {
   const rows = [
     ["Job", (one) => jobLink(one.id)], ["State", (one) => state(one.state)], ["Steps", (one) => whole(one.result?.steps ?? one.step)],
     ["Train loss", (one) => number(one.result?.train_loss ?? one.loss)], ["Eval loss", (one) => number(of(one, "eval_loss"))], ["Accuracy", (one) => percent(of(one, "eval_accuracy"))],
-    ["Throughput", (one) => rate(of(one, "samples_per_s"))], ["Workers", (one) => whole(of(one, "world_size"))],
+    ["Throughput", (one) => rate(of(one, "samples_per_s"))], ["Workers", (one) => whole(trainers(of(one, "world_size"), of(one, "servers")))],
     ["Took", (one) => span(one.started_s && one.ended_s ? one.ended_s - one.started_s : null)], ["Steps lost", (one) => whole(of(one, "steps_lost"))]];
   return rows.map(([name, words]) => h("tr", {}, h("th", { scope: "row" }, name), jobs.map((one) => h("td", { class: "num" }, words(one)))));
 }

@@ -7,7 +7,7 @@ import { colour, curve, draw, newest, palette, seconds, spread, told } from "./p
 import { memoryCard } from "./memory.js";
 import { PARTS, legend } from "./split.js";
 import { jobCard } from "./overview.js";
-import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, whole } from "./words.js";
+import { bandwidth, bytes, clock, counted, kind, number, rate, shown, span, trainers, whole } from "./words.js";
 
 const EVERY_MS = 4000;
 const POINTS = 300;
@@ -147,7 +147,7 @@ function factsCard(job) {
       tile("Steps", whole(result.steps ?? job.step)), tile("Train loss", number(result.train_loss ?? job.loss)),
       result.eval_loss !== undefined && tile("Eval loss", number(result.eval_loss)),
       result.eval_accuracy !== undefined && result.eval_accuracy !== null && tile("Accuracy", `${(100 * result.eval_accuracy).toFixed(1)} %`),
-      tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(result.world_size)), tile("Took", span(took)),
+      tile("Throughput", rate(result.samples_per_s)), tile("Workers", whole(trainers(result.world_size, result.servers))), tile("Took", span(took)),
       tile("Steps lost", whole(result.steps_lost ?? job.steps_lost)), tile("Submitted", clock(job.submitted_s), true), tile("Ended", clock(job.ended_s), true)));
 }
 

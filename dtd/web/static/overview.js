@@ -6,7 +6,7 @@ import { alert, chartCard, dash, failed, incidentList, jobLink, state, table, ti
 import { colour, curve, draw, newest, spread, told } from "./plots.js";
 import { ring } from "./ring.js";
 import { split } from "./split.js";
-import { ago, bytes, counted, number, rate, span, whole } from "./words.js";
+import { ago, bytes, counted, number, rate, span, trainers, whole } from "./words.js";
 
 const CURVES_EVERY_MS = 3000;
 const LATEST = 10;
@@ -94,7 +94,7 @@ export function jobCard(job, world, confirmed) {
       tile("Step", job.total_steps ? `${whole(job.step)} / ${whole(job.total_steps)}` : whole(job.step)),
       tile("Loss", number(job.loss)),
       tile("Throughput", rate(job.samples_per_s)),
-      tile("Workers", whole(job.world_size)),
+      tile("Workers", whole(trainers(job.world_size, job.servers))),
       tile("Generation", whole(job.generation)),
       tile("Time left", left === null ? "–" : span(left)),
       tile("Steps lost", whole(job.steps_lost)),

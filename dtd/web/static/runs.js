@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h, render } from "./dom.js";
 import { dash, failed, jobLink, state, table } from "./parts.js";
-import { clock, counted, number, rate, span, whole } from "./words.js";
+import { clock, counted, number, rate, span, trainers, whole } from "./words.js";
 
 const EVERY_MS = 5000;
 const MOST_COMPARED = 8;
@@ -62,7 +62,7 @@ function row(job, chosen, choose) {
     h("td", { class: "num" }, number(result.eval_loss ?? result.train_loss ?? job.loss)),
     h("td", { class: "num" }, result.eval_accuracy === undefined || result.eval_accuracy === null ? "–" : `${(100 * result.eval_accuracy).toFixed(1)} %`),
     h("td", { class: "num" }, rate(result.samples_per_s ?? job.samples_per_s)),
-    h("td", { class: "num" }, whole(result.world_size ?? job.world_size)),
+    h("td", { class: "num" }, whole(trainers(result.world_size ?? job.world_size, result.servers ?? job.servers))),
     h("td", { class: "num" }, whole(result.steps_lost ?? job.steps_lost)),
     h("td", { class: "num" }, span(took)),
     h("td", { class: "num soft" }, clock(job.submitted_s)),

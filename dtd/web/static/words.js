@@ -14,6 +14,10 @@ export function number(value, digits = 4) {
 export const whole = (value) =>
   value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en");
 
+// Members of a job's generation without its parameter servers.
+export const trainers = (members, servers) =>
+  members === null || members === undefined ? members : members - (servers ?? 0);
+
 function scaled(value, units, factor, unit) {
   if (value === null || value === undefined || !Number.isFinite(value)) return NOTHING;
   let place = 0;

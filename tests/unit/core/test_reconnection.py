@@ -205,6 +205,16 @@ def test_generation_that_was_forming_goes_on_to_form(make_desk: Any) -> None:
     assert job.state is JobState.RUNNING
 
 
+def test_who_forms_is_kept_though_stuck_while_nobody_knows_what_it_holds(make_desk: Any) -> None:
+    desk = adopted(make_desk, restored(JobState.FORMING))
+    for name in "ab":
+        desk.back(name, "forming")
+    desk.beat("b", generation=3, stalled_s=5.25, still_s=5.25, patience_s=5.0)
+    assert desk.cluster.workers["b"].liveness.kept
+    assert desk.disconnected == []
+    assert not [one for one in desk.told("b", m.Release) if one.state == "evicted"]
+
+
 def test_cancelled_generation_that_was_forming_does_not_count_as_running(make_desk: Any) -> None:
     """The job's record says that it stops, and no longer that its generation forms."""
     job = restored(JobState.STOPPING, start_step=8, step=8)

@@ -108,3 +108,19 @@ def test_who_cancels_again_and_again_gives_no_more_time(desk: Any) -> None:
     assert [release.state for release in desk.told("a", m.Release)] == ["evicted"]
     desk.silence(desk.now + 60.0)
     assert job.state is JobState.CANCELLED
+
+
+def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(desk: Any) -> None:
+    """Its store could not write the request, and its workers have followed it."""
+    job = computing(desk)
+    for name in "ab":
+        desk.finished(name, generation=1, step=5, result={"steps": 5})
+    assert job.state is JobState.CANCELLED
+    assert "a request that was lost with the coordinator's store" in job.reason
+
+
+def test_a_job_that_ends_early_by_itself_is_done(desk: Any) -> None:
+    job = computing(desk)
+    for name in "ab":
+        desk.finished(name, generation=1, step=5, result={"ended_early": "loss is low enough"})
+    assert (job.state, job.reason) == (JobState.DONE, "")

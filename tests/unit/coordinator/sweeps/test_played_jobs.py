@@ -223,7 +223,7 @@ async def test_a_worse_trial_is_cancelled(cluster: Cluster, pruner: str, good: i
     worse = await cluster.started.get()
     cluster.evaluate(worse, 1, 0.1)
     assert await cluster.cancelled.get() is worse
-    reason = "pruned by sweep-1: accuracy 0.1 at step 1 is worse than other trials'"
+    reason = "pruned by sweep-1: accuracy 0.1 at step 1 is worse than that of other trials"
     assert worse.reason == reason
     assert f"trial {good - 1}," in await cluster.hear_end()
     last = (await cluster.sweeps.show("sweep-1"))["trials"][-1]

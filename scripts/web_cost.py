@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from dtd.job import parse_job, to_mapping
 from dtd.wire import messages as m
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.processes import Child
+from scripts.web_viewer import log_in
 
 WORKERS: Final = 2
 STATUSES: Final = 100
@@ -123,16 +123,6 @@ class Measured(LocalCluster):
 # --- the viewers' process -----------------------------------------------------------------------
 
 
-def log_in(told: dict[str, Any]) -> str:
-    """Begin a session with an answer to OPEN_WEB; returns its two secrets."""
-    body = json.dumps({"word": told["code"]}).encode()
-    headers = {"Content-Type": "application/json", "Origin": told["url"].rstrip("/")}
-    request = urllib.request.Request(f"{told['url']}api/login", body, headers)  # noqa: S310 - ours
-    with urllib.request.urlopen(request) as answer:  # noqa: S310
-        cookie = str(answer.headers["Set-Cookie"]).partition(";")[0]
-        return json.dumps({"Cookie": cookie, "X-Dtd-Key": json.load(answer)["key"]})
-
-
 async def view(url: str, sessions: Sequence[str], job: str) -> None:
     """Look at all pages until the process is ended."""
     await asyncio.gather(
@@ -204,7 +194,7 @@ def compare(viewers: int, seconds: float) -> None:
             time.sleep(WARM_S)
             print("nobody", json.dumps(measure(cluster, seconds), indent=1))
             url = cluster.ask(m.OpenWeb())["url"]
-            sessions = [log_in(cluster.ask(m.OpenWeb())) for _ in range(viewers)]
+            sessions = [json.dumps(log_in(cluster.ask(m.OpenWeb()))) for _ in range(viewers)]
             command = [sys.executable, "-m", "scripts.web_cost", "--view", url, job, *sessions]
             watching = subprocess.Popen(command)
             time.sleep(WARM_S)

@@ -15,6 +15,29 @@ CURVES_EVERY_S: Final = 3.0
 _PIECE_BYTES: Final = 65536
 
 
+def log_in(opened: dict[str, Any]) -> dict[str, str]:
+    """Begin a session with an answer to OPEN_WEB; returns the headers that show it.
+
+    Raises:
+        DtdError: the page refuses.
+    """
+    place = urlsplit(opened["url"])
+    headers = {"Content-Type": "application/json", "Origin": f"{place.scheme}://{place.netloc}"}
+    with contextlib.closing(_link(opened)) as link:
+        link.request("POST", "/api/login", json.dumps({"word": opened["code"]}), headers)
+        said = link.getresponse()
+        content = json.loads(said.read())
+    if said.status != http.HTTPStatus.OK:
+        raise DtdError(f"the page refuses: {content}")
+    cookie = str(said.headers["Set-Cookie"]).partition(";")[0]
+    return {"Cookie": cookie, "X-Dtd-Key": str(content["key"])}
+
+
+def _link(opened: dict[str, Any]) -> http.client.HTTPConnection:
+    place = urlsplit(opened["url"])
+    return http.client.HTTPConnection(str(place.hostname), int(place.port or 0))
+
+
 class Viewer:
     """Logs in with a code, and watches until it is closed.
 
@@ -31,20 +54,10 @@ class Viewer:
     """
 
     def __init__(self, opened: dict[str, Any], job: str = "") -> None:
-        place = urlsplit(opened["url"])
-        self._place = (str(place.hostname), int(place.port or 0))
+        self._opened = opened
         self.read_bytes = self.curves = 0
         self._closed = threading.Event()
-        origin = f"{place.scheme}://{place.netloc}"
-        headers = {"Content-Type": "application/json", "Origin": origin}
-        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
-            link.request("POST", "/api/login", json.dumps({"word": opened["code"]}), headers)
-            said = link.getresponse()
-            content = json.loads(said.read())
-        if said.status != http.HTTPStatus.OK:
-            raise DtdError(f"the page refuses: {content}")
-        cookie = str(said.headers["Set-Cookie"]).partition(";")[0]
-        self._headers = {"Cookie": cookie, "X-Dtd-Key": str(content["key"])}
+        self._headers = log_in(opened)
         looks = [self._live] if not job else [self._live, lambda: self._draw(job)]
         self._threads = [threading.Thread(target=look, daemon=True) for look in looks]
         for thread in self._threads:
@@ -57,7 +70,7 @@ class Viewer:
             thread.join()
 
     def _live(self) -> None:
-        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
+        with contextlib.closing(_link(self._opened)) as link:
             link.request("GET", "/api/live", headers=self._headers)
             answer = link.getresponse()
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -65,7 +78,7 @@ class Viewer:
                     self.read_bytes += len(piece)
 
     def _draw(self, job: str) -> None:
-        with contextlib.closing(http.client.HTTPConnection(*self._place)) as link:
+        with contextlib.closing(_link(self._opened)) as link:
             while not self._closed.wait(CURVES_EVERY_S):
                 path = f"/api/jobs/{job}/metrics?names=loss,rows_per_s&points=300"
                 link.request("GET", path, headers=self._headers)

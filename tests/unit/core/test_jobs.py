@@ -157,10 +157,11 @@ def test_newest_checkpoint_and_its_holders_are_known(desk: Any) -> None:
 def test_result_has_the_digests_of_all_who_finished(desk: Any) -> None:
     job = desk.submit()
     number = desk.run_generation("a", "b")
-    desk.finished("a", generation=number, result={"steps": 10})
+    desk.finished("a", generation=number, result={"steps": 10, "ended_early": "by its task"})
     desk.finished("b", generation=number)
     assert job.result == {
         "steps": 10,
+        "ended_early": "by its task",
         "replica_digests": {"a": "x", "b": "x"},
         "world_size": 2,
         "servers": 0,

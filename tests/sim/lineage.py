@@ -74,6 +74,7 @@ class Lineage:
         self._expelled: set[tuple[str, int]] = set()
         self._members: dict[str, Collection[str]] = {}
         self._given_up: set[str] = set()
+        self._made_of: set[str] = set()  # whose parameters live on in a state made of them
         self._fell_back: set[tuple[str, int]] = set()
         self._took_part: set[tuple[str, int, int]] = set()
         self._went_back = False
@@ -130,6 +131,7 @@ class Lineage:
             return  # that has been decided before
         whole = any(_is_whole(origins, state) for _, state in origins)
         require(not whole, "an optimizer is reset whose state is there", start, made_of)
+        self._made_of |= {state.lineage for _, state in origins}
         self._given_up |= {state.lineage for _, state in origins}
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         (line.lineages[start[1]],) = made
@@ -234,7 +236,7 @@ class Lineage:
         """Retention has removed these checkpoints."""
         for state in states:
             require(
-                state.lineage not in self._given_up,
+                state.lineage not in self._given_up - self._made_of,
                 "a checkpoint is deleted of a branch that the job has left",
                 state.key,
             )

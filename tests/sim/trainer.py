@@ -223,6 +223,10 @@ class TrainingThread:
         unborn = fresh(assign.job, session.data, sharded=session.mirrors is not None)
         known = (saved, session.begun(), unborn)
         own = [state for state in known if state and state.key == start]
+        if not own and self._shell.name in self._shell.surroundings.oracle.liars:
+            why = "it has lied about what it holds"
+            ring.end(why)
+            raise RingBroken(why)
         require(bool(own), "a worker is told to hold what it has not", assign, session.state)
         session.adopt(own[0])
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.sim.plans import with_forger, with_liar
 
-SEEDS = 120
-SEEDS_AT_A_TIME = 20
-SHARDED = 20
-FORGED = 15
+SEEDS = 60
+SEEDS_AT_A_TIME = 10
+SHARDED = 10
+FORGED = 8
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))

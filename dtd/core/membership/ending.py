@@ -167,6 +167,10 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
         job.result = figures.result(message.result)
 
 
+STOP_FORGOTTEN = "stopped at a request that was lost with the coordinator's store"
+"""Why a job has ended that was stopped, if its record does not say so."""
+
+
 def was_stopped(job: Job) -> bool:
     """Whether its workers have ended it before its last step because they were told to.
 
@@ -177,10 +181,7 @@ def was_stopped(job: Job) -> bool:
         return False
     if job.state is JobState.STOPPING:
         return True
-    forgotten = bool(job.result) and not job.result.get("ended_early")
-    if forgotten:
-        job.reason = job.reason or "stopped at a request that was lost with the coordinator's store"
-    return forgotten
+    return bool(job.result) and not job.result.get("ended_early")
 
 
 def is_complete(cluster: ClusterState) -> bool:

@@ -328,8 +328,11 @@ class Membership:
             running.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
-        stopped = ending.was_stopped(job)
-        saving.begin(self.cluster, job, self._verdict(job) if stopped else JobState.DONE, now)
+        if ending.was_stopped(job):
+            job.reason = job.reason or ending.STOP_FORGOTTEN
+            saving.begin(self.cluster, job, self._verdict(job), now)
+        else:
+            saving.begin(self.cluster, job, JobState.DONE, now)
 
     def _verdict(self, job: Job) -> JobState:
         return JobState(job.verdict) if job.verdict else JobState.CANCELLED

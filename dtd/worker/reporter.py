@@ -91,9 +91,9 @@ class JobReporter:
 
     def begin_generation(self, assign: m.Assign) -> None:
         """The next steps belong to this generation."""
+        self._step = None
         self._generation, self._rank = assign.generation, assign.rank
         self._flags = Flags()
-        self._step = None
         self._memory = ()
         self._told_s = 0.0
         self._log = structlog.get_logger().bind(
@@ -248,12 +248,13 @@ class JobReporter:
 
         The generation is there before its first step: a thread may get stuck in that one too.
         """
+        generation = self._generation  # read before the step, as `begin_generation` writes it after
         record, means = self._step, dict(self._means)
         if record is None:
-            return {"generation": self._generation}
+            return {"generation": generation}
         step_s, comm_s = means.get("step_s", 0.0), means.get("comm_s", 0.0)
         return {
-            "generation": self._generation,
+            "generation": generation,
             "step": record.step,
             "epoch": record.epoch,
             "loss": record.loss,

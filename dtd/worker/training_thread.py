@@ -445,6 +445,7 @@ class TrainingThread(threading.Thread):
             step=outcome.step,
             digest=outcome.digest,
             result=self._reporter.result(outcome) if assign.rank == 0 else {},
+            stopped=outcome.kind == "stopped",
         )
         self._reporter.flush()
         self._post(member.TrainerFinished(finished=finished))

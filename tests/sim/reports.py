@@ -74,7 +74,7 @@ def not_saved(state: State, why: str) -> m.Notice:
     return m.Notice(job=state.job, event="checkpoint_failed", message=message)
 
 
-def finished(assign: m.Assign, state: State) -> member.TrainerFinished:
+def finished(assign: m.Assign, state: State, *, stopped: bool) -> member.TrainerFinished:
     """The trainer has committed its last step, and all digests are equal."""
     return member.TrainerFinished(
         finished=m.Finished(
@@ -85,5 +85,6 @@ def finished(assign: m.Assign, state: State) -> member.TrainerFinished:
             digest=state.content,
             result={"steps": state.step} if assign.rank == 0 else {},
             part=state.held("memory").part,
+            stopped=stopped,
         )
     )

@@ -121,7 +121,9 @@ class TrainingThread:
             self._froze(ring, "", "", "the generation ended at a step boundary")
         else:
             assert self.session.agreed is not None
-            self._shell.feed(reports.finished(ring.assign, self.session.agreed))
+            self._shell.feed(
+                reports.finished(ring.assign, self.session.agreed, stopped=outcome == "stopped")
+            )
         return outcome
 
     def _unreadable(self, ring: RingEndpoint, error: UnreadableWord) -> None:

@@ -161,6 +161,7 @@ def member_finished(cluster: ClusterState, job: Job, worker: Worker, message: m.
     """A member has committed the last step and its digest equals that of all others."""
     cluster.move_worker(worker, WorkerEvent.FINISHED)
     worker.holdings.digest = message.digest
+    worker.participation.stopped = message.stopped
     holding.left(cluster, job, worker, message)
     job.fenced = True
     if message.result and worker.participation.rank == 0:
@@ -171,17 +172,19 @@ STOP_FORGOTTEN = "stopped at a request that was lost with the coordinator's stor
 """Why a job has ended that was stopped, if its record does not say so."""
 
 
-def was_stopped(job: Job) -> bool:
+def was_stopped(cluster: ClusterState, job: Job) -> bool:
     """Whether its workers have ended it before its last step because they were told to.
 
     They know it even if the coordinator has forgotten: its store could not write the request, and
-    it has been restarted.
+    it has been restarted.  Half of them are enough, for a job that is taken for stopped can be
+    resumed; fewer may be a worker that lies.
     """
     if job.step >= job.total_steps:
         return False
     if job.state is JobState.STOPPING:
         return True
-    return bool(job.result) and not job.result.get("ended_early")
+    finished = [one for one in cluster.members() if one.state is WorkerState.FINISHED]
+    return 0 < len(finished) <= 2 * sum(one.participation.stopped for one in finished)
 
 
 def is_complete(cluster: ClusterState) -> bool:

@@ -328,7 +328,7 @@ class Membership:
             running.admit_ready(self.cluster, job, now)
 
     def _finish(self, job: Job, now: float) -> None:
-        if ending.was_stopped(job):
+        if ending.was_stopped(self.cluster, job):
             job.reason = job.reason or ending.STOP_FORGOTTEN
             saving.begin(self.cluster, job, self._verdict(job), now)
         else:

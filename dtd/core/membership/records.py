@@ -117,12 +117,14 @@ class Participation:
         jobs: jobs that it was told to prepare for or registered with, the newest first.
         generation: the newest generation that it was assigned to or registered with.
         rank, ranks: its rank in that generation, and all ranks that it ever had; initially 0.
+        stopped: whether it has finished because it was told to stop.
     """
 
     jobs: tuple[str, ...] = ()
     generation: int = 0
     rank: int = 0
     ranks: frozenset[int] = frozenset({0})
+    stopped: bool = False
 
     def given(self, job: str) -> None:
         """Record that it is told to prepare for a job."""

@@ -25,8 +25,14 @@ ADMIT_PATIENCE_S = 0.5
 def progressed(
     cluster: ClusterState, job: Job, name: str, generation: int, step: int, now: float
 ) -> None:
-    """A member reports a committed step; it counts once another member confirms it."""
+    """A member reports a committed step; it counts once another member confirms it.
+
+    A member that is still forming has committed none in this generation: it may still have the
+    steps that the generation is to redo.
+    """
     if generation != cluster.run.generation or step <= cluster.run.reported_step(name):
+        return
+    if cluster.workers[name].state is WorkerState.FORMING:
         return
     cluster.run.reported_steps[name] = step
     bear_out(cluster, job, now)

@@ -306,7 +306,8 @@ class Finished(Message):
     """The worker has committed the job's last step, or the last one before a stop.
 
     `held_generation` committed that step; `generation` is the one that agreed on the digest.
-    `part`: which shards of the state it holds; empty: all of it.
+    `part`: which shards of the state it holds; empty: all of it.  `stopped`: the ranks have agreed
+    to end here because they were told to stop, not because the job's task or steps have ended.
     """
 
     job: Name
@@ -316,6 +317,7 @@ class Finished(Message):
     digest: Name
     result: Map
     part: Shards = ()
+    stopped: Flag = False
 
 
 @message

@@ -151,6 +151,21 @@ def test_steps_that_nobody_holds_any_more_are_counted(desk: Any) -> None:
     assert incident.details == {"steps_lost": 6}
 
 
+def test_steps_are_lost_once_though_members_still_speak_of_them(desk: Any) -> None:
+    """Until it has taken over the older state, a member of the next generation has the newer."""
+    job = desk.submit()
+    number = desk.run_generation("a", "b")
+    desk.commit(6)
+    for name in "ab":
+        desk.froze(name, generation=number, step=0, held_generation=0)
+    assert (job.generation, job.step, job.steps_lost) == (number + 1, 0, 6)
+    desk.commit(6)
+    assert job.step == 0
+    for name in "ab":
+        desk.froze(name, generation=number + 1, step=0, held_generation=0)
+    assert (job.generation, job.steps_lost) == (number + 2, 6)
+
+
 # --- bad links -------------------------------------------------------------------------------
 
 

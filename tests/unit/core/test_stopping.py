@@ -114,9 +114,25 @@ def test_a_stop_that_a_restarted_coordinator_has_forgotten_is_a_stop(desk: Any) 
     """Its store could not write the request, and its workers have followed it."""
     job = computing(desk)
     for name in "ab":
-        desk.finished(name, generation=1, step=5, result={"steps": 5})
+        desk.finished(name, generation=1, step=5, stopped=True)
     assert job.state is JobState.CANCELLED
     assert "a request that was lost with the coordinator's store" in job.reason
+
+
+def test_a_forgotten_stop_is_a_stop_without_the_rank_that_reports_figures(desk: Any) -> None:
+    job = computing(desk)
+    desk.finished("b", generation=1, step=5, stopped=True)
+    desk.silence(desk.now + 60.0, "b")
+    assert job.state is JobState.CANCELLED
+
+
+def test_one_of_three_that_speaks_of_a_stop_ends_no_job_as_cancelled(desk: Any) -> None:
+    job = desk.submit()
+    desk.run_generation("a", "b", "c")
+    desk.finished("a", generation=1, step=5, stopped=True)
+    for name in "bc":
+        desk.finished(name, generation=1, step=5)
+    assert job.state is JobState.DONE
 
 
 def test_a_job_that_ends_early_by_itself_is_done(desk: Any) -> None:

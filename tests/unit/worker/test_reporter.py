@@ -256,6 +256,12 @@ def test_heartbeats_carry_recent_means(reporter):
     m.encode_header(m.Heartbeat(state="running", job="digits-1", **fields))
 
 
+def test_a_step_of_an_earlier_generation_is_not_told_as_one_of_this(reporter):
+    reporter.step_committed(record(6))
+    reporter.begin_generation(assign(generation=4))
+    assert reporter.heartbeat_fields() == {"generation": 4}
+
+
 def test_a_step_that_took_no_time_has_no_rate(reporter):
     reporter.step_committed(record(1, step_s=0.0))
     assert reporter.heartbeat_fields()["samples_per_s"] == 0.0

@@ -140,3 +140,25 @@ def test_a_backup_takes_over_and_the_old_coordinator_is_not_followed(
     assert (ended["state"], ended["result"]["steps_lost"]) == ("done", 0)
     assert ended["result"]["rows_missing"] == ended["result"]["rows_repeated"] == 0
     assert sorted(ended["result"]["replica_digests"]) == sorted(pids)
+
+
+def test_a_stop_that_the_backup_does_not_know_is_a_stop(cluster: Cluster, tmp_path: Path) -> None:
+    gates = Gates(tmp_path / "gates", [3])
+    cluster.coordinator("A")
+    cluster.workers()
+    spec = to_mapping(parse_job(GATED_JOB, source="test", overrides=["elastic.min_workers=2"]))
+    spec["task"] |= gates.task
+    job = cluster.ask("A", m.SubmitJob(spec=spec))["job"]
+    cluster.trains_under("A")
+    backup, place = str(tmp_path / "backup.tar"), str(tmp_path / "B")
+    cluster.command("backup", backup, "--state-dir", str(tmp_path / "A"))
+    cluster.ask("A", m.CancelJob(job=job))
+    assert cluster.ask("A", m.GetStatus())["job"]["state"] == "stopping"
+    cluster.kill("A")
+    gates.open(0)
+
+    cluster.command("restore", backup, "--state-dir", place)
+    cluster.coordinator("B")
+    ended = cluster.ask("B", m.WaitJob(job=job))
+    assert ended["state"] == "cancelled"
+    assert "lost with the coordinator's store" in ended["reason"]

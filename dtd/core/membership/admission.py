@@ -18,6 +18,7 @@ from dtd.core.membership.transitions import (
     MEMBERS,
     GenerationState,
     JobState,
+    MemberState,
     WorkerEvent,
     WorkerState,
 )
@@ -100,7 +101,7 @@ def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> No
         return
     cluster.move_worker(worker, WorkerEvent.CAME_BACK)
     if doubt.is_over(cluster, job):
-        reconnection.take_up(cluster, job)
+        reconnection.take_up(cluster, job, MemberState.RUNNING)
         end_doubt(cluster, job)
 
 
@@ -191,9 +192,13 @@ def taken_back(
     if why:
         expel(cluster, worker, why, now)
         return
+    finished = isinstance(message, m.Finished)
+    worker.reconnection.phase = (MemberState.FINISHED if finished else MemberState.FROZEN).value
     worker.reconnection.returning = False
     worker.liveness.gets_on()
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
+    if doubt.lasts(cluster, job):
+        reconnection.take_up(cluster, job, MemberState.FINISHED)
 
 
 def compare(cluster: ClusterState, job: Job) -> None:

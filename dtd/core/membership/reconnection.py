@@ -62,10 +62,19 @@ def adopt(cluster: ClusterState, job: Job, now: float) -> None:
     )
 
 
-def take_up(cluster: ClusterState, job: Job) -> None:
-    """Adopt a generation that is known only from its members, if all of them still train."""
+def take_up(cluster: ClusterState, job: Job, phase: MemberState) -> None:
+    """Adopt a generation that is known only from its members, if all of them are in this phase.
+
+    Args:
+        cluster: the cluster's state.
+        job: the active one.
+        phase: RUNNING: all of them still train.  FINISHED: all of them have finished it, and say so
+            again, for the job can end.
+    """
     members = [cluster.workers.get(name) for name in job.roster]
-    if job.generation < cluster.run.generation or not all(_trains_in(one, job) for one in members):
+    if job.generation < cluster.run.generation:
+        return
+    if not all(_is_there(one, job, phase) for one in members):
         return
     cluster.run.generation = job.generation
     cluster.run.roster, cluster.run.roster_id = list(job.roster), job.roster_id
@@ -78,20 +87,29 @@ def take_up(cluster: ClusterState, job: Job) -> None:
         worker = cluster.workers[name]
         worker.reconnection.returning = False
         cluster.move_worker(worker, WorkerEvent.TAKEN_UP)
+    finished = phase is MemberState.FINISHED
     cluster.incident(
         "generation_adopted",
-        f"generation {cluster.run.generation} is taken up:"
-        f" {', '.join(cluster.run.roster)} train in it",
+        f"generation {cluster.run.generation} is taken up: {', '.join(cluster.run.roster)}"
+        f" {'have finished' if finished else 'train in'} it",
         step=job.start_step,
     )
+    if finished:
+        ending.freeze(cluster, at_boundary=True, stop=False, reason="it is taken up")
 
 
-def _trains_in(worker: Worker | None, job: Job) -> bool:
-    """Whether it came back running in the job's newest generation and has not left it since."""
-    if worker is None or not worker.reconnection.returning:
+def _is_there(worker: Worker | None, job: Job, phase: MemberState) -> bool:
+    """Whether it came back in this phase of the job's newest generation, or has reached it since.
+
+    One that trains has not left; one that has finished has reported that.
+    """
+    finished = phase is MemberState.FINISHED
+    state = WorkerState.READY if finished else WorkerState.WARMING
+    if worker is None or worker.state is not state:
         return False
     came = worker.reconnection
-    return (came.generation, came.phase) == (job.generation, "running")
+    there = (came.generation, came.phase) == (job.generation, phase.value)
+    return there and came.returning is not finished
 
 
 def _absent(name: str, instance: str, *, serves: bool) -> Worker:

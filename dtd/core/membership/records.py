@@ -142,7 +142,7 @@ class Reconnection:
     Attributes:
         returning: whether it has not left that generation yet.
         generation: number of that generation.
-        phase: its phase in that generation, as in REGISTER.
+        phase: its phase in that generation, as in REGISTER, or as it has reported since.
     """
 
     returning: bool = False

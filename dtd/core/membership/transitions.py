@@ -130,7 +130,7 @@ class WorkerEvent(enum.StrEnum):
     EXPECTED = "is named by the store as a member of the generation"
     RECONNECTED_FORMING = "reconnected while forming"
     RECONNECTED = "reconnected while running"
-    TAKEN_UP = "trains in the generation that the coordinator adopts"
+    TAKEN_UP = "trains in the generation that the coordinator adopts, or has finished it"
     SPARED = "the job has ended before the worker began with it"
     LET_GO = "is released"
     LOST = "its process has ended or its connection is closed"
@@ -182,7 +182,7 @@ WORKER: Final = Table(
         _worker(_WE.EXPECTED, {_W.IDLE}, _W.DISCONNECTED),
         _worker(_WE.RECONNECTED_FORMING, MEMBERS, _W.FORMING, _WA.WATCH),
         _worker(_WE.RECONNECTED, MEMBERS, _W.RUNNING, _WA.WATCH),
-        _worker(_WE.TAKEN_UP, {_W.WARMING}, _W.RUNNING, _WA.WATCH),
+        _worker(_WE.TAKEN_UP, {_W.WARMING, _W.READY}, _W.RUNNING, _WA.WATCH),
         _worker(_WE.SPARED, {_W.INCOMPATIBLE}, _W.IDLE, _WA.CLEAR_REASON),
         _worker(_WE.LET_GO, set(WorkerState) - GONE, _W.RELEASED, _WA.FORGET),
         _worker(_WE.LOST, set(WorkerState) - GONE, _W.LOST, _WA.FORGET),
@@ -208,7 +208,7 @@ class GenerationEvent(enum.StrEnum):
     ANNOUNCED = "is stored, and its members are told"
     ADOPTED_FORMING = "was announced by an earlier coordinator process"
     ADOPTED_RUNNING = "was running under an earlier coordinator process"
-    TAKEN_UP = "all its members have reconnected and train in it"
+    TAKEN_UP = "all its members have reconnected and train in it, or have finished it"
     ALL_RUN = "all its members are running"
     ENDS = "a member is lost or has left, or a worker is to join"
     CLOSED = "has no members any more"
@@ -273,7 +273,7 @@ class JobEvent(enum.StrEnum):
     WARMS_UP = "waits for workers to warm up"
     DECIDED = "its next generation is decided"
     RUNS = "all members of its generation are running"
-    TAKEN_UP = "all members of its generation have reconnected and train"
+    TAKEN_UP = "all members of its generation have reconnected, and train or have finished"
     STOPS = "is cancelled, or has failed"
     SAVES = "its last state is to be saved"
     TRAINS_AGAIN = "all holders of its last state are gone"

@@ -7,6 +7,8 @@ The job is therefore *in doubt*.  No generation is formed until the newest one i
 * the highest generation that any worker reports counts, with its roster and its starting state;
 * once all of its members have registered and none of them had left it, there was no later
   generation, since that would have required a member that had left (ADR 0006, rule 5);
+* if all of its members have finished it, the job ends with what they report; a later generation may
+  exist, but none is formed here (`reconnection.take_up`);
 * otherwise the operator decides (`dtdctl resume`).
 
 Until then, workers that are training continue.  The generation numbers of two epochs are far
@@ -195,5 +197,5 @@ def explain(cluster: ClusterState, job: Job) -> str:
     missing = [name for name in job.roster if name not in cluster.trust.vouched]
     return (
         f"waiting for {', '.join(missing)} to say that generation {job.generation}, the newest"
-        f" known, still runs: {why}; {way_out}"
+        f" known, still runs or has finished: {why}; {way_out}"
     )

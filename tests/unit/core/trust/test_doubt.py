@@ -10,6 +10,7 @@ import pytest
 from dtd.core.membership.events import CancelRequested, ResumeRequested, Submitted
 from dtd.core.membership.records import Job
 from dtd.core.membership.state_records import CoordinatorIdentity
+from dtd.core.membership.transitions import JobState
 from dtd.core.trust import doubt
 from dtd.errors import RequestRefused
 from dtd.wire import messages as m
@@ -58,7 +59,10 @@ def test_nothing_is_taken_up_and_nothing_formed_until_it_is_certain(make_desk: A
     desk.silence(90.0, "a", "b")
     assert desk.told("a", m.Assign) == []
     explained = desk.core.explain()
-    assert "waiting for a, b to say that generation 1, the newest known, still runs" in explained
+    assert (
+        "waiting for a, b to say that generation 1, the newest known, still runs or has"
+        in explained
+    )
     assert "gone back (epoch 2)" in explained
     assert "`dtdctl resume j-1` if nobody else trains it" in explained
 
@@ -124,6 +128,33 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
     desk.froze("b", generation=1, step=4, held_generation=1)
     (assign,) = desk.told("a", m.Assign)
     assert (assign.generation, assign.held_step) == (doubt.NUMBERS_PER_EPOCH + 1, 8)
+
+
+def test_a_job_ends_if_all_have_finished_it(make_desk: Any) -> None:
+    """Whether before they came or after; a stop of which the store knows nothing counts."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c", phase="finished")
+    desk.finished("a", generation=3, step=9, saved=False, stopped=True)
+    comes(desk, "c", 3, "a", "c")
+    assert "still runs or has finished" in desk.core.explain()
+    desk.finished("c", generation=3, step=9, stopped=True)
+    assert "a, c have finished it" in desk.told_of("generation_adopted")[0].message
+    assert desk.told("c", m.Freeze)[-1].at_boundary
+    for name in "ac":
+        desk.finished(name, generation=3, step=9, stopped=True)
+    job = desk.ended[-1]
+    assert (job.state, job.step) == (JobState.CANCELLED, 9)
+
+
+def test_a_job_does_not_end_while_one_has_not_finished_it(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", "c", phase="finished")
+    desk.finished("a", generation=3, step=10)
+    comes(desk, "c", 3, "a", "c", phase="frozen")
+    desk.froze("c", generation=3, step=9, held_generation=3)
+    desk.silence(90.0, "a", "c")
+    assert desk.told("a", m.Freeze) == desk.told("a", m.Assign) == []
+    assert "waiting for a, c to say" in desk.core.explain()
 
 
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:

@@ -81,7 +81,7 @@ class Cluster:
         pace: durations and sizes.
 
     Attributes:
-        crashed_at_work: number of processes that were killed as they reached a phase.
+        crashes: number of workers that were killed.
     """
 
     def __init__(self, seed: int, *, workers: int, pace: Pace | None = None) -> None:
@@ -91,7 +91,7 @@ class Cluster:
         self._plan: list[tuple[float, faults.Fault]] = []
         self._jobs: list[tuple[float, Job]] = []
         self._at_start = [f"worker-{number}" for number in range(1, workers + 1)]
-        self.crashed_at_work = 0
+        self.crashes = 0
 
     def serve(self, names: Sequence[str]) -> int:
         """Let these be parameter servers; returns how many of the first workers are none."""
@@ -279,7 +279,7 @@ class Cluster:
     def strike(self, fault: faults.Fault, where: str = "") -> None:
         """Apply a fault now."""
         self.machines.surroundings.tell(f"* {fault}" + (f" ({where})" if where else ""))
-        self.crashed_at_work += bool(where) and fault.verb == "crash"
+        self.crashes += fault.verb == "crash" and fault.names != (COORDINATOR,)
         faults.apply(fault, self.machines)
 
     def _submit(self, job: Job) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dtd.core.membership import branches
 from dtd.core.membership.events import SaveJob
 from dtd.core.membership.records import Job, Reset
 from dtd.core.membership.state import ClusterState
@@ -135,7 +136,10 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         job.roster = tuple(dict.fromkeys((*members, message.name)))
         job.instances = ()
         job.servers = sum(member.serves for member in message.roster)
-        job.start_generation, job.start_step = message.held_generation, message.held_step
+        start = message.held_generation, message.held_step
+        job.start_generation, job.start_step = start
+        # This store does not know whether that generation has left newer states behind.
+        job.branches = branches.left(branches.remembered(job.branches), start, job.generation)
         job.reset = ()
         job.step = max(job.step, message.held_step)  # the store may know of fewer
         job.announced, job.fenced = True, False

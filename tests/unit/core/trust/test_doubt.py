@@ -130,6 +130,14 @@ def test_a_generation_in_which_all_train_goes_on(make_desk: Any) -> None:
     assert (assign.generation, assign.held_step) == (doubt.NUMBERS_PER_EPOCH + 1, 8)
 
 
+def test_a_state_that_a_forgotten_generation_has_left_behind_is_no_lie(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    comes(desk, "b", 2, "a", "b")
+    desk.froze("b", generation=2, step=9, held_generation=2)
+    assert desk.state("b") == "ready"
+
+
 def test_a_job_ends_if_all_have_finished_it(make_desk: Any) -> None:
     """Whether before they came or after; a stop of which the store knows nothing counts."""
     desk = restored(make_desk)

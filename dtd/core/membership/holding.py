@@ -18,6 +18,8 @@ def left(cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.
     """A worker has left a generation and reports its state."""
     claimed = choice.held_by(message)
     held = parts.limited(cluster, job, worker, claimed, message.generation)
+    if held.where != "memory":
+        held = _on_disk(cluster, job, worker, held)
     if isinstance(message, m.Frozen):
         worker.holdings.saved = _saved(cluster, job, worker, message.held[1:])
     worker.holdings.held, worker.holdings.frozen_in = held, message.generation
@@ -30,11 +32,9 @@ def left(cluster: ClusterState, job: Job, worker: Worker, message: m.Frozen | m.
 def warmed_up(cluster: ClusterState, job: Job, worker: Worker, message: m.Warmed) -> None:
     """A worker has warmed up and reports what is on its disk."""
     held = message.held[0] if message.held else NOTHING_HELD
-    worker.holdings.held = parts.limited(cluster, job, worker, held)
+    held = parts.limited(cluster, job, worker, held)
+    worker.holdings.held = _on_disk(cluster, job, worker, held)
     worker.holdings.saved = _saved(cluster, job, worker, message.held[1:])
-    why = _incredible(cluster, job, worker.holdings.held)
-    if why:
-        disbelieve(cluster, worker, why)
 
 
 def disbelieve(cluster: ClusterState, worker: Worker, why: str) -> None:
@@ -42,6 +42,16 @@ def disbelieve(cluster: ClusterState, worker: Worker, why: str) -> None:
     held = worker.holdings.held or NOTHING_HELD
     _tell(cluster, worker, held, why)
     worker.holdings.held, worker.holdings.prepared = NOTHING_HELD, (0, 0)
+
+
+def _on_disk(cluster: ClusterState, job: Job, worker: Worker, held: m.Held) -> m.Held:
+    """The checkpoint that a worker reports as its newest state, if it can have it."""
+    if held.where != "checkpoint":
+        return NOTHING_HELD
+    why = _incredible(cluster, job, held)
+    if why:
+        _tell(cluster, worker, held, why)
+    return NOTHING_HELD if why else held
 
 
 def _saved(
@@ -59,10 +69,10 @@ def _saved(
 
 
 def _incredible(cluster: ClusterState, job: Job, held: m.Held) -> str:
-    """Why a worker cannot have this checkpoint of the job; empty if it can."""
-    if held.job != job.id:
-        return ""
+    """Why a worker cannot have this checkpoint of the job, or of its origin; empty if it can."""
     key = (held.generation, held.step)
+    if held.job != job.id:
+        return _why_not_begun_with(job, held.job, key)
     confirmed = vouching.remembered(job.agreed)
     said = vouching.verdict(confirmed, key, held.digest, sharded=job.terms.sharded)
     if said == vouching.CONTRADICTED:
@@ -70,7 +80,21 @@ def _incredible(cluster: ClusterState, job: Job, held: m.Held) -> str:
     known = max(job.generation, doubt.lowest_number(cluster))  # a restored store may lack some
     if held.generation > known and not doubt.lasts(cluster, job):
         return f"the job's newest generation is {job.generation}"
-    return "" if doubt.lasts(cluster, job) else branches.why_impossible(key, job)
+    if 0 < job.total_steps < held.step:
+        return f"the job has {job.total_steps} steps"
+    return "" if doubt.lasts(cluster, job) else branches.why_not_saved(key, job)
+
+
+def _why_not_begun_with(job: Job, origin: str, key: choice.Key) -> str:
+    """Why the job cannot have begun with this state of another job; empty if it can."""
+    if origin != job.from_job:
+        return f"the job does not start from {origin!r}"
+    if job.from_mode == "weights" and key[1]:
+        return f"only weights are taken over from {origin}"
+    if job.from_mode != "weights" and job.from_step not in (0, key[1]):
+        return f"the job starts from step {job.from_step} of {origin}"
+    start = (job.start_generation, job.start_step)
+    return f"the job has got to step {start[1]}" if key > start > (0, 0) else ""
 
 
 def _tell(cluster: ClusterState, worker: Worker, held: m.Held, why: str) -> None:

@@ -123,12 +123,125 @@ def test_a_checkpoint_whose_digest_all_contradict_does_not_count(desk: Any) -> N
     assert contradicted(desk) == ["forged"]
 
 
+def at_start(desk: Any, **origin: Any) -> None:
+    """A job that starts from another one."""
+    job = desk.submit()
+    for name, value in origin.items():
+        setattr(job, name, value)
+
+
+def parents(step: int, *, generation: int = 0, job: str = "parent") -> tuple[m.Held, ...]:
+    return (m.Held(job=job, generation=generation, step=step, digest="x", where="checkpoint"),)
+
+
 def test_another_jobs_checkpoint_is_another_matter(desk: Any) -> None:
-    desk.submit()
-    held = m.Held(job="parent", generation=0, step=50, digest="x", where="checkpoint")
+    at_start(desk, from_job="parent", from_newest=50)
     desk.register("a")
-    desk.warmed("a", held=(held,))
+    desk.warmed("a", held=parents(50))
     assert (contradicted(desk), desk.cluster.run.start_step) == ([], 50)
+
+
+@pytest.mark.parametrize(
+    ("origin", "claimed", "why"),
+    [
+        ({}, parents(50), "does not start from 'parent'"),
+        ({"from_job": "parent"}, parents(50, job="other"), "does not start from 'other'"),
+        ({"from_job": "parent", "from_step": 40}, parents(50), "starts from step 40"),
+        ({"from_job": "parent", "from_mode": "weights"}, parents(10**9), "only weights"),
+    ],
+)
+def test_a_job_does_not_begin_with_what_it_is_not_to_begin_with(
+    desk: Any, origin: dict[str, Any], claimed: tuple[m.Held, ...], why: str
+) -> None:
+    at_start(desk, **origin)
+    desk.register("a")
+    desk.warmed("a", held=claimed)
+    assert why in desk.told_of("report_contradicted")[-1].message
+    assert desk.cluster.workers["a"].holdings.held.where == "none"
+
+
+def test_a_job_that_has_begun_is_not_thrown_back_to_what_it_began_with(desk: Any) -> None:
+    """Numbers of generations belong to all jobs, so that of another one may be the newest."""
+    at_start(desk, from_job="parent", from_step=50)
+    desk.register("a")
+    desk.warmed("a", held=parents(50))
+    desk.all_run("a")
+    desk.cluster.run.generation += 5
+    desk.register("b")
+    desk.warmed("b", held=parents(50, generation=5))
+    assert contradicted(desk) == ["b"]
+    desk.register("c")
+    desk.warmed("c", held=parents(50))
+    assert contradicted(desk) == ["b"]
+
+
+def claimed(generation: int, step: int, where: str = "checkpoint") -> m.Held:
+    return m.Held(job="j-1", generation=generation, step=step, digest="x", where=where)
+
+
+def in_its_second_generation(desk: Any) -> tuple[int, int]:
+    """Of two workers: it began with step 5 of the first, which is over."""
+    first = generation(desk, "a", "b")
+    for name in "ab":
+        desk.froze(name, generation=first, step=5)
+    return first, desk.all_run("a", "b")
+
+
+@pytest.mark.parametrize("step", [6, 9_000, 10**9])
+def test_no_checkpoint_is_of_a_step_that_its_generation_never_committed(
+    desk: Any, step: int
+) -> None:
+    """The others lose what they hold, and one says that its disk has more than there was."""
+    first, second = in_its_second_generation(desk)
+    desk.register("c")
+    desk.warmed("c", held=(claimed(first, step),))
+    for name in "ab":
+        desk.lost(name)
+        desk.register(name, incarnation=2)
+    assert contradicted(desk) == ["c"]
+    assert desk.cluster.workers["c"].holdings.held.where == "none"
+    for name in "ab":
+        desk.warmed(name, held=(claimed(first, 5),))
+    assert (desk.cluster.run.generation, desk.cluster.run.start_step) == (second + 1, 5)
+    assert (desk.cluster.job.step, desk.cluster.job.steps_lost) == (5, 0)
+
+
+def test_what_the_job_has_left_behind_may_have_got_further(desk: Any) -> None:
+    first, _ = in_its_second_generation(desk)
+    desk.cluster.job.branches = ((first, 4, first + 1),)
+    desk.register("c")
+    desk.warmed("c", held=(claimed(first, 9_000),))
+    assert contradicted(desk) == []
+
+
+def test_nor_is_it_believed_when_it_leaves(desk: Any) -> None:
+    first, second = in_its_second_generation(desk)
+    desk.froze(
+        "b",
+        generation=second,
+        step=9_000,
+        held_generation=first,
+        where="checkpoint",
+    )
+    assert contradicted(desk) == ["b"]
+    assert desk.cluster.workers["b"].holdings.prepared == (0, 0)
+
+
+def test_nothing_is_no_state_whatever_its_step(desk: Any) -> None:
+    desk.submit()
+    desk.register("a")
+    desk.warmed("a", held=(claimed(0, 9_000, "none"),))
+    assert desk.cluster.workers["a"].holdings.held.step == 0
+    assert (contradicted(desk), desk.cluster.run.start_step) == ([], 0)
+
+
+def test_a_job_in_doubt_ends_where_it_ends(make_desk: Any) -> None:
+    """Of generations a restored store may have forgotten some, of steps there are no more."""
+    desk = make_desk(identity=CoordinatorIdentity(version="", store_id="s", epoch=2))
+    desk.submit().total_steps = 10_000
+    desk.register("a")
+    desk.warmed("a", held=(claimed(2, 10**9),))
+    assert "10000 steps" in desk.told_of("report_contradicted")[-1].message
 
 
 def test_one_of_an_older_generation_holds_no_more_than_the_newest_began_with(desk: Any) -> None:

@@ -165,6 +165,17 @@ def test_a_job_does_not_end_while_one_has_not_finished_it(make_desk: Any) -> Non
     assert "waiting for a, c to say" in desk.core.explain()
 
 
+def test_a_checkpoint_may_be_of_a_branch_that_the_store_has_forgotten(make_desk: Any) -> None:
+    """Generation 3 began with step 4 of generation 1, and that one may have got further."""
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    held = m.Held(job="j-1", generation=1, step=8, digest="x", where="checkpoint")
+    desk.register("b")
+    desk.warmed("b", held=(held,))
+    assert desk.told_of("report_contradicted") == []
+    assert desk.cluster.workers["b"].holdings.held == held
+
+
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
     desk = restored(make_desk)
     desk.cluster.run.generation = 4

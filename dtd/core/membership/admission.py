@@ -108,8 +108,9 @@ def _take_back(cluster: ClusterState, worker: Worker, message: m.Register) -> No
 def end_doubt(cluster: ClusterState, job: Job) -> None:
     """End the doubt: no generation is newer than the known ones, for certain or by the operator.
 
-    Workers that still train are called back.
+    Workers that still train are called back, unless their generation has been taken up.
     """
+    job.announced = cluster.run.phase is GenerationState.RUNNING
     doubt.end(cluster, job)
     for worker in cluster.workers.values():
         if worker.reconnection.returning and worker.name not in cluster.warming_since:
@@ -199,6 +200,7 @@ def taken_back(
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
     if doubt.lasts(cluster, job):
         reconnection.take_up(cluster, job, MemberState.FINISHED)
+        compare(cluster, job)  # a restored store may not know the number of steps
 
 
 def compare(cluster: ClusterState, job: Job) -> None:

@@ -142,7 +142,7 @@ def learn(cluster: ClusterState, job: Job, message: m.Register) -> None:
         job.branches = branches.left(branches.remembered(job.branches), start, job.generation)
         job.reset = ()
         job.step = max(job.step, message.held_step)  # the store may know of fewer
-        job.announced, job.fenced = True, False
+        job.fenced = False
         cluster.trust.vouched.clear()
     same = (message.generation, message.roster_id) == (job.generation, job.roster_id)
     if same and message.phase in PARTAKING:

@@ -176,6 +176,27 @@ def test_a_checkpoint_may_be_of_a_branch_that_the_store_has_forgotten(make_desk:
     assert desk.cluster.workers["b"].holdings.held == held
 
 
+def test_the_number_of_steps_is_known_when_a_job_ends_that_all_have_finished(
+    make_desk: Any,
+) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", phase="finished")
+    for _ in range(2):
+        desk.finished("a", generation=3, step=10_000)
+    job = desk.ended[-1]
+    assert (job.state, job.step, job.total_steps) == (JobState.DONE, 10_000, 10_000)
+
+
+def test_a_generation_that_was_not_taken_up_is_not_adopted_later(make_desk: Any) -> None:
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a", phase="forming")
+    assert desk.told("a", m.Freeze)
+    assert not desk.cluster.job.announced
+    desk = restored(make_desk)
+    comes(desk, "a", 3, "a")
+    assert desk.cluster.job.announced
+
+
 def test_a_generation_older_than_another_jobs_is_not_taken_up(make_desk: Any) -> None:
     desk = restored(make_desk)
     desk.cluster.run.generation = 4

@@ -1,7 +1,8 @@
-"""One forward and backward over a few rows, to see in which order a model works.
+"""One pass over a few rows, to see how a model uses its parameters.
 
-Where parameters are gathered unit by unit (`strategy.stage = 3`), all ranks gather in the order of
-this pass.  Nothing of it is kept: gradients, running buffers and random generators are put back.
+Where they are gathered while it runs, they must be asked for before that; with `strategy.stage = 3`
+all ranks gather in the order of this pass, of forward and backward.  Nothing of it is kept:
+gradients, running buffers and random generators are put back.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def rehearse(
     sample: Sample,
     spec: JobSpec,
     device: torch.device,
+    *,
+    backward: bool,
 ) -> None:
-    """Compute the loss of a sample and its gradients.
+    """Compute the loss of a sample and, if wanted, its gradients.
 
     Raises:
         Whatever the task raises.
@@ -38,6 +41,7 @@ def rehearse(
             with autocast(spec.train.precision, device):
                 returned: Any = task.loss(replica.model, batch)
             loss: Any = returned[0] if isinstance(returned, tuple) else returned
-            loss.backward()
+            if backward:
+                loss.backward()
     finally:
         buffers.restore()

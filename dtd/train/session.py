@@ -284,7 +284,8 @@ def build_session(
         replica.shards.bind(replica.optimizer)
     whole = not (isinstance(strategy, Sharded) and strategy.divides_parameters)
     if isinstance(strategy, Sharded):
-        strategy.watch(partial(rehearse, task, replica, buffers, sample, spec, device))
+        run = partial(rehearse, task, replica, buffers, sample, spec, device, backward=not whole)
+        strategy.watch(run)
     return JobSession(
         spec=spec,
         task=task,

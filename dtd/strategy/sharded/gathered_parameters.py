@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dtd.core.ring.buckets import BucketPlan
+from dtd.strategy.sharded.storages import BucketOf, bucket_finder
 
 
 class GatheredParameters:
@@ -25,14 +26,14 @@ class GatheredParameters:
 
     Attributes:
         flats: a flat tensor for each bucket; without memory while it is empty.
+        bucket_of: tells of which of them a tensor is a view.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], plan: BucketPlan) -> None:
         self.flats: list[Tensor] = []
-        self._bucket_of: dict[int, int] = {}
         self._views: list[tuple[nn.Parameter, Tensor]] = []
         self._shown = True
-        for number, bucket in enumerate(plan.buckets):
+        for bucket in plan.buckets:
             flat = torch.empty(bucket.elements, dtype=parameters[bucket.places[0].parameter].dtype)
             for place in bucket.places:
                 parameter = parameters[place.parameter]
@@ -41,19 +42,13 @@ class GatheredParameters:
                 parameter.data = view
                 self._views.append((parameter, view))
             self.flats.append(flat)
-            self._bucket_of[flat.untyped_storage()._cdata] = number  # noqa: SLF001
+        self.bucket_of: BucketOf = bucket_finder(self.flats)
         self._sizes = [flat.untyped_storage().nbytes() for flat in self.flats]
 
     @property
     def size_bytes(self) -> int:
         """Memory that they have now."""
         return sum(flat.untyped_storage().nbytes() for flat in self.flats)
-
-    def bucket_of(self, tensor: Tensor) -> int | None:
-        """Return the bucket that a tensor is a view of; None if it is something else."""
-        if tensor.layout is not torch.strided:
-            return None
-        return self._bucket_of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
     def is_full(self, bucket: int) -> bool:
         """Whether a bucket has memory."""

@@ -5,7 +5,9 @@ rest of its memory is a cache, which is one update behind until the all-gather o
 refreshed it.  Forward need not wait for all of it: a module waits for the buckets with its own
 parameters, in a hook before its forward and whenever one of its parameters is read as an attribute.
 So a model may also use the parameters of its submodules directly, tied weights for example.
-Buckets are gathered in the order of forward, which is the reverse of the gradients' order.
+One that reaches them in another way (`dtd.strategy.sharded.direct_uses`), or is compiled, waits for
+all of them before its forward.  Buckets are gathered in the order of forward, which is the reverse
+of the gradients' order.
 
 As in ZeRO (Rajbhandari et al. 2020, section 5.2: each process gathers the updated parameters at the
 end of a step); here at the beginning of the next one, where forward hides it.
@@ -25,6 +27,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dtd.core.ring.buckets import BucketPlan
 from dtd.core.ring.chunks import Operation
+from dtd.strategy.sharded.direct_uses import DirectUses
+from dtd.strategy.sharded.storages import bucket_finder
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.api import BucketMemory
 
@@ -77,6 +81,7 @@ class FlatParameters:
         ]
         self._outdated: set[int] = set()
         self._awaited: set[int] = set()
+        self._asked: set[int] = set()
         self._wait: Callable[[int], None] = _nothing
         self._hooks: list[RemovableHandle] = []
         self._gated: list[nn.Module] = []
@@ -89,6 +94,19 @@ class FlatParameters:
     def size_bytes(self) -> int:
         """Memory of the buckets."""
         return sum(flat.nbytes for flat in self.flats)
+
+    def watch(self, run: Callable[[], None]) -> None:
+        """See in a pass whether the model asks for all parameters before it uses them.
+
+        Args:
+            run: forward over some rows.
+        """
+        if self._waits_at_once:
+            return
+        self._asked.clear()
+        with DirectUses(bucket_finder(self.flats), self._asked.__contains__) as uses:
+            run()
+        self._waits_at_once = uses.first is not None
 
     def memories(self) -> list[BucketMemory]:
         """Return the all-gathers, in the order of forward; ranks have what they mirror already."""
@@ -161,17 +179,16 @@ class FlatParameters:
 
     def _before_forward(self, buckets: Sequence[int], module: nn.Module, given: Any) -> None:
         del module, given
-        if self._awaited:
-            for bucket in buckets:
-                self._await(bucket)
+        for bucket in buckets:
+            self._await(bucket)
 
     def _before_use(self, parameter: Any) -> None:
-        if self._awaited:
-            bucket = self._bucket_of.get(id(parameter))
-            if bucket is not None:
-                self._await(bucket)
+        bucket = self._bucket_of.get(id(parameter))
+        if bucket is not None:
+            self._await(bucket)
 
     def _await(self, bucket: int) -> None:
+        self._asked.add(bucket)
         if bucket in self._awaited:
             begun_s = time.perf_counter()
             self._wait(len(self.flats) - 1 - bucket)

@@ -58,19 +58,25 @@ class Recorder:
 
     Args:
         unit_of: the unit of each bucket.
+
+    Attributes:
+        here: units that would be in memory now, in forward.
     """
 
     unit_of: Sequence[int]
+    here: set[int] = field(default_factory=set)
     _events: list[Step] = field(default_factory=list)
     _arrived: set[tuple[int, int]] = field(default_factory=set)
 
     def need(self, unit: int) -> None:
         """A parameter of this unit is used."""
+        self.here.add(unit)
         if not self._events or self._events[-1] != (GATHER, unit):
             self._events.append((GATHER, unit))
 
     def end(self, unit: int) -> None:
         """Forward of this unit has ended."""
+        self.here.discard(unit)
         self._events.append((END, unit))
 
     def gradient(self, bucket: int, parameter: int) -> None:

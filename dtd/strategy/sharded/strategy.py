@@ -95,6 +95,7 @@ class Sharded:
             self._plan, unit_of = plan_units(shapes, units, bucket_bytes=bucket_bytes)
             self._units = self._parameters = self._gradients = UnitPasses(
                 trained,
+                names,
                 self._plan,
                 units,
                 unit_of,
@@ -154,13 +155,16 @@ class Sharded:
         return [("", self._plan.digest()), *units]
 
     def watch(self, run: Callable[[], None]) -> None:
-        """Record the order in which a pass uses parameters, where it matters.
+        """See in a pass how the model uses its parameters.
 
         Args:
-            run: forward and backward over some rows, with all parameters in memory.
+            run: forward over some rows, and backward if `divides_parameters`, with all parameters
+                in memory.
+
+        Raises:
+            TaskError: in a way in which they cannot be gathered.
         """
-        if self._units is not None:
-            self._units.watch(run)
+        self._parameters.watch(run)
 
     @property
     def has_parameters(self) -> bool:

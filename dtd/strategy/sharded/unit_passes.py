@@ -8,7 +8,8 @@
 The unit that comes next is prefetched.  A parameter is needed when a unit's forward begins, when a
 module's parameter is read as an attribute, and when autograd unpacks a tensor that shares its
 memory.  So recomputed blocks, tied weights and parameters that another module uses need no special
-care; what is used outside of its own unit's forward stays until its gradients are there.
+care; what is used outside of its own unit's forward, or returned by it, stays until its gradients
+are there.  What none of this shows (`dtd.strategy.sharded.direct_uses`) is refused.
 
 All ranks gather in the order of a pass that was watched (`dtd.strategy.sharded.schedule`), also
 those with fewer micro-batches.  Another order at run time ends the job.
@@ -27,6 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from dtd.core.engine.shards import NOTHING, ShardSet
@@ -36,6 +38,7 @@ from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import layouts_of
+from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
@@ -78,6 +81,7 @@ class UnitPasses(CopiedSums):
 
     Args:
         parameters: the trained parameters, in the plan's order.
+        names: their names, for messages.
         plan: their places in buckets.
         units: the units of the model.
         unit_of: the unit of each bucket.
@@ -94,6 +98,7 @@ class UnitPasses(CopiedSums):
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
+        names: Sequence[str],
         plan: BucketPlan,
         units: Sequence[Unit],
         unit_of: Sequence[int],
@@ -103,7 +108,8 @@ class UnitPasses(CopiedSums):
         codec: Codec | None,
         passes: Passes,
     ) -> None:
-        self._parameters = list(parameters)
+        self._parameters, self._names = list(parameters), list(names)
+        self._modules = [unit.module for unit in units]
         self._memory = GatheredParameters(parameters, plan)
         self._places: list[tuple[Place, ...]] = [bucket.places for bucket in plan.buckets]
         self._unit_of = list(unit_of)
@@ -185,13 +191,16 @@ class UnitPasses(CopiedSums):
             run: forward and backward over some rows; all parameters are in memory.
         """
         recorder = self._recorder = Recorder(self._unit_of)
+        uses = DirectUses(self._memory.bucket_of, lambda b: self._unit_of[b] in recorder.here)
         try:
-            with saved_tensors_hooks(self._pack_saved, self._unpack_saved):
+            with saved_tensors_hooks(self._pack_saved, self._unpack_saved), uses:
                 run()
         finally:
             self._recorder = None
             for parameter in self._parameters:
                 parameter.grad = None
+        if uses.first is not None:
+            raise TaskError(uses.message(self._places, self._names), remedy=_STAGE_2)
         self._schedule = recorder.schedule()
         self._plan = PassPlan.of(self._schedule, self._buckets_of)
 
@@ -313,6 +322,11 @@ class UnitPasses(CopiedSums):
         self._hooks, self._gated = [], []
         self._pool.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnitPasses:
+        """Return the same object: the hooks of a copied model have nothing of their own here."""
+        del memo
+        return self
+
     # --- a pass ----------------------------------------------------------------------------
 
     def _new_pass(self) -> _Pass:
@@ -380,11 +394,14 @@ class UnitPasses(CopiedSums):
     # --- parameters ------------------------------------------------------------------------
 
     def _on_forward(self, unit: int, module: nn.Module, given: Any) -> None:
-        del module, given
-        self._need(unit)
+        del given
+        if module is self._modules[unit]:  # no copy of it
+            self._need(unit)
 
     def _on_forward_end(self, unit: int, module: nn.Module, given: Any, result: Any) -> None:
-        del module, given, result
+        del given
+        if module is not self._modules[unit] or self._is_part_of(result, unit):
+            return
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - recomputed in backward
             return
         if self._recorder is not None:
@@ -397,6 +414,11 @@ class UnitPasses(CopiedSums):
             self._now.ends += 1
             if not kept:
                 self._release(unit)
+
+    def _is_part_of(self, result: Any, unit: int) -> bool:
+        """Whether a module has returned parameters of its own, which are then used elsewhere."""
+        tensors = (one for one in tree_leaves(result) if isinstance(one, Tensor))
+        return any(self._memory.bucket_of(one) in self._buckets_of[unit] for one in tensors)
 
     def _on_use(self, parameter: Any) -> None:
         unit = self._unit_by_id.get(id(parameter))

@@ -166,11 +166,21 @@ def _why_kept(cluster: ClusterState, job: Job, worker: Worker, now: float) -> st
 def _is_spare(cluster: ClusterState, job: Job, worker: Worker, alike: Collection[str]) -> bool:
     """Whether no committed step is lost with it: others, or a disk, hold them all."""
     beat = worker.liveness.heartbeat
-    step = max(job.step, beat.step if beat is not None else 0)
+    step = max(_committed_step(cluster, job), beat.step if beat is not None else 0)
     if step <= branches.saved_step(job) or not remembers(cluster, job, worker):
         return True
     heirs = (one for one in cluster.workers.values() if one is not worker and one.name not in alike)
     return united(_remembered_part(cluster, job, one) for one in heirs).is_whole
+
+
+def _committed_step(cluster: ClusterState, job: Job) -> int:
+    """The newest step that may be committed: the job's, or the next if any member reports it.
+
+    The stuck worker may have prepared that one and not committed it.  A member that reports it
+    falsely has a stuck worker waited for, which the operator can give up.
+    """
+    told = max(cluster.run.reported_steps.values(), default=0)
+    return max(job.step, min(told, job.rounds.end(job.step, job.total_steps)))
 
 
 def _remembered_part(cluster: ClusterState, job: Job, worker: Worker) -> ShardSet:

@@ -186,6 +186,21 @@ def test_the_loss_of_the_only_server_is_waited_for(desk: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_stuck_server_with_the_only_shards_of_a_step_is_kept(desk: Any, has_left: bool) -> None:
+    """It has prepared the step, which a worker has committed; the step before is on disks."""
+    number = running(desk, "a", "ps-1")
+    desk.commit(30)
+    desk.saved_checkpoint("ps-1", generation=number, step=30)
+    if has_left:
+        froze(desk, "a", number, 31, ("a", "ps-1"))
+    else:
+        desk.beat("a", step=31)
+    desk.beat("ps-1", step=30, stalled_s=9.0, still_s=9.0, patience_s=5.0)
+    assert desk.told("ps-1", m.Release) == []
+    assert "it is kept" in desk.told_of("training_stalled")[0].message
+
+
 def test_a_worker_claims_no_shards(desk: Any) -> None:
     number = running(desk)
     desk.commit(5)

@@ -198,7 +198,7 @@ def taken_back(
     worker.reconnection.returning = False
     worker.liveness.gets_on()
     cluster.move_worker(worker, WorkerEvent.LEFT_OLD)
-    if doubt.lasts(cluster, job):
+    if doubt.lasts(cluster, job) and job.state not in ENDING_JOBS:
         reconnection.take_up(cluster, job, MemberState.FINISHED)
         compare(cluster, job)  # a restored store may not know the number of steps
 

@@ -176,6 +176,16 @@ def test_a_checkpoint_may_be_of_a_branch_that_the_store_has_forgotten(make_desk:
     assert desk.cluster.workers["b"].holdings.held == held
 
 
+def test_a_job_that_is_saved_is_not_taken_up_again(make_desk: Any) -> None:
+    """It was cancelled before its members came, and they have finished a newer generation."""
+    desk = restored(make_desk)
+    desk.handle(CancelRequested(job="j-1"))
+    comes(desk, "a", 3, "a", phase="finished")
+    desk.finished("a", generation=3, step=9, saved=False)
+    assert desk.told_of("generation_adopted") == []
+    assert desk.told("a", m.Save)[-1].step == 9
+
+
 def test_the_number_of_steps_is_known_when_a_job_ends_that_all_have_finished(
     make_desk: Any,
 ) -> None:

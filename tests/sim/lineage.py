@@ -94,12 +94,14 @@ class Lineage:
         members: Collection[str],
         living: Iterable[Memory],
         excused: Callable[[str], bool] = lambda _: False,
+        on_disk: bool = True,
         made_of: Key | None = None,
     ) -> None:
         """The coordinator has decided the members and the starting state of a generation.
 
-        The decision may ignore the states of workers that are `excused`.  `made_of`: the state
-        whose parameters the starting state has, with a fresh optimizer.
+        The decision may ignore the states of workers that are `excused`.  `on_disk`: a disk has had
+        the starting state.  `made_of`: the state whose parameters the starting state has, with a
+        fresh optimizer.
         """
         if self._starts.get((job, generation)) == start:
             return
@@ -107,7 +109,7 @@ class Lineage:
         line, memories = self._line(job), list(living)
         if start[1] < line.last:
             self._lose(job, generation, start, memories, excused)
-        self._take_in(line, start, memories)
+        self._take_in(line, start, memories, on_disk=on_disk or made_of is not None)
         if made_of is not None:
             self._reset(line, start, made_of, memories, excused)
         self._members[job] = members
@@ -172,13 +174,17 @@ class Lineage:
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         line.lineages = {step: known for step, known in line.lineages.items() if step <= start[1]}
 
-    def _take_in(self, line: Line, start: Key, memories: list[Memory]) -> None:
-        """A step that was only prepared is committed by the decision."""
-        line.last = max(line.last, start[1])
-        for memory in memories:
-            for state in (memory.state, memory.prepared):
-                if state is not None and state.key == start:
-                    line.lineages.setdefault(start[1], state.lineage)
+    def _take_in(self, line: Line, start: Key, memories: list[Memory], *, on_disk: bool) -> None:
+        """A step that was only prepared is committed by the decision.
+
+        What nobody has had but one who lies, nobody has committed, and it cannot be lost.
+        """
+        known = [state for one in memories for state in (one.state, one.prepared)]
+        held = [state for state in known if state is not None and state.key == start]
+        if held or on_disk:
+            line.last = max(line.last, start[1])
+        for state in held:
+            line.lineages.setdefault(start[1], state.lineage)
 
     def assigned(self, assign: m.Assign) -> None:
         """A worker has been told the starting state of its generation."""

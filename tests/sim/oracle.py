@@ -274,12 +274,18 @@ class Oracle:
         self.caused(names, "a ring breaks", f"generation {assign.generation}", evidence, reason)
 
     def committed(self, assign: m.Assign, state: State) -> None:
-        """A rank has committed a step."""
+        """A rank has committed a step.
+
+        What only liars have committed may be redone: one that says that it has left, and that it
+        has not prepared the step, and yet votes and commits it, alone knows that it was committed.
+        The others have prepared it at most, as if the liar had died without a vote.
+        """
         self.commits += 1
         self._honest(state)
         if self.lineage.is_given_up(state):
             return
-        self.lineage.committed(state)
+        if assign.roster[assign.rank].name not in self.liars:
+            self.lineage.committed(state)
         start = assign.held_step
         steps = self._steps.setdefault((assign.job, assign.generation), {})
         steps[assign.rank] = state.step
@@ -432,6 +438,7 @@ class Oracle:
                 members=job.roster,
                 living=self._remembered(job.id),
                 excused=self._excused(job, connected),
+                on_disk=any(known[1:] == (job.id, *start) for known in self._published),
                 made_of=reset.made_of if reset is not None and reset.is_start(job) else None,
             )
         waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
@@ -513,9 +520,9 @@ class Oracle:
             return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
-            require(
-                incident.worker in self.liars, "an honest word does not count", incident.message
-            )
+            known = incident.worker in self.liars
+            known = known or (not incident.worker and bool(self.liars))  # one of those it names
+            require(known, "an honest word does not count", incident.message)
         never_told = (incident.job, incident.generation) not in self._rosters
         if incident.generation and never_told and COORDINATOR in self._touched:
             self.struck([incident.worker])  # it crashed before it could announce the generation

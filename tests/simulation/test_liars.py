@@ -11,6 +11,11 @@ SEEDS = 60
 SEEDS_AT_A_TIME = 10
 SHARDED = 10
 FORGED = 8
+HARMED = {
+    62015: "claims a checkpoint of a step far beyond the last, and loses its shards with another",
+    62135: "denies a step that it has voted for, and commits it alone",
+    63503: "denies a step that another has committed",
+}
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_AT_A_TIME))
@@ -26,6 +31,12 @@ def test_one_that_lies_about_its_shards_neither_ends_nor_spoils_a_job(first: int
     """Its claims may cost what its death would: with another loss, steps."""
     for seed in range(first, first + SEEDS_AT_A_TIME):
         assert with_liar(seed, sharded=True).run(patience_s=200.0).succeeded(), seed
+
+
+@pytest.mark.parametrize("seed", HARMED)
+def test_lies_that_once_cost_others_their_steps_do_so_no_more(seed: int) -> None:
+    """The oracle counts it as a broken rule if steps are lost, or called lost, that are not."""
+    assert with_liar(seed, sharded=True).run(patience_s=200.0).succeeded(), HARMED[seed]
 
 
 @pytest.mark.parametrize("sharded", [False, True])

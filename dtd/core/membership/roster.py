@@ -67,7 +67,9 @@ def start_key(job: Job, available: Iterable[Worker]) -> Key:
 
     A step that every reachable member has prepared may have been committed by an unreachable one,
     so it is committed (ADR 0006).  A reachable member that has not prepared the step has not voted
-    for it, so no member has committed it.  A decision to commit a step is permanent.  A state of
+    for it, so no member has committed it; its word is worth less than that of two members who have
+    told that they had.  One that reports no state has no say: all that others have prepared, it had
+    computed with them.  A decision to commit a step is permanent.  A state of
     which the workers lack a shard cannot be continued.  One that is to be made with a fresh
     optimizer is void if the state whose parameters it has, or a newer one, is whole after all.
     """
@@ -91,9 +93,12 @@ def _keys(job: Job, workers: Sequence[Worker]) -> set[Key]:
     keys |= {(one.generation, one.step) for worker in workers for one in worker.holdings.saved}
     reset = Reset.of(job)
     keys |= set() if reset is None else {reset.key}
-    ended = {w.holdings.prepared for w in workers if w.holdings.frozen_in == job.generation > 0}
+    left = [w for w in workers if w.holdings.frozen_in == job.generation > 0 and in_memory(w)]
+    ended = {w.holdings.prepared for w in left}
     if len(ended) == 1:
         keys |= {key for key in ended if key[0] == job.generation}
+    if job.step > job.start_step:  # two members have told so
+        keys |= ended & {(job.generation, job.step)}
     decided = (job.start_generation, job.start_step)
     return keys | {w.holdings.prepared for w in workers if w.holdings.prepared == decided}
 

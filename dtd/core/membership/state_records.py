@@ -218,6 +218,8 @@ class Trust:
         distrusted: the newest generation in which states differed and none had a majority.
         finding: result of comparing the digests that the members of the newest generation reported
             when they left it.
+        disputed: the newest generation of which it was told that its members contradict each other
+            and that nobody knows who is right.
         contradicted: processes (name, incarnation) whose report of their state in memory the others
             contradict; it does not count any more.
         agreed: for each state, the digest that each rank reports as agreed by all.
@@ -227,6 +229,7 @@ class Trust:
 
     vouched: set[str] = field(default_factory=set)
     distrusted: int = 0
+    disputed: int = 0
     finding: Finding | None = None
     contradicted: set[tuple[str, int]] = field(default_factory=set)
     agreed: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)

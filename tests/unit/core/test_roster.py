@@ -178,9 +178,10 @@ CASES: dict[str, tuple[list[Worker], roster.Key]] = {
         [memory("a", 2, 7, (2, 8)), memory("b", 2, 6, (2, 7))],
         (2, 7),
     ),
-    "one who was to join lacks the state": (
+    "one who was to join lacks the state": ([memory("a", 1, 4), left(worker("b"), 2)], (1, 4)),
+    "one that reports no state has no say": (
         [memory("a", 1, 4, (2, 5)), left(worker("b"), 2)],
-        (1, 4),
+        (2, 5),
     ),
     "a stranger has no say": ([memory("a", 2, 6, (2, 7)), worker("b")], (2, 7)),
     "who ended another generation has no say": (
@@ -207,6 +208,21 @@ CASES: dict[str, tuple[list[Worker], roster.Key]] = {
 def test_state_that_the_next_generation_starts_from(case: str) -> None:
     workers, expected = CASES[case]
     assert roster.start_key(a_job(), workers) == expected
+
+
+@pytest.mark.parametrize(("told", "start"), [(6, (2, 6)), (7, (2, 7))])
+def test_who_denies_a_step_is_believed_unless_two_have_told_of_it(
+    told: int, start: roster.Key
+) -> None:
+    """They have committed it, and are lost; all had prepared it, or they could not have."""
+    workers = [memory("a", 2, 6, (2, 7)), memory("b", 2, 6)]
+    assert roster.start_key(a_job(step=told), workers) == start
+
+
+def test_a_step_of_which_was_told_is_not_made_of_what_a_later_generation_starts_from() -> None:
+    workers = [memory("a", 2, 4, (2, 5)), memory("b", 2, 4)]
+    job = Job(id="j", spec={}, generation=2, start_generation=1, start_step=5, step=5)
+    assert roster.start_key(job, workers) == (2, 4)
 
 
 def test_before_the_first_generation_nothing_is_prepared() -> None:

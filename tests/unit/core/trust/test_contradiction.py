@@ -46,6 +46,42 @@ def test_what_can_all_be_is_left_alone(desk: Any) -> None:
     assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b", "c"], 6)
 
 
+def test_one_that_denies_a_step_which_another_has_committed_does_not_undo_it(desk: Any) -> None:
+    """Who of the two lies nobody knows; the third has prepared the step, and goes on from it."""
+    number = generation(desk, "a", "b", "c")
+    desk.froze("c", generation=number, step=5)
+    desk.froze("b", generation=number, step=5, prepared=(number, 6))
+    desk.froze("a", generation=number, step=6)
+    (told,) = desk.told_of("report_contradicted")
+    assert told.worker == ""
+    assert told.message.startswith("a has committed step 6, and c says")
+    assert desk.disconnected == []
+    (assign,) = desk.told("a", m.Assign)[1:]
+    assert (assign.held_generation, assign.held_step) == (number, 6)
+    assert [one.holds for one in assign.roster] == [True, True, False]
+    assert desk.cluster.job.steps_lost == 0
+
+
+def test_that_two_contradict_each_other_is_told_once(desk: Any) -> None:
+    number = generation(desk, "a", "b", "c", "d", min_workers=4)
+    desk.lost("d")
+    desk.froze("c", generation=number, step=5)
+    desk.froze("b", generation=number, step=5, prepared=(number, 6))
+    desk.froze("a", generation=number, step=6)
+    desk.tick(3.0)
+    assert len(desk.told_of("report_contradicted")) == 1
+
+
+def test_a_third_that_contradicts_both_starts_afresh(desk: Any) -> None:
+    number = generation(desk, "a", "b", "c", "d")
+    desk.froze("d", generation=number, step=9)
+    desk.froze("c", generation=number, step=5)
+    desk.froze("b", generation=number, step=5, prepared=(number, 6))
+    desk.froze("a", generation=number, step=6)
+    assert sorted(contradicted(desk)) == ["", "d"]
+    assert (desk.cluster.run.roster, desk.cluster.run.start_step) == (["a", "b", "c"], 6)
+
+
 def test_of_two_the_one_counts_that_claims_less_but_no_less_than_both_have_told(desk: Any) -> None:
     """Who lies of two cannot be told; what both have told of is kept."""
     number = generation(desk, "a", "b")

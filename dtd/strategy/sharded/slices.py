@@ -45,11 +45,21 @@ def flattened(key: str, value: Any, parameter: nn.Parameter) -> Any:
     once = isinstance(value, Tensor) and value.dim() == 0 and (parameter.dim() or key in _ONCE)
     if once or not isinstance(value, Tensor):
         return value
-    if value.shape != parameter.shape:
+    check_shape(key, value, parameter)
+    return value.detach().reshape(-1)
+
+
+def check_shape(key: str, value: Any, parameter: nn.Parameter) -> None:
+    """See that an entry which is to be divided has its parameter's shape.
+
+    Raises:
+        TaskError: it has another one.
+    """
+    if is_sharded(value) and value.shape != parameter.shape:
         raise TaskError(
             f"the optimizer keeps {key} of shape {tuple(value.shape)} for a parameter of shape"
             f" {tuple(parameter.shape)}, which cannot be sharded",
-            remedy="use an optimizer that treats each element by itself, or strategy.name ="
-            ' "replicated"',
+            remedy="keep what is not of the parameter's shape as a number or as a tensor without"
+            " dimensions, use an optimizer that treats each element by itself, or"
+            ' strategy.name = "replicated"',
         )
-    return value.detach().reshape(-1)

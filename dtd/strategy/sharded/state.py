@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from dtd.core.engine.shards import NOTHING, WHOLE, Division, ShardSet, united
 from dtd.core.ring.buckets import BucketPlan
 from dtd.errors import CheckpointError
-from dtd.strategy.sharded.slices import Slice, flattened, is_sharded, overlaid
+from dtd.strategy.sharded.slices import Slice, check_shape, flattened, is_sharded, overlaid
 
 Received = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By name of a tensor of the state: (start, stop, values) of pieces of the flattened tensor."""
@@ -265,6 +265,16 @@ class ShardedState:
             for one in slices:
                 there = part(at.bucket, at.start + one.start, at.start + one.stop)
                 one.values.grad = there if present[place] else None
+
+    def check_entries(self) -> None:
+        """See that the optimizer keeps only what can be divided.
+
+        Raises:
+            TaskError: it keeps something of another shape than its parameter's.
+        """
+        for one in (one for slices in self._cut.slices.values() for one in slices):
+            for key, value in self._state_of(one.values).items():
+                check_shape(key, value, one.values)
 
     def release_gradients(self) -> None:
         """Take all gradients away."""

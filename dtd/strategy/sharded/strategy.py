@@ -123,6 +123,7 @@ class Sharded:
         self._mirrors = mirrors
         self._own = ShardSet.segments([0], 1)
         self._first = self._scalars_bucket = 0
+        self._entries_checked = False
 
     # --- between steps ---------------------------------------------------------------------
 
@@ -187,6 +188,7 @@ class Sharded:
         division = Division(world_size=world.size, mirrors=self._mirrors, servers=world.servers)
         self.state.rank, self.state.division = world.rank, division
         self._own = division.own(world.rank)
+        self._entries_checked = False
 
     def redistribute(
         self, ring: RegroupRing, step: int, compare: Callable[[Sequence[Shared]], None]
@@ -309,9 +311,16 @@ class Sharded:
             self.state.give_gradients(self._gradients.part, totals.present)
             work.change_state(self._scalars)
             work.update("")
+            self._check_entries()
         return StepStats(
             updates=[Applied(name="", loss=totals.loss, norm=norm)], finite=finite, totals=totals
         )
+
+    def _check_entries(self) -> None:
+        """Look once in a generation at what the optimizer keeps; it decides at its first update."""
+        if not self._entries_checked:
+            self.state.check_entries()
+            self._entries_checked = True
 
     def commit(self) -> None:
         """See `Strategy`."""

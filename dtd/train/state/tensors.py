@@ -373,17 +373,27 @@ def _load_optimizer(
         restored = {k: tuple(v) if isinstance(own[k], tuple) else v for k, v in group.items()}
         groups.append({**restored, **{key: own[key] for key in _NOT_STATE if key in own}})
     replica.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    _restore_types(replica, state)
     if shards is not None:
         missing = about.get(SHARDS)
         entries = {name: DTYPES[dtype] for name, dtype in (missing or {}).items()}
         shards.bind(replica.optimizer, WHOLE if missing is None else NOTHING, entries)
 
 
+def _restore_types(replica: Replica, state: Mapping[int, Mapping[str, Any]]) -> None:
+    """Take entries over as they are: torch has rounded them to the types of their parameters."""
+    live = replica.optimizer.state
+    for number, (_, parameter) in enumerate(_in_order(replica)):
+        for key, value in state.get(number, {}).items():
+            if isinstance(value, Tensor) and live[parameter][key].dtype != value.dtype:
+                live[parameter][key] = value.to(parameter.device)
+
+
 def _in_order(replica: Replica) -> list[tuple[str, Tensor]]:
     """Trained parameters with their names, in the order in which the optimizer numbers them."""
     names = {id(parameter): name for name, parameter in replica.trained}
     groups = replica.optimizer.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters: list[Tensor] = [parameter for group in groups for parameter in group["params"]]
     return [
         (names.get(id(parameter), f"parameter {number}"), parameter)
         for number, parameter in enumerate(parameters)

@@ -26,11 +26,13 @@ from dtd import figures
 from dtd.address import Address
 from dtd.ctl import output
 from dtd.ctl.settings import read_address
-from dtd.errors import DtdError, JobFailed, UsageError
+from dtd.errors import CheckpointError, DtdError, JobFailed, UsageError
 from dtd.job import load_job, parse_job, to_mapping
 from dtd.job.identity import folder_of
+from dtd.parts.cover import fewest
 from dtd.shown import one_line
-from dtd.train.checkpoint.format import MODEL_FILE, parse_name
+from dtd.train.checkpoint.assemble import FoundPart, assemble
+from dtd.train.checkpoint.format import MODEL_FILE, parse_name, read_manifest
 from scripts.cluster.local import LocalCluster
 from scripts.cluster.processes import TAIL_LINES, exit_on_stop_signals, ignore_stop_signals
 from scripts.launch_report import Display, LocalRun, open_display, summary_lines, summary_object
@@ -39,6 +41,7 @@ from scripts.launch_report import Display, LocalRun, open_display, summary_lines
 
 
 _MANY: Final = 1000
+ASSEMBLED: Final = "assembled"
 
 
 @contextlib.contextmanager
@@ -120,6 +123,29 @@ def step_of(weights: Path) -> int:
     key = parse_name(weights.parent.name)
     assert key is not None, weights
     return key[1]
+
+
+def whole_weights(newest: Path, directory: Path) -> Path:
+    """The same weights as torch reads them: parts of a checkpoint are put together.
+
+    Args:
+        newest: of `newest_weights`.
+        directory: the run's.
+
+    Raises:
+        CheckpointError: parts are missing or damaged, or there is no room for the whole.
+    """
+    checkpoint = newest.parent
+    if read_manifest(checkpoint).part is None:
+        return newest
+    folder = checkpoint.parent.name
+    parts = [
+        FoundPart(holder=path.parents[2].name, path=path)
+        for path in sorted(directory.glob(f"*/checkpoints/{folder}/{checkpoint.name}"))
+    ]
+    chosen = fewest([read_manifest(one.path).shards for one in parts])
+    whole, _ = assemble([parts[index] for index in chosen], directory / ASSEMBLED / folder)
+    return whole / MODEL_FILE
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -354,9 +380,21 @@ def _run_job(cluster: LocalCluster, followed: Followed, display: Display) -> Loc
         restarts=dict(cluster.restarts),
         took_s=took_s,
         directory=followed.kept,
-        weights=followed.weights(),
+        weights=_whole(followed, display),
         web=followed.web,
     )
+
+
+def _whole(followed: Followed, display: Display) -> Path | None:
+    """The run's weights as torch reads them; why not, if they cannot be had."""
+    newest = followed.weights()
+    if newest is None or followed.kept is None:
+        return None
+    try:
+        return whole_weights(newest, followed.kept)
+    except CheckpointError as error:
+        display.say(f"the newest checkpoint is no whole one: {error.message}")
+        return None
 
 
 def _job_failed(run: LocalRun) -> JobFailed:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
 
-from dtd.errors import UsageError
-from scripts.launch_local import Followed, newest_weights, run_directory, step_of
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dtd.errors import CheckpointError, UsageError
+from scripts.launch_local import Followed, newest_weights, run_directory, step_of, whole_weights
+from tests.checkpoint_parts import random_state, write_part, write_whole
 
 SPEC = {"checkpoint": {"directory": ""}}
 
@@ -75,6 +80,30 @@ def test_the_newest_weights_of_the_job(tmp_path):
     elsewhere = checkpoint(tmp_path / "shared", "a-1", "g000001-s000000010")
     spec = {"checkpoint": {"directory": str(tmp_path / "shared")}}
     assert newest_weights(tmp_path, spec, "a-1") == elsewhere
+
+
+def test_weights_in_parts_are_put_together(tmp_path):
+    state = random_state(1)
+    homes = [tmp_path / f"worker-{rank}" / "checkpoints" / "a-1" for rank in range(3)]
+    for rank, home in enumerate(homes):
+        write_part(home, state, rank, world_size=3, mirrors=0)
+    newest = newest_weights(tmp_path, SPEC, "a-1")
+    assert newest is not None
+    whole = load_file(whole_weights(newest, tmp_path))
+    assert {f"model.{name}" for name in whole} == {
+        name for name in state.tensors if name.startswith("model.")
+    }
+    for name, value in whole.items():
+        assert torch.equal(value, state.tensors[f"model.{name}"])
+    shutil.rmtree(homes[1])
+    with pytest.raises(CheckpointError):
+        whole_weights(newest, tmp_path)
+
+
+def test_weights_that_are_whole_stay_where_they_are(tmp_path):
+    path = write_whole(tmp_path / "worker-0" / "checkpoints" / "a-1", random_state(1))
+    newest = path / "model.safetensors"
+    assert whole_weights(newest, tmp_path) == newest
 
 
 def test_what_is_said_of_a_run_that_was_interrupted(tmp_path):

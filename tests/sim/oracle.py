@@ -397,10 +397,17 @@ class Oracle:
             most = max(memory.state.step for memory in memories)
             others = [known((one for one in memories if one.name != name), most=most)]
             own = [known(memories, most=most)] if own else []
-        ends = (store.written(job) or {}).get("state") in ENDING
-        if own and not ends:
+        if own and not self._ends(job, store):
             kept = max([*others, self._saved(job), 0])
             require(kept >= own[0], "the last one that remembers is let go", name, own[0], kept)
+
+    def _ends(self, job: str, store: SimulatedStore) -> bool:
+        """Whether the job ends or has ended: `_kept` judges which states it may discard.
+
+        A store that fails may not know it yet.
+        """
+        ended = job in self.ended_jobs and store.refused(job)
+        return ended or (store.written(job) or {}).get("state") in (*ENDING, *ENDED)
 
     def answered(self, job: str, store: SimulatedStore) -> None:
         """The operator is told that a job is cancelled."""

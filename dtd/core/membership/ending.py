@@ -5,6 +5,8 @@ Part of the membership machine; changes the cluster's state, adds effects.
 
 from __future__ import annotations
 
+from typing import Final
+
 from dtd.core.membership import holding
 from dtd.core.membership.records import Job, Recovery, Worker
 from dtd.core.membership.state import ClusterState
@@ -23,6 +25,8 @@ from dtd.wire import messages as m
 
 FREEZE_PATIENCE_S = 5.0
 FREEZE_PATIENCE_STEPS = 10
+LEAVE_S: Final = 10.0
+"""How much longer a member may take to leave an aborted ring if its job is to end."""
 
 
 def freeze(cluster: ClusterState, *, at_boundary: bool, stop: bool, reason: str) -> None:
@@ -56,7 +60,12 @@ def end_at_boundary(cluster: ClusterState, reason: str, now: float) -> None:
 def end_now(
     cluster: ClusterState, reason: str, now: float, *, worker: str = "", silent_s: float = 0
 ) -> None:
-    """End the generation at once; members that do not respond in time are evicted."""
+    """End the generation at once; members that do not respond in time are evicted.
+
+    If the job is to end and its time for a step boundary is over, they still have time to leave.
+    """
+    if cluster.ending.freeze_by is None and cluster.ending.stop_by is not None:
+        cluster.ending.stop_by = max(cluster.ending.stop_by, now + LEAVE_S)
     if cluster.run.phase is not GenerationState.ENDING:
         _begin_ending(cluster, reason, now, worker=worker, silent_s=silent_s)
     else:

@@ -41,8 +41,6 @@ RECENT = 0.1
 """Weight of the newest step in means."""
 BOUNDARY_S: Final = 600.0
 """How long an ending job may take to reach its next step boundary."""
-LEAVE_S: Final = 10.0
-"""How much longer a member may take to leave an aborted ring."""
 
 
 def submit(cluster: ClusterState, job: Job) -> None:
@@ -293,7 +291,7 @@ def hurry(cluster: ClusterState) -> None:
     Repeated requests do not extend the deadline.
     """
     broken_off = cluster.ending.freeze_by is not None
-    by = cluster.now + (LEAVE_S if broken_off else 0.0)
+    by = cluster.now + (ending.LEAVE_S if broken_off else 0.0)
     cluster.ending.stop_by = (
         by if cluster.ending.stop_by is None else min(cluster.ending.stop_by, by)
     )
@@ -310,7 +308,6 @@ def break_off_late(cluster: ClusterState, job: Job, now: float) -> None:
         return
     if cluster.run.phase is not GenerationState.ENDING or cluster.ending.freeze_by is None:
         ending.end_now(cluster, "the job is ending, and no step boundary was reached in time", now)
-        cluster.ending.stop_by = now + LEAVE_S
         return
     for name in cluster.not_frozen():
         worker = cluster.workers[name]

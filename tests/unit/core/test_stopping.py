@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dtd.core.membership.events import CancelRequested, Ticked
-from dtd.core.membership.jobs import BOUNDARY_S, LEAVE_S
+from dtd.core.membership.ending import LEAVE_S
+from dtd.core.membership.jobs import BOUNDARY_S
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
 from dtd.wire import messages as m
@@ -61,6 +62,30 @@ def test_a_second_cancel_breaks_it_off_at_once_and_who_stays_is_put_out(desk: An
     assert [release.state for release in desk.told("a", m.Release)] == ["evicted"]
     assert desk.told("b", m.Save)
     desk.saved_checkpoint("b", generation=1, step=5)
+    assert job.state is JobState.CANCELLED
+
+
+def test_who_is_told_to_leave_when_the_time_is_nearly_over_still_has_time_to(desk: Any) -> None:
+    """Another member is lost just before the job's generation would have been aborted."""
+    job = computing(desk)
+    cancel(desk)
+    busy(desk, desk.now + BOUNDARY_S - 1.0)
+    desk.lost("b")
+    assert [freeze.at_boundary for freeze in desk.told("a", m.Freeze)] == [True, False]
+    busy(desk, desk.now + LEAVE_S - 1.0)
+    assert not desk.told("a", m.Release)
+    desk.froze("a", generation=1, step=5)
+    desk.saved_checkpoint("a", generation=1, step=5)
+    assert (job.state, job.checkpoint_step) == (JobState.CANCELLED, 5)
+
+
+def test_who_does_not_leave_then_is_put_out(desk: Any) -> None:
+    job = computing(desk)
+    cancel(desk)
+    busy(desk, desk.now + BOUNDARY_S - 1.0)
+    desk.lost("b")
+    busy(desk, desk.now + LEAVE_S + 1.0)
+    assert [release.state for release in desk.told("a", m.Release)] == ["evicted"]
     assert job.state is JobState.CANCELLED
 
 

@@ -169,8 +169,7 @@ def _agree(
         session.deferred.combine(state.step, hashed, digests[ring.assign.rank])
     yield from _judge(session, ring, digests, _holders(ring) if first else None)
     _agreed(session, ring, state)
-    if session.mirrors is not None:
-        session.drop()  # what another division has hashed is not comparable
+    session.drop()  # what was pending beside it: another rank may have agreed on it already
 
 
 def _tallied(

@@ -243,7 +243,8 @@ def _catch_up(
     state = session.live
     if not (last or session.checkpoint_due(state.step)):
         return
-    session.shell.tell(reports.agreed(state))
+    assert session.agreed is not None, "a state is saved that was not agreed on"
+    session.shell.tell(reports.agreed(session.agreed))  # bits of the live one may have flipped
     if last:
         yield from _save(session, ring)
     elif session.writes and session.shell.disk.find(state.job, state.key) is None:

@@ -3,10 +3,10 @@
 Once any rank has committed a step, or the coordinator has decided that it is committed:
 
 * no rank commits it differently (the lineage names the generation of every step);
-* every later generation starts from it or from a later step, unless no worker is left that holds it
-  in memory or has prepared it: every member of the last generation is gone, or was waited for as
-  long as the product promises, or has discarded its state because replicas differed without a
-  majority;
+* every later generation starts from it or from a later step of its branch, unless no worker is left
+  that holds it in memory or has prepared it: every member of the last generation is gone, or was
+  waited for as long as the product promises, or has discarded its state because replicas differed
+  without a majority;
 * a member of the generation that committed it never copies it from another worker;
 * steps that the coordinator counts as lost were lost;
 * retention does not delete checkpoints of lost steps.
@@ -76,6 +76,7 @@ class Lineage:
         self._given_up: set[str] = set()
         self._made_of: set[str] = set()  # whose parameters live on in a state made of them
         self._fell_back: set[tuple[str, int]] = set()
+        self._known: dict[tuple[str, Key], str] = {}  # the lineage of each committed state
         self._took_part: set[tuple[str, int, int]] = set()
         self._went_back = False
 
@@ -107,8 +108,10 @@ class Lineage:
             return
         self._starts[job, generation] = start
         line, memories = self._line(job), list(living)
-        if start[1] < line.last:
-            self._lose(job, generation, start, memories, excused)
+        kept = self._kept(job, start)
+        if kept < line.last:
+            self._lose(job, generation, start, kept, memories, excused)
+        self._take_up(line, start[1], self._known.get((job, start), ""))
         self._take_in(line, start, memories, on_disk=on_disk or made_of is not None)
         if made_of is not None:
             self._reset(line, start, made_of, memories, excused)
@@ -138,6 +141,17 @@ class Lineage:
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         (line.lineages[start[1]],) = made
 
+    def _kept(self, job: str, start: Key) -> int:
+        """How many steps of the line a generation keeps that begins with this state.
+
+        One on a branch that was left keeps those before the fork, however many steps it has itself.
+        """
+        line, lineage = self._line(job), self._known.get((job, start), "")
+        if lineage not in self._given_up or line.lineages.get(start[1]) == lineage:
+            return min(start[1], line.last)
+        branch = self._left_with(line, start[1], lineage).items()
+        return max((step for step, one in branch if line.lineages.get(step) == one), default=0)
+
     def expelled(self, name: str, incarnation: int) -> None:
         """The coordinator has told a worker to restart, so its state no longer counts."""
         self._expelled.add((name, incarnation))
@@ -147,6 +161,7 @@ class Lineage:
         job: str,
         generation: int,
         start: Key,
+        kept: int,
         memories: list[Memory],
         excused: Callable[[str], bool],
     ) -> None:
@@ -158,7 +173,7 @@ class Lineage:
             and not excused(memory.name)
             and (memory.name, memory.incarnation) not in self._expelled
             for state in (memory.state, memory.prepared)
-            if state and state.step > start[1] and line.lineages.get(state.step) == state.lineage
+            if state and state.step > kept and line.lineages.get(state.step) == state.lineage
         ]
         require(
             not any(_is_whole(witnesses, state) for _, state in witnesses),
@@ -167,12 +182,12 @@ class Lineage:
             [name for name, _ in witnesses],
         )
         self._fell_back.add((job, generation))
-        line.lost += line.last - start[1]
-        line.last = start[1]
+        line.lost += max(0, line.last - start[1])  # an old branch may have more steps than are lost
+        line.last = kept
         line.left.append(line.lineages)
-        self._given_up |= {known for step, known in line.lineages.items() if step > start[1]}
+        self._given_up |= {known for step, known in line.lineages.items() if step > kept}
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
-        line.lineages = {step: known for step, known in line.lineages.items() if step <= start[1]}
+        line.lineages = {step: known for step, known in line.lineages.items() if step <= kept}
 
     def _take_in(self, line: Line, start: Key, memories: list[Memory], *, on_disk: bool) -> None:
         """A step that was only prepared is committed by the decision.
@@ -219,24 +234,27 @@ class Lineage:
         )
         if self._went_back or (assign.job, assign.generation) in self._fell_back:
             self._fell_back.discard((assign.job, assign.generation))
-            self._take_up(state)
+            self._take_up(self._line(state.job), state.step, state.lineage)
         self._in_line(state, "starts from")
 
     def went_back(self) -> None:
         """The store is restored, and may not know that a job has left a branch."""
         self._went_back = True
 
-    def _take_up(self, state: State) -> None:
+    def _take_up(self, line: Line, step: int, lineage: str) -> None:
         """A job that goes back may resume an abandoned branch, and abandon the current one."""
-        line = self._line(state.job)
-        if state.lineage in self._given_up and line.lineages.get(state.step) != state.lineage:
-            mine = {state.step: state.lineage}  # of a step that was only prepared, no branch
-            taken = next((one for one in line.left if mine.items() <= one.items()), mine)
-            taken = {step: one for step, one in taken.items() if step <= state.step}
+        if lineage in self._given_up and line.lineages.get(step) != lineage:
+            taken = self._left_with(line, step, lineage)
+            taken = {at: one for at, one in taken.items() if at <= step}
             line.left.append(line.lineages)
             self._given_up |= set(line.lineages.values())
             self._given_up -= set(taken.values())
-            line.lineages, line.last = taken, state.step
+            line.lineages, line.last = taken, step
+
+    def _left_with(self, line: Line, step: int, lineage: str) -> dict[int, str]:
+        """The branch that was left with this state; of a step that was only prepared, it alone."""
+        mine = {step: lineage}
+        return next((one for one in line.left if mine.items() <= one.items()), mine)
 
     def removed(self, states: Iterable[State]) -> None:
         """Retention has removed these checkpoints."""
@@ -254,6 +272,7 @@ class Lineage:
     def committed(self, state: State) -> None:
         """A rank has committed a step."""
         self._in_line(state, "commits")
+        self._known[state.job, state.key] = state.lineage
         line = self._line(state.job)
         line.lineages[state.step] = state.lineage
         line.last = max(line.last, state.step)

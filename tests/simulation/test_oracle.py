@@ -117,6 +117,38 @@ def test_committed_step_that_nobody_remembers_is_counted(oracle: Oracle, gone: s
     oracle.committed(running(oracle, an_assign(2)), state(2))
 
 
+def left_behind(oracle: Oracle, *newer: int) -> None:
+    """The job has committed two steps, lost them, and committed others in generation 2."""
+    oracle.lineage.committed(state(1))
+    oracle.lineage.committed(state(1, 1))
+    decided(oracle, an_assign(2))
+    for steps in range(len(newer)):
+        oracle.lineage.committed(state(*newer[: steps + 1]))
+
+
+@pytest.mark.parametrize("newer", [(2,), (2, 2), (2, 2, 2)])
+def test_branch_that_was_left_may_be_taken_up_if_nobody_remembers_the_newer_one(
+    oracle: Oracle, newer: tuple[int, ...]
+) -> None:
+    left_behind(oracle, *newer)
+    oracle.adopted(decided(oracle, an_assign(3, start=(1, 2))), state(1, 1))
+    oracle.lineage.committed(state(1, 1, 3))
+    assert oracle.lineage.lost("j") == 2 + max(0, len(newer) - 2)
+    assert oracle.lineage.is_given_up(state(2))
+    oracle.lineage.removed([state(1)])
+    with pytest.raises(Broken, match="a branch that the job has left"):
+        oracle.lineage.removed([state(2)])
+
+
+@pytest.mark.parametrize("newer", [(2,), (2, 2), (2, 2, 2)])
+def test_branch_that_was_left_is_not_taken_up_while_somebody_remembers_the_newer_one(
+    oracle: Oracle, newer: tuple[int, ...]
+) -> None:
+    left_behind(oracle, *newer)
+    with pytest.raises(Broken, match="lost that somebody remembers"):
+        decided(oracle, an_assign(3, start=(1, 2)), memory(state(*newer)))
+
+
 def test_forgotten_worker_may_finish_what_it_had_begun(oracle: Oracle) -> None:
     old = running(oracle, an_assign(ranks=1))
     oracle.committed(old, state(1))

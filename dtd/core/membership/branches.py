@@ -77,9 +77,15 @@ def saved_step(job: Job) -> int:
 
 
 def left(known: Sequence[Branch], start: Key, generation: int) -> tuple[Branch, ...]:
-    """The branches left behind when `generation` begins with the state `start`."""
+    """The branches left behind when `generation` begins with the state `start`.
+
+    If that state is on a branch that was left, the job takes it up again: neither the state nor
+    what its own generation committed before it is left behind any more.
+    """
     new = Branch(*start, before=generation)
-    kept = [*(one for one in known if (one.generation, one.step) < start), new]
+    older = (one for one in known if (one.generation, one.step) < start)
+    cut = (one._replace(before=min(one.before, start[0])) for one in older)
+    kept = [*(one for one in cut if one.generation < one.before), new]
     while len(kept) > MAX_BRANCHES:
         first, second = kept[:2]
         kept[:2] = [Branch(first.generation, first.step, second.before)]

@@ -235,7 +235,8 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
 def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     """Leave checkpoints behind that are newer than the state to which the job returns.
 
-    Members that are no longer awaited may hold states that were never reported.
+    Members that are no longer awaited may hold states that were never reported.  A job that takes
+    up a branch again leaves the one that it has followed since.
     """
     known, reset = branches.remembered(job.branches), Reset.of(job)
     if reset is not None and not reset.is_start(job):
@@ -244,7 +245,8 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     saved = (job.checkpoint_generation, job.checkpoint_step)
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
     newest = max(saved, choice.newest_key(job, cluster.available()))
-    if newest <= start and job.step <= start[1] and not may_hold_more:
+    goes_on = newest <= start and job.step <= start[1] and not may_hold_more
+    if goes_on and not branches.is_left(start, known):
         return
     job.branches = branches.left(known, start, cluster.run.generation)
 

@@ -34,7 +34,19 @@ def test_taking_a_branch_up_again_leaves_the_other_one() -> None:
     assert is_left((4, 110), branches)
     assert is_left((6, 500), branches)
     assert not is_left((7, 401), branches)
-    assert is_left((3, 400), branches)  # rather too much is kept than too little
+
+
+def test_a_state_that_is_taken_up_again_is_not_left_any_more() -> None:
+    branches = left(left((), (1, 100), 4), (3, 400), 7)
+    assert branches == (Branch(1, 100, 3), Branch(3, 400, 7))
+    assert not is_left((3, 400), branches)
+    assert not is_left((3, 390), branches)
+    assert is_left((3, 401), branches)
+    assert is_left((2, 200), branches)  # rather too much is kept than too little
+
+
+def test_a_branch_of_which_nothing_is_left_is_forgotten() -> None:
+    assert left(left((), (3, 100), 4), (3, 400), 7) == (Branch(3, 400, 7),)
 
 
 def test_very_many_are_told_as_fewer_that_cover_the_same() -> None:

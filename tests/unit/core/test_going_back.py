@@ -90,3 +90,22 @@ def test_nobody_is_waited_for_longer_for_steps_that_were_left(desk: Any) -> None
     desk.warmed("c", held=(held,))
     assert waiting.resume_wait_s(desk.cluster, job) == 100.0
     assert "no present worker holds the state of step 110" in desk.core.explain()
+
+
+def test_a_branch_that_is_taken_up_again_counts_again(desk: Any) -> None:
+    """All who know the newer branch are gone for good, and b returns to the older one."""
+    newer = goes_back(desk, step=120)
+    desk.lost("a", incarnation=2)
+    desk.register("b", incarnation=2)
+    held = m.Held(job="j-1", generation=1, step=150, digest="", where="checkpoint")
+    desk.warmed("b", held=(held,))
+    desk.handle(ResumeRequested(job="j-1"))
+    desk.tick(desk.now + 1.0)
+    number = desk.all_run("b")
+    known = branches.remembered(desk.cluster.job.branches)
+    assert (desk.cluster.job.start_generation, desk.cluster.job.start_step) == (1, 150)
+    assert branches.saved_step(desk.cluster.job) == 150
+    assert branches.is_left((newer, 120), known)
+    desk.finished("b", generation=number, held_generation=1, step=150)
+    assert [job.state for job in desk.ended] == [JobState.DONE]
+    assert not desk.told("b", m.Save)

@@ -223,7 +223,7 @@ def _diverge(
     """
     session.discard()
     session.drop()
-    session.shell.surroundings.oracle.differ(
+    session.shell.surroundings.oracle.agreements.differ(
         ring.assign, step, digests, voters, majority=compared.majority
     )
     differs = yield from _first_difference(ring, session.live)
@@ -331,7 +331,7 @@ def _check(ring: RingEndpoint) -> None:
 
 def _agreed(session: JobSession, ring: RingEndpoint, state: State) -> None:
     """A checkpoint is valid once all ranks have the same digest."""
-    session.shell.surroundings.oracle.agreed(state)
+    session.shell.surroundings.oracle.agreements.agreed(ring.assign, state)
     if session.mirrors is not None:
         regroup.agreed(session, ring, state)
     session.agreed = state

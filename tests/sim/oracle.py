@@ -11,8 +11,8 @@ committed steps are in `tests.sim.lineage`; the other rules are:
 * commands for an older generation are not obeyed; a worker that is ready is admitted;
 * a ring accepts only frames of its own roster, and each sum contains every rank exactly once;
 * a state has the content that belongs to its step, unless its bits were flipped;
-* within a generation no rank is more than one step, or one round of steps, ahead of another, and
-  replicas that differ commit nothing more;
+* within a generation no rank is more than one step, or one round of steps, ahead of another;
+* replicas that differ commit nothing more (`tests.sim.agreements`);
 * the shards of a state are all there, and of one step (`tests.sim.shard_rules`);
 * a rank's residual goes forward and back with its steps (`tests.sim.residuals`);
 * once a newer generation runs, an older one commits only the state from which the newer one
@@ -56,6 +56,7 @@ from dtd.core.membership.transitions import (
 )
 from dtd.core.ring.machine import Ring
 from dtd.wire import messages as m
+from tests.sim.agreements import Agreements
 from tests.sim.beliefs import Beliefs
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected
@@ -100,6 +101,7 @@ class Oracle:
         self._ended_for_good: set[str] = set()
         self.lineage = Lineage()
         self.residuals = Residuals(self.liars)
+        self.agreements = Agreements()
         self.shards = ShardRules(self.liars, self.forgers)
         self._touched: set[str] = set()
         self._flipped = False
@@ -109,7 +111,6 @@ class Oracle:
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}
-        self._contents: dict[tuple[str, int, int], set[str]] = {}
         self._running: dict[str, tuple[int, int]] = {}
         self._waiting: dict[str, dict[tuple[str, int], float]] = {}
         self._numbers: set[int] = set()
@@ -119,7 +120,6 @@ class Oracle:
         self._published: dict[tuple[str, str, int, int], ShardSet] = {}
         self._connected: set[str] = set()
         self._dead: set[str] = set()
-        self._condemned: dict[tuple[str, int, int], int] = {}
         self._origins: dict[str, str] = {}
         self._waived: set[str] = set()
         self.beliefs = Beliefs(remembered=remembered, trains=self._trains, resumed=self._resumed)
@@ -250,13 +250,10 @@ class Oracle:
     def adopted(self, assign: m.Assign, state: State) -> None:
         """A worker has the starting state of its generation."""
         self._honest(state)
-        own = assign.roster[assign.rank]
-        wrong = self._condemned.get((own.name, own.incarnation, state.generation))
         begins = state.key == (0, 0) and self._origins.get(assign.job)
         waived = not begins or assign.job in self._waived
         require(waived, "a job begins without what it is to start from", assign.job)
-        kept = own.holds and wrong is not None and state.step >= wrong
-        require(not kept, "a state is trained on that differs from the majority's", own.name)
+        self.agreements.adopted(assign, state)
         self.lineage.adopted(assign, state)
 
     def joined(self, assign: m.Assign, incarnation: int) -> None:
@@ -312,40 +309,6 @@ class Oracle:
             f"generation {assign.generation} commits step {state.step}",
             f"generation {running} runs from {start}",
         )
-
-    def agreed(self, state: State) -> None:
-        """A rank has seen that all ranks have the same digest of this state, and continues."""
-        here = self._contents.setdefault((state.job, *state.key), set())
-        here.add(state.content)
-        require(len(here) == 1, "replicas that differ go on", state)
-
-    def differ(
-        self,
-        assign: m.Assign,
-        step: int,
-        said: Sequence[bytes],
-        voters: Collection[int] | None,
-        *,
-        majority: bool,
-    ) -> None:
-        """A rank has seen that digests of a step differ, and knows the majority's."""
-        votes = [one for rank, one in enumerate(said) if voters is None or rank in voters]
-        if len(votes) == 1 and any(2 * said.count(one) > len(said) for one in said):
-            votes = list(said)
-        most = max(votes.count(one) for one in votes)
-        require(majority == (2 * most > len(votes)), "a majority is none", len(votes), most)
-        right = max(votes, key=votes.count) if majority else None
-        for one, word in zip(assign.roster, said, strict=True):
-            if word != right:
-                self._condemned[one.name, one.incarnation, assign.generation] = step
-
-    def forgets(self, name: str, *, majority: bool) -> None:
-        """A rank discards its state because the replicas differ."""
-        require(not majority, "a state is forgotten although a majority holds one", name)
-
-    def keeps(self, name: str, *, differs: bool) -> None:
-        """A rank keeps its state because a majority has the same."""
-        require(not differs, "a state is kept that differs from the majority's", name)
 
     def asked(self, name: str, before: Flags, after: Flags) -> None:
         """A rank is asked to end its generation at a step boundary, perhaps again."""
@@ -588,12 +551,9 @@ class Oracle:
         require(len(digests) == 1, "the replicas of a finished job differ", job.result)
         honest = {expected(job.id, job.step, data)}
         if job.optimizer_resets or self._went_back:  # a restored store may have forgotten them
-            agreed = (
-                known
-                for (of, _, step), known in self._contents.items()
-                if of == job.id and step == job.step
-            )
-            honest = honest.union(*agreed)  # each of these was checked when it was committed
+            honest |= self.agreements.contents(
+                job.id, job.step
+            )  # each of these was checked when it was committed
         require(
             self._flipped or digests <= honest,
             "the replicas of a finished job differ from an honest one",

@@ -168,7 +168,9 @@ class TrainingThread:
         assign = ring.assign
         answer = reaction(assign.rank, dissenters=error.dissenters, majority=error.majority)
         if answer is Reaction.FORGET:
-            self._shell.surroundings.oracle.forgets(self._shell.name, majority=error.majority)
+            self._shell.surroundings.oracle.agreements.forgets(
+                self._shell.name, majority=error.majority
+            )
             self.session.forget()
             self._froze(ring, "", "diverged", error.message, diverged=error)
         elif answer is Reaction.START_AFRESH:
@@ -177,7 +179,7 @@ class TrainingThread:
             require(not self._shell.alive, "one that differs from most goes on", self._shell.name)
         else:
             differs = assign.rank in error.dissenters
-            self._shell.surroundings.oracle.keeps(self._shell.name, differs=differs)
+            self._shell.surroundings.oracle.agreements.keeps(self._shell.name, differs=differs)
             first = assign.roster[error.dissenters[0]].name
             self._froze(ring, first, "diverged", error.message, diverged=error)
 

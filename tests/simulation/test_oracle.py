@@ -202,18 +202,48 @@ def test_rank_that_is_two_steps_ahead(oracle: Oracle) -> None:
 
 
 def test_replicas_that_differ_and_go_on(oracle: Oracle) -> None:
-    oracle.agreed(state(1))
+    oracle.agreements.agreed(an_assign(), state(1))
     with pytest.raises(Broken, match="replicas that differ go on"):
-        oracle.agreed(corrupted(state(1), "w-1"))
+        oracle.agreements.agreed(an_assign(), corrupted(state(1), "w-1"))
+
+
+def start_over(oracle: Oracle, generation: int, *brought: State, ranks: int = 3) -> m.Assign:
+    """A generation starts from a state that its first ranks bring, and the others copy."""
+    assign = an_assign(generation, start=(1, 1), ranks=ranks)
+    roster = [replace(one, holds=at < len(brought)) for at, one in enumerate(assign.roster)]
+    for rank, one in enumerate([*brought, *brought[:1] * (ranks - len(brought))]):
+        oracle.agreements.adopted(replace(assign, rank=rank, roster=tuple(roster)), one)
+    return assign
+
+
+def test_flipped_bits_that_nobody_can_know_of_are_trained_on(oracle: Oracle) -> None:
+    right, wrong = state(1), corrupted(state(1), "w-0")
+    oracle.agreements.agreed(start_over(oracle, 2, right, right), right)
+    for brought in ([wrong], [wrong, wrong]):
+        oracle.agreements.agreed(start_over(oracle, 3, *brought), wrong)
+    oracle.agreements.agreed(start_over(oracle, 4, right), wrong)  # they flip before it is copied
+
+
+def test_flipped_bits_of_which_a_rank_knows_are_not_trained_on(oracle: Oracle) -> None:
+    right, wrong = state(1), corrupted(state(1), "w-0")
+    oracle.agreements.agreed(start_over(oracle, 2, right, right), right)
+    with pytest.raises(Broken, match="replicas that differ go on"):
+        oracle.agreements.agreed(start_over(oracle, 3, wrong, right), wrong)
+
+
+def test_another_state_without_flipped_bits_is_not_trained_on(oracle: Oracle) -> None:
+    oracle.agreements.agreed(start_over(oracle, 2, state(1)), state(1))
+    with pytest.raises(Broken, match="replicas that differ go on"):
+        oracle.agreements.agreed(start_over(oracle, 3, state(1)), replace(state(1), content="x"))
 
 
 def test_majority_that_is_none(oracle: Oracle) -> None:
     said = [b"a", b"a", b"b"]
     assign = an_assign(ranks=3)
-    oracle.differ(assign, 4, said, None, majority=True)
-    oracle.differ(assign, 4, said, {1, 2}, majority=False)
+    oracle.agreements.differ(assign, 4, said, None, majority=True)
+    oracle.agreements.differ(assign, 4, said, {1, 2}, majority=False)
     with pytest.raises(Broken, match="a majority is none"):
-        oracle.differ(assign, 4, said, {1, 2}, majority=True)
+        oracle.agreements.differ(assign, 4, said, {1, 2}, majority=True)
 
 
 def test_row_that_is_left_out(oracle: Oracle) -> None:
@@ -364,19 +394,19 @@ def test_member_that_does_not_heed_that_its_generation_ends(oracle: Oracle) -> N
 
 
 def test_state_that_is_forgotten_although_a_majority_holds_one(oracle: Oracle) -> None:
-    oracle.forgets("w-0", majority=False)
+    oracle.agreements.forgets("w-0", majority=False)
     with pytest.raises(Broken, match="is forgotten"):
-        oracle.forgets("w-0", majority=True)
+        oracle.agreements.forgets("w-0", majority=True)
 
 
 def test_state_that_is_kept_although_it_differs(oracle: Oracle) -> None:
-    oracle.keeps("w-0", differs=False)
+    oracle.agreements.keeps("w-0", differs=False)
     with pytest.raises(Broken, match="is kept that differs"):
-        oracle.keeps("w-0", differs=True)
+        oracle.agreements.keeps("w-0", differs=True)
 
 
 def test_state_that_is_trained_on_although_it_differs(oracle: Oracle) -> None:
-    oracle.differ(an_assign(1), 2, [b"a", b"b"], None, majority=False)
+    oracle.agreements.differ(an_assign(1), 2, [b"a", b"b"], None, majority=False)
     oracle.adopted(decided(oracle, an_assign(2, start=(1, 1))), state(1))
     with pytest.raises(Broken, match="trained on that differs"):
         oracle.adopted(decided(oracle, an_assign(3, start=(1, 2))), state(1, 1))

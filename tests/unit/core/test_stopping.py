@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtd.core.membership.events import CancelRequested, Ticked
 from dtd.core.membership.ending import LEAVE_S
+from dtd.core.membership.events import CancelRequested, Ticked
 from dtd.core.membership.jobs import BOUNDARY_S
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState

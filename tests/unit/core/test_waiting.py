@@ -551,7 +551,7 @@ def test_the_branch_is_taken_up_again_when_its_holder_comes_first(desk: Any) -> 
     desk.warmed("a", held=(held,))
     desk.warmed("b")
     assert desk.told("a", m.Assign)[-1].held_step == 400
-    assert job.branches == ((0, 0, 2),)
+    assert job.branches == ((0, 0, 1), (1, 400, 3))  # what has been followed since is left
 
 
 def test_what_nobody_had_heard_of_is_left_behind_like_what_was_known(desk: Any) -> None:

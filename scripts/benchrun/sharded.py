@@ -23,7 +23,7 @@ from scripts.benchrun.places import ShapedHosts, own_network
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record, keep, machine
 from scripts.benchrun.strategies import APART, Case, hosts_of, in_turns, sides_line
-from scripts.benchrun.torch_sharded import FSDP, FSDP_KEEPS, ZERO
+from scripts.benchrun.torch_divisions import FSDP, FSDP_KEEPS, ZERO
 from scripts.benchrun.train import built, torch_block
 from scripts.benchrun.workloads import GIGABIT, WORKLOADS
 

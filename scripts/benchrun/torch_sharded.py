@@ -16,11 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtd.job import OptimizerTable
 from dtd.train.optimizer.build import build_optimizer
-
-ZERO: Final = "zero"
-FSDP: Final = "fsdp"
-FSDP_KEEPS: Final = "fsdp-keeps"
-"""As `FSDP`, but parameters stay gathered between forward and backward."""
+from scripts.benchrun.torch_divisions import FSDP, ZERO
 
 _ADAM: Final = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -33,7 +29,7 @@ def divided(
     Args:
         model: whole, equal on all ranks; FSDP2 changes it in place.
         table: an Adam.
-        how: `ZERO`, `FSDP` or `FSDP_KEEPS`.
+        how: as `scripts.benchrun.torch_divisions` says.
         bucket_mib: of DDP's buckets of gradients.
     """
     if how == ZERO:

@@ -1,0 +1,10 @@
+"""In which ways torch divides a state among ranks; for processes that do without torch, too."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ZERO: Final = "zero"
+FSDP: Final = "fsdp"
+FSDP_KEEPS: Final = "fsdp-keeps"
+"""As `FSDP`, but parameters stay gathered between forward and backward."""

@@ -6,7 +6,7 @@ The counterpart of `dtd.coordinator.daemon`: effects are performed in the order 
 
 from __future__ import annotations
 
-import copy
+import pickle
 from functools import partial
 
 from dtd.core.membership import registration
@@ -35,6 +35,12 @@ from tests.sim.store import SimulatedStore
 from tests.sim.surroundings import COORDINATOR, Surroundings
 
 Note = partial[None]
+
+
+def _as_it_is_now(effect: SaveJob | JobEnded) -> SaveJob | JobEnded:
+    """A copy, which later changes of the job leave alone; much faster than `copy.deepcopy`."""
+    made: SaveJob | JobEnded = pickle.loads(pickle.dumps(effect))
+    return made
 
 
 class CoordinatorProcess:
@@ -137,8 +143,8 @@ class CoordinatorProcess:
         decided: list[Item[Note, Port | None]] = []
         for effect in self.membership.handle(event, now):
             port = self._port_of(effect)
-            changes = isinstance(effect, SaveJob | JobEnded)
-            decided.append(Item(copy.deepcopy(effect) if changes else effect, port))
+            kept = _as_it_is_now(effect) if isinstance(effect, SaveJob | JobEnded) else effect
+            decided.append(Item(kept, port))
             if isinstance(effect, Send) and port is not None:
                 self._tell_oracle(effect, port)
             elif isinstance(effect, Incident):

@@ -7,10 +7,10 @@ Worlds of 1 to 6 ranks divide the atoms without a rest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Final
 
 from dtd.core.engine.shard_digests import ShardDigests, Tally
@@ -39,8 +39,13 @@ def part_of(atoms: Atoms) -> ShardSet:
     """Which shards are held; all of a state that is not sharded."""
     if not atoms:
         return WHOLE
-    held = (index for index, content in enumerate(atoms) if content)
-    return ShardSet.of((Fraction(index, ATOMS), Fraction(index + 1, ATOMS)) for index in held)
+    return _part_with(tuple(map(bool, atoms)))
+
+
+@functools.cache
+def _part_with(held: tuple[bool, ...]) -> ShardSet:
+    """The shards of these atoms: there are few such sets, and each is asked for again and again."""
+    return ShardSet.segments((index for index, is_held in enumerate(held) if is_held), ATOMS)
 
 
 def cut(atoms: Atoms, part: ShardSet) -> Atoms:

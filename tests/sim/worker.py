@@ -8,7 +8,7 @@ resumes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import fields
 
 from dtd.core.membership import member
 from dtd.core.progress import LOOK_AFTER_S, TELL_AFTER_S, Verdict
@@ -23,6 +23,8 @@ from tests.sim.replica import Disk
 from tests.sim.ring_endpoint import RingEndpoint
 from tests.sim.surroundings import Surroundings
 from tests.sim.trainer import TrainingThread
+
+_VERDICT = tuple(field.name for field in fields(Verdict))
 
 
 class WorkerProcess:
@@ -181,7 +183,7 @@ class WorkerProcess:
             generation=ring.assign.generation if ring is not None else 0,
             step=state.step if state is not None else 0,
             step_s=0.1,
-            **asdict(verdict),
+            **{name: getattr(verdict, name) for name in _VERDICT},
             where="task.py:12 in loss" if verdict.stalled_s > TELL_AFTER_S else "",
         )
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from dtd.coordinator.store.annotations import Annotations
 from dtd.coordinator.store.audit_table import AuditTable
@@ -21,7 +22,7 @@ from dtd.coordinator.store.database import Database
 from dtd.coordinator.store.models import Models
 from dtd.coordinator.store.records import completed, job_details, job_from_body, job_row
 from dtd.coordinator.store.sweep_tables import SweepTables
-from dtd.core.membership.branches import is_left, remembered
+from dtd.core.membership.branches import Branch, is_left, remembered
 from dtd.core.membership.events import Incident
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import ENDED, JobState
@@ -40,6 +41,24 @@ LIST_BYTES: Final = 1024 * 1024
 _ONE_JOB: Final = (
     "SELECT body, submitted_s, started_s, ended_s FROM jobs WHERE id = ? AND deleted_s IS NULL"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """What is written down of a job by which its checkpoints are judged."""
+
+    branches: Sequence[Branch]
+    confirmed: Sequence[vouching.Confirmed]
+    sharded: bool
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """That of the job with this body, which may be empty."""
+        return cls(
+            branches=remembered(body.get("branches", ())),
+            confirmed=vouching.remembered(body.get("agreed", ())),
+            sharded=terms_of(body.get("spec", {})).sharded,
+        )
 
 
 class Store:
@@ -274,15 +293,14 @@ class Store:
         )
         rows = _dicts(self._database.read(query, job, PAGE_ROWS))
         found = page(rows, most_bytes=LIST_BYTES)
-        bodies = {name: self._body(name) for name in {one["job"] for one in found}}
+        histories = {name: _History.of(self._body(name)) for name in {one["job"] for one in found}}
         for one in found:
-            body, key = bodies[one["job"]], (one["generation"], one["step"])
+            history, key = histories[one["job"]], (one["generation"], one["step"])
             one["metrics"] = finite(json.loads(one["metrics"]))
             one["part"] = json.loads(one["part"])
-            one["left_behind"] = is_left(key, remembered(body.get("branches", ())))
-            confirmed = vouching.remembered(body.get("agreed", ()))
+            one["left_behind"] = is_left(key, history.branches)
             one["confirmation"] = vouching.verdict(
-                confirmed, key, one["digest"], sharded=terms_of(body.get("spec", {})).sharded
+                history.confirmed, key, one["digest"], sharded=history.sharded
             )
         return found
 

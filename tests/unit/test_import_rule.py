@@ -13,6 +13,7 @@ of dtd.tasks) never imports torch.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,7 @@ def unit_named(parts: tuple[str, ...]) -> str:
     return ".".join(parts[:2]) if parts[:2] in CONTRACTS else parts[0]
 
 
+@functools.cache  # three rules read most sources
 def imported(source: str) -> set[str]:
     """Dotted names of everything that a source imports, at any depth."""
     names = set()

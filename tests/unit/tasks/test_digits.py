@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from dtd.core.data.sampler import position_of_step, steps_per_epoch
 from dtd.errors import TaskError
@@ -24,6 +23,8 @@ def test_the_split_is_fixed_and_disjoint() -> None:
 
 
 def test_rows_are_those_that_scikit_learn_gives() -> None:
+    from sklearn.datasets import load_digits  # late: collecting tests need not wait for it
+
     images, labels = load_digits(return_X_y=True)
     rows = torch.cat([Digits().train_dataset().inputs, Digits().eval_dataset().inputs])
     assert sorted((rows * 3 + 5).round().int().tolist()) == sorted(images.astype(int).tolist())

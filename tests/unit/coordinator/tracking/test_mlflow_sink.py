@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from dtd.coordinator.tracking.entries import Began, Ended, Figures
 from dtd.coordinator.tracking.mlflow_sink import MlflowSink, make
 
-pytest.importorskip("mlflow.tracking", reason="needs the package mlflow-skinny")
+pytestmark = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="needs the package mlflow-skinny"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dtd.coordinator.tracking.entries import Began, Ended, Figures
 from dtd.coordinator.tracking.files import curves_of, wandb_run_id
 from dtd.coordinator.tracking.wandb_sink import WandbSink, make
 
-pytest.importorskip("wandb", reason="needs the package wandb")
+pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="needs the package wandb")
 
 BLOCK_BYTES = 32768
 HEAD_BYTES = 7
@@ -27,16 +28,23 @@ PATIENCE_S = 60.0
 LAST_OF_A_RECORD = (1, 4)
 
 
-@pytest.fixture(scope="module")
-def state_dir(tmp_path_factory) -> Iterator[Path]:
+@pytest.fixture(scope="module", autouse=True)
+def service() -> Iterator[None]:
     """One W&B service for all tests; it is stopped and leaves nothing."""
     before = dict(os.environ)
-    yield tmp_path_factory.mktemp("state")
+    yield
     import wandb
 
     wandb.teardown()
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    """Of each test its own: which other tests ran in this process, and how far W&B has come with
+    their files, is a matter of chance."""
+    return tmp_path
 
 
 @pytest.fixture
@@ -175,14 +183,15 @@ def test_what_was_not_begun_here_is_left_alone(sink, state_dir) -> None:
 
 def test_the_oldest_runs_make_room(sink, state_dir, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_RUNS", 2)
-    old = [state_dir / "wandb" / f"offline-run-2000010{day}_000000-x-1" for day in (1, 2)]
+    old = [state_dir / "wandb" / f"offline-run-2000010{day}_000000-x-1" for day in (1, 2, 3)]
     for one in old:
-        one.mkdir()
+        one.mkdir(parents=True)
     sink.begin(began("j-5"))
     sink.end(ended("j-5", "done"))
-    left = sorted((state_dir / "wandb").glob("offline-run-*"))
-    assert len(left) == 2
-    assert not any(one.exists() for one in old)
+    finished(state_dir, "j-5")
+    last, new = sorted((state_dir / "wandb").glob("offline-run-*"))
+    assert last == old[-1]
+    assert new.name.endswith(wandb_run_id("j-5", "abc"))
 
 
 def test_the_curves_of_a_job_are_its_own(tmp_path) -> None:

@@ -1,7 +1,8 @@
-"""A task whose training pauses: every process sleeps at one step, and computes long at another."""
+"""A task whose training pauses: every process hangs at one step, and computes long at another."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -18,16 +19,18 @@ class Stalling:
     """On which side of a plane a random point lies, with pauses.
 
     Args:
-        sleeps_at: number of losses computed by this process before it sleeps.
+        hangs_at: number of losses computed by this process before it waits for what nobody does.
         computes_at: number of losses computed before it computes something long.
         pause_s: how long both take.
     """
 
-    def __init__(self, *, sleeps_at: int, computes_at: int, pause_s: float) -> None:
-        self._sleeps_at = sleeps_at
+    def __init__(self, *, hangs_at: int, computes_at: int, pause_s: float) -> None:
+        self._hangs_at = hangs_at
         self._computes_at = computes_at
         self._pause_s = pause_s
         self._losses = 0
+        self._held = threading.Lock()
+        self._held.acquire()
 
     def build_model(self) -> nn.Module:
         return nn.Linear(FEATURES, 2)
@@ -38,8 +41,8 @@ class Stalling:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         self._losses += 1
-        if self._losses == self._sleeps_at:
-            time.sleep(self._pause_s)
+        if self._losses == self._hangs_at:
+            self._held.acquire(timeout=self._pause_s)  # a call of C: the frame on top is this one
         if self._losses == self._computes_at:
             until_s = time.monotonic() + self._pause_s
             while time.monotonic() < until_s:

@@ -143,9 +143,12 @@ def test_a_daemon_that_cannot_start_shows_its_log(launch):
 
 
 def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
-    """The worker first; then the coordinator, at the same address and with the same state."""
+    """The worker first; then the coordinator, at the same address and with the same state.
+
+    That is to be discarded, and is gone.
+    """
     both = ("--set", "elastic.min_workers=2")  # or the job might end before the worker is back
-    launched = launch(*SHORT[:-4], *MORE, "--json", *both)
+    launched = launch(*SHORT[:-4], *MORE, "--json", "--discard", *both)
     with launched.client() as client:
         before = launched.await_step(client, 5)
         pids = {worker["name"]: worker["pid"] for worker in before["workers"]}
@@ -168,6 +171,8 @@ def test_it_trains_on_when_daemons_are_killed_and_prints_one_object(launch):
     assert 0.0 <= summary["eval_accuracy"] <= 1.0
     for name in ("worker-1", "coordinator"):
         assert f"{name} was killed by SIGKILL; it is started again" in err
+    assert (summary["directory"], summary["weights"]) == (None, None)
+    assert not launched.runs.exists()
     assert list(launched.temporary.iterdir()) == []
 
 
@@ -210,12 +215,3 @@ def test_what_was_interrupted_goes_on_in_its_directory(launch):
     assert (summary["rows_missing"], summary["directory"]) == (0, str(directory))
     assert Path(summary["weights"]).is_file()
     assert Path(summary["weights"]).is_relative_to(directory)
-
-
-def test_what_is_to_be_discarded_is_gone(launch):
-    launched = launch(*SHORT, "--json", "--discard")
-    exit_code, out, err = launched.end()
-    assert exit_code == 0, err
-    assert (json.loads(out)["directory"], json.loads(out)["weights"]) == (None, None)
-    assert not launched.runs.exists()
-    assert list(launched.temporary.iterdir()) == []

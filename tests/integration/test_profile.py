@@ -43,6 +43,57 @@ def asked_of(daemons, file=""):
     return [log.count('"profile_asked"') for log in logs]
 
 
+class Standing:
+    """A job that stands at a gate, and of which a profile has been asked for."""
+
+    def __init__(self, daemons, pool, *more, overrides=(), steps=100):
+        before = asked_of(daemons)
+        self.gates = daemons.hold(STANDS_AT + 1, *more)
+        self.job = daemons.submit("elastic.min_workers=1", *overrides, gates=self.gates)
+        daemons.await_event("generation_running", "")
+        daemons.until(self.job, lambda: self._step(daemons) == STANDS_AT)
+        request = m.Profile(job=self.job, steps=steps, limit_s=60.0)
+        self.answer = pool.submit(daemons.ask, request)
+        daemons.until(self.job, lambda: asked_of(daemons) == [count + 1 for count in before])
+
+    def _step(self, daemons):
+        return min(worker["step"] for worker in daemons.ask(m.GetStatus())["workers"])
+
+
+def test_a_job_that_ends_meanwhile_and_a_worker_that_dies(start_daemons, tmp_path):
+    """It comes first: the job of the others trains, as fast as it can, until they are over."""
+    daemons = start_daemons(2)
+    with ThreadPoolExecutor() as pool:
+        ends = Standing(daemons, pool)
+        with pytest.raises(RequestRefused, match=f"a profile of {ends.job} is under way"):
+            daemons.ask(m.Profile(job=ends.job, steps=1, limit_s=1.0))
+        ends.gates.open(0)
+        answer = ends.answer.result(PATIENCE_S)
+        steps = [one["steps"] for one in answer["workers"]]
+        total = daemons.wait(ends.job)["result"]["steps"]
+        assert steps == [total - STANDS_AT - 1] * 2, "all but the one that stood at the gate"
+        with pytest.raises(RequestRefused, match="does not run: it is done"):
+            daemons.ask(m.Profile(job=ends.job, steps=1, limit_s=1.0))
+        daemons.await_idle()
+        again = daemons.ask(m.Profile(job=ends.job, file=answer["file"]))
+        assert [one["alive"] for one in again["workers"]] == [True, True]
+        for before, now in zip(answer["workers"], again["workers"], strict=True):
+            found = _fetch(now, again["file"], tmp_path / now["name"], connect_tcp)
+            assert len([span for span in found.spans if span.kind == "step"]) == before["steps"]
+
+        dies = Standing(daemons, pool, STANDS_AT + 6, overrides=("job.epochs=8",))
+        dies.gates.open(0)
+        daemons.until(dies.job, lambda: dies._step(daemons) == STANDS_AT + 5)
+        daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
+        dies.gates.open(1)
+        answer = dies.answer.result(PATIENCE_S)
+        alive, dead = answer["workers"]
+        assert (dead["name"], alive["reason"]) == ("worker-1", "")
+        assert "worker-1 left" in dead["reason"]
+        assert 0 < alive["steps"] <= 6, "of the generation that ended with the worker"
+        daemons.wait(dies.job)
+
+
 @pytest.fixture(scope="module")
 def job(daemons):
     """One that trains for long."""
@@ -95,53 +146,3 @@ def test_a_second_profile_and_odd_ones_are_refused(daemons, job, dtdctl, tmp_pat
     assert exit_code == 0
     assert "limited by" in out
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-
-class Standing:
-    """A job that stands at a gate, and of which a profile has been asked for."""
-
-    def __init__(self, daemons, pool, *more, overrides=(), steps=100):
-        before = asked_of(daemons)
-        self.gates = daemons.hold(STANDS_AT + 1, *more)
-        self.job = daemons.submit("elastic.min_workers=1", *overrides, gates=self.gates)
-        daemons.await_event("generation_running", "")
-        daemons.until(self.job, lambda: self._step(daemons) == STANDS_AT)
-        request = m.Profile(job=self.job, steps=steps, limit_s=60.0)
-        self.answer = pool.submit(daemons.ask, request)
-        daemons.until(self.job, lambda: asked_of(daemons) == [count + 1 for count in before])
-
-    def _step(self, daemons):
-        return min(worker["step"] for worker in daemons.ask(m.GetStatus())["workers"])
-
-
-def test_a_job_that_ends_meanwhile_and_a_worker_that_dies(start_daemons, tmp_path):
-    daemons = start_daemons(2)
-    with ThreadPoolExecutor() as pool:
-        ends = Standing(daemons, pool)
-        with pytest.raises(RequestRefused, match=f"a profile of {ends.job} is under way"):
-            daemons.ask(m.Profile(job=ends.job, steps=1, limit_s=1.0))
-        ends.gates.open(0)
-        answer = ends.answer.result(PATIENCE_S)
-        steps = [one["steps"] for one in answer["workers"]]
-        total = daemons.wait(ends.job)["result"]["steps"]
-        assert steps == [total - STANDS_AT - 1] * 2, "all but the one that stood at the gate"
-        with pytest.raises(RequestRefused, match="does not run: it is done"):
-            daemons.ask(m.Profile(job=ends.job, steps=1, limit_s=1.0))
-        daemons.await_idle()
-        again = daemons.ask(m.Profile(job=ends.job, file=answer["file"]))
-        assert [one["alive"] for one in again["workers"]] == [True, True]
-        for before, now in zip(answer["workers"], again["workers"], strict=True):
-            found = _fetch(now, again["file"], tmp_path / now["name"], connect_tcp)
-            assert len([span for span in found.spans if span.kind == "step"]) == before["steps"]
-
-        dies = Standing(daemons, pool, STANDS_AT + 6, overrides=("job.epochs=8",))
-        dies.gates.open(0)
-        daemons.until(dies.job, lambda: dies._step(daemons) == STANDS_AT + 5)
-        daemons.ask(m.KillWorker(name="worker-1", signal="KILL"))
-        dies.gates.open(1)
-        answer = dies.answer.result(PATIENCE_S)
-        alive, dead = answer["workers"]
-        assert (dead["name"], alive["reason"]) == ("worker-1", "")
-        assert "worker-1 left" in dead["reason"]
-        assert 0 < alive["steps"] <= 6, "of the generation that ended with the worker"
-        daemons.wait(dies.job)

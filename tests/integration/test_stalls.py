@@ -20,13 +20,13 @@ epochs = 3
 global_batch_size = 16
 seed = 7
 [task]
-sleeps_at = 20
+hangs_at = 20
 computes_at = 30
 pause_s = {PAUSE_S}
 [checkpoint]
 every_steps = 1000
 [elastic]
-settle_s = 10.0
+settle_s = 0.0
 min_workers = {WORKERS}
 stall_timeout_s = 3.0
 """

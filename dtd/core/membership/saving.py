@@ -256,25 +256,23 @@ def _train_again(cluster: ClusterState, job: Job) -> None:
 
 def _finish(cluster: ClusterState, job: Job) -> None:
     verdict = JobState(job.verdict)
-    orders, key = cluster.saving, newest_key(cluster, job)
-    if orders is not None:
-        _tell_what_is_missing(cluster, job, orders, key)
+    _tell_what_is_missing(cluster, job, newest_key(cluster, job))
     cluster.saving = None
     jobs.finish(cluster, verdict, "" if verdict is JobState.DONE else job.reason)
 
 
-def _tell_what_is_missing(
-    cluster: ClusterState, job: Job, orders: SaveOrders, key: choice.Key
-) -> None:
+def _tell_what_is_missing(cluster: ClusterState, job: Job, key: choice.Key) -> None:
     written, there, wanted = _written(job, key), _copies_of(job, key), copies(job)
+    failures = cluster.saving.why() if cluster.saving is not None else ""
     step = max(key[1], job.step)
     saved = branches.saved_step(job)
-    if not there and step > saved:
-        why = orders.why() or "no worker has written it in time"
-        if written:
+    absent = step > key[1]  # those who have it have not come back
+    if step > saved and (absent or not there):
+        why = failures or "no worker has written it in time"
+        if written and not absent:
             lost = coverage.scarce(written, 1)
             why = f"the parts that {', '.join(sorted(written))} wrote lack the shards {lost}: {why}"
-        if not _holders(cluster, key):
+        if absent or not _holders(cluster, key):
             why = forming.why_incomplete(cluster, job) or "no present worker holds it"
         elsewhere = ", on a branch that was left" if saved < job.checkpoint_step else ""
         cluster.incident(
@@ -288,6 +286,6 @@ def _tell_what_is_missing(
         cluster.incident(
             "copies_missing",
             f"the last state of job {job.id} is on {', '.join(written)} alone; checkpoint.copies"
-            f" asks for {wanted}" + (f": {orders.why()}" if orders.why() else ""),
+            f" asks for {wanted}" + (f": {failures}" if failures else ""),
             step=key[1],
         )

@@ -461,3 +461,23 @@ def test_what_answers_save_is_awaited(desk: Any) -> None:
     assert not desk.core.awaits("b", failed)
     cannot_write(desk, "a")
     assert not desk.core.awaits("a", failed)
+
+
+def test_what_is_lost_with_those_who_are_waited_for_is_told_as_the_job_is_cancelled(
+    desk: Any,
+) -> None:
+    """There is nothing to write: who is present has an older state, which is on its disk."""
+    desk.submit()
+    desk.run_generation("a", "b")
+    desk.commit(10)
+    desk.saved_checkpoint("b", generation=1, step=5)
+    desk.lost("a")
+    desk.lost("b")
+    desk.register("b", incarnation=2)
+    held = m.Held(job="j-1", generation=1, step=5, digest="", where="checkpoint")
+    desk.warmed("b", held=(held,))
+    cancel(desk)
+    assert desk.ended[0].state is JobState.CANCELLED
+    (told,) = desk.told_of("state_discarded")
+    assert told.details == {"steps_lost": 5}
+    assert "step 10 of job j-1 is given up, not saved: no present worker holds it" in told.message

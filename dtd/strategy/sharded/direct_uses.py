@@ -63,8 +63,8 @@ class DirectUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = self.first.storage_offset()
         index = next(one.parameter for one in reversed(places) if one.start <= at)
         return (
-            f"forward uses {names[index]} outside of its module's forward, and not as an attribute"
-            " of that module, so nothing shows when to gather it"
+            f"loss() or its backward uses {names[index]} outside of its module's forward, and not"
+            " as an attribute of that module, so nothing shows when to gather it"
         )
 
     def _may_use(self, tensor: Tensor) -> bool:

@@ -22,6 +22,16 @@ _LINE_BYTES = 64
 _NUMPY_ADDS = (torch.float32, torch.float64)
 
 
+def line_bytes(size_bytes: int) -> int:
+    """Return a size rounded up to whole cache lines."""
+    return -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
+
+
+def laid_out(memory: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
+    """Return the beginning of some bytes as a tensor of so many elements."""
+    return memory[: elements * dtype.itemsize].view(dtype)
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor as bytes, without a copy."""
     array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
@@ -79,7 +89,7 @@ class RingMemory:
         offsets, end = [], 0
         for elements, dtype in sizes:
             offsets.append(end)
-            end += -(-elements * dtype.itemsize // _LINE_BYTES) * _LINE_BYTES
+            end += line_bytes(elements * dtype.itemsize)
         self._lent = LentMemory(end)
         for (elements, dtype), offset in zip(sizes, offsets, strict=True):
             self._add(HEAD_BYTES + offset, elements, dtype)

@@ -106,6 +106,7 @@ class RingNode:
         self._buckets = buckets
         self._busy = BusyTime()
         self.sent_bytes = 0
+        self._drop_unused_slots()
         self._words = {rank: [] for rank in range(self.core.world_size)}
         shapes = _shapes_of(buckets)
         if shapes != self._shapes or self._added:
@@ -194,10 +195,16 @@ class RingNode:
 
     def _slot(self, slot: int, payload_bytes: int) -> memoryview:
         memory = self._slots.get(slot)
-        if memory is None or len(memory) < payload_bytes:  # one element may exceed a tiny chunk
-            memory = memoryview(bytearray(max(payload_bytes, self.core.chunk_bytes)))
+        if memory is None or len(memory) < payload_bytes:  # most chunks are far from the largest
+            memory = memoryview(bytearray(payload_bytes))
             self._slots[slot] = memory
         return memory[:payload_bytes]
+
+    def _drop_unused_slots(self) -> None:
+        """Free the slots after a step that filled none, as it is once the buckets are lent."""
+        if not self._filled:
+            self._slots.clear()
+        self._filled.clear()
 
     def _elements(self, bucket: int, start: int, stop: int) -> memoryview:
         memory = self._buckets[bucket]

@@ -98,8 +98,8 @@ class StarNode:
 
     def _scratch_of(self, link: int, payload_bytes: int) -> memoryview:
         memory = self._scratch.get(link)
-        if memory is None or len(memory) < payload_bytes:  # one element may exceed a tiny chunk
-            memory = memoryview(bytearray(max(payload_bytes, self.core.chunk_bytes)))
+        if memory is None or len(memory) < payload_bytes:  # most chunks are far from the largest
+            memory = memoryview(bytearray(payload_bytes))
             self._scratch[link] = memory
         return memory[:payload_bytes]
 

@@ -28,7 +28,6 @@ from its first chunk on, so that chunk waits on the link until the bucket has st
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from dtd.core.ring.chunks import BucketShape, cut
@@ -108,7 +107,7 @@ class SegmentedBucket:
         self._item_bytes = shape.item_bytes
         self._placed = [0] * (2 * seat.hops)  # indexed by hop, through both phases
         self._received = [0] * (2 * seat.hops)
-        self._early: deque[ChunkReceived] = deque()
+        self._early: list[ChunkReceived] = []
         self._missing = sum(self._segments.chunk_count(self._incoming(hop)) for hop in self._window)
 
     @property
@@ -191,8 +190,9 @@ class SegmentedBucket:
             self._send(first, segment, chunk)
             for chunk in range(self._segments.chunk_count(segment))
         ]
-        while self._early:
-            effects += self._reduce(self._early.popleft())
+        for event in self._early:
+            effects += self._reduce(event)
+        self._early.clear()
         return effects
 
     def received(self, event: ChunkReceived) -> list[Effect]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dtd.core.engine.shards import NOTHING, ShardSet
 from dtd.strategy.codec.api import FlatLayout
+from dtd.strategy.wire_memory import laid_out, line_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class _Range:
 
 
 class HeldGradients:
-    """Memory for a part of each bucket.
+    """Memory for a part of each bucket, in one block: hundreds would each end in half a page.
 
     Args:
         layouts: of the buckets.
@@ -47,9 +48,15 @@ class HeldGradients:
         if shards == self._holds:
             return
         self._holds, self._ranges = shards, []  # the old memory goes before the new one comes
+        sizes = [
+            line_bytes((stop - start) * layout.dtype.itemsize)
+            for layout in self._layouts
+            for start, stop in shards.ranges(layout.elements)
+        ]
+        parts = iter(torch.split(torch.empty(sum(sizes), dtype=torch.uint8), sizes))
         self._ranges = [
             [
-                _Range(start, stop, torch.empty(stop - start, dtype=layout.dtype))
+                _Range(start, stop, laid_out(next(parts), stop - start, layout.dtype))
                 for start, stop in shards.ranges(layout.elements)
             ]
             for layout in self._layouts

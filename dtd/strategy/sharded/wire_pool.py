@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dtd.core.ring.chunks import Operation
 from dtd.strategy.codec.api import Codec, Coder, FlatLayout, World
-from dtd.strategy.wire_memory import RingMemory, bucket_memory
+from dtd.strategy.wire_memory import RingMemory, bucket_memory, laid_out
 from dtd.transport.api import BucketMemory
 
 PIECES: Final = 4
@@ -167,11 +167,11 @@ class WirePool:
             coder = self._codec.coder(layout, turn.bucket, torch.device("cpu"))
         plan = None if coder is None else coder.wires(World(), 0)[0]
         dtype = layout.dtype if plan is None else plan.dtype
-        wire = _cut(self._memory.flats[number], layout.elements, dtype)
+        wire = laid_out(self._memory.flats[number], layout.elements, dtype)
         memory = bucket_memory(wire, self._memory.memories[number].home)
         flat = wire
         if coder is not None:
-            flat = _cut(self._flats[number], layout.elements, layout.dtype)
+            flat = laid_out(self._flats[number], layout.elements, layout.dtype)
         if plan is not None and plan.arithmetic is not None:
             memory = plan.arithmetic(wire, memory)
         return _Prepared(
@@ -181,10 +181,6 @@ class WirePool:
             memory=dataclasses.replace(memory, operation=turn.operation, copies=self._mirrors),
             coder=coder,
         )
-
-
-def _cut(piece: Tensor, elements: int, dtype: torch.dtype) -> Tensor:
-    return piece[: elements * dtype.itemsize].view(dtype)
 
 
 def _closed(index: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+from dtd.core.ring.chunks import Operation
 from dtd.core.ring.lending import ReadPace
 from dtd.core.ring.machine import Ring
 from dtd.errors import ErrorCode, LocalProtocolError, ProtocolError
@@ -175,6 +177,36 @@ def test_scratch_memory_is_used_again(memory_of: MemoryOf) -> None:
     second = harness.receive(harness.chunk(SCATTER, 1), floats(20))
     assert first.obj is second.obj
     assert array.tolist() == [0, 0, 11, 22]
+
+
+def test_scratch_memory_is_as_large_as_what_arrives(memory_of: MemoryOf) -> None:
+    harness = Harness(chunk_bytes=1024)
+    for step, array in enumerate((floats(1, 2), floats(1, 2, 3, 4), floats(1, 2))):
+        whole = memory_of(array)
+        summed = dataclasses.replace(whole, operation=Operation.REDUCE_SCATTER)
+        harness.node.open_step(step, [summed])
+        half = array[len(array) // 2 :]
+        scratch = harness.receive(harness.chunk(SCATTER, step=step), half.copy())
+        assert isinstance(scratch.obj, bytearray)
+        assert len(scratch.obj) == (4, 8, 8)[step]
+        harness.node.start(0)
+        assert half.tolist() == [2 * one for one in ((2,), (3, 4), (2,))[step]]
+
+
+def test_scratch_memory_goes_after_a_step_without_use_for_it(memory_of: MemoryOf) -> None:
+    harness = Harness(loans=Shelf(floats(0, 10)), slots=1)
+    scratch = []
+    for step, lent in enumerate((False, False, True, False)):
+        memory = memory_of(floats(1, 2))
+        summed = dataclasses.replace(memory, operation=Operation.REDUCE_SCATTER)
+        harness.node.open_step(step, [summed])
+        harness.node.start(0)
+        if lent:
+            harness.hear(harness.chunk(SCATTER, step=step, loan=LOAN))
+        else:
+            scratch.append(harness.receive(harness.chunk(SCATTER, step=step), floats(20)).obj)
+    assert scratch[0] is scratch[1]
+    assert scratch[1] is not scratch[2]
 
 
 def test_an_element_larger_than_a_chunk_travels_whole(memory_of: MemoryOf) -> None:

@@ -16,10 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from dtd.core.observe.state_memory import REPLICATED, Division, StateSize, state_bytes
 from dtd.job.tables import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.results import Record, keep, machine, spread
+from scripts.benchrun.tasks import MODELS
 from scripts.benchrun.workloads import Workload
 from scripts.cluster.networks import Loopback
 from scripts.markdown import table
@@ -68,19 +71,28 @@ class Case:
 def measure(case: Case) -> Record:
     """Return what a case takes, and what the formula says."""
     held, few = (_held_bytes(case, parameters) for parameters in (case.parameters, FEW_PARAMETERS))
-    base = statistics.fmean(few)
-    size = StateSize(
-        parameter_bytes=4 * case.parameters, common_bytes=0, optimizer_bytes=8 * case.parameters
-    )
+    base, count = statistics.fmean(few), _count(case.parameters)
+    size = StateSize(parameter_bytes=4 * count, common_bytes=0, optimizer_bytes=8 * count)
     return {
         "stage": case.division.stage,
         "mirrors": case.division.mirrors,
         "world": case.world,
-        "parameters": case.parameters,
+        "parameters": count,
         "formula_bytes": state_bytes(size, case.division, case.world),
         "state_bytes": [round(one - base) for one in held],
         "base_bytes": round(base),
     }
+
+
+def _options(parameters: int) -> dict[str, int]:
+    return {"parameters": parameters, "layers": LAYERS, "rows": 256}
+
+
+def _count(parameters: int) -> int:
+    """Return how many parameters the model has: layers equally wide only come near a number."""
+    with torch.device("meta"):
+        model = MODELS["layers"](**_options(parameters)).build_model()
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _held_bytes(case: Case, parameters: int) -> list[int]:
@@ -90,7 +102,7 @@ def _held_bytes(case: Case, parameters: int) -> list[int]:
         model="layers",
         rows=2 * case.world,
         block_steps=STEPS,
-        options={"parameters": parameters, "layers": LAYERS, "rows": 256},
+        options=_options(parameters),
         optimizer={"name": "adamw"},
     )
     workers = [f"worker-{rank}" for rank in range(case.world)]
@@ -120,18 +132,32 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def memory_table(records: Sequence[Record]) -> str:
-    """Return a row for each case: bytes a parameter, and the share of replicated training."""
+    """Return a row for each case: bytes a parameter, and the share of replicated training.
+
+    The share is that of what replicated training takes by the formula, and in the last column of
+    what it was measured to take.
+    """
     head = [
         *("workers", "strategy", "mirrors", "state of a worker", "± MAD"),
         *("bytes a parameter", "formula", "**share of replicated**", "formula"),
+        "share of replicated as measured",
     ]
     order = sorted(records, key=lambda one: (one["world"], one["stage"], -one["mirrors"]))
-    return table(head, [_row(record) for record in order])
+    whole = {one["world"]: _each(one) for one in records if one["stage"] == REPLICATED}
+    rows = []
+    for record in order:
+        beside = whole.get(record["world"])
+        rows.append([*_row(record), "-" if beside is None else f"{_each(record) / beside:.3f}"])
+    return table(head, rows)
+
+
+def _each(record: Record) -> float:
+    """Return the bytes of one parameter."""
+    return spread(record["state_bytes"]).median / float(record["parameters"])
 
 
 def _row(record: Record) -> list[str]:
-    state = spread(record["state_bytes"])
-    each = state.median / record["parameters"]
+    state, each = spread(record["state_bytes"]), _each(record)
     formula = record["formula_bytes"] / record["parameters"]
     stage = record["stage"]
     return [

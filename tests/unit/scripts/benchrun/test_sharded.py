@@ -94,12 +94,19 @@ def test_workloads_have_momentum_unless_they_name_an_optimizer():
     assert (job.optimizer.name, job.optimizer.momentum) == ("adam", 0.0)
 
 
+def rows_of(records):
+    rows = memory.memory_table(records).splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
 def test_memory_is_said_in_bytes_a_parameter_beside_the_formula():
-    (row,) = memory.memory_table([HELD]).splitlines()[2:]
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        *("4", "sharded, stage 1", "1", "12 MiB", "0 %", "12.00", "12.00", "**0.750**", "0.750"),
-    ]
-    assert "| replicated | - |" in memory.memory_table([{**HELD, "stage": 0}])
+    alone = ["4", "sharded, stage 1", "1", "12 MiB", "0 %", "12.00", "12.00", "**0.750**", "0.750"]
+    assert rows_of([HELD]) == [[*alone, "-"]]
+    whole = {**HELD, "stage": 0, "state_bytes": [20 << 20] * 4}
+    replicated, sharded_row = rows_of([HELD, whole])
+    assert replicated[1:3] == ["replicated", "-"]
+    assert replicated[-3:] == ["**1.250**", "0.750", "1.000"]
+    assert sharded_row == [*alone, "0.600"]
 
 
 def test_memory_is_measured_without_mirrors_and_with_one():
@@ -117,4 +124,6 @@ def test_what_few_parameters_take_is_subtracted(monkeypatch):
     monkeypatch.setattr(memory, "_held_bytes", lambda _case, parameters: held[parameters])
     record = memory.measure(memory.Case(division=Division(stage=0), world=2, parameters=1000))
     assert record["state_bytes"] == [16000, 16000]
-    assert record["formula_bytes"] == 16000
+    layers = memory.LAYERS
+    assert record["parameters"] == layers * 1 * (1 + 1)  # layers of one number, each with a bias
+    assert record["formula_bytes"] == 16 * record["parameters"]

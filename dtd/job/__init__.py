@@ -23,13 +23,13 @@ from dtd.job.parse import (
     parse_job,
     to_mapping,
 )
+from dtd.job.strategy_table import StrategyTable
 from dtd.job.tables import (
     BUILT_IN_TASKS,
     CheckpointTable,
     ElasticTable,
     JobSpec,
     JobTable,
-    StrategyTable,
     SyncTable,
 )
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dtd.job.tables import LOCAL, SHARDED, SPARSE
+from dtd.job.strategy_table import LOCAL, SHARDED, SPARSE
 from dtd.rules import fields_of
 from dtd.shown import shown
 
 if TYPE_CHECKING:
     from dtd.job.learning import OptimizerTable, ScheduleTable
-    from dtd.job.tables import JobSpec, StrategyTable
+    from dtd.job.strategy_table import StrategyTable
+    from dtd.job.tables import JobSpec
     from dtd.toml_source import KeyPath
 
 _ROUNDING: Final = ("none", "bfloat16", "float16")

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtd.job.tables import CheckpointTable, ElasticTable, StrategyTable
+from dtd.job.strategy_table import StrategyTable
+from dtd.job.tables import CheckpointTable, ElasticTable
 from dtd.rules import fault, fields_of
 
 _ELASTIC: Final = ElasticTable()

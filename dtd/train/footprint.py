@@ -28,7 +28,7 @@ from dtd.core.observe.state_memory import (
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED, SHARDED_STAGES
+from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.units import units_of
 from dtd.strategy.sharded.wire_pool import PIECES

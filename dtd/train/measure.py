@@ -32,7 +32,7 @@ from dtd.core.engine.control_word import Flags
 from dtd.core.engine.step_protocol import FRESH, StateKey
 from dtd.core.ring.buckets import plan_buckets
 from dtd.errors import DtdError
-from dtd.job.tables import SHARDED
+from dtd.job.strategy_table import SHARDED
 from dtd.strategy.codec.api import FlatLayout, World
 from dtd.strategy.gradients import layouts_of, parameter_shapes
 from dtd.train.available_memory import available_memory

@@ -22,7 +22,7 @@ from dtd import job
 from dtd.core.engine.rounds import Rounds
 from dtd.errors import DtdError, JobSpecError
 from dtd.job import JobSpec, StrategyTable
-from dtd.job.tables import SHARDED
+from dtd.job.strategy_table import SHARDED
 from dtd.rules import fields_of
 from dtd.strategy.choice import CODECS, OVERLAPPING, STRATEGY_RISKS
 from dtd.strategy.codec.api import Codec, FlatLayout, World

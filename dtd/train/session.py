@@ -16,7 +16,7 @@ import torch
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED, SPARSE
+from dtd.job.strategy_table import SHARDED, SPARSE
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars

@@ -40,7 +40,7 @@ from dtd.errors import (
     UnreadableWord,
 )
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED
+from dtd.job.strategy_table import SHARDED
 from dtd.net.blocking_link import Connect
 from dtd.net.resource import Resource, memory_blob
 from dtd.shown import one_line

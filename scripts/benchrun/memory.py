@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from dtd.core.observe.state_memory import REPLICATED, Division, StateSize, state_bytes
-from dtd.job.tables import SHARDED_STAGES
+from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.results import Record, keep, machine, spread
 from scripts.benchrun.tasks import MODELS

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from dtd.errors import UsageError
-from dtd.job.tables import SHARDED_STAGES
+from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.places import ShapedHosts, own_network
 from scripts.benchrun.ranks import World

@@ -15,7 +15,7 @@ from dtd.core.observe.memory_remedy import Need, remedies
 from dtd.core.observe.state_memory import REPLICATED, Division, StateSize
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED, SHARDED_STAGES
+from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 
 PARTS: Final = (
     *("parameters", "gradients", "buckets", "optimizer", "activations", "snapshot", "runtime"),

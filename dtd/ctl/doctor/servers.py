@@ -12,7 +12,7 @@ from typing import Any
 from dtd.core.observe.travel import Star
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED
+from dtd.job.strategy_table import SHARDED
 
 Values = Mapping[str, Any]
 

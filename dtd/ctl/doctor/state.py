@@ -21,7 +21,7 @@ from dtd.core.observe.state_memory import (
 from dtd.ctl.doctor.checks import Finding
 from dtd.ctl.doctor.servers import has_servers
 from dtd.job import JobSpec
-from dtd.job.tables import SHARDED, SHARDED_STAGES
+from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 
 HEADINGS: Final = ("STATE", "MIRRORS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ALL", "FITS FROM")
 

@@ -12,7 +12,7 @@ import dtd.train.measure_codecs as probe_module
 from dtd.core.observe.travel import Coded, Exchange
 from dtd.errors import TaskError
 from dtd.job import StrategyTable
-from dtd.job.tables import LOCAL
+from dtd.job.strategy_table import LOCAL
 from dtd.strategy.choice import CODECS, STRATEGY_RISKS
 from dtd.strategy.codec.api import FlatLayout, TensorPlace
 from dtd.train.measure import measure

@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from dtd.job import parse_job
-from dtd.job.tables import StrategyTable
+from dtd.job.strategy_table import StrategyTable
 from dtd.strategy.choice import CODECS
 from dtd.strategy.codec.narrow import NarrowCodec
 from dtd.strategy.wire_memory import tensor_bytes

@@ -1,4 +1,4 @@
-"""Somebody who watches the web page, without a browser: live data, and curves now and then."""
+"""Somebody who watches the web page, without a browser: live data, and a page now and then."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import contextlib
 import http.client
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dtd.errors import DtdError
 
-CURVES_EVERY_S: Final = 3.0
+PAGE_EVERY_S: Final = 3.0
+
+Page = Sequence[str]
+"""What a page asks for; `{job}` stands for the job."""
+
+CURVES: Final[Page] = ("jobs/{job}/metrics?names=loss,rows_per_s&points=300",)
+PAGES: Final[Sequence[Page]] = (
+    (*CURVES, "events"),
+    ("jobs",),
+    ("jobs/{job}", "jobs/{job}/metrics?points=300", "events"),
+    ("jobs/{job}/metrics?workers=1&points=120", "jobs/{job}/logs"),
+    ("checkpoints", "models", "sweeps"),
+    ("jobs/{job}/report",),
+)
+"""All of them."""
+
 _PIECE_BYTES: Final = 65536
 
 
@@ -43,22 +59,27 @@ class Viewer:
 
     Args:
         opened: the answer to OPEN_WEB.
-        job: whose curves are asked for every three seconds, as a page does; empty: none.
+        job: the job that is watched.
+        pages: looked at in turn, three seconds each.
+        first: number of the page to begin with.
 
     Attributes:
         read_bytes: of live data.
-        curves: answers that held curves.
+        refused: what the page answered to anything else; empty if it never did.
 
     Raises:
         DtdError: the page refuses.
     """
 
-    def __init__(self, opened: dict[str, Any], job: str = "") -> None:
+    def __init__(
+        self, opened: dict[str, Any], job: str = "", pages: Sequence[Page] = (), *, first: int = 0
+    ) -> None:
         self._opened = opened
-        self.read_bytes = self.curves = 0
+        self.read_bytes = 0
+        self.refused = ""
         self._closed = threading.Event()
         self._headers = log_in(opened)
-        looks = [self._live] if not job else [self._live, lambda: self._draw(job)]
+        looks = [self._live, lambda: self._turn(job, pages, first)] if pages else [self._live]
         self._threads = [threading.Thread(target=look, daemon=True) for look in looks]
         for thread in self._threads:
             thread.start()
@@ -77,11 +98,13 @@ class Viewer:
                 while not self._closed.is_set() and (piece := answer.read1(_PIECE_BYTES)):
                     self.read_bytes += len(piece)
 
-    def _draw(self, job: str) -> None:
+    def _turn(self, job: str, pages: Sequence[Page], number: int) -> None:
         with contextlib.closing(_link(self._opened)) as link:
-            while not self._closed.wait(CURVES_EVERY_S):
-                path = f"/api/jobs/{job}/metrics?names=loss,rows_per_s&points=300"
-                link.request("GET", path, headers=self._headers)
-                answer = link.getresponse()
-                answer.read()
-                self.curves += answer.status == http.HTTPStatus.OK
+            while not self._closed.wait(PAGE_EVERY_S):
+                for path in pages[number % len(pages)]:
+                    link.request("GET", f"/api/{path.format(job=job)}", headers=self._headers)
+                    answer = link.getresponse()
+                    answer.read()
+                    if answer.status != http.HTTPStatus.OK:
+                        self.refused = f"{path}: {answer.status} {answer.reason}"
+                number += 1

@@ -23,7 +23,7 @@ from scripts.benchrun.workloads import Workload, job_of
 from scripts.cluster.cluster import with_log
 from scripts.cluster.log_timeline import ENDS, Line
 from scripts.cluster.networked import NetworkedCluster
-from scripts.cluster.networks import Network
+from scripts.cluster.networks import COORDINATOR, Network
 from scripts.cluster.processes import proc_bytes
 
 PARTS: Final = ("compute_s", "comm_s", "exposed_s", "data_s", "optimizer_s")
@@ -81,7 +81,7 @@ class DaemonRun:
         coordinator: str = "dtd.coordinator.main",
         settings: str = "",
     ) -> None:
-        self._coordinator = coordinator
+        self._program = coordinator
         self._settings = _SETTINGS + settings
         self._workers = workers
         self._servers = servers
@@ -139,6 +139,11 @@ class DaemonRun:
             raise DtdError(f"dtdctl {arguments[0]} failed: {done.stderr.strip()}")
         return done.stdout
 
+    @property
+    def coordinator(self) -> tuple[int, Path]:
+        """Its process id, and its state directory."""
+        return self._cluster.pid(COORDINATOR), self._cluster.state_dir(COORDINATOR)
+
     def peak_bytes(self) -> list[int]:
         """The most memory that each worker has had so far."""
         return [proc_bytes(self._cluster.pid(name), "VmHWM") for name in self._workers]
@@ -165,7 +170,7 @@ class DaemonRun:
             workers=[*self._workers, *self._servers],
             servers=self._servers,
             network=network,
-            coordinator=(self._coordinator, "--config", str(settings)),
+            coordinator=(self._program, "--config", str(settings)),
         )
         # Workers stand at a gate and would not hear a request to end; nothing of theirs is kept.
         self._stack.callback(cluster.stop, grace_s=0.0)

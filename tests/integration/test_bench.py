@@ -72,6 +72,13 @@ def test_the_cost_of_viewers():
     assert all(one["slowest_s"] > 0 for one in found["commands"].values())
 
 
+def test_the_cost_of_viewers_to_the_event_loop():
+    found = viewers_cost.callbacks(5.0, viewers=2, warm_s=1.0)
+    assert found.keys() == {"nobody watches", "watched"}
+    assert all(one["longest_s"] > 0 and 0 < one["loop_busy"] < 1 for one in found.values())
+    assert any("RequestHandler" in name for name in found["watched"]["worst"])  # of aiohttp
+
+
 def test_convergence(tmp_path):
     bench("convergence", "--quick", "--worlds", "1", directory=tmp_path)
     made = records("convergence", tmp_path)

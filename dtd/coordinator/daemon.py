@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import socket
 import ssl
@@ -34,6 +33,7 @@ from dtd.coordinator.handlers.join import JoinHandler
 from dtd.coordinator.handlers.measurements import MeasurementBroker
 from dtd.coordinator.handlers.packages import PACKAGES, WEIGHTS, PackageCounter
 from dtd.coordinator.handlers.parts import PartDirectory
+from dtd.coordinator.handlers.registration import RegistrationHandler
 from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.coordinator.handlers.reports import ReportHandler
 from dtd.coordinator.handlers.requests import CTL_REQUESTS, RequestHandler
@@ -51,7 +51,6 @@ from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.limits.quotas import Quotas
 from dtd.core.limits.shares import Shares, connections_for
-from dtd.core.membership import registration
 from dtd.core.membership.events import (
     Effect,
     Event,
@@ -65,11 +64,8 @@ from dtd.core.membership.events import (
 from dtd.core.membership.pools import Pools
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.state_records import CoordinatorIdentity
-from dtd.core.membership.transitions import WorkerState
 from dtd.core.observe.status import Beside, status_of
-from dtd.core.trust.doubt import must_be_proved
-from dtd.diagnostics import Diagnostic, name_taken
-from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.errors import DtdError, ProtocolError
 from dtd.metrics.coordinator import CoordinatorMetrics
 from dtd.metrics.exposition import members_only
 from dtd.metrics.worker import next_in_ring
@@ -209,7 +205,9 @@ class Coordinator:
         self.access = AccessHandler(
             self.port, in_store=first, evictions=evictions, renewals=self.renewals
         )
-
+        self._registrations = RegistrationHandler(
+            self, self.port, self._links, self._secrets, self.metrics
+        )
         self.web = WebDesk(config.web, self, self.port, self._desk)
 
     # --- life --------------------------------------------------------------------------------
@@ -393,7 +391,7 @@ class Coordinator:
             self._desk.ask(link, message, payload)
         elif isinstance(message, m.Register):
             self.port.check(link, message)
-            self._on_register(link, message)
+            self._registrations.take_in(link, message)
         elif isinstance(message, m.Renew):
             self.port.check(link, message)
             self.renewals.ask(link, message)
@@ -434,51 +432,6 @@ class Coordinator:
             self.copies.lost(name)
         reason = str(error) if error is not None else "the connection was closed normally"
         self._driver.handle(WorkerLost(name=name, incarnation=incarnation, reason=reason))
-
-    def _on_register(self, link: Link, message: m.Register) -> None:
-        host = message.data_host or self.port.host_of(link)
-        self._check_proof(message)
-        clash = self._links.clash(message) or self._name_taken(message)
-        if clash is not None:
-            self.diagnostics.name_taken(clash)
-            raise ProtocolError(ErrorCode.REFUSED, clash.message, remedy=clash.remedy)
-        self._links.register(link, message)
-        self.diagnostics.registered(link.peer_host(), message.name)
-        self.deletions.registered(message.name)
-        self.copies.registered(message.name)
-        known = self.membership.cluster_of(message.name).workers.get(message.name)
-        released = known is not None and known.state is WorkerState.RELEASED
-        self.metrics.figures.registered(message, released=released)
-        registered = dataclasses.replace(message, data_host=host)
-        self._driver.handle(FromWorker(name=message.name, message=registered))
-
-    def _check_proof(self, message: m.Register) -> None:
-        """A generation is accepted only from workers that were members of it.
-
-        Raises:
-            ProtocolError: REFUSED, it does not show that it was.
-        """
-        cluster = self.membership.cluster_with(message.job)
-        if must_be_proved(cluster, message) and not self._secrets.proves(message):
-            raise ProtocolError(
-                ErrorCode.REFUSED,
-                f"{message.name} refers to generation {message.generation} of job {message.job},"
-                " which is not the newest that this coordinator knows, and does not prove that it "
-                "was a member",
-                remedy="restart the worker if this coordinator has lost its pki directory",
-            )
-
-    def _name_taken(self, message: m.Register) -> Diagnostic | None:
-        """Whether a worker with another state directory lives under this name."""
-        holder = registration.name_holder(
-            self.membership.cluster_of(message.name), message, self.now
-        )
-        if holder is None:
-            return None
-        process = holder.registration
-        place = f"{process.host} (pid {process.pid})" if process.pid else "a disconnected host"
-        later = f"{message.host} (pid {message.pid})"
-        return name_taken(message.name, place, later)
 
     def _on_report(self, link: Link, name: str, message: m.Message, payload: memoryview) -> None:
         if isinstance(message, m.GetPackage):

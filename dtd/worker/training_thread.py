@@ -9,14 +9,12 @@ through the bridge only.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +47,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.worker.collect import collect
 from dtd.worker.fetch import fetch_state
+from dtd.worker.lasting import made_to_last
 from dtd.worker.packages import look_first_in, task_digest
 from dtd.worker.reporter import JobReporter
 from dtd.worker.sandbox import refuse_if_laxer
@@ -481,26 +480,3 @@ def _told(held: HeldState) -> m.Held:
 def _numbers(part: ShardSet) -> tuple[int, ...]:
     """A part of a state as messages name it, in which all of it is nothing in particular."""
     return () if part.is_whole else tuple(part.to_wire())
-
-
-# --- what is imported for good is left out of the collection of garbage --------------------------
-
-
-#
-# Importing torch makes half a million objects that live as long as the process.  Python's collector
-# looks at all of them again and again while they are made, for a quarter of the import's processor
-# time; and once they are there, each full collection looks at them for 0.3 s, in which it holds the
-# interpreter and neither the event loop nor the training thread gets on.
-
-
-@contextmanager
-def made_to_last() -> Iterator[None]:
-    """Nothing is collected inside; what is there at the end is never looked at again."""
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collected:
-            gc.enable()

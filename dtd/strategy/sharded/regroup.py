@@ -26,7 +26,8 @@ from dtd.core.engine.shard_digests import Shared
 from dtd.core.engine.shards import ShardSet, united
 from dtd.core.ring.chunks import Operation
 from dtd.errors import ErrorCode, ProtocolError, RingBroken, ShardsMissing, UnreadableWord
-from dtd.strategy.sharded.state import Column, ShardedState
+from dtd.strategy.sharded.pieces import Column
+from dtd.strategy.sharded.state import ShardedState
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.api import BucketMemory, CommTiming
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from dtd.worker.training_thread import made_to_last
+from dtd.worker.lasting import made_to_last
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,89 @@
+"""The form in which a rank shows its part of a state: pieces of tensors, and columns of buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dtd.errors import CheckpointError
+
+Received = Mapping[str, Sequence[tuple[int, int, Tensor]]]
+"""By name of a tensor of the state: (start, stop, values) of pieces of the flattened tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a flattened tensor of the state; `values` is live memory."""
+
+    start: int
+    stop: int
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a trained parameter lies: elements [start, stop) of a bucket."""
+
+    bucket: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTensor:
+    """A tensor of the state and the parts of it that this rank holds.
+
+    Attributes:
+        name: its name in the whole state.
+        dtype: its element type.
+        shape: shape of the whole tensor.
+        place: where it lies, or the parameter that it is about.
+        pieces: in ascending order.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    place: Place
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What one bucket's elements have under one name, as far as this rank holds it.
+
+    Attributes:
+        dtype: the element type.
+        pieces: (first element in the bucket, values), in ascending order.
+    """
+
+    dtype: torch.dtype
+    pieces: Sequence[tuple[int, Tensor]]
+
+    def parts(self, start: int, stop: int) -> list[tuple[int, Tensor]]:
+        """Return what of elements [start, stop) is held: (first element, values)."""
+        found = []
+        for first, values in self.pieces:
+            a, b = max(start, first), min(stop, first + values.numel())
+            if a < b:
+                found.append((a, values[a - first : b - first]))
+        return found
+
+
+def fill(tensor: ShardedTensor, piece: Piece, given: Sequence[tuple[int, int, Tensor]]) -> None:
+    """Set a piece to the values that are given for its elements, which may be more."""
+    missing = piece.stop - piece.start
+    for start, stop, values in given:
+        if values.dtype != tensor.dtype or values.numel() != stop - start:
+            raise CheckpointError(f"a part of the state has another {tensor.name}")
+        a, b = max(start, piece.start), min(stop, piece.stop)
+        if a < b:
+            piece.values[a - piece.start : b - piece.start].copy_(values[a - start : b - start])
+            missing -= b - a
+    if missing:
+        raise CheckpointError(
+            f"a part of the state lacks elements of [{piece.start}, {piece.stop}) of {tensor.name}"
+        )

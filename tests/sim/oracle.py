@@ -490,9 +490,12 @@ class Oracle:
             return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
-            known = incident.worker in self.liars
-            known = known or (not incident.worker and bool(self.liars))  # one of those it names
-            require(known, "an honest word does not count", incident.message)
+            lies = incident.worker in self.liars
+            lies = lies or (not incident.worker and bool(self.liars))  # one of those it names
+            if not lies and self._stands_alone(incident):
+                self.struck([incident.worker])
+                lies = True
+            require(lies, "an honest word does not count", incident.message)
         never_told = (incident.job, incident.generation) not in self._rosters
         if incident.generation and never_told and COORDINATOR in self._touched:
             self.struck([incident.worker])  # it crashed before it could announce the generation
@@ -501,6 +504,14 @@ class Oracle:
         elif incident.kind in ("worker_barred", "link_bad"):
             concerned = incident.message.replace(",", " ").replace(";", " ").split()
             self.caused(concerned, "a link is called bad", incident.message)
+
+    def _stands_alone(self, incident: Incident) -> bool:
+        """Whether shards are with a worker and a liar only: nobody can tell whose word is true."""
+        honest = [m for m in self._remembered(incident.job) if m.name not in self.liars]
+        rest = [memory for memory in honest if memory.name != incident.worker]
+        most = max((memory.state.step for memory in honest), default=0)
+        sharded = any(memory.state.atoms for memory in honest)
+        return bool(self.liars) and sharded and known(rest, most=most) < known(honest, most=most)
 
     def ended(self, job: Job, *, written: bool) -> None:
         """A job has reached its last state; if that was not `written`, it ends again later."""

@@ -10,6 +10,7 @@ Part of the membership machine; changes the cluster's state, adds effects.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Final
 
 from dtd.core.membership import (
@@ -204,11 +205,22 @@ def progress(cluster: ClusterState, job: Job, name: str, message: m.Progress, no
 
 
 def note_digests(cluster: ClusterState, job: Job) -> None:
-    """Record the digests that finished members report of their common state."""
+    """Record the digests that finished members report of their common state.
+
+    Each has finished because all of them had the same; one that reports another than most is not
+    believed.
+    """
     finished = [w for w in cluster.workers.values() if w.state is WorkerState.FINISHED]
-    if finished:
-        job.result["replica_digests"] = {worker.name: worker.holdings.digest for worker in finished}
-        job.result |= {"world_size": len(cluster.run.roster), "servers": job.servers}
+    if not finished:
+        return
+    said = {worker.name: worker.holdings.digest for worker in finished}
+    digest, times = Counter(said.values()).most_common(1)[0]
+    odd = [name for name, one in said.items() if one != digest and 2 * times > len(said)]
+    for name in odd if "replica_digests" not in job.result else ():
+        why = f"{name} says that it finished with digest {said[name]}, and most with {digest}"
+        cluster.incident("report_contradicted", why, worker=name)
+    job.result["replica_digests"] = {name: one for name, one in said.items() if name not in odd}
+    job.result |= {"world_size": len(cluster.run.roster), "servers": job.servers}
 
 
 def finish(cluster: ClusterState, state: JobState, reason: str) -> None:

@@ -85,6 +85,9 @@ def give_up_late(cluster: ClusterState, job: Job, now: float) -> None:
     for worker in [one for one in late if _is_late(cluster, one, now)]:
         why = "it did not freeze in time: its training thread does not respond"
         _give_up(cluster, job, worker, why, now)
+    for worker in [one for one in late if _stays_behind(cluster, one)]:
+        # What it holds is not lost: if it is honest, it comes back with it.
+        admission.evict(cluster, worker, "it did not take up its generation in time", now)
     assert cluster.ending.freeze_by is not None, "nobody was asked to freeze by now"
     cluster.ending.freeze_by = max(cluster.ending.freeze_by, now + LOOK_AGAIN_S)
 
@@ -96,7 +99,7 @@ def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
     the coordinator's disk.
     """
     beat = worker.liveness.heartbeat
-    knows = beat is None or beat.generation == cluster.run.generation
+    knows = beat is None or _is_of(cluster, beat)
     return (
         cluster.ending.freeze_by is not None
         and now >= cluster.ending.freeze_by
@@ -104,6 +107,24 @@ def _is_late(cluster: ClusterState, worker: Worker, now: float) -> bool:
         and knows
         and not (gets_on(beat) or is_stuck(beat))
     )
+
+
+def _stays_behind(cluster: ClusterState, worker: Worker) -> bool:
+    """Whether it still reports an older generation, though its assignment has been sent.
+
+    All assignments are sent at once, so when one member is heard in the generation, no other one's
+    waits for the coordinator's disk.
+    """
+    beats = [one.liveness.heartbeat for one in cluster.members()]
+    heard = [beat for beat in beats if beat is not None]
+    known = cluster.run.last_words or any(_is_of(cluster, beat) for beat in heard)
+    beat = worker.liveness.heartbeat
+    takes_part = worker.state in MEMBERS - {WorkerState.FINISHED}
+    return bool(known) and takes_part and beat is not None and not _is_of(cluster, beat)
+
+
+def _is_of(cluster: ClusterState, beat: m.Heartbeat) -> bool:
+    return beat.generation == cluster.run.generation
 
 
 def give_up_returning(cluster: ClusterState, job: Job, now: float) -> None:

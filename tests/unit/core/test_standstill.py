@@ -268,6 +268,28 @@ def test_who_has_not_heard_of_the_generation_yet_is_not_late(desk: Any) -> None:
     assert desk.disconnected == []
 
 
+@pytest.mark.parametrize("heard", ["frozen", "heartbeat"])
+def test_who_stays_in_an_older_generation_is_not_waited_for_for_ever(desk: Any, heard: str) -> None:
+    """It has said that it had left that one, and trains on in it; others know the newest one."""
+    desk.submit()
+    desk.warm_up("a", "b", "c")
+    number = desk.cluster.run.generation
+    desk.lost("c")
+    if heard == "frozen":
+        desk.froze("a", generation=number, step=0)
+    else:
+        desk.beat("a", stalled_s=0.2, patience_s=60.0)
+    for _ in range(40):
+        desk.silence(desk.now + 0.25)
+        desk.beat("b", generation=number - 1)
+        desk.beat("a", stalled_s=0.2, patience_s=60.0)
+    assert [one.name for one in desk.disconnected] == ["b"]
+    assert released(desk) == []  # it may come back with what it holds
+    if heard == "heartbeat":
+        desk.froze("a", generation=number, step=0)
+    assert desk.cluster.run.roster == ["a"]
+
+
 def test_the_last_who_remembers_is_waited_for_although_it_does_not_freeze(desk: Any) -> None:
     train(desk, "a", "b")
     desk.lost("b")

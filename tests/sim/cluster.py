@@ -19,6 +19,7 @@ from dtd.core.membership.events import Submitted
 from dtd.core.membership.records import Job
 from dtd.core.membership.transitions import JobState
 from tests.sim import faults
+from tests.sim.hopeless import rightly_waits
 from tests.sim.machines import Machines
 from tests.sim.oracle import Broken, Oracle
 from tests.sim.phases import Phase, Trigger
@@ -27,6 +28,10 @@ from tests.sim.surroundings import COORDINATOR, Pace
 
 LINGER_S = 2.0
 SUBMIT_AGAIN_S = 0.5
+
+
+class NothingEnds(Broken):
+    """A job has not ended in time after the last fault."""
 
 
 class Moment:
@@ -272,7 +277,7 @@ class Cluster:
         last_s = max((at_s for at_s, _ in self._plan), default=0.0)
         scheduler.run(until_s=last_s + patience_s, done=self._all_ended)
         if not self._all_ended():
-            raise Broken(f"nothing has ended by {scheduler.now:.1f} s: {self._explain()}")
+            raise NothingEnds(f"nothing has ended by {scheduler.now:.1f} s: {self._explain()}")
         scheduler.run(until_s=scheduler.now + LINGER_S, done=lambda: False)
         return self
 
@@ -325,6 +330,11 @@ class Cluster:
     def succeeded(self, number: int = 1) -> bool:
         """Whether the job has completed all its steps."""
         return self.job(number).state is JobState.DONE
+
+    def rightly_waits(self) -> bool:
+        """Whether the first job that has not ended is left without anybody who could go on."""
+        left = [job for _, job in self._jobs if job.id not in self.oracle.ended_jobs]
+        return rightly_waits(self.machines, left[0])
 
     def _all_ended(self) -> bool:
         return len(self.oracle.ended_jobs) == len(self._jobs)

@@ -6,7 +6,7 @@ import pytest
 
 from dtd.core.membership.transitions import JobState
 from tests.sim import __main__ as command
-from tests.sim.cluster import Cluster
+from tests.sim.cluster import Cluster, NothingEnds
 from tests.sim.oracle import Broken
 from tests.sim.phases import FORWARD
 
@@ -58,6 +58,35 @@ def test_cluster_that_cannot_go_on_is_no_success() -> None:
     cluster = Cluster(1, workers=1).submit(steps=5, min_workers=2)
     with pytest.raises(Broken, match="1 of at least 2 workers are ready"):
         cluster.run(patience_s=30.0)
+
+
+def test_job_that_is_left_without_enough_workers_rightly_waits_if_it_says_so() -> None:
+    cluster = Cluster(1, workers=2).submit(steps=5, min_workers=2).misfit("worker-2")
+    with pytest.raises(NothingEnds, match="worker-2 is refused: sampled rows of its dataset"):
+        cluster.run(patience_s=30.0)
+    assert cluster.rightly_waits()
+
+
+def test_job_that_is_left_without_a_server_rightly_waits_if_it_says_so() -> None:
+    cluster = Cluster(1, workers=2)
+    cluster.serve(["worker-2"])
+    cluster.submit(steps=50, strategy={"name": "sharded", "mirrors": 0, "owners": "servers"})
+    cluster.crash("worker-2", at_s=1.0)
+    with pytest.raises(NothingEnds, match="no parameter server is ready"):
+        cluster.run(patience_s=30.0)
+    assert cluster.rightly_waits()
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_job_that_does_not_say_what_it_lacks_does_not_rightly_wait(least: int) -> None:
+    """One worker would do in the first case; in the second the coordinator says nothing."""
+    cluster = Cluster(1, workers=1).submit(steps=50, min_workers=least)
+    cluster.crash("worker-1" if least == 1 else "coordinator", at_s=1.0)
+    with pytest.raises(NothingEnds):
+        cluster.run(patience_s=5.0)
+    if least == 1:
+        cluster.machines.start("worker-1")
+    assert not cluster.rightly_waits()
 
 
 def test_cluster_without_its_coordinator_is_no_success() -> None:

@@ -1,0 +1,26 @@
+"""Plans that leave nobody who could go on: then a job rightly waits for people.
+
+After the last fault every worker is started again, but some can never train: their data or their
+task's code is faulty, or an administrator has stopped them for good.  What the coordinator says
+must then name what is lacking, and each worker that is present and cannot train.
+"""
+
+from __future__ import annotations
+
+from dtd.core.membership.records import Job
+from tests.sim.machines import Machines
+
+
+def rightly_waits(machines: Machines, job: Job) -> bool:
+    """Whether those that are left cannot train a job, and the coordinator says what it lacks."""
+    if machines.coordinator is None:
+        return False
+    said = machines.coordinator.membership.explanations().get(job.id, "")
+    servers, running = machines.surroundings.servers, set(machines.running())
+    unfit = (machines.datasets.keys() | machines.failing.keys()) & running - servers
+    least = int(job.spec["elastic"]["min_workers"])
+    if len(running - servers - unfit) < least:
+        named = all(f"{name} is refused: " in said for name in unfit)
+        return named and f"of at least {least} workers are ready" in said
+    lacks_server = job.terms.has_servers and not running & servers
+    return lacks_server and "start one with `dtd-worker --role server`" in said

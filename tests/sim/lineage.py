@@ -9,7 +9,8 @@ Once any rank has committed a step, or the coordinator has decided that it is co
   without a majority;
 * a member of the generation that committed it never copies it from another worker;
 * steps that the coordinator counts as lost were lost;
-* retention does not delete checkpoints of lost steps.
+* retention does not delete checkpoints of lost steps, unless a restored store has forgotten that
+  they were lost.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Lineage:
         self._known: dict[tuple[str, Key], str] = {}  # the lineage of each committed state
         self._took_part: set[tuple[str, int, int]] = set()
         self._went_back = False
+        self._backed_up: set[str] = set()  # what was given up when the store was backed up
+        self._forgotten: set[str] = set()  # what was given up, as no store knows any more
 
     def lost(self, job: str) -> int:
         """Number of committed steps that no worker held in memory any more."""
@@ -185,7 +188,9 @@ class Lineage:
         line.lost += max(0, line.last - start[1])  # an old branch may have more steps than are lost
         line.last = kept
         line.left.append(line.lineages)
-        self._given_up |= {known for step, known in line.lineages.items() if step > kept}
+        lost = {known for step, known in line.lineages.items() if step > kept}
+        self._given_up |= lost
+        self._forgotten -= lost
         self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         line.lineages = {step: known for step, known in line.lineages.items() if step <= kept}
 
@@ -237,9 +242,14 @@ class Lineage:
             self._take_up(self._line(state.job), state.step, state.lineage)
         self._in_line(state, "starts from")
 
+    def backed_up(self) -> None:
+        """The store is backed up, with the branches that jobs have left so far."""
+        self._backed_up = set(self._given_up)
+
     def went_back(self) -> None:
         """The store is restored, and may not know that a job has left a branch."""
         self._went_back = True
+        self._forgotten = self._given_up - self._backed_up
 
     def _take_up(self, line: Line, step: int, lineage: str) -> None:
         """A job that goes back may resume an abandoned branch, and abandon the current one."""
@@ -260,7 +270,7 @@ class Lineage:
         """Retention has removed these checkpoints."""
         for state in states:
             require(
-                state.lineage not in self._given_up - self._made_of,
+                state.lineage not in self._given_up - self._made_of - self._forgotten,
                 "a checkpoint is deleted of a branch that the job has left",
                 state.key,
             )

@@ -118,6 +118,7 @@ class Machines:
     def back_up(self) -> None:
         """Take a backup of the coordinator's store."""
         self.store.back_up()
+        self.oracle.backed_up()
 
     def go_back(self) -> None:
         """Kill the coordinator and restore its store from the backup, with a new epoch.

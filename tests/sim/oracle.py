@@ -139,6 +139,10 @@ class Oracle:
         """Bits of a state have flipped: from now on any worker may be taken for the faulty one."""
         self._flipped = True
 
+    def backed_up(self) -> None:
+        """A backup of the coordinator's store is taken."""
+        self.lineage.backed_up()
+
     def went_back(self) -> None:
         """The coordinator's store is restored from a backup."""
         self._went_back = True

@@ -149,6 +149,25 @@ def test_branch_that_was_left_is_not_taken_up_while_somebody_remembers_the_newer
         decided(oracle, an_assign(3, start=(1, 2)), memory(state(*newer)))
 
 
+def test_restored_store_that_forgot_a_loss_may_have_what_was_lost_deleted(oracle: Oracle) -> None:
+    oracle.lineage.committed(state(1))
+    oracle.backed_up()
+    decided(oracle, an_assign(2))
+    with pytest.raises(Broken, match="a branch that the job has left"):
+        oracle.lineage.removed([state(1)])
+    oracle.went_back()
+    oracle.lineage.removed([state(1)])
+
+
+def test_restored_store_that_knows_a_loss_keeps_what_was_lost(oracle: Oracle) -> None:
+    oracle.lineage.committed(state(1))
+    decided(oracle, an_assign(2))
+    oracle.backed_up()
+    oracle.went_back()
+    with pytest.raises(Broken, match="a branch that the job has left"):
+        oracle.lineage.removed([state(1)])
+
+
 def test_forgotten_worker_may_finish_what_it_had_begun(oracle: Oracle) -> None:
     old = running(oracle, an_assign(ranks=1))
     oracle.committed(old, state(1))

@@ -37,13 +37,17 @@ _PARTS: Final = ".parts"
 def fetch_whole(one: Checkpoint, directory: Path, connect: Connect) -> list[Path]:
     """Fetch the weights, and their averages if there are any, from a worker that has the whole.
 
+    A worker may have all shards of a sharded state: their tensors are flat, and get their shapes.
+
     Raises:
         CheckpointError: the worker does not deliver them.
         UsageError: the directory has others.
         OSError: it cannot be written to.
     """
     with _opened(one, connect) as client:
-        return _fetch_files(client, directory)
+        if client.manifest.get("part") is None:
+            return _fetch_files(client, directory)
+    return merge_parts([_fetch_part(one, directory, connect)], directory)
 
 
 def _fetch_files(client: FetchClient, directory: Path) -> list[Path]:
@@ -77,9 +81,7 @@ def fetch_parts(
 
     def merged(without: frozenset[str]) -> list[Path]:
         chosen, parts = _gathered(left, without, directory, connect, said, say)
-        names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
-        targets = [_merge(name, parts, directory) for name in names]
-        shutil.rmtree(directory / _PARTS)
+        targets = merge_parts(parts, directory)
         unconfirmed = [one["worker"] for one in chosen if not one["digest"]]
         say(
             f"merged from the parts of {', '.join(one['worker'] for one in chosen)}"
@@ -94,6 +96,21 @@ def fetch_parts(
 
     trusted = sorted(holders, key=lambda one: (not one["verified"], not one["digest"]))
     return settled(merged, [one["worker"] for one in trusted].index)[0]
+
+
+def merge_parts(parts: Sequence[PartFiles], directory: Path) -> list[Path]:
+    """Write the weights, and their averages if there are any, of parts that make the whole.
+
+    Raises:
+        CheckpointError: they do not.
+        UsageError: the directory has others.
+        OSError: it cannot be written to.
+    """
+    (directory / _PARTS).mkdir(exist_ok=True)
+    names = [name for name in (WEIGHTS_FILE, AVERAGES_FILE) if _has(parts[0], name)]
+    targets = [_merge(name, parts, directory) for name in names]
+    shutil.rmtree(directory / _PARTS)
+    return targets
 
 
 def _gathered(

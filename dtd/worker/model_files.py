@@ -28,7 +28,7 @@ import structlog
 from dtd.core.models.pinning import MOST_OF_A_WORKER
 from dtd.durable import make_directory, sync_directory
 from dtd.errors import CheckpointError, DtdError, RequestRefused
-from dtd.holders.fetching import fetch_model, fetch_parts, fetch_whole
+from dtd.holders.fetching import fetch_model, fetch_parts, fetch_whole, merge_parts
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import file_digest
 from dtd.net.resource import Resource, file_blob
@@ -37,7 +37,9 @@ from dtd.train.checkpoint.format import (
     MODEL_FILE,
     TEMPORARY,
     parse_name,
+    part_files,
     read_manifest,
+    verify,
 )
 from dtd.wire import messages as m
 from dtd.worker.checkpoint_files import named_checkpoint
@@ -188,11 +190,18 @@ def _first_success(
 
 
 def _link_own(source: m.ModelSource, checkpoints: Sequence[Path], draft: Path) -> None:
-    """Take the files of a checkpoint on this disk; another file system gets a copy."""
+    """Take the files of a checkpoint on this disk; another file system gets a copy.
+
+    Of a sharded state of which it has all shards, tensors get their shapes.
+    """
     path = named_checkpoint(checkpoints, source.resource)
     manifest = read_manifest(path)
     if manifest.digest != source.digest:
         raise CheckpointError(f"{path} has another state than was reported")
+    if manifest.part is not None:
+        verify(path)
+        merge_parts([part_files(path, manifest, source.name)], draft)
+        return
     for name in _FILES:
         if name not in manifest.files:
             continue

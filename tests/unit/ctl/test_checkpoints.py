@@ -220,14 +220,20 @@ def uncompared():
 
 
 @pytest.fixture
-def parted(server, result, spec, state, uncompared, tmp_path):
-    """Four workers, each with its part; returns their directories."""
+def world():
+    """How many workers there are."""
+    return WORKERS
+
+
+@pytest.fixture
+def parted(server, result, spec, state, world, uncompared, tmp_path):
+    """Some workers, each with its part; returns their directories."""
     ticket = {"ticket_key": server.secret, "ticket_expires_unix_s": 1 << 40}
     there = {"data_host": server.address.host, "data_port": server.address.port, **ticket}
-    known = [part(rank, **there) for rank in range(WORKERS)]
+    known = [part(rank, **there, **({"part": []} if world == 2 else {})) for rank in range(world)]
     paths = [
-        write_part(tmp_path / "disks" / f"w{rank}", state, rank, world_size=WORKERS, mirrors=1)
-        for rank in range(WORKERS)
+        write_part(tmp_path / "disks" / f"w{rank}", state, rank, world_size=world, mirrors=1)
+        for rank in range(world)
     ]
     opened = []
 
@@ -264,6 +270,17 @@ def test_fetch_merges_parts(dtdctl, parted, state, tmp_path):
     exit_code, _out, err = dtdctl("fetch", "digits-1", str(tmp_path / "new"))
     assert exit_code == 2
     assert "exists and holds other weights" in err
+
+
+@pytest.mark.parametrize("world", [2])
+def test_fetch_gives_tensors_their_shapes_if_a_worker_has_all_shards(
+    dtdctl, parted, state, tmp_path
+):
+    whole = write_whole(tmp_path / "whole", state)
+    for _ in range(2):  # the second time it is there
+        assert dtdctl("fetch", "digits-1", str(tmp_path / "new"))[0] == 0
+        (file,) = (tmp_path / "new").iterdir()
+        assert file.read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_fetch_takes_other_parts_if_a_worker_does_not_deliver(dtdctl, parted, state, tmp_path):

@@ -24,7 +24,7 @@ from dtd.worker.model_files import (
     remove_drafts,
 )
 from dtd.worker.models import PinnedModels
-from tests.checkpoint_parts import random_state, write_whole
+from tests.checkpoint_parts import random_state, write_part, write_whole
 
 VERSION = "digits.v1.0123456789ab"
 WEIGHTS = b"weights" * 1000
@@ -96,6 +96,19 @@ def test_its_own_checkpoint_is_linked_and_survives_it(tmp_path, checkpoints):
     assert json.loads(opened.manifest)["files"]["model.safetensors"]["sha256"] == files[0].sha256
     assert opened.blobs[0].size_bytes == files[0].size_bytes
     assert [path.name for path in place.iterdir()] == [VERSION]
+
+
+def test_its_own_checkpoint_of_all_shards_gets_the_shapes_of_tensors(tmp_path):
+    state, directory = random_state(1), tmp_path / "checkpoints"
+    path = write_part(directory / FOLDER, state, 0, world_size=1, mirrors=0)
+    resource = f"checkpoint/{FOLDER}/{path.name}"
+    digest = read_manifest(path).digest
+    source = m.ModelSource(name="w0", host="127.0.0.1", port=1, resource=resource, digest=digest)
+    pin(tmp_path / "models", source, checkpoints=[directory])
+    whole = write_whole(tmp_path / "whole", state)
+    kept = tmp_path / "models" / VERSION
+    assert (kept / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert {one.name for one in kept.iterdir()} == {RECORD, "model.safetensors"}
 
 
 def test_another_file_system_gets_a_copy(tmp_path, checkpoints, monkeypatch):

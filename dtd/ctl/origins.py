@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ RESUME: Final = "resume"
 WEIGHTS: Final = "weights"
 _ENDED: Final = frozenset({"done", "failed", "cancelled"})
 _MOST_DIFFERENCES: Final = 20
+_PARAMETERS: Final = (
+    "the parameters that workers hold, with a fresh optimizer, as soon as all that it needs are"
+    " there"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +166,8 @@ def resume(
         if overrides:
             raise UsageError(f"job {job} has not ended, so its settings cannot be changed")
         request = m.ResumeJob(job=job, without_optimizer=without_optimizer)
-        ask_and_show(settings, request, _say_resumed)
+        from_what = _PARAMETERS if without_optimizer else "the newest available state"
+        ask_and_show(settings, request, partial(_say_resumed, from_what))
         return 0
     if without_optimizer:
         raise UsageError(
@@ -178,9 +184,9 @@ def resume(
     return 0
 
 
-def _say_resumed(answer: Answer) -> None:
+def _say_resumed(from_what: str, answer: Answer) -> None:
     job, state = answer["job"], answer["state"]
-    output.say(f"job {job} continues from the newest available state ({state})")
+    output.say(f"job {job} continues from {from_what} ({state})")
 
 
 def _continue(settings: Settings, known: Answer, overrides: Sequence[str]) -> Answer:

@@ -178,7 +178,11 @@ def test_a_job_that_waits_is_told_to_go_on(dtdctl, server, result):
 
 def test_a_job_that_waits_may_go_on_without_its_optimizers_state(dtdctl, server, result):
     scripted(server, result, ended("waiting"), {"job": "digits-1", "state": "waiting"})
-    assert dtdctl("resume", "digits-1", "--without-optimizer")[0] == 0
+    words = (
+        "job digits-1 continues from the parameters that workers hold, with a fresh optimizer, as"
+        " soon as all that it needs are there (waiting)\n"
+    )
+    assert dtdctl("resume", "digits-1", "--without-optimizer") == (0, "", words)
     assert server.received[1] == m.ResumeJob(job="digits-1", without_optimizer=True)
 
 

@@ -83,8 +83,11 @@ def activate(cluster: ClusterState, job: Job, now: float) -> None:
     if job.state is JobState.SAVING:
         _is_to_end_again(cluster, job)
     if job.announced and not doubt.lasts(cluster, job):
-        reconnection.adopt(cluster, job, now)
-        return
+        if not reconnection.has_left(cluster, job):
+            reconnection.adopt(cluster, job, now)
+            return
+        cluster.fence(job)
+        job.announced = False
     if job.state is not JobState.STOPPING:
         cluster.move_job(job, JobEvent.ACTIVATED)
     cluster.emit(SaveJob(job=job))

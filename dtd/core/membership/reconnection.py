@@ -15,6 +15,7 @@ from dtd.core.membership import ending, forming, registration
 from dtd.core.membership.records import Holdings, Job, Liveness, Registration, Worker
 from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import (
+    GONE,
     MEMBERS,
     GenerationEvent,
     GenerationState,
@@ -31,6 +32,15 @@ ADOPTION_PATIENCE = 2
 
 NEVER_HEARD = 0
 """Incarnation of a member that this coordinator knows from its store alone."""
+
+
+def has_left(cluster: ClusterState, job: Job) -> bool:
+    """Whether a member of the generation that the job's record names is here, and not in it.
+
+    It has registered while another job was active, and this generation cannot go on without it.
+    """
+    here = (cluster.workers.get(name) for name in job.roster)
+    return any(one is not None and one.state not in GONE for one in here)
 
 
 def adopt(cluster: ClusterState, job: Job, now: float) -> None:

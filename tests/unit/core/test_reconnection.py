@@ -157,6 +157,22 @@ def adopted(make_desk: Callable[..., Any], job: Job) -> Any:
     return desk
 
 
+def test_generation_is_not_adopted_that_a_member_has_left_for_certain(make_desk: Any) -> None:
+    """It has registered anew, and waits, before the job becomes the active one."""
+    desk = make_desk(last_generation=3)
+    desk.register("a", incarnation=2)
+    job = restored()
+    desk.handle(Submitted(job=job))
+    assert desk.told_of("generation_adopted") == []
+    assert (job.fenced, desk.state("a")) == (True, "warming")
+    desk.register("b", incarnation=2)
+    held = m.Held(job="j-1", generation=3, step=7, digest="", where="checkpoint")
+    desk.warmed("a", held=(held,))
+    desk.warmed("b")
+    desk.tick(desk.now + 1.0)
+    assert [assign.held_step for assign in desk.told("b", m.Assign)] == [7]
+
+
 def test_running_generation_is_adopted_and_nobody_is_disturbed(make_desk: Any) -> None:
     job = restored()
     desk = adopted(make_desk, job)

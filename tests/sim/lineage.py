@@ -191,8 +191,9 @@ class Lineage:
         lost = {known for step, known in line.lineages.items() if step > kept}
         self._given_up |= lost
         self._forgotten -= lost
-        self._given_up |= {one.prepared.lineage for one in memories if one.prepared is not None}
         line.lineages = {step: known for step, known in line.lineages.items() if step <= kept}
+        prepared = {one.prepared.lineage for one in memories if one.prepared is not None}
+        self._given_up |= prepared - set(line.lineages.values())
 
     def _take_in(self, line: Line, start: Key, memories: list[Memory], *, on_disk: bool) -> None:
         """A step that was only prepared is committed by the decision.

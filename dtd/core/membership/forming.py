@@ -235,7 +235,8 @@ def _assign(cluster: ClusterState, job: Job, members: list[Worker], holds: list[
 def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     """Leave checkpoints behind that are newer than the state to which the job returns.
 
-    Members that are no longer awaited may hold states that were never reported.  A job that takes
+    Members that are no longer awaited may hold states that were never reported, and a store that
+    has gone back does not know what generations of earlier epochs have committed.  A job that takes
     up a branch again leaves the one that it has followed since.
     """
     known, reset = branches.remembered(job.branches), Reset.of(job)
@@ -245,7 +246,8 @@ def _leave_behind(cluster: ClusterState, job: Job, start: choice.Key) -> None:
     saved = (job.checkpoint_generation, job.checkpoint_step)
     may_hold_more = bool(cluster.missing(job)) and not remembering(cluster, job)
     newest = max(saved, choice.newest_key(job, cluster.available()))
-    goes_on = newest <= start and job.step <= start[1] and not may_hold_more
+    forgot = job.generation <= doubt.lowest_number(cluster) > 0
+    goes_on = newest <= start and job.step <= start[1] and not (may_hold_more or forgot)
     if goes_on and not branches.is_left(start, known):
         return
     job.branches = branches.left(known, start, cluster.run.generation)

@@ -138,6 +138,20 @@ def test_a_state_that_a_forgotten_generation_has_left_behind_is_no_lie(make_desk
     assert desk.state("b") == "ready"
 
 
+def test_checkpoints_of_generations_that_nobody_spoke_of_are_left_behind(make_desk: Any) -> None:
+    """The operator has ended the doubt before their holder came."""
+    desk = restored(make_desk)
+    desk.warm_up("a")
+    desk.handle(ResumeRequested(job="j-1"))
+    number = desk.told("a", m.Assign)[-1].generation
+    assert desk.cluster.job.branches == ((0, 0, number),)
+    desk.all_run("a")
+    held = m.Held(job="j-1", generation=3, step=8, digest="x", where="checkpoint")
+    desk.register("b")
+    desk.warmed("b", held=(held,))
+    assert desk.told_of("report_contradicted") == []
+
+
 def test_a_job_ends_if_all_have_finished_it(make_desk: Any) -> None:
     """Whether before they came or after; a stop of which the store knows nothing counts."""
     desk = restored(make_desk)

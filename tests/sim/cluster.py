@@ -10,6 +10,7 @@ Seed and plan determine everything that happens.  The oracle checks its rules af
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,7 +87,7 @@ class Cluster:
         pace: durations and sizes.
 
     Attributes:
-        crashes: number of workers that were killed.
+        struck: how often each fault has struck workers, by its verb.
     """
 
     def __init__(self, seed: int, *, workers: int, pace: Pace | None = None) -> None:
@@ -96,7 +97,7 @@ class Cluster:
         self._plan: list[tuple[float, faults.Fault]] = []
         self._jobs: list[tuple[float, Job]] = []
         self._at_start = [f"worker-{number}" for number in range(1, workers + 1)]
-        self.crashes = 0
+        self.struck: Counter[str] = Counter()
 
     def serve(self, names: Sequence[str]) -> int:
         """Let these be parameter servers; returns how many of the first workers are none."""
@@ -284,7 +285,7 @@ class Cluster:
     def strike(self, fault: faults.Fault, where: str = "") -> None:
         """Apply a fault now."""
         self.machines.surroundings.tell(f"* {fault}" + (f" ({where})" if where else ""))
-        self.crashes += fault.verb == "crash" and fault.names != (COORDINATOR,)
+        self.struck[fault.verb] += fault.names != (COORDINATOR,)
         faults.apply(fault, self.machines)
 
     def _submit(self, job: Job) -> None:

@@ -57,9 +57,11 @@ def _why_wrong(cluster: Cluster, ended: Job) -> str:
     """Why a job must not have ended as it has; empty if it may."""
     may_be_cancelled = ended.state is JobState.CANCELLED and cluster.planned("cancel")
     reasons = ["the task raised", *(["there is no driver"] if cluster.machines.broken else [])]
-    killed = cluster.crashes >= MAX_DEADLY_GENERATIONS
+    killed = cluster.struck["crash"] >= MAX_DEADLY_GENERATIONS
     if killed or cluster.oracle.lineage.lost(ended.id):  # repeated steps prove no progress
         reasons.append("kills worker after worker")
+    if cluster.struck["damage"] + cluster.struck["corrupt"] > 1:
+        reasons.append("replicas differ again")
     may_have_failed = ended.state is JobState.FAILED and any(
         reason in ended.reason for reason in reasons
     )

@@ -2,7 +2,7 @@
 
 Over slow links, parameter servers whose own links are ten times as fast are compared with the ring.
 
-All sides take turns in blocks of steps, as in `scripts.benchrun.strategies`: real daemons, a job
+All sides take turns in blocks of steps, as in `scripts.benchrun.sides`: real daemons, a job
 for each stage; DDP with ZeroRedundancyOptimizer, and FSDP2, both over Gloo; and `apart`, processes
 that never talk.  All use AdamW.  What memory each side has at its peak is noted beside its steps.
 """
@@ -14,17 +14,17 @@ import contextlib
 import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from dtd.errors import UsageError
 from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
-from scripts.benchrun.places import ShapedHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, keep, machine
-from scripts.benchrun.strategies import APART, Case, hosts_of, in_turns, sides_line
+from scripts.benchrun.results import Record
+from scripts.benchrun.sides import Case, Sides, hosts_of, measured, run_all
 from scripts.benchrun.torch_divisions import FSDP, FSDP_KEEPS, ZERO
-from scripts.benchrun.train import built, torch_block
+from scripts.benchrun.train import torch_block
 from scripts.benchrun.workloads import GIGABIT, WORKLOADS
 
 KIND: Final = "sharded"
@@ -73,54 +73,37 @@ def sides_over(link: str) -> tuple[str, ...]:
 
 def measure(case: Case) -> Record:
     """Measure all sides of a case."""
-    with contextlib.ExitStack() as stack:
-        hosts = hosts_of(case, stack)
-        worlds: dict[str, World] = {}
-        choices: dict[str, Any] = {}
-        for side in (*(one for one in TORCH if one in case.sides), APART):
-            worlds[side] = stack.enter_context(
-                built(hosts, case.world, case.spec, keeps_memory=True)
-            )
-            if side in TORCH:
-                choices[side] = _divided(worlds[side], TORCH[side])
-        runs = {
-            side: stack.enter_context(_daemons(case, table, stack, SERVED.get(side, 0)))
+    return measured(
+        case,
+        worlds={side: partial(_divided, how) for side, how in TORCH.items()},
+        runs={
+            side: partial(_daemons, case, table, SERVED.get(side, 0))
             for side, table in stages().items()
-            if side in case.sides
-        }
-        steps_s = in_turns(case, runs, worlds)
-        peaks = {side: run.peak_bytes() for side, run in runs.items()}
-        peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
-        step_bytes = {
-            side: statistics.fmean(block.sent_bytes for block in run.blocks[1:])
-            for side, run in runs.items()
-        }
+        },
+        steps_of=lambda _side: case.workload.block_steps,
+        about=_about,
+    )
+
+
+def _about(sides: Sides) -> Record:
+    peaks = {side: run.peak_bytes() for side, run in sides.runs.items()}
+    peaks |= {side: world.peak_bytes() for side, world in sides.worlds.items()}
     return {
-        "workload": case.name,
-        "what": case.workload.what,
-        "rows": case.workload.rows,
-        "link": case.link,
-        "world": case.world,
-        "steps_s": steps_s,
-        "step_bytes": step_bytes,
+        "step_bytes": sides.step_bytes(),
         "peak_bytes": {side: round(statistics.fmean(peak)) for side, peak in peaks.items()},
-        "torch": choices,
+        "torch": sides.choices,
     }
 
 
 def _daemons(
-    case: Case, table: Mapping[str, Any], stack: contextlib.ExitStack, servers: int
-) -> contextlib.AbstractContextManager[DaemonRun]:
-    # Every worker has a data port, and a host has one of that number.
+    case: Case, table: Mapping[str, Any], servers: int, stack: contextlib.ExitStack
+) -> DaemonRun:
     names = [f"server-{number}" for number in range(servers)]
-    rates = dict.fromkeys(names, SERVERS_LINK)
-    made = ShapedHosts([*case.workers, *names], case.link, rates)
-    hosts = stack.enter_context(contextlib.closing(made))
-    run = DaemonRun(case.workload, case.workers, hosts, case.rounds + 1, table, names)
-    return contextlib.closing(run)
+    hosts = hosts_of(case, stack, names, dict.fromkeys(names, SERVERS_LINK))
+    return DaemonRun(case.workload, case.workers, hosts, case.rounds + 1, table, names)
 
 
-def _divided(world: World, how: str) -> dict[str, Any]:
+def _divided(how: str, world: World) -> dict[str, Any]:
     """Divide the model of every rank, with the bucket size with which DDP is fastest here."""
     if how != ZERO:
         world.ask("divide", how=how, bucket_mib=0)
@@ -140,16 +123,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         UsageError: the links cannot be made here, or there is no such workload or side.
     """
-    chosen = list(cases(options))
-    if not own_network():
-        raise UsageError(
-            "no network namespaces here, so no links of a known rate",
-            remedy="run it as root, or where users may make namespaces",
-        )
-    about = machine()
-    for case in chosen:
-        record = measure(case)
-        keep(KIND, [{**record, "machine": about}], KEY, options, sides_line(record))
+    run_all(KIND, KEY, list(cases(options)), measure, options)
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:

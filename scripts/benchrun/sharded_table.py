@@ -7,7 +7,7 @@ from typing import Final
 
 from scripts.benchrun.results import Record, paired_ratio, spread
 from scripts.benchrun.sharded import REPLICATED, TORCH
-from scripts.benchrun.strategies import APART
+from scripts.benchrun.sides import APART
 from scripts.benchrun.strategy_table import exposed_s
 from scripts.benchrun.tables import NOTHING, time_text
 from scripts.markdown import table

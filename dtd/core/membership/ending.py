@@ -157,9 +157,10 @@ def _tell_evidence(cluster: ClusterState, worker: Worker, message: m.Frozen) -> 
     suspect = cluster.workers.get(message.suspect)
     if suspect is not None and suspect.state in MEMBERS | {WorkerState.FROZEN}:
         cluster.isolation.links.accuse(worker.name, message.suspect, message.evidence)
+    lost = f"its link to {message.suspect}" if message.suspect else "its ring"
     cluster.incident(
         "ring_broken",
-        f"{worker.name} lost its ring: {message.reason}",
+        f"{worker.name} lost {lost}: {message.reason}",
         worker=worker.name,
         suspect=message.suspect,
         evidence=message.evidence,

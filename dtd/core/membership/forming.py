@@ -312,11 +312,12 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     if not stopping:
         cluster.move_job(job, JobEvent.RUNS)
     cluster.emit(SaveJob(job=job))
-    beside = f" and {job.servers} parameter servers" if job.servers else ""
+    beside = f" and {_counted(job.servers, 'parameter server')}" if job.servers else ""
+    workers = _counted(len(cluster.run.roster) - job.servers, "worker")
     cluster.incident(
         "generation_running",
-        f"generation {cluster.run.generation} runs with {len(cluster.run.roster) - job.servers}"
-        f" workers{beside} from step {cluster.run.start_step}",
+        f"generation {cluster.run.generation} runs with {workers}{beside}"
+        f" from step {cluster.run.start_step}",
         step=cluster.run.start_step,
         world_size=len(cluster.run.roster),
         servers=job.servers,
@@ -330,3 +331,7 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
     elif leaving:
         ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -419,7 +419,7 @@ class Membership:
             return saving.explain(cluster, job)
         if cluster.run.phase is GenerationState.RUNNING:
             stops = job.state is JobState.STOPPING
-            return standstill.explain(cluster) or STOPPING * stops
+            return standstill.explain(cluster) or self._why_unfinished() or STOPPING * stops
         kept = standstill.explain(cluster)
         if kept:
             return kept
@@ -430,6 +430,14 @@ class Membership:
             late = [w.name for w in cluster.members() if w.state in TRAINING]
             return f"ending generation {cluster.run.generation}: waiting for {', '.join(late)}"
         return waiting.explain(cluster, job)
+
+    def _why_unfinished(self) -> str:
+        """Which members a job waits for that others have finished, in words; empty if none has."""
+        members = self.cluster.members()
+        late = ", ".join(w.name for w in members if w.state in TRAINING)
+        if all(member.state is not WorkerState.FINISHED for member in members):
+            return ""
+        return f"waiting for {late} to finish as the others have; `dtdctl kill-worker` gives one up"
 
 
 def connected(workers: Iterable[Worker], name: str) -> Worker:

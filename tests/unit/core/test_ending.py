@@ -287,3 +287,12 @@ def test_members_that_finished_go_on_with_those_who_did_not(desk: Any) -> None:
     assign = desk.told("b", m.Assign)[-1]
     assert (assign.generation, assign.held_step) == (number + 1, 10)
     assert [one.holds for one in assign.roster] == [True, True]
+
+
+def test_it_is_told_for_whom_a_job_waits_that_others_have_finished(desk: Any) -> None:
+    """One that only sends heartbeats holds it up; the operator may give it up."""
+    desk.submit()
+    number = desk.run_generation("a", "b", "c")
+    assert desk.core.explain() == ""
+    desk.finished("a", generation=number)
+    assert desk.core.explain().startswith("waiting for b, c to finish as the others have")

@@ -86,7 +86,7 @@ def test_servers_are_the_last_ranks(desk: Any) -> None:
     assert roster(desk) == [("a", False), ("z", False), ("ps-1", True)]
     assert desk.cluster.job.servers == 1
     (began,) = desk.told_of("generation_running")
-    assert "runs with 2 workers and 1 parameter servers from" in began.message
+    assert "runs with 2 workers and 1 parameter server from" in began.message
     assert (began.details["world_size"], began.details["servers"]) == (3, 1)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dtd.job import parse_job, to_mapping
+from dtd.job.strategy_table import SHARDED
 
 LOOPBACK: Final = "loopback"
 GIGABIT: Final = "1gbit"
@@ -128,7 +129,7 @@ def job_of(
         holds: likewise.
         strategy: its `[strategy]` table; a momentum there takes the place of the optimizer's.
     """
-    if strategy and strategy.get("stage") == 3:  # a pass before training shows the order of units
+    if strategy and strategy.get("name") in SHARDED:  # a pass before training shows uses
         holds = [steps_before + 1 for steps_before in holds]
     plain = bool(workload.optimizer) or bool(strategy and "momentum" in strategy)
     momentum = 0.0 if plain else 0.9

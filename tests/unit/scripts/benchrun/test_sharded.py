@@ -94,6 +94,16 @@ def test_workloads_have_momentum_unless_they_name_an_optimizer():
     assert (job.optimizer.name, job.optimizer.momentum) == ("adam", 0.0)
 
 
+def test_a_gate_is_not_reached_by_the_pass_before_training():
+    holds = [
+        job_of(WORKLOADS["mlp-16"], steps=9, gates="", holds=[0, 4], strategy=table)["task"][
+            "holds"
+        ]
+        for table in sharded.stages().values()
+    ]
+    assert holds == [[0, 4], *[[1, 5]] * (len(holds) - 1)]
+
+
 def rows_of(records):
     rows = memory.memory_table(records).splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

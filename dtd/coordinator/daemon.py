@@ -51,6 +51,7 @@ from dtd.coordinator.web_desk import WebDesk
 from dtd.coordinator.worker_links import WorkerLinks
 from dtd.core.limits.quotas import Quotas
 from dtd.core.limits.shares import Shares, connections_for
+from dtd.core.membership import allocation
 from dtd.core.membership.events import (
     Effect,
     Event,
@@ -215,8 +216,9 @@ class Coordinator:
     async def start(self) -> None:
         """Listen, and take up the jobs that had not ended."""
         self._loop.set_exception_handler(self.containment.stray)
-        for number, job in self.store.unfinished_jobs():
-            self.job_numbers[job.id] = number
+        unfinished = self.store.unfinished_jobs()
+        self.job_numbers |= {job.id: number for number, job in unfinished}
+        for job in allocation.in_order([job for _, job in unfinished]):
             with self.containment.around(f"taking up job {job.id}"):
                 self._driver.handle(Submitted(job=job))
         self.copies.start()

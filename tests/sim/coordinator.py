@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from functools import partial
 
-from dtd.core.membership import registration
+from dtd.core.membership import allocation, registration
 from dtd.core.membership.events import (
     CancelRequested,
     Disconnect,
@@ -71,7 +71,7 @@ class CoordinatorProcess:
         for job in store.ended():
             if job.id not in surroundings.oracle.ended_jobs:
                 surroundings.oracle.ended(job, written=True)
-        for job in unfinished:
+        for job in allocation.in_order(unfinished):
             self.handle(Submitted(job=job))
         surroundings.network.listen(COORDINATOR, self)
 

@@ -44,6 +44,15 @@ def resumes_in_pool(job: Job) -> bool:
     return bool(job.terms.workers) and job.state is not JobState.QUEUED
 
 
+def in_order(unfinished: Sequence[Job]) -> list[Job]:
+    """The jobs of a store in the order in which a coordinator takes them up: the begun ones first.
+
+    One that was submitted later may have begun before others, if the store failed in between: it
+    trains, and must not wait for jobs that would be given its workers.
+    """
+    return sorted(unfinished, key=lambda job: job.state is JobState.QUEUED)
+
+
 def lacking(pool: ClusterState) -> int:
     """How many workers the pool's job lacks, not counting parameter servers.
 

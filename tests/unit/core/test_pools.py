@@ -302,6 +302,13 @@ def test_jobs_that_were_active_go_on_where_they_were(cluster: Cluster) -> None:
     assert cluster.places()["w1"] == "j-1"
 
 
+def test_jobs_that_had_begun_are_taken_up_first(cluster: Cluster) -> None:
+    """A store that failed in between has a queued job before the one that trains."""
+    jobs = [Job(id=f"j-{n}", spec={"job": {"name": "j"}}) for n in (1, 2, 3, 4)]
+    jobs[2].state, jobs[3].state = JobState.STOPPING, JobState.RUNNING
+    assert [job.id for job in allocation.in_order(jobs)] == ["j-3", "j-4", "j-1", "j-2"]
+
+
 @pytest.mark.parametrize(("job", "generation"), [("j-1", 3), ("j-2", 4)])
 def test_a_worker_that_two_jobs_expect_belongs_to_the_one_it_returns_with(
     cluster: Cluster, job: str, generation: int

@@ -50,7 +50,7 @@ class Swept:
         spec = {**SPEC, "base": {**BASE, "task": gates.task}}
         self.begun = daemons.ask(m.BeginSweep(spec=spec))
         for _ in range(2):
-            daemons.await_event("generation_running", "with 1 workers")
+            daemons.await_event("generation_running", "with 1 worker ")
         self.half = daemons.ask(m.ShowSweep(sweep=self.begun["sweep"]))
         daemons.child("coordinator").signal_group(9)
         daemons.child("coordinator").wait(60)

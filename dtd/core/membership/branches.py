@@ -21,7 +21,10 @@ Key = tuple[int, int]
 
 
 class Branch(NamedTuple):
-    """States after (generation, step) that generations before `before` have committed."""
+    """States that are not ancestors of (generation, step), of generations before `before`.
+
+    Those are all of later generations, and of its own and earlier ones what has more steps.
+    """
 
     generation: int
     step: int
@@ -35,7 +38,11 @@ def remembered(known: Iterable[Sequence[Any]]) -> tuple[Branch, ...]:
 
 def is_left(key: Key, branches: Iterable[Branch]) -> bool:
     """Whether the job continues without the state of this key."""
-    return any(key > (one.generation, one.step) and key[0] < one.before for one in branches)
+    generation, step = key
+    return any(
+        generation < one.before and (generation > one.generation or step > one.step)
+        for one in branches
+    )
 
 
 def why_impossible(key: Key, job: Job) -> str:

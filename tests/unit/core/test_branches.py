@@ -75,3 +75,14 @@ def test_a_member_knows_also_what_its_own_generation_leaves() -> None:
         branches=(m.Branch(generation=1, step=100, before=4),),
     )
     assert told_by(assign) == (Branch(1, 100, 4), Branch(6, 120, 9))
+
+
+def test_a_branch_that_was_taken_up_and_left_again_is_left() -> None:
+    """Generation 2 began with step 0, 3 with step 14 of generation 1, 4 with step 4 of 2."""
+    known = left((), (0, 0), 2)
+    known = left(known, (1, 14), 3)
+    assert not is_left((1, 14), known)
+    known = left(known, (2, 4), 4)
+    assert is_left((1, 14), known)
+    assert is_left((3, 16), known)
+    assert not is_left((1, 4), known)

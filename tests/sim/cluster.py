@@ -277,10 +277,27 @@ class Cluster:
             scheduler.at(at_s, partial(self.strike, fault))
         last_s = max((at_s for at_s, _ in self._plan), default=0.0)
         scheduler.run(until_s=last_s + patience_s, done=self._all_ended)
+        if not self._all_ended() and self._heeds_the_status():
+            scheduler.run(until_s=scheduler.now + patience_s, done=self._all_ended)
         if not self._all_ended():
             raise NothingEnds(f"nothing has ended by {scheduler.now:.1f} s: {self._explain()}")
         scheduler.run(until_s=scheduler.now + LINGER_S, done=lambda: False)
         return self
+
+    def _heeds_the_status(self) -> bool:
+        """Do as the status says, as an operator would: resume a job in doubt, or wait on.
+
+        Returns:
+            Whether it says either for each job that waits.
+        """
+        coordinator = self.machines.coordinator
+        waiting = {} if coordinator is None else coordinator.membership.explanations()
+        for job, said in waiting.items():
+            if "the coordinator's store has gone back" in said:
+                self.strike(faults.Fault(verb="resume", names=(job,)))
+            elif "as the job does in" not in said:
+                return False
+        return bool(waiting)
 
     def strike(self, fault: faults.Fault, where: str = "") -> None:
         """Apply a fault now."""

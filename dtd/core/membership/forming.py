@@ -149,11 +149,13 @@ def count_prepared(cluster: ClusterState, job: Job) -> None:
 def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     """The survivors, if together they remember all of the state; of a sharded one each has a part.
 
-    A job with such survivors continues at once, without waiting for anybody.
+    A job with such survivors continues at once, without waiting for anybody; not if one of them has
+    a part of a newer state, of which the absent ones may have the rest.
     """
     survivors, present = cluster.survivors(job), cluster.available()
-    start = choice.start_key(job, present)
+    start, newest = choice.start_key(job, present), choice.newest_key(job, present)
     older = start < (job.start_generation, job.start_step) or start[1] < job.step
+    older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
     if job.terms.sharded and (older or not covers(present, start)):
         return []
     return survivors

@@ -119,6 +119,26 @@ def test_the_last_step_alone_is_waited_for_too(desk: Any) -> None:
     )
 
 
+def test_a_step_that_only_one_who_has_left_has_told_of_is_waited_for_too(desk: Any) -> None:
+    """It counts when two members tell of it, and the others are away, as is a shard of it."""
+    number = running(desk)
+    desk.commit(4)
+    for name in FOUR:
+        saved(desk, name, (number, 4))
+    for name in "cd":
+        desk.lost(name)
+        desk.register(name, incarnation=2)
+        desk.warmed(name, held=(at(number, 4, share(name), "checkpoint"),))
+    desk.silence(desk.now + 20.0, "c", "d")
+    desk.back("a", generation=number, roster_id=desk.cluster.job.roster_id)
+    froze(desk, "a", number, 5, at(number, 4, share("a"), "checkpoint"))
+    assert (desk.cluster.job.step, desk.cluster.run.generation) == (4, number)
+    assert "no present worker has the shards" in desk.core.explain()
+    desk.back("b", generation=number, roster_id=desk.cluster.job.roster_id)
+    froze(desk, "b", number, 5)
+    assert desk.told("a", m.Assign)[-1].held_step == 4  # b and a lack a shard of step 5
+
+
 def test_it_goes_on_at_once_when_one_of_them_is_back_with_its_memory(desk: Any) -> None:
     number = lose_two(desk)
     desk.back("b", generation=number, roster_id=desk.cluster.job.roster_id)

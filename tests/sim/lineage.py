@@ -238,6 +238,9 @@ class Lineage:
             assign,
             state,
         )
+        newest = max(number for job, number in self._starts if job == assign.job)
+        if assign.generation < newest and state.lineage in self._made_of:
+            return  # it was away while the job went on from the parameters of this state
         if self._went_back or (assign.job, assign.generation) in self._fell_back:
             self._fell_back.discard((assign.job, assign.generation))
             self._take_up(self._line(state.job), state.step, state.lineage)

@@ -238,7 +238,7 @@ class Lineage:
             assign,
             state,
         )
-        newest = max(number for job, number in self._starts if job == assign.job)
+        newest = max((number for job, number in self._starts if job == assign.job), default=0)
         if assign.generation < newest and state.lineage in self._made_of:
             return  # it was away while the job went on from the parameters of this state
         if self._went_back or (assign.job, assign.generation) in self._fell_back:

@@ -152,13 +152,14 @@ def remembering(cluster: ClusterState, job: Job) -> list[Worker]:
     A job with such survivors continues at once, without waiting for anybody; not if one of them has
     a part of a newer state, of which the absent ones may have the rest.
     """
-    survivors, present = cluster.survivors(job), cluster.available()
+    survivors = cluster.survivors(job)
+    if not job.terms.sharded:
+        return survivors
+    present = cluster.available()
     start, newest = choice.start_key(job, present), choice.newest_key(job, present)
     older = start < (job.start_generation, job.start_step) or start[1] < job.step
     older |= newest > start and not branches.is_left(newest, branches.remembered(job.branches))
-    if job.terms.sharded and (older or not covers(present, start)):
-        return []
-    return survivors
+    return [] if older or not covers(present, start) else survivors
 
 
 def why_incomplete(cluster: ClusterState, job: Job) -> str:

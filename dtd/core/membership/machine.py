@@ -434,9 +434,9 @@ class Membership:
     def _why_unfinished(self) -> str:
         """Which members a job waits for that others have finished, in words; empty if none has."""
         members = self.cluster.members()
-        late = ", ".join(w.name for w in members if w.state in TRAINING)
         if all(member.state is not WorkerState.FINISHED for member in members):
             return ""
+        late = ", ".join(w.name for w in members if w.state in TRAINING)
         return f"waiting for {late} to finish as the others have; `dtdctl kill-worker` gives one up"
 
 

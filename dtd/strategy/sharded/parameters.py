@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from dtd.core.ring.buckets import BucketPlan
 from dtd.core.ring.chunks import Operation
 from dtd.strategy.sharded.direct_uses import DirectUses
+from dtd.strategy.sharded.gates import Gates
 from dtd.strategy.sharded.storages import bucket_finder
 from dtd.strategy.wire_memory import bucket_memory
 from dtd.transport.api import BucketMemory
@@ -83,8 +83,7 @@ class FlatParameters:
         self._awaited: set[int] = set()
         self._asked: set[int] = set()
         self._wait: Callable[[int], None] = _nothing
-        self._hooks: list[RemovableHandle] = []
-        self._gated: list[nn.Module] = []
+        self._gates = Gates()
         self._waits_at_once = any(type(one).__name__ in _UNGATED for one in model.modules())
         if not self._waits_at_once:
             for module in model.modules():
@@ -155,11 +154,7 @@ class FlatParameters:
     def close(self) -> None:
         """Remove the hooks."""
         self.forget()
-        for hook in self._hooks:
-            hook.remove()
-        for module in self._gated:
-            module._parameters = dict(module._parameters.items())  # noqa: SLF001
-        self._hooks, self._gated = [], []
+        self._gates.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatParameters:
         """Return the same object: the hooks of a copied model have nothing of their own here."""
@@ -168,14 +163,13 @@ class FlatParameters:
 
     def _gate(self, module: nn.Module) -> None:
         """Let a module wait for its own parameters."""
-        own = module._parameters  # noqa: SLF001 - as DeepSpeed's ZeRO 3: torch has no other way
-        buckets = {self._bucket_of[id(p)] for p in own.values() if id(p) in self._bucket_of}
+        own = module.parameters(recurse=False)
+        buckets = {self._bucket_of[id(p)] for p in own if id(p) in self._bucket_of}
         if not buckets:
             return
         before = partial(self._before_forward, sorted(buckets, reverse=True))
-        self._hooks.append(module.register_forward_pre_hook(before))
-        module._parameters = Gated(own, self._before_use)  # noqa: SLF001
-        self._gated.append(module)
+        self._gates.hold(module.register_forward_pre_hook(before))
+        self._gates.gate(module, self._before_use)
 
     def _before_forward(self, buckets: Sequence[int], module: nn.Module, given: Any) -> None:
         del module, given
@@ -194,46 +188,6 @@ class FlatParameters:
             self._wait(len(self.flats) - 1 - bucket)
             self._awaited.discard(bucket)
             self.waited_s += time.perf_counter() - begun_s
-
-
-class Gated(dict[str, Any]):
-    """A module's parameters by name; whoever reads one waits until it is current.
-
-    Args:
-        given: the parameters.
-        before_use: called with a parameter before it is handed out.
-    """
-
-    def __init__(self, given: dict[str, Any], before_use: Callable[[Any], None]) -> None:
-        super().__init__(given)
-        self._before_use = before_use
-
-    def __getitem__(self, name: str) -> Any:
-        parameter = super().__getitem__(name)
-        self._before_use(parameter)
-        return parameter
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """As of a dictionary."""
-        return super().get(name, default) if name not in self else self[name]
-
-    def values(self) -> Any:
-        """As of a dictionary."""
-        self._before_all()
-        return super().values()
-
-    def items(self) -> Any:
-        """As of a dictionary."""
-        self._before_all()
-        return super().items()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies of the model have ordinary parameters."""
-        return dict, (dict(self.items()),)
-
-    def _before_all(self) -> None:
-        for parameter in super().values():
-            self._before_use(parameter)
 
 
 def _nothing(bucket: int) -> None:

@@ -5,11 +5,9 @@
     backward   they are gathered again when autograd needs what it has saved of them; each bucket of
                gradients is reduce-scattered, and the unit is released after its last gradient
 
-The unit that comes next is prefetched.  A parameter is needed when a unit's forward begins, when a
-module's parameter is read as an attribute, and when autograd unpacks a tensor that shares its
-memory.  So recomputed blocks, tied weights and parameters that another module uses need no special
-care; what is used outside of its own unit's forward, or returned by it, stays until its gradients
-are there.  What none of this shows (`dtd.strategy.sharded.direct_uses`) is refused.
+The unit that comes next is prefetched.  `dtd.strategy.sharded.unit_uses` tells which one is needed
+now; what is used outside of its own unit's forward, or returned by it, stays until its gradients
+are there.
 
 All ranks gather in the order of a pass that was watched (`dtd.strategy.sharded.schedule`), also
 those with fewer micro-batches.  Another order at run time ends the job.
@@ -22,14 +20,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from dtd.core.engine.shards import NOTHING, ShardSet
 from dtd.core.ring.buckets import BucketPlan, Place
@@ -38,21 +30,18 @@ from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
 from dtd.strategy.gradients import layouts_of
-from dtd.strategy.sharded.direct_uses import DirectUses
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
-from dtd.strategy.sharded.parameters import Gated
 from dtd.strategy.sharded.pass_plan import PassPlan
 from dtd.strategy.sharded.pooled_gradients import Passes
-from dtd.strategy.sharded.schedule import Recorder, Schedule
+from dtd.strategy.sharded.schedule import Schedule
 from dtd.strategy.sharded.state import ShardedState
+from dtd.strategy.sharded.unit_uses import STAGE_2, UnitUses
 from dtd.strategy.sharded.units import Unit
 from dtd.strategy.sharded.whole_gradients import Await, Submit
 from dtd.strategy.sharded.wire_pool import Turn, WirePool
 from dtd.transport.api import BucketMemory
-
-_STAGE_2: Final = "use strategy.stage = 2, which gathers no parameters"
 
 
 @dataclass(slots=True)
@@ -66,14 +55,6 @@ class _Pass:
     gathered: set[int] = field(default_factory=set)
     ahead: set[int] = field(default_factory=set)
     over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What autograd has saved of a unit's parameters."""
-
-    unit: int
-    tensor: Tensor
 
 
 class UnitPasses(CopiedSums):
@@ -108,8 +89,7 @@ class UnitPasses(CopiedSums):
         codec: Codec | None,
         passes: Passes,
     ) -> None:
-        self._parameters, self._names = list(parameters), list(names)
-        self._modules = [unit.module for unit in units]
+        self._parameters = list(parameters)
         self._memory = GatheredParameters(parameters, plan)
         self._places: list[tuple[Place, ...]] = [bucket.places for bucket in plan.buckets]
         self._unit_of = list(unit_of)
@@ -117,17 +97,11 @@ class UnitPasses(CopiedSums):
             [bucket for bucket, one in enumerate(unit_of) if one == unit]
             for unit in range(len(units))
         ]
-        self._bucket_of = {p.parameter: b for b, places in enumerate(self._places) for p in places}
-        self._unit_by_id = {
-            id(parameter): unit_of[self._bucket_of[index]]
-            for index, parameter in enumerate(parameters)
-        }
         layouts = layouts_of(self._parameters, plan)
         self._pool = WirePool(layouts, mirrors=mirrors, codec=codec)
         self._held = HeldGradients(layouts)
         self._passes = passes
         self._state: ShardedState | None = None
-        self._recorder: Recorder | None = None
         self._schedule = Schedule(gathers=(), keeps=(), exchanges=(), tail=0, gradients=())
         self._plan = PassPlan(turns=(), reduces={}, ends=(), before=())
         self._whole: list[Turn] = []
@@ -135,29 +109,12 @@ class UnitPasses(CopiedSums):
         self._trainers = 1
         self._total = self._number = 0
         self._now = self._new_pass()
-        self._runs = False
         self._check: Callable[[], None] = _nothing
         self.wants_whole = False
         self.waited_s = 0.0
         self.present = [False] * len(self._parameters)
-        self._hooks: list[RemovableHandle] = []
-        self._gated: list[nn.Module] = []
-        self._install(units, model)
-
-    def _install(self, units: Sequence[Unit], model: nn.Module) -> None:
-        for number, unit in enumerate(units):
-            before = partial(self._on_forward, number)
-            after = partial(self._on_forward_end, number)
-            self._hooks.append(unit.module.register_forward_pre_hook(before))
-            self._hooks.append(unit.module.register_forward_hook(after))
-        for index, parameter in enumerate(self._parameters):
-            hook: Any = parameter.register_post_accumulate_grad_hook
-            self._hooks.append(hook(partial(self._on_gradient, index)))
-        for module in model.modules():
-            own = module._parameters  # noqa: SLF001 - as for stage 1
-            if any(id(parameter) in self._unit_by_id for parameter in own.values()):
-                module._parameters = Gated(own, self._on_use)  # noqa: SLF001
-                self._gated.append(module)
+        bucket_of = self._memory.bucket_of
+        self._uses = UnitUses(parameters, names, plan, units, unit_of, model, bucket_of=bucket_of)
 
     # --- between steps ---------------------------------------------------------------------
 
@@ -190,18 +147,7 @@ class UnitPasses(CopiedSums):
         Args:
             run: forward and backward over some rows; all parameters are in memory.
         """
-        recorder = self._recorder = Recorder(self._unit_of)
-        uses = DirectUses(self._memory.bucket_of, lambda b: self._unit_of[b] in recorder.here)
-        try:
-            with saved_tensors_hooks(self._pack_saved, self._unpack_saved), uses:
-                run()
-        finally:
-            self._recorder = None
-            for parameter in self._parameters:
-                parameter.grad = None
-        if uses.first is not None:
-            raise TaskError(uses.message(self._places, self._names), remedy=_STAGE_2)
-        self._schedule = recorder.schedule()
+        self._schedule = self._uses.watch(run)
         self._plan = PassPlan.of(self._schedule, self._buckets_of)
 
     def regroup(self, world: World) -> None:
@@ -213,7 +159,6 @@ class UnitPasses(CopiedSums):
         """The step is over: release what is gathered."""
         self._pool.end()
         self._whole_awaited = False
-        self._runs = False
         self.drop()
 
     def drop(self) -> None:
@@ -283,12 +228,10 @@ class UnitPasses(CopiedSums):
     ) -> LossSum:
         """See `ShardGradients`; parameters and gradients use the exchanges of `start` above."""
         del start, wait, refreshed
-        self._runs = True
-        with saved_tensors_hooks(self._pack_saved, self._unpack_saved):
+        with self._uses.told_to(self):
             sums = work.backward("", 0, passed=self._end_pass)
         while self._number < self._total:
             self._end_pass()
-        self._runs = False
         self._memory.hide()
         return sums
 
@@ -315,17 +258,8 @@ class UnitPasses(CopiedSums):
 
     def close(self) -> None:
         """See `ShardGradients`."""
-        for hook in self._hooks:
-            hook.remove()
-        for module in self._gated:
-            module._parameters = dict(module._parameters.items())  # noqa: SLF001
-        self._hooks, self._gated = [], []
+        self._uses.close()
         self._pool.close()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> UnitPasses:
-        """Return the same object: the hooks of a copied model have nothing of their own here."""
-        del memo
-        return self
 
     # --- a pass ----------------------------------------------------------------------------
 
@@ -393,54 +327,17 @@ class UnitPasses(CopiedSums):
 
     # --- parameters ------------------------------------------------------------------------
 
-    def _on_forward(self, unit: int, module: nn.Module, given: Any) -> None:
-        del given
-        if module is self._modules[unit]:  # no copy of it
-            self._need(unit)
+    def end(self, unit: int) -> None:
+        """See `dtd.strategy.sharded.unit_uses.Listener`: release the unit, if it is not needed."""
+        keeps, now = self._schedule.keeps, self._now
+        kept = now.ends < len(keeps) and keeps[now.ends]
+        now.ends += 1
+        if not kept:
+            self._release(unit)
 
-    def _on_forward_end(self, unit: int, module: nn.Module, given: Any, result: Any) -> None:
-        del given
-        if module is not self._modules[unit] or self._is_part_of(result, unit):
-            return
-        if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - recomputed in backward
-            return
-        if self._recorder is not None:
-            self._recorder.end(unit)
-        elif self._runs:
-            kept = (
-                self._now.ends < len(self._schedule.keeps)
-                and (self._schedule.keeps[self._now.ends])
-            )
-            self._now.ends += 1
-            if not kept:
-                self._release(unit)
-
-    def _is_part_of(self, result: Any, unit: int) -> bool:
-        """Whether a module has returned parameters of its own, which are then used elsewhere."""
-        tensors = (one for one in tree_leaves(result) if isinstance(one, Tensor))
-        return any(self._memory.bucket_of(one) in self._buckets_of[unit] for one in tensors)
-
-    def _on_use(self, parameter: Any) -> None:
-        unit = self._unit_by_id.get(id(parameter))
-        if unit is not None:
-            self._need(unit)
-
-    def _pack_saved(self, tensor: Tensor) -> Any:
-        bucket = self._memory.bucket_of(tensor)
-        return tensor if bucket is None else _Saved(self._unit_of[bucket], tensor)
-
-    def _unpack_saved(self, saved: Any) -> Tensor:
-        if isinstance(saved, _Saved):
-            self._need(saved.unit)
-            return saved.tensor
-        tensor: Tensor = saved
-        return tensor
-
-    def _need(self, unit: int) -> None:
-        """A unit's parameters are about to be used."""
-        if self._recorder is not None:
-            self._recorder.need(unit)
-        if not self._runs or unit in self._now.gathered:
+    def need(self, unit: int) -> None:
+        """See `dtd.strategy.sharded.unit_uses.Listener`: gather the unit, if it is not there."""
+        if unit in self._now.gathered:
             return
         begun_s = time.perf_counter()
         now, gathers = self._now, self._schedule.gathers
@@ -448,7 +345,7 @@ class UnitPasses(CopiedSums):
             raise TaskError(
                 "the model uses its parameters in another order than in the pass over a few rows"
                 f" before training (gather {now.gathers} of {len(gathers)})",
-                remedy=f"{_STAGE_2}, or let forward do the same for all rows",
+                remedy=f"{STAGE_2}, or let forward do the same for all rows",
             )
         end = self._plan.ends[now.gathers]
         now.gathers += 1
@@ -473,25 +370,19 @@ class UnitPasses(CopiedSums):
 
     # --- gradients -------------------------------------------------------------------------
 
-    def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        bucket = self._bucket_of[index]
-        if self._recorder is not None:
-            self._recorder.gradient(bucket, index)
-            parameter.grad = None
-            return
-        if not self._runs:
-            return  # a task's metrics may run backward, too
+    def gradient(self, bucket: int, parameter: int) -> None:
+        """See `dtd.strategy.sharded.unit_uses.Listener`: pack it, and send what is complete."""
         self._check()
         now = self._now
         if self._plan.reduces[bucket] < now.sent:
             raise TaskError(
                 "backward computes gradients in another order than in the pass over a few rows"
                 " before training",
-                remedy=f"{_STAGE_2}, or let forward do the same for all rows",
+                remedy=f"{STAGE_2}, or let forward do the same for all rows",
             )
-        self.present[index] = True
+        self.present[parameter] = True
         filling = now.fillings[bucket]
-        filling.arrived.add(index)
+        filling.arrived.add(parameter)
         if filling.flat is None:
             filling.flat = self._pool.piece(self._first + self._plan.reduces[bucket])
         if filling.flat is not None:

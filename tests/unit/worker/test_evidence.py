@@ -192,7 +192,7 @@ def test_a_file_whose_server_does_not_answer_is_named(start, monkeypatch):
 
 def test_uninterruptible_sleep_is_a_disk(start):
     """A process that waits for a child made by vfork sleeps so."""
-    code = "import ctypes,os,time\nif ctypes.PyDLL(None).vfork() == 0: time.sleep(60)"
+    code = "import ctypes,signal\nif ctypes.PyDLL(None).vfork() == 0: signal.pause()"
     with subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) as child:
         try:
             desk = EvidenceHandler(start(wait_for_a_lock))

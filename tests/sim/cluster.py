@@ -136,7 +136,7 @@ class Cluster:
         `drifts_at` on, its replicas differ, as with state that is unknown to dtd.
         """
         if drifts_at:
-            self.oracle.flipped()
+            self.oracle.causes.flipped = True
         spec: dict[str, Any] = {
             "job": {"name": "job"},
             "elastic": {

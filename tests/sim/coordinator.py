@@ -217,7 +217,7 @@ class CoordinatorProcess:
     def _on_saved(self, effect: SaveJob) -> None:
         if not self.alive:
             return
-        self.surroundings.oracle.written(effect.job)
+        self.surroundings.oracle.keeping.written(effect.job)
         failure = self.store.save(effect.job)
         if effect.announces:
             saved = JobSaved(job=effect.job.id, generation=effect.announces, failure=failure)

@@ -126,7 +126,7 @@ def _loop(target: Target, name: str) -> None:
 def _corrupt(target: Target, name: str) -> None:
     process = target.process(name)
     if process is not None and process.trainer is not None:
-        target.oracle.flipped()
+        target.oracle.causes.flipped = True
         process.trainer.session.corrupt()
 
 
@@ -238,7 +238,7 @@ def _mend_store(target: Target, _coordinator: str) -> None:
 
 
 def _cancel(target: Target, job: str) -> None:
-    target.oracle.cancelled()
+    target.oracle.causes.cancels += 1
     target.ask(CancelRequested(job=job))
 
 
@@ -326,5 +326,5 @@ HARMLESS: Final = frozenset(
 def apply(fault: Fault, target: Target) -> None:
     """Apply a fault now."""
     if fault.verb not in HARMLESS:
-        target.oracle.struck(fault.names)
+        target.oracle.causes.struck(fault.names)
     VERBS[fault.verb](target, *fault.names)

@@ -128,7 +128,9 @@ class Machines:
         """
         if not self.store.has_backup_of(set(self.oracle.ended_jobs)):
             return
-        self.oracle.struck(self.running())  # training workers are told to leave their generation
+        self.oracle.causes.struck(
+            self.running()
+        )  # training workers are told to leave their generation
         self.stop(COORDINATOR)
         self.oracle.went_back()
         self.store.go_back()

@@ -17,14 +17,11 @@ committed steps are in `tests.sim.lineage`; the other rules are:
 * a rank's residual goes forward and back with its steps (`tests.sim.residuals`);
 * once a newer generation runs, an older one commits only the state from which the newer one
   started;
-* no worker is evicted or restarted, no ring breaks and no link is reported as bad unless a fault of
-  the plan affects one of the processes concerned;
-* a job that is done has completed all its steps, with equal results on all workers, and its result
-  is on a disk;
+* no worker is evicted or restarted, no ring breaks and no link is reported as bad without a cause
+  (`tests.sim.causes`);
+* what a job has computed is on a disk when its workers are let go (`tests.sim.keeping`);
 * a job that is to start from another one's checkpoint does not begin at step 0 unless the operator
   says so;
-* a job that was cancelled or has failed leaves on a disk the state held by workers that no fault
-  affected;
 * a report of an honest worker is never judged false or out of turn;
 * the coordinator relies on nothing that is untrue (`tests.sim.beliefs`);
 * the cores' own invariants hold after every event, and a job or worker that waits states the
@@ -39,7 +36,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from dtd.core.engine.control_word import Flags
-from dtd.core.engine.shards import NOTHING, ShardSet, united
 from dtd.core.membership.allocation import SURPLUS
 from dtd.core.membership.events import Incident
 from dtd.core.membership.machine import Membership
@@ -58,10 +54,12 @@ from dtd.core.ring.machine import Ring
 from dtd.wire import messages as m
 from tests.sim.agreements import Agreements
 from tests.sim.beliefs import Beliefs
+from tests.sim.causes import COORDINATOR, Causes
+from tests.sim.keeping import Keeping
 from tests.sim.lineage import Broken, Lineage, Memory, require
 from tests.sim.replica import State, expected
 from tests.sim.residuals import Residuals
-from tests.sim.rows import RANK_BITS, data_of, entered, page_of, round_begin
+from tests.sim.rows import RANK_BITS, entered, page_of, round_begin
 from tests.sim.shard_rules import ShardRules, known
 from tests.sim.store import SimulatedStore
 
@@ -72,11 +70,8 @@ EXPLAIN_EVERY = 16
 JOINS_S = 20.0
 """Time within which a ready worker joins a running generation."""
 HANGS = ("is stuck", "has been stuck", "does not answer", "training hangs")
-HURRIES = 2
-"""More requests to cancel a job than these may end it before its state is saved."""
 ENDING = ("stopping", "saving")
 MASK = (1 << RANK_BITS) - 1
-COORDINATOR = "coordinator"
 
 
 class Oracle:
@@ -91,7 +86,6 @@ class Oracle:
         self, *, remembered: Callable[[str], Iterable[Memory]], saved: Callable[[str], int]
     ) -> None:
         self._remembered = remembered
-        self._saved = saved
         self.frames = 0
         self.commits = 0
         self.checks = 0
@@ -99,15 +93,14 @@ class Oracle:
         self.liars: set[str] = set()  # workers that lie to the coordinator
         self.forgers: set[str] = set()  # workers that lie to the other ranks of their ring
         self._ended_for_good: set[str] = set()
+        self.causes = Causes()
         self.lineage = Lineage()
         self.residuals = Residuals(self.liars)
         self.agreements = Agreements()
         self.shards = ShardRules(self.liars, self.forgers)
-        self._touched: set[str] = set()
-        self._flipped = False
-        self._went_back = False
-        self._task_failed = False
-        self._cancels = 0
+        self.keeping = Keeping(
+            self.causes, self.agreements, self.liars, remembered=remembered, saved=saved
+        )
         self._rosters: dict[Generation, m.Assign] = {}
         self._datasets: dict[Generation, str] = {}
         self._steps: dict[Generation, dict[int, int]] = {}
@@ -117,7 +110,6 @@ class Oracle:
         self._newest: dict[str, Job] = {}
         self._trains: dict[str, int] = {}
         self._resumed: set[str] = set()
-        self._published: dict[tuple[str, str, int, int], ShardSet] = {}
         self._connected: set[str] = set()
         self._dead: set[str] = set()
         self._origins: dict[str, str] = {}
@@ -131,36 +123,14 @@ class Oracle:
 
     # --- the plan --------------------------------------------------------------------------
 
-    def struck(self, names: Collection[str]) -> None:
-        """A fault affects these processes."""
-        self._touched.update(names)
-
-    def flipped(self) -> None:
-        """Bits of a state have flipped: from now on any worker may be taken for the faulty one."""
-        self._flipped = True
-
     def backed_up(self) -> None:
         """A backup of the coordinator's store is taken."""
         self.lineage.backed_up()
 
     def went_back(self) -> None:
         """The coordinator's store is restored from a backup."""
-        self._went_back = True
+        self.causes.went_back = True
         self.lineage.went_back()
-
-    def task_failed(self, name: str) -> None:
-        """The job's own code has raised on a worker, and its ring ends."""
-        self._task_failed = True
-        self.struck([name])
-
-    def cancelled(self) -> None:
-        """The operator cancels a job; a second request ends the generation before its boundary."""
-        self._cancels += 1
-
-    def caused(self, names: Collection[str], what: str, *details: object) -> None:
-        """Check that a fault accounts for what happens to one of these processes."""
-        guilty = self._flipped or not self._touched.isdisjoint(names)
-        require(guilty, f"{what} without a cause", sorted(names), *details)
 
     # --- data plane ------------------------------------------------------------------------
 
@@ -186,23 +156,6 @@ class Oracle:
     def prepares(self, prepare: m.Prepare) -> None:
         """A worker is told of a job, and perhaps of another one with whose weights it begins."""
         self._origins[prepare.job] = prepare.from_job
-
-    # --- disks -----------------------------------------------------------------------------
-
-    def published(self, name: str, state: State) -> None:
-        """A worker has published a checkpoint."""
-        key = (name, state.job, *state.key)
-        self._published[key] = self._published.get(key, NOTHING) | state.part
-
-    def written(self, job: Job) -> None:
-        """The coordinator stores a job; the recorded holders of its checkpoint must have it."""
-        key = (job.checkpoint_generation, job.checkpoint_step)
-        for name in set(job.checkpoint_holders) - self.liars:
-            known = (name, job.id, *key) in self._published
-            require(known, "a checkpoint is said to be where it is not", name, key)
-        if job.terms.sharded and job.checkpoint_step and not self.liars:
-            parts = [self._published[name, job.id, *key] for name in job.checkpoint_holders]
-            require(united(parts).is_whole, "a part of a checkpoint counts as all of it", job.id)
 
     # --- members ---------------------------------------------------------------------------
 
@@ -237,10 +190,11 @@ class Oracle:
     def restarted(self, name: str, reason: str) -> None:
         """A worker restarts on its own decision."""
         if self.ended_jobs:
-            self.struck([name])  # it served a job that is over, and is absent until it reconnects
-        if "this process served another" in reason and COORDINATOR in self._touched:
-            self.struck([name])  # a new coordinator does not know for which job it is ready
-        self.caused([name], "a worker restarts", reason)
+            # It served a job that is over, and is absent until it reconnects.
+            self.causes.struck([name])
+        if "this process served another" in reason and COORDINATOR in self.causes.touched:
+            self.causes.struck([name])  # a new coordinator does not know for which job it is ready
+        self.causes.require([name], "a worker restarts", reason)
 
     def assigned(self, assign: m.Assign, dataset: str) -> None:
         """A worker joins a generation."""
@@ -259,10 +213,11 @@ class Oracle:
         Two backups of one epoch give the same ones, until a worker names one (`trust.doubt`).
         """
         key = (assign.job, assign.generation)
-        if not self._went_back or self._rosters.get(key, assign).roster_id == assign.roster_id:
+        same = self._rosters.get(key, assign).roster_id == assign.roster_id
+        if same or not self.causes.went_back:
             return False
         remembered = {memory.state.generation for memory in self._remembered(assign.job)}
-        saved = {of for _, job, of, _ in self._published if job == assign.job}
+        saved = {generation for generation, _ in self.keeping.on_disks(assign.job)}
         return assign.generation not in remembered | saved
 
     def adopted(self, assign: m.Assign, state: State) -> None:
@@ -280,13 +235,6 @@ class Oracle:
         self._running[assign.job] = max(self._running.get(assign.job, (0, 0)), newest)
         self.beliefs.joined(assign)
         self.lineage.took_part(assign, incarnation)
-
-    def froze(self, assign: m.Assign, evidence: str, reason: str) -> None:
-        """A rank's ring has broken."""
-        names = {member.name for member in assign.roster}
-        if self._task_failed or self._cancels > 1:
-            return
-        self.caused(names, "a ring breaks", f"generation {assign.generation}", evidence, reason)
 
     def committed(self, assign: m.Assign, state: State) -> None:
         """A rank has committed a step.
@@ -361,29 +309,16 @@ class Oracle:
             ended = store.has_ended(message.job) or store.refused(message.job)
             require(ended, "a worker is let go before the end is written down")
         elif isinstance(message, m.Release) and message.reason == SURPLUS:
-            self.struck([name])  # the one that it had replaced has come back
+            self.causes.struck([name])  # the one that it had replaced has come back
         elif isinstance(message, m.Release) and (
             message.state == "left" or any(one in message.reason for one in HANGS)
         ):
-            self._is_spare(name, message.job, store)
-
-    def _is_spare(self, name: str, job: str, store: SimulatedStore) -> None:
-        """The release of a worker while the job continues must not lose a committed step."""
-        memories = list(self._remembered(job))
-        if self._dead & self._connected:
-            return  # the coordinator has not heard of it yet
-        own = [memory.state.step for memory in memories if memory.name == name]
-        others = [memory.state.step for memory in memories if memory.name != name]
-        if any(memory.state.atoms for memory in memories):  # together they hold a state, or none
-            most = max(memory.state.step for memory in memories)
-            others = [known((one for one in memories if one.name != name), most=most)]
-            own = [known(memories, most=most)] if own else []
-        if own and not self._ends(job, store):
-            kept = max([*others, self._saved(job), 0])
-            require(kept >= own[0], "the last one that remembers is let go", name, own[0], kept)
+            heard_of_all = not self._dead & self._connected
+            if heard_of_all and not self._ends(message.job, store):
+                self.keeping.let_go(name, message.job)
 
     def _ends(self, job: str, store: SimulatedStore) -> bool:
-        """Whether the job ends or has ended: `_kept` judges which states it may discard.
+        """Whether the job ends or has ended: which states it may discard is judged then.
 
         A store that fails may not know it yet.
         """
@@ -426,7 +361,7 @@ class Oracle:
                 members=job.roster,
                 living=self._remembered(job.id),
                 excused=self._excused(job, connected),
-                on_disk=any(known[1:] == (job.id, *start) for known in self._published),
+                on_disk=start in self.keeping.on_disks(job.id),
                 made_of=reset.made_of if reset is not None and reset.is_start(job) else None,
             )
         waits = cluster.job is not None and cluster.run.phase is not GenerationState.RUNNING
@@ -500,28 +435,29 @@ class Oracle:
     def foresees(self, incident: Incident) -> None:
         """The coordinator has decided something that it reports once its store is written."""
         if "the job begins afresh" in incident.message:  # with others that a fault has struck
-            self.struck([incident.worker])
+            self.causes.struck([incident.worker])
 
     def incident(self, incident: Incident) -> None:
         """The coordinator reports an incident."""
-        if self._went_back and self.shards.regroups and "starts afresh" in incident.message:
+        if self.causes.went_back and self.shards.regroups and "starts afresh" in incident.message:
             return  # the store has forgotten that the job left the branch of this worker's state
         judged = incident.kind in ("report_dropped", "report_false", "report_contradicted")
         if judged and incident.job not in self.ended_jobs:  # here one may run twice under its id
             lies = incident.worker in self.liars
             lies = lies or (not incident.worker and bool(self.liars))  # one of those it names
             if not lies and self._stands_alone(incident):
-                self.struck([incident.worker])
+                self.causes.struck([incident.worker])
                 lies = True
             require(lies, "an honest word does not count", incident.message)
         never_told = (incident.job, incident.generation) not in self._rosters
-        if incident.generation and never_told and COORDINATOR in self._touched:
-            self.struck([incident.worker])  # it crashed before it could announce the generation
+        if incident.generation and never_told and COORDINATOR in self.causes.touched:
+            # The coordinator crashed before it could announce the generation.
+            self.causes.struck([incident.worker])
         if incident.kind == "worker_lost":
-            self.caused([incident.worker], "a worker is evicted", incident.message)
+            self.causes.require([incident.worker], "a worker is evicted", incident.message)
         elif incident.kind in ("worker_barred", "link_bad"):
             concerned = incident.message.replace(",", " ").replace(";", " ").split()
-            self.caused(concerned, "a link is called bad", incident.message)
+            self.causes.require(concerned, "a link is called bad", incident.message)
 
     def _stands_alone(self, incident: Incident) -> bool:
         """Whether shards are with a worker and a liar only: nobody can tell whose word is true."""
@@ -542,49 +478,4 @@ class Oracle:
         slack = lost if self.liars and job.terms.sharded else 0
         believed = job.steps_lost <= lost + slack
         require(believed, "steps are called lost that are not", job.steps_lost, lost)
-        if job.state is JobState.DONE:
-            self._done(job)
-        elif COORDINATOR not in self._touched and self._cancels <= HURRIES:
-            self._kept(job)
-
-    def _kept(self, job: Job) -> None:
-        saved = self._saved(job.id)
-        sharded = job.terms.sharded
-        for memory in self._remembered(job.id):
-            if sharded and known(self._untouched(job), most=memory.state.step) <= saved:
-                continue
-            require(
-                memory.name in self._touched or memory.state.step <= max(saved, 0),
-                "a job ends and discards steps that somebody holds",
-                f"{memory.name} holds step {memory.state.step}, saved is {saved}",
-            )
-
-    def _untouched(self, job: Job) -> list[Memory]:
-        return [one for one in self._remembered(job.id) if one.name not in self._touched]
-
-    def _copied(self, job: Job) -> None:
-        """Check that the requested number of disks, or those of all holders, have the result."""
-        has = {name for name, of, _, step in self._published if (of, step) == (job.id, job.step)}
-        holders = {one.name for one in self._remembered(job.id) if one.state.step == job.step}
-        enough = len(has) >= int(job.spec["checkpoint"]["copies"])
-        all_have = holders & self._connected <= has
-        enough = enough or job.terms.sharded  # that the parts cover the state is checked before
-        require(enough or all_have, "too few disks have the result", sorted(has), sorted(holders))
-
-    def _done(self, job: Job) -> None:
-        require(self._saved(job.id) == job.step, "no disk has the result", job.id)
-        require(job.step == job.total_steps, "a job is done before its last step", job.step)
-        self._copied(job)
-        digests = set(job.result["replica_digests"].values())
-        data = data_of(job.spec)
-        require(len(digests) == 1, "the replicas of a finished job differ", job.result)
-        honest = {expected(job.id, job.step, data)}
-        if job.optimizer_resets or self._went_back:  # a restored store may have forgotten them
-            honest |= self.agreements.contents(
-                job.id, job.step
-            )  # each of these was checked when it was committed
-        require(
-            self._flipped or digests <= honest,
-            "the replicas of a finished job differ from an honest one",
-            job.result,
-        )
+        self.keeping.ended(job, self._connected)

@@ -259,7 +259,7 @@ class JobSession:
             return
         before, self.state = self.state, damaged(self.state, self.shell.name)
         self.prepared = damaged(self.prepared, self.shell.name) if self.prepared else None
-        oracle.flipped()
+        oracle.causes.flipped = True
         oracle.shards.damages(self.shell.name, before, self.state)
 
     # --- the disk --------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class JobSession:
             return
         gone, kept = self.shell.disk.publish(state, self.branches)
         self.shell.surroundings.oracle.lineage.removed(gone)
-        self.shell.surroundings.oracle.published(self.shell.name, state)
+        self.shell.surroundings.oracle.keeping.published(self.shell.name, state)
         self.shell.tell(reports.saved(self.shell.disk.find(state.job, state.key) or state, kept))
 
     # --- time ------------------------------------------------------------------------------

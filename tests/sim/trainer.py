@@ -93,7 +93,7 @@ class TrainingThread:
                 self.session.discard()
             self._shell.surroundings.oracle.shards.froze(self._shell.name, self.session.state)
             regroup.leave(self.session)
-            self._shell.surroundings.oracle.froze(ring.assign, error.evidence, error.message)
+            self._shell.surroundings.oracle.causes.froze(ring.assign, error.evidence, error.message)
             self._froze(ring, error.suspect, error.evidence, error.message)
             return "broken"
         except UnreadableWord as error:
@@ -110,7 +110,7 @@ class TrainingThread:
                 traceback="",
                 step=self.session.held().step,
             )
-            self._shell.surroundings.oracle.task_failed(self._shell.name)
+            self._shell.surroundings.oracle.causes.task_failed(self._shell.name)
             self._shell.feed(member.TrainerFailed(failed=failed))
             self._froze(ring, "", "", "its training has failed")
             ring.end(error.message)

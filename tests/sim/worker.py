@@ -236,7 +236,7 @@ class WorkerProcess:
         assert self.trainer is not None
         if self.surroundings.scheduler.now < self._broken_until_s:
             failed = m.Failed(job=prepare.job, reason="there is no driver", traceback="")
-            self.surroundings.oracle.struck([self.name])
+            self.surroundings.oracle.causes.struck([self.name])
             self.feed(member.TrainerFailed(failed=failed))
             return
         session = self.trainer.session

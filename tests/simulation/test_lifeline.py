@@ -97,7 +97,7 @@ def test_a_word_of_this_ring_ends_it() -> None:
     """What the test above lets come in with a wrong name would have told; one word kills nobody."""
     cluster = second_generation(0)
     scheduler = cluster.machines.surroundings.scheduler
-    cluster.oracle.struck(["worker-2"])
+    cluster.oracle.causes.struck(["worker-2"])
 
     def word() -> None:
         stray(cluster, 2, current(cluster).roster_id, 1 - current(cluster).rank)

@@ -275,10 +275,10 @@ def test_row_that_is_left_out(oracle: Oracle) -> None:
 
 def test_checkpoint_that_is_not_where_it_is_said_to_be(oracle: Oracle) -> None:
     job = Job(id="j", spec={}, checkpoint_generation=1, checkpoint_step=1)
-    oracle.published("w-0", state(1))
-    oracle.written(replace(job, checkpoint_holders=("w-0",)))
+    oracle.keeping.published("w-0", state(1))
+    oracle.keeping.written(replace(job, checkpoint_holders=("w-0",)))
     with pytest.raises(Broken, match="where it is not"):
-        oracle.written(replace(job, checkpoint_holders=("w-0", "w-1")))
+        oracle.keeping.written(replace(job, checkpoint_holders=("w-0", "w-1")))
 
 
 def test_older_generation_that_is_obeyed(oracle: Oracle) -> None:
@@ -299,20 +299,20 @@ def test_fenced_generation_that_goes_on(oracle: Oracle) -> None:
 def test_innocent_worker_that_suffers(oracle: Oracle) -> None:
     lost = Incident(kind="worker_lost", message="w-0 is lost", worker="w-0")
     barred = Incident(kind="worker_barred", message="w-1 stays out: w-0, w-2", worker="w-1")
-    oracle.struck(["w-9"])
+    oracle.causes.struck(["w-9"])
     judges: list[Callable[[], None]] = [
         lambda: oracle.incident(lost),
         lambda: oracle.incident(barred),
         lambda: oracle.restarted("w-0", "why"),
-        lambda: oracle.froze(an_assign(), "silent", "why"),
+        lambda: oracle.causes.froze(an_assign(), "silent", "why"),
     ]
     for judge in judges:
         with pytest.raises(Broken, match="without a cause"):
             judge()
-    oracle.struck(["w-0"])
+    oracle.causes.struck(["w-0"])
     oracle.incident(lost)
     oracle.incident(barred)
-    oracle.froze(an_assign(), "silent", "why")
+    oracle.causes.froze(an_assign(), "silent", "why")
 
 
 def core(**more: Any) -> Any:
@@ -383,7 +383,7 @@ def test_result_on_all_disks_there_are(oracle: Oracle) -> None:
     held = replace(fresh("j"), step=3, generation=1)
     oracle = Oracle(remembered=lambda job: [memory(held)], saved=lambda job: 3)
     oracle.membership(core(deadline=2.0), 1.0, {"w-0"})
-    oracle.published("w-0", held)
+    oracle.keeping.published("w-0", held)
     job = done()
     job.spec["checkpoint"]["copies"] = 2
     oracle.ended(job, written=True)

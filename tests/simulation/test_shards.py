@@ -206,11 +206,11 @@ def test_a_part_of_a_checkpoint_is_none() -> None:
         checkpoint_holders=("a", "b"),
     )
     oracle = four().oracle
-    oracle.published("a", a_state(HALF, step=3))
-    oracle.published("b", a_state(ShardSet.segments([1], 2), step=3))
-    oracle.written(job)
+    oracle.keeping.published("a", a_state(HALF, step=3))
+    oracle.keeping.published("b", a_state(ShardSet.segments([1], 2), step=3))
+    oracle.keeping.written(job)
     with pytest.raises(Broken, match="a part of a checkpoint counts as all of it"):
-        oracle.written(replace(job, checkpoint_holders=("a",)))
+        oracle.keeping.written(replace(job, checkpoint_holders=("a",)))
 
 
 def test_a_shard_of_another_step_is_found() -> None:

@@ -1,0 +1,131 @@
+"""The oracle's rules for what must be on a disk or in memory when workers are let go.
+
+* the holders of a checkpoint that the coordinator names have it;
+* a worker is let go while its job continues only if others remember as much as it does;
+* a job that is done has completed all its steps, with equal results on all workers, and its result
+  is on a disk;
+* a job that was cancelled or has failed leaves on a disk the state held by workers that no fault
+  affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from dtd.core.engine.shards import NOTHING, ShardSet, united
+from dtd.core.membership.records import Job
+from dtd.core.membership.transitions import JobState
+from tests.sim.agreements import Agreements
+from tests.sim.causes import COORDINATOR, Causes
+from tests.sim.lineage import Memory, require
+from tests.sim.replica import Key, State, expected
+from tests.sim.rows import data_of
+from tests.sim.shard_rules import known
+
+HURRIES = 2
+"""More requests to cancel a job than these may end it before its state is saved."""
+
+
+class Keeping:
+    """The rules for all jobs.
+
+    Args:
+        causes: which faults there were.
+        agreements: what ranks have agreed on.
+        liars: workers that lie to the coordinator.
+        remembered: the states of a job that living workers have in memory.
+        saved: the newest step of a job on any disk.
+    """
+
+    def __init__(
+        self,
+        causes: Causes,
+        agreements: Agreements,
+        liars: set[str],
+        *,
+        remembered: Callable[[str], Iterable[Memory]],
+        saved: Callable[[str], int],
+    ) -> None:
+        self._causes, self._agreements, self._liars = causes, agreements, liars
+        self._remembered, self._saved = remembered, saved
+        self._published: dict[tuple[str, str, int, int], ShardSet] = {}
+
+    def on_disks(self, job: str) -> set[Key]:
+        """Keys of all checkpoints of a job that were ever published."""
+        return {(of, step) for _, one, of, step in self._published if one == job}
+
+    def published(self, name: str, state: State) -> None:
+        """A worker has published a checkpoint."""
+        key = (name, state.job, *state.key)
+        self._published[key] = self._published.get(key, NOTHING) | state.part
+
+    def written(self, job: Job) -> None:
+        """The coordinator stores a job; the recorded holders of its checkpoint must have it."""
+        key = (job.checkpoint_generation, job.checkpoint_step)
+        for name in set(job.checkpoint_holders) - self._liars:
+            known = (name, job.id, *key) in self._published
+            require(known, "a checkpoint is said to be where it is not", name, key)
+        if job.terms.sharded and job.checkpoint_step and not self._liars:
+            parts = [self._published[name, job.id, *key] for name in job.checkpoint_holders]
+            require(united(parts).is_whole, "a part of a checkpoint counts as all of it", job.id)
+
+    def let_go(self, name: str, job: str) -> None:
+        """A worker is released while its job continues; no committed step may be lost by that."""
+        memories = list(self._remembered(job))
+        own = [memory.state.step for memory in memories if memory.name == name]
+        others = [memory.state.step for memory in memories if memory.name != name]
+        if any(memory.state.atoms for memory in memories):  # together they hold a state, or none
+            most = max(memory.state.step for memory in memories)
+            others = [known((one for one in memories if one.name != name), most=most)]
+            own = [known(memories, most=most)] if own else []
+        if own:
+            kept = max([*others, self._saved(job), 0])
+            require(kept >= own[0], "the last one that remembers is let go", name, own[0], kept)
+
+    def ended(self, job: Job, connected: Collection[str]) -> None:
+        """A job has ended, when these processes were connected to the coordinator."""
+        if job.state is JobState.DONE:
+            self._done(job, connected)
+        elif COORDINATOR not in self._causes.touched and self._causes.cancels <= HURRIES:
+            self._kept(job)
+
+    def _kept(self, job: Job) -> None:
+        saved = self._saved(job.id)
+        sharded = job.terms.sharded
+        for memory in self._remembered(job.id):
+            if sharded and known(self._untouched(job), most=memory.state.step) <= saved:
+                continue
+            require(
+                memory.name in self._causes.touched or memory.state.step <= max(saved, 0),
+                "a job ends and discards steps that somebody holds",
+                f"{memory.name} holds step {memory.state.step}, saved is {saved}",
+            )
+
+    def _untouched(self, job: Job) -> list[Memory]:
+        return [one for one in self._remembered(job.id) if one.name not in self._causes.touched]
+
+    def _copied(self, job: Job, connected: Collection[str]) -> None:
+        """Check that the requested number of disks, or those of all holders, have the result."""
+        has = {name for name, of, _, step in self._published if (of, step) == (job.id, job.step)}
+        holders = {one.name for one in self._remembered(job.id) if one.state.step == job.step}
+        enough = len(has) >= int(job.spec["checkpoint"]["copies"])
+        all_have = holders & set(connected) <= has
+        enough = enough or job.terms.sharded  # that the parts cover the state is checked before
+        require(enough or all_have, "too few disks have the result", sorted(has), sorted(holders))
+
+    def _done(self, job: Job, connected: Collection[str]) -> None:
+        require(self._saved(job.id) == job.step, "no disk has the result", job.id)
+        require(job.step == job.total_steps, "a job is done before its last step", job.step)
+        self._copied(job, connected)
+        digests = set(job.result["replica_digests"].values())
+        data = data_of(job.spec)
+        require(len(digests) == 1, "the replicas of a finished job differ", job.result)
+        honest = {expected(job.id, job.step, data)}
+        if job.optimizer_resets or self._causes.went_back:  # a restored store may have forgotten
+            # Each of these was checked when it was committed.
+            honest |= self._agreements.contents(job.id, job.step)
+        require(
+            self._causes.flipped or digests <= honest,
+            "the replicas of a finished job differ from an honest one",
+            job.result,
+        )

@@ -1,4 +1,7 @@
-"""Links run on asyncio's own event loop and on uvloop, so their tests do as well."""
+"""Links run on asyncio's own event loop and on uvloop, so their tests do as well.
+
+Tests of time limits run on one whose clock is played.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from dtd.transport.api import BucketMemory
 from dtd.wire import messages as m
 from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
+from tests.played_loop import PlayedLoop
 
 PATIENCE_S = 10.0
 SECRET = b"s" * 32
@@ -33,6 +37,8 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, LoopFactory]:
     """The loops on which a test runs, once each."""
+    if item.path.name == "test_data_port_times.py":
+        return {"played": PlayedLoop}
     if item.path.name in ("test_link.py", "test_tls.py"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"uvloop": uvloop.new_event_loop}

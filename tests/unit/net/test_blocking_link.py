@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from dtd.errors import ErrorCode, ProtocolError
-from dtd.net.blocking_link import BlockingLink
+from dtd.net import blocking_link
+from dtd.net.blocking_link import BlockingLink, connect_tcp
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
+from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0
 OPEN = m.FetchOpen(resource="state/1")
@@ -90,27 +93,43 @@ def test_silence_is_bounded(server, link_to):
         link.receive(silence_s=0.02)
 
 
-def test_bytes_that_come_slowly_are_no_silence(server, link_to):
+@pytest.fixture
+def slow_link(server, monkeypatch):
+    """A link by which 16 bytes take 5 s; the time is played."""
+
+    def connect(address, timeout_s):
+        made = PlayedSocket(connect_tcp(address, timeout_s), pause_s=5.0, read_bytes=16)
+        monkeypatch.setattr(blocking_link, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+        return made
+
+    server.script = lambda _message: m.message_bytes(DATA, bytes(40))
+    with contextlib.closing(
+        BlockingLink(
+            server.address,
+            role=m.Role.FETCH,
+            name="tool",
+            timeout_s=10_000.0,
+            entry=DataCredential(secret=server.secret),
+            connect=connect,
+        )
+    ) as made:
+        made.send(OPEN)
+        yield made
+
+
+def test_bytes_that_come_slowly_are_no_silence(slow_link):
     """Each piece comes within the bound, the whole message takes several times as long."""
-    silence_s = 0.2
-    server.script = lambda _message: b"D"
-    link = link_to()
-    frame = m.message_bytes(DATA, bytes(40), tag=server.tag)
-    link.send(OPEN)
-    begun_s = time.monotonic()
-
-    def send_slowly():
-        server.wait_for(m.FetchOpen)
-        for start in range(1, len(frame), 16):
-            threading.Event().wait(silence_s / 2)
-            server._open[0].sendall(frame[start : start + 16])
-
-    sending = threading.Thread(target=send_slowly)
-    sending.start()
-    message, _ = link.receive(silence_s=silence_s)
-    sending.join(PATIENCE_S)
+    begun_s = slow_link._socket.now_s
+    message, _ = slow_link.receive(silence_s=6.0)
     assert message == DATA
-    assert time.monotonic() - begun_s > silence_s
+    assert slow_link._socket.now_s - begun_s > 12.0
+
+
+def test_the_bound_on_a_message_counts_all_of_its_bytes(slow_link):
+    with pytest.raises(TimeoutError):
+        slow_link.receive(timeout_s=12.0)
+    message, _ = slow_link.receive(timeout_s=100.0)
+    assert message == DATA
 
 
 def test_another_thread_ends_it_at_once(server, link_to):

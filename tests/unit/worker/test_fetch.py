@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 
@@ -11,6 +12,7 @@ import pytest
 import dtd.net.fetch_desk as fetch_desk_module
 from dtd.address import Address
 from dtd.errors import CheckpointError, RingBroken
+from dtd.net.blocking_link import connect_tcp
 from dtd.net.data_server import DataServer
 from dtd.net.resource import Blob, Resource, memory_blob
 from dtd.wire import messages as m
@@ -18,6 +20,7 @@ from dtd.wire.data_keys import ticket_key
 from dtd.wire.greeting import DataCredential
 from dtd.worker.fetch import DONORS_AT_ONCE, fetch_state
 from dtd.worker.range_scheduler import RANGE_BYTES
+from tests.played_socket import PlayedSocket
 
 PATIENCE_S = 30.0
 RESOURCE = "state/4"
@@ -143,7 +146,7 @@ def member(address, name="worker-0"):
     return m.Member(name=name, incarnation=1, host=address.host, port=address.port, holds=True)
 
 
-def fetch(run, *donors, ring=None, silence_s=PATIENCE_S):
+def fetch(run, *donors, ring=None, silence_s=PATIENCE_S, connect=connect_tcp):
     return fetch_state(
         run,
         donors,
@@ -152,7 +155,20 @@ def fetch(run, *donors, ring=None, silence_s=PATIENCE_S):
         entry=TICKET,
         silence_s=silence_s,
         ring=ring or Ring(),
+        connect=connect,
     )
+
+
+def silent_after(giving, silent):
+    """Connects; to a donor that has stopped giving, the limit of a read has passed."""
+
+    def connect(address, timeout_s):
+        plain = connect_tcp(address, timeout_s)
+        if address != silent.address:
+            return plain
+        return PlayedSocket(plain, is_silent=giving.stopped.is_set)
+
+    return connect
 
 
 class Giving:
@@ -220,17 +236,37 @@ def test_who_comes_before_the_donors_are_ready_waits(sources):
     assert run.memory == BLOBS
 
 
+class Waiting(PlayedSocket):
+    """Each read takes more than half of the limit; `often` is set when there were several."""
+
+    def __init__(self, connected):
+        super().__init__(connected, pause_s=0.6 * PATIENCE_S)
+        self.often = threading.Event()
+
+    def recv_into(self, buffer):
+        if self.reads == 8:
+            self.often.set()
+        return super().recv_into(buffer)
+
+
 def test_a_donor_that_prepares_its_state_for_longer_than_the_limit_is_not_given_up(
     source, monkeypatch
 ):
     monkeypatch.setattr(fetch_desk_module, "STILL_WAITING_S", 0.02)
-    run, ring, silence_s = Importer(), Ring(), 0.1
+    run, opened = Importer(), queue.SimpleQueue()
+
+    def connect(address, timeout_s):
+        made = Waiting(connect_tcp(address, timeout_s))
+        opened.put(made)
+        return made
+
     fetching = threading.Thread(
-        target=fetch, args=(run, source.member), kwargs={"silence_s": silence_s, "ring": ring}
+        target=fetch, args=(run, source.member), kwargs={"connect": connect}
     )
     fetching.start()
-    fetching.join(2 * silence_s)
-    assert fetching.is_alive()
+    waiting = opened.get(timeout=PATIENCE_S)
+    assert waiting.often.wait(PATIENCE_S)
+    assert waiting.now_s > 4 * PATIENCE_S
     source.offer()
     fetching.join(PATIENCE_S)
     assert run.memory == BLOBS
@@ -265,7 +301,7 @@ def test_the_others_go_on_when_a_donor_falls_silent(sources, nothing):
     silent.offer([giving.blob])
     living.offer([Giving(LARGE, after=1, then=lambda: giving.stopped.wait(PATIENCE_S)).blob])
     run = Importer((len(LARGE),))
-    fetch(run, silent.member, living.member, silence_s=0.2)
+    fetch(run, silent.member, living.member, connect=silent_after(giving, silent))
     assert run.memory == [LARGE]
 
 
@@ -313,10 +349,11 @@ def test_when_all_donors_die_in_the_middle_the_ring_is_broken(sources, count):
 
 
 def test_when_the_only_donor_falls_silent_the_ring_is_broken(source, nothing):
-    source.offer([Giving(LARGE, after=2, then=nothing).blob])
+    giving = Giving(LARGE, after=2, then=nothing)
+    source.offer([giving.blob])
     run, ring = Importer((len(LARGE),)), Ring()
     with pytest.raises(RingBroken, match="sent nothing for too long") as caught:
-        fetch(run, source.member, silence_s=0.2, ring=ring)
+        fetch(run, source.member, ring=ring, connect=silent_after(giving, source))
     assert ring.given_up == caught.value.message
     assert (caught.value.suspect, caught.value.evidence) == ("worker-0", "silent")
 

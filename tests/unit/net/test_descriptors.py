@@ -43,7 +43,8 @@ print("over", flush=True)
 sys.stdin.read()
 """
 
-LINGERS_S = 3
+LINGERS_S = 100
+"""Nobody waits for it where all is well; a loop that is kept is kept for so long."""
 
 
 class Box:

@@ -32,7 +32,7 @@ from dtd.transport.process_group import ProcessGroupCollective
 from tests.numerics.example_codecs import Gathering
 
 PATIENCE_S = 30.0
-PROMPT_S = 5.0
+PROMPT_S = 20.0
 """A minute would be a time-out of Gloo's, half an hour its default."""
 
 SIZES = (1, 3, 10_007, 70_000)

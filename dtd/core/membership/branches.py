@@ -1,9 +1,10 @@
 """The states that a job has left behind: branches that it does not continue.
 
-When a generation starts from an older state than a saved one, it begins a branch: everything that
-earlier generations committed after that state is on another branch.  Such states are not ancestors
-of the current state, so later saves do not supersede them, and retention keeps them.  Pure; states
-are named by their keys, (generation, step), compared as pairs.
+When a generation starts from an older state than a saved one, it begins a branch.  Of the states
+that earlier generations have committed, those with a greater key than its start, or with more
+steps, are on another branch: none of them is an ancestor of the current state, so later saves do
+not supersede them, and retention keeps them.  Pure; states are named by their keys, (generation,
+step), compared as pairs.
 """
 
 from __future__ import annotations

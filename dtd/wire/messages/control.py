@@ -70,7 +70,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """States that a job has left: after (`generation`, `step`), of generations < `before`."""
+    """States of generations < `before` that a job has left by returning to (`generation`, `step`).
+
+    They are of a later generation than that one, or have more steps.
+    """
 
     generation: Generation
     step: U64

@@ -25,6 +25,7 @@ from dtd.names import NAME, NAME_WORDS, name_of
 from dtd.places import COORDINATOR, socket_place, state_directory
 from dtd.rules import FieldInfo, did_you_mean, fields_of, rule
 from dtd.setting_values import converted
+from dtd.shown import counted
 from dtd.toml_source import CONTENT_ERRORS, content_fault, key_lines, read_text
 
 DEFAULT_DATA_ADDRESS: Final = Address("127.0.0.1", 0)
@@ -411,6 +412,5 @@ def _worker_name(hostname: str, device: str) -> str:
 
 def _raise_if_any(problems: Mapping[str, str]) -> None:
     if problems:
-        noun = "problem" if len(problems) == 1 else "problems"
         lines = "\n".join(f"  {problem}" for problem in problems.values())
-        raise ConfigError(f"{len(problems)} {noun} in the settings\n{lines}")
+        raise ConfigError(f"{counted(len(problems), 'problem')} in the settings\n{lines}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from dtd.shown import shown_bytes
+from dtd.shown import counted, shown_bytes
 
 NOTHING: Final = "-"
 _MINUTE_S: Final = 60
@@ -75,11 +75,6 @@ def moment(unix_s: float | None) -> str:
 def steps(done: int, total: int | None) -> str:
     """120/600 (20%), or 120 when the total is not known yet."""
     return f"{done}/{total} ({100 * done // total}%)" if total else str(done)
-
-
-def counted(number_of: int, noun: str) -> str:
-    """1 worker, 2 workers."""
-    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
 
 
 def ranks(job: Mapping[str, Any]) -> str:

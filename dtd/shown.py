@@ -10,6 +10,8 @@ such text is escaped here, and nowhere else, according to where it is shown:
     quoted       one value of a line of `key=value` pairs: a console
     json_safe    JSON that may be shown raw: the same values, spelt otherwise
 
+Counts and sizes are put into words here, too, for all who may not import `dtd.figures`.
+
 Nothing is lost: what cannot be shown stands there by its number, `\x1b` or `\u202e`.  Colours
 alone are taken out, since jobs print so many.  Pure.
 """
@@ -66,6 +68,11 @@ def shown_bytes(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= _KIB
     return f"{value:.1f} TiB"
+
+
+def counted(number_of: int, noun: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
 
 
 def escaped(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from dtd import figures
 from dtd.ctl import output
-from dtd.shown import escaped
+from dtd.shown import counted, escaped
 from scripts.cluster.networks import COORDINATOR
 
 # --- progress: a live bar on a terminal, a line now and then elsewhere ----------------------------
@@ -224,7 +224,7 @@ def _count(value: int | None) -> str:
 
 
 def _restart_words(restarts: Mapping[str, int]) -> str:
-    each = [f"{name} {figures.counted(times, 'time')}" for name, times in sorted(restarts.items())]
+    each = [f"{name} {counted(times, 'time')}" for name, times in sorted(restarts.items())]
     return ", ".join(each) or "none"
 
 

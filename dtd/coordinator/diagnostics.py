@@ -13,6 +13,7 @@ from dtd.core.membership.state import ClusterState
 from dtd.core.membership.transitions import GONE
 from dtd.core.observe.diagnostics import Diagnostics, standing
 from dtd.errors import DtdError, ErrorCode, ProtocolError
+from dtd.shown import counted
 
 # --- what the coordinator does, in the one line that `systemctl status` shows.  Pure -----------
 
@@ -21,10 +22,10 @@ def status_line(*clusters: ClusterState) -> str:
     """The jobs, how many workers there are, and how many jobs wait."""
     living = (worker.state not in GONE for one in clusters for worker in one.workers.values())
     active = [one for one in clusters if one.job is not None]
-    words = [*map(_job, active or clusters[:1]), _count(sum(living), "worker")]
+    words = [*map(_job, active or clusters[:1]), counted(sum(living), "worker")]
     queued = sum(len(one.queue) for one in clusters)
     if queued:
-        words.append(f"{_count(queued, 'job')} queued")
+        words.append(f"{counted(queued, 'job')} queued")
     return ", ".join(words)
 
 
@@ -33,10 +34,6 @@ def _job(cluster: ClusterState) -> str:
     if job is None:
         return "no job"
     return f"job {job.id} {job.state.value} at step {job.step} of {job.total_steps}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # --- the coordinator's diagnostics: gathers them from all over the daemon for `dtdctl status` -----

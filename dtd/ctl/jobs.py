@@ -17,6 +17,7 @@ from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
 from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
 from dtd.ctl.settings import Settings
 from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed, RequestRefused, UsageError
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 # --- the commands about jobs: validate, submit, wait, cancel, jobs, logs -----------------------
@@ -288,7 +289,7 @@ def delete(settings: Settings, text: str, *, confirmed: bool) -> int:
 def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
     workers = ", ".join(sorted({one["worker"] for one in going})) or "no worker"
     size = figures.size(sum(one["size_bytes"] for one in going))
-    count = figures.counted(len(going), "checkpoint")
+    count = counted(len(going), "checkpoint")
     what = f"of step {step} of {job}" if step else f"and everything else of job {job}"
     output.say(f"this deletes {count} {what}: {size} on {workers}")
     if not sys.stdin.isatty():
@@ -305,7 +306,7 @@ def _say_deleted(answer: Answer) -> None:
     step, job = answer["step"], answer["job"]
     gone = [one for one in answer["checkpoints"] if one["outcome"] == "deleted"]
     what = f"step {step} of {job}" if step else f"job {job}"
-    output.say(f"{what} is deleted: {figures.counted(len(gone), 'checkpoint')} from disks")
+    output.say(f"{what} is deleted: {counted(len(gone), 'checkpoint')} from disks")
     for one in answer["checkpoints"]:
         if one["outcome"] == "later":
             why = f" ({one['reason']})" if one["reason"] else ""

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dtd import figures
 from dtd.ctl import output
 from dtd.ctl.answers import Answer, ask, ask_and_show, show
 from dtd.ctl.settings import Settings
 from dtd.errors import RequestRefused, UsageError
 from dtd.packages.weights import ENDING
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 RESUME: Final = "resume"
@@ -142,7 +142,7 @@ def extend(
         )
     length = f"job.epochs={epochs}" if epochs else f"job.steps={steps}"
     answer = _continue(settings, known, [length, *overrides])
-    total = figures.counted(epochs or steps, "epoch" if epochs else "step")
+    total = counted(epochs or steps, "epoch" if epochs else "step")
     output.say(
         f"its plan is {total} from the beginning; the learning rate follows [schedule] name ="
         f' "{known["spec"]["schedule"]["name"]}" over that length'

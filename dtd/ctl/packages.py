@@ -20,6 +20,7 @@ from dtd.packages.limits import CHUNK_BYTES, short
 from dtd.packages.pack import Archive, pack
 from dtd.packages.source import find_source, top_level_name
 from dtd.packages.weights import WeightsFile
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 WEIGHTS: Final = "weights"
@@ -59,7 +60,7 @@ def packed_task(reference: str, job_file: Path) -> Archive | None:
     assert source.path is not None
     archive = pack(source)
     output.say(
-        f"ships {source.path}: {archive.files} {'file' if archive.files == 1 else 'files'},"
+        f"ships {source.path}: {counted(archive.files, 'file')},"
         f" {len(archive.content) / 1024:.0f} KiB, {short(archive.digest)}"
     )
     return archive

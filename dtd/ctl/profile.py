@@ -28,6 +28,7 @@ from dtd.ctl.settings import Settings
 from dtd.errors import CheckpointError, HolderUnreachable, ProfileError, UsageError
 from dtd.net.blocking_link import Connect
 from dtd.net.fetch_client import FetchClient
+from dtd.shown import counted
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
@@ -66,7 +67,7 @@ def profile_job(
     path = target or Path(f"{job}{SUFFIX}")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a directory")
-    output.say(f"recording {figures.counted(steps, 'step')} of {job}")
+    output.say(f"recording {counted(steps, 'step')} of {job}")
     answer = ask(
         settings, m.Profile(job=job, steps=steps, limit_s=limit_s), within_s=limit_s + LATE_S
     )

@@ -15,6 +15,7 @@ from dtd.ctl.jobs import result_words
 from dtd.ctl.settings import Settings
 from dtd.job.differences import changed_settings
 from dtd.packages.limits import short
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 _LABEL: Final = 13
@@ -97,7 +98,7 @@ def _results(job: Answer) -> Iterator[str]:
     yield _line("recovery", *lost)
     kinds = [f"{kind} {count}" for kind, count in job["incidents"].items()]
     yield _line("events", ", ".join(kinds) or "none")
-    yield _line("printed", figures.counted(job["lines"], "line"), f"dtdctl logs {job['id']}")
+    yield _line("printed", counted(job["lines"], "line"), f"dtdctl logs {job['id']}")
 
 
 def _checkpoints(job: Answer) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Final
 from dtd import figures
 from dtd.job.learning import lower_is_better
 from dtd.report.facts import Curve, Facts, Point, World
+from dtd.shown import counted
 
 HIDDEN_BELOW: Final = 0.05
 LIMITING_FROM: Final = 0.2
@@ -43,7 +44,7 @@ def never_trained(facts: Facts) -> str:
     why = f": {facts.job['reason']}" if facts.job["reason"] else ""
     if facts.job["step"]:
         return (
-            f"{facts.id} has trained {figures.counted(facts.job['step'], 'step')}, and their"
+            f"{facts.id} has trained {counted(facts.job['step'], 'step')}, and their"
             " figures are not known: it is older than the store of figures, or was displaced"
             " from it."
         )
@@ -108,7 +109,7 @@ def throughput(facts: Facts) -> Iterator[str]:
     if not facts.worlds:
         return
     rates = [
-        f"{figures.rate(one.rows_per_s)} with {figures.counted(one.workers, 'worker')}"
+        f"{figures.rate(one.rows_per_s)} with {counted(one.workers, 'worker')}"
         for one in facts.worlds
     ]
     yield f"It trained {', '.join(rates)} (rows, while training)."
@@ -202,8 +203,8 @@ def recoveries(facts: Facts) -> Iterator[str]:
     redone = sum(one["details"].get("steps_redone") or 0 for one in events)
     longest = f", the longest in {figures.span(max(known))}" if known else ""
     yield (
-        f"It recovered {_times(len(events))}{longest}; {figures.counted(redone, 'step')} redone,"
-        f" {figures.counted(facts.job['steps_lost'], 'committed step')} lost."
+        f"It recovered {_times(len(events))}{longest}; {counted(redone, 'step')} redone,"
+        f" {counted(facts.job['steps_lost'], 'committed step')} lost."
     )
 
 
@@ -217,8 +218,8 @@ def comparison(facts: Facts, other: Facts) -> Iterator[str]:
         factor = mine.rows_per_s / theirs.rows_per_s
         share = factor * theirs.workers / mine.workers
         yield (
-            f"Against {other.id} ({figures.counted(theirs.workers, 'worker')}):"
-            f" {factor:.2f} times its rate with {figures.counted(mine.workers, 'worker')},"
+            f"Against {other.id} ({counted(theirs.workers, 'worker')}):"
+            f" {factor:.2f} times its rate with {counted(mine.workers, 'worker')},"
             f" efficiency {_percent(share)}."
         )
     yield from _same_loss(facts, other)

@@ -14,6 +14,7 @@ from typing import Final
 
 from dtd.errors import TaskError
 from dtd.job import TrainTable
+from dtd.shown import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,6 @@ def why_it_ends(table: TrainTable, seen: EarlyStop) -> str:
         return ""
     best = "was never finite" if seen.best is None else f"was {seen.best:g} at best"
     return (
-        f"{table.early_stop_metric} {best} and has not improved for {seen.waited} evaluation"
-        f"{'s' if seen.waited > 1 else ''}"
+        f"{table.early_stop_metric} {best} and has not improved for"
+        f" {counted(seen.waited, 'evaluation')}"
     )

@@ -91,11 +91,3 @@ def test_metrics():
 def test_ranks():
     assert figures.ranks({"world_size": 1}) == "1 worker"
     assert figures.ranks({"world_size": 3, "servers": 1}) == "2 workers and 1 server"
-
-
-def test_counted():
-    assert [figures.counted(n, "worker") for n in range(3)] == [
-        "0 workers",
-        "1 worker",
-        "2 workers",
-    ]

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtd.shown import escaped, escaped_value, indented, json_safe, one_line, quoted, shown
+from dtd.shown import (
+    counted,
+    escaped,
+    escaped_value,
+    indented,
+    json_safe,
+    one_line,
+    quoted,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +121,11 @@ def test_one_line_keeps_its_layout_and_has_an_end() -> None:
 def test_all_texts_of_an_answer_are_escaped() -> None:
     answer = {"a\x1b[1m": ["\x1b[31mx", {"y": "\x07z"}, 3, None, 0.5]}
     assert escaped_value(answer) == {"a": ["x", {"y": "\\x07z"}, 3, None, 0.5]}
+
+
+def test_counted() -> None:
+    assert [counted(n, "worker") for n in range(3)] == [
+        "0 workers",
+        "1 worker",
+        "2 workers",
+    ]

@@ -28,6 +28,7 @@ from dtd.core.membership.transitions import (
 )
 from dtd.core.observe.links import pair_of
 from dtd.core.trust import doubt
+from dtd.shown import counted
 from dtd.wire import messages as m
 
 SAVE_AGAIN_S = 1.0
@@ -315,8 +316,8 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
     if not stopping:
         cluster.move_job(job, JobEvent.RUNS)
     cluster.emit(SaveJob(job=job))
-    beside = f" and {_counted(job.servers, 'parameter server')}" if job.servers else ""
-    workers = _counted(len(cluster.run.roster) - job.servers, "worker")
+    beside = f" and {counted(job.servers, 'parameter server')}" if job.servers else ""
+    workers = counted(len(cluster.run.roster) - job.servers, "worker")
     cluster.incident(
         "generation_running",
         f"generation {cluster.run.generation} runs with {workers}{beside}"
@@ -334,7 +335,3 @@ def check_running(cluster: ClusterState, job: Job, now: float) -> None:
         ending.freeze(cluster, at_boundary=True, stop=True, reason=job.reason)
     elif leaving:
         ending.end_at_boundary(cluster, f"{', '.join(leaving)} leaves", now)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"

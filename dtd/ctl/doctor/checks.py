@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dtd import figures
+from dtd.shown import counted
 
 Level = Literal["ok", "warn", "fail"]
 Values = Mapping[str, Any]
@@ -67,7 +68,7 @@ def check_versions(coordinator: Values, hosts: Mapping[str, Values]) -> Iterator
             remedy=f"install dtd {version} on {name}'s host and restart it",
         )
     if hosts and not odd:
-        who = figures.counted(len(hosts), "worker")
+        who = counted(len(hosts), "worker")
         yield Finding(check="versions", state="ok", message=f"{who}, all with dtd {version}")
 
 

@@ -16,6 +16,7 @@ from dtd.core.observe.state_memory import REPLICATED, Division, StateSize
 from dtd.ctl.doctor.checks import Finding
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
+from dtd.shown import counted
 
 PARTS: Final = (
     *("parameters", "gradients", "buckets", "optimizer", "activations", "snapshot", "runtime"),
@@ -42,7 +43,7 @@ def check_memory(
     for place, here in places.items():
         needed = sum(memory_bytes(need["parts"]) for need in here)
         available = min(need["available_bytes"] for need in here)
-        who = figures.counted(len(here), "worker")
+        who = counted(len(here), "worker")
         said = f"{who} on {place} will need {figures.size(needed)} of {figures.size(available)}"
         if needed <= available:
             yield Finding(check="memory", state="ok", message=said)

@@ -22,6 +22,7 @@ from dtd.ctl.doctor.checks import Finding
 from dtd.ctl.doctor.servers import has_servers
 from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
+from dtd.shown import counted
 
 HEADINGS: Final = ("STATE", "MIRRORS", "PARAMETERS", "GRADIENTS", "OPTIMIZER", "ALL", "FITS FROM")
 
@@ -129,7 +130,7 @@ def state_rows(listed: Sequence[Values]) -> list[tuple[str, ...]]:
                 name + (" (the job's)" if one["own"] else ""),
                 figures.NOTHING if one["stage"] == REPLICATED else str(one["mirrors"]),
                 *map(figures.size, (*parts, sum(parts))),
-                figures.NOTHING if least is None else figures.counted(least, "worker"),
+                figures.NOTHING if least is None else counted(least, "worker"),
             )
         )
     return rows

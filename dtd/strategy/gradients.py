@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dtd.core.ring.buckets import BucketPlan, ParameterShape
+from dtd.errors import TaskError
 from dtd.strategy.codec.api import Codec, FlatLayout, TensorPlace, World
 from dtd.strategy.codec.local_state import LocalState
 from dtd.strategy.coded_buckets import CodedBuckets
@@ -32,6 +33,14 @@ from dtd.strategy.staging import (
     staging_for,
 )
 from dtd.transport.api import BucketMemory
+
+
+def received_twice(name: str) -> TaskError:
+    """Return the error of a backward that goes on adding to a gradient that has left."""
+    return TaskError(
+        f"{name} has received a gradient twice in one backward, after its bucket had been sent",
+        remedy="use torch.utils.checkpoint with use_reentrant=False",
+    )
 
 
 def parameter_shapes(named: Sequence[tuple[str, nn.Parameter]]) -> list[ParameterShape]:
@@ -65,6 +74,7 @@ class Gradients:
         codec: Codec | None = None,
     ) -> None:
         self._parameters = list(parameters)
+        self._names = [shape.name for shape in plan.parameters]
         self._views: list[Tensor] = [torch.empty(0)] * len(self._parameters)
         self._bucket_of = [0] * len(self._parameters)
         self._staging = staging_of(layouts_of(self._parameters, plan), device, codec)
@@ -76,6 +86,7 @@ class Gradients:
                 self._bucket_of[place.parameter] = index
         self._sizes = [len(bucket.places) for bucket in plan.buckets]
         self._missing = list(self._sizes)
+        self._arrived: set[int] = set()  # in the pass that hands buckets over
         self._started = [False] * len(self._flats)
         self._start: StartBucket | None = None
         self._received = Received(self._staging)
@@ -128,6 +139,7 @@ class Gradients:
         """
         self._staging.begin(scale)
         self._missing = list(self._sizes)
+        self._arrived = set()
         self._started = [False] * len(self._flats)
         self.present = [False] * len(self._parameters)
         self.release()
@@ -150,6 +162,8 @@ class Gradients:
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         self._check()
+        if self._start is not None and self._started[self._bucket_of[index]]:
+            raise received_twice(self._names[index])
         gradient, view = parameter.grad, self._views[index]
         assert gradient is not None
         if gradient.layout is not torch.strided:
@@ -161,9 +175,13 @@ class Gradients:
             parameter.grad = view
             self.present[index] = True
         if self._start is not None:
-            self._count(self._bucket_of[index], self._start)
+            self._count(index, self._start)
 
-    def _count(self, bucket: int, start: StartBucket) -> None:
+    def _count(self, index: int, start: StartBucket) -> None:
+        if index in self._arrived:
+            return  # a block that is recomputed several times in one backward
+        self._arrived.add(index)
+        bucket = self._bucket_of[index]
         self._missing[bucket] -= 1
         if self._missing[bucket] == 0:
             self._started[bucket] = True

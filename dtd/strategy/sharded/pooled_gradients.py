@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -27,10 +27,9 @@ from torch.utils.hooks import RemovableHandle
 from dtd.core.engine.shards import ShardSet
 from dtd.core.ring.buckets import BucketPlan, Place
 from dtd.core.ring.chunks import Operation
-from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.gradients import layouts_of
+from dtd.strategy.gradients import layouts_of, received_twice
 from dtd.strategy.sharded.filling import Filling
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
 from dtd.strategy.sharded.whole_gradients import Await, Submit
@@ -39,8 +38,6 @@ from dtd.transport.api import BucketMemory
 
 Passes = Callable[[int, int], int]
 """The most micro-batches of any rank in a step, given the committed steps before it and N."""
-
-_TWICE: Final = "use torch.utils.checkpoint with use_reentrant=False, or strategy.stage = 1"
 
 
 class PooledGradients(CopiedSums):
@@ -64,6 +61,7 @@ class PooledGradients(CopiedSums):
         passes: Passes,
     ) -> None:
         self._parameters = list(parameters)
+        self._names = [shape.name for shape in plan.parameters]
         self._places: list[tuple[Place, ...]] = [bucket.places for bucket in plan.buckets]
         self._bucket_of = {
             place.parameter: bucket
@@ -147,11 +145,7 @@ class PooledGradients(CopiedSums):
         self._check()
         bucket = self._bucket_of[index]
         if bucket < self._next:
-            raise TaskError(
-                "a parameter has received a gradient twice in one backward, after its bucket had"
-                " been sent",
-                remedy=_TWICE,
-            )
+            raise received_twice(self._names[index])
         self.present[index] = True
         filling = self._fill[bucket]
         filling.arrived.add(index)

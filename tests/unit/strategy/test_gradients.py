@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dtd.core.ring.buckets import plan_buckets
-from dtd.errors import RingBroken
+from dtd.errors import RingBroken, TaskError
 from dtd.strategy.gradients import Gradients, parameter_shapes
 
 CPU = torch.device("cpu")
@@ -204,3 +204,38 @@ def test_closed_gradients_leave_the_model_alone() -> None:
     model(torch.ones(1, 4)).sum().backward()
     assert not any(gradients.exchanges(0)[0].view)
     assert model[0].weight.grad is not None
+
+
+def arrive(parameter: nn.Parameter) -> None:
+    """As autograd does it where a block that is recomputed runs for the second time."""
+    (parameter.sum() * 2).backward()
+
+
+def test_a_gradient_that_comes_twice_counts_once_and_only_before_its_bucket_has_left() -> None:
+    model, started = chain(2), []
+    first, last = model[0].weight, model[1].weight
+    gradients = gradients_of(model, bucket_bytes=1 << 20)
+    gradients.begin(lambda: None)
+    gradients.hand_over_when_full(started.append)
+    arrive(last)
+    arrive(last)
+    assert started == [], "the other gradient of the bucket is missing"
+    arrive(first)
+    assert started == [0]
+    assert last.grad is not None
+    assert last.grad.unique().tolist() == [4.0]
+    with pytest.raises(TaskError, match=r"1\.weight has received a gradient twice") as caught:
+        arrive(last)
+    assert "use_reentrant=False" in caught.value.remedy
+
+
+def test_after_backward_gradients_may_come_as_they_like() -> None:
+    model, started = chain(2), []
+    gradients = gradients_of(model)
+    gradients.begin(lambda: None)
+    gradients.hand_over_when_full(started.append)
+    for parameter in model.parameters():
+        arrive(parameter)
+    gradients.finish(started.append)
+    arrive(model[0].weight)
+    assert sorted(started) == [0, 1]

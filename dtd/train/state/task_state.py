@@ -14,6 +14,7 @@ from dtd.errors import TaskError
 from dtd.strategy.wire_memory import tensor_bytes
 from dtd.train.bulk import add_to_hash
 from dtd.train.record import GotOn, nobody
+from dtd.train.state.structure import Structure
 from dtd.train.state.weights import plain_name
 
 # --- what a task keeps itself, as a part of the state: `state_dict()` and `load_state_dict()` ---
@@ -164,9 +165,18 @@ class ParameterWatch:
         model: its parameters must exist now.
         got_on: called while contents are read.
         reads: contents can be read; parameters have memory all the time.
+        stay: trained parameters have to stay where they are in memory.
     """
 
-    def __init__(self, model: nn.Module, got_on: GotOn = nobody, *, reads: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        got_on: GotOn = nobody,
+        *,
+        reads: bool = True,
+        stay: bool = False,
+    ) -> None:
+        self._structure = Structure(model, stay=stay)
         self._got_on = got_on
         self._may_read = reads
         named = list(model.named_parameters())
@@ -181,7 +191,7 @@ class ParameterWatch:
 
     @contextlib.contextmanager
     def unchanged(self, by: str) -> Iterator[None]:
-        """See that parameters stay as they are.
+        """See that parameters stay as they are, and that no others take their place.
 
         Raises:
             TaskError: they do not.
@@ -189,7 +199,12 @@ class ParameterWatch:
         reads = self.reads
         self._passes += 1
         before = self._marks(reads=reads)
-        yield
+        try:
+            yield
+        except TaskError:
+            self._structure.check(by)  # this may be why
+            raise
+        self._structure.check(by)
         after = self._marks(reads=reads)
         if before == after:
             return

@@ -29,7 +29,7 @@ class Hash(Protocol):
 def add_to_hash(content: Hash, tensor: Tensor, got_on: GotOn) -> None:
     """Add the elements of a tensor on any device, as the bytes of a contiguous one."""
     for piece in _pieces(tensor.detach().reshape(-1)):
-        content.update(tensor_bytes(piece.cpu()))
+        content.update(tensor_bytes(piece.cpu().contiguous()))
         got_on()
 
 

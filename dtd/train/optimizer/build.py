@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -242,6 +242,13 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name.isidentifier()
 
 
+_UNUSABLE: Final[Mapping[str, str]] = {
+    "differentiable": "updates parameters within autograd",
+    "capturable": "torch does not support on a CPU",
+}
+"""Options of torch's optimizers that cannot be used here, and why."""
+
+
 def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
     """What a method of the task returned, if it is an optimizer that can be used.
 
@@ -258,7 +265,32 @@ def checked_optimizer(method: str, optimizer: Any) -> torch.optim.Optimizer:
             f"{method} of the task returned a SparseAdam, which takes sparse gradients only",
             remedy="use Adam: gradients are made dense before they are summed over the workers",
         )
+    kind = type(optimizer).__name__
+    if _needs_closure(optimizer):
+        raise TaskError(
+            f"{method} of the task returned {kind}, whose step() needs a closure that computes the"
+            " loss again",
+            remedy="use an optimizer that updates from gradients alone, such as AdamW: those of a"
+            " step are computed and summed over the workers once",
+        )
+    for group in optimizer.param_groups:
+        for option in _UNUSABLE:
+            on_cpu = any(one.device.type == "cpu" for one in group["params"])
+            if group.get(option) and (on_cpu or option != "capturable"):
+                raise TaskError(
+                    f"{method} of the task returned {kind} with {option} = True, which"
+                    f" {_UNUSABLE[option]}",
+                    remedy=f"leave {option} out",
+                )
     return optimizer
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    parameters = inspect.signature(optimizer.step).parameters.values()
+    return any(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
 
 
 def ignored_settings(task: Any, spec: JobSpec) -> str:

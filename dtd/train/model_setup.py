@@ -106,6 +106,22 @@ def sample_of(dataset: MapDataset, spec: JobSpec, device: torch.device) -> Sampl
     return sample
 
 
+def check_is_here(model: nn.Module) -> None:
+    """Refuse a model without values.
+
+    Raises:
+        TaskError: a parameter or a buffer of it is on the meta device.
+    """
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if tensor.is_meta and not is_lazy(tensor):
+                raise TaskError(
+                    f"the {kind} {name} has no values: it is on the meta device",
+                    remedy="build the model on the CPU, or give it values with"
+                    " to_empty(device='cpu') and an initialisation",
+                )
+
+
 def materialise(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """Give every lazy parameter and buffer of a model its shape and first value.
 

@@ -16,11 +16,11 @@ import torch
 from dtd.core.engine.step_protocol import StateKey, StepProtocol
 from dtd.errors import TaskError
 from dtd.job import JobSpec
-from dtd.job.strategy_table import SHARDED, SPARSE
+from dtd.job.strategy_table import SHARDED, SHARDED_STAGES, SPARSE
 from dtd.strategy.api import Part, Strategy
 from dtd.strategy.choice import build_strategy
 from dtd.strategy.scalars import StepScalars
-from dtd.strategy.sharded.optimizers import check_shardable
+from dtd.strategy.sharded.optimizers import check_complete, check_shardable
 from dtd.strategy.sharded.strategy import Sharded
 from dtd.train.callbacks import Callbacks
 from dtd.train.checkpoint.first_weights import FirstWeights
@@ -34,6 +34,7 @@ from dtd.train.evaluation import Evaluator
 from dtd.train.footprint import check_room, state_size
 from dtd.train.malloc_tuning import mapped_blocks
 from dtd.train.memory import MemoryMeter
+from dtd.train.model_checks import check_memory, check_tensors
 from dtd.train.model_setup import Sample, check_precision, sample_of
 from dtd.train.observers import Observers, observers_of
 from dtd.train.optimizer.build import JoinedOptimizer
@@ -259,6 +260,7 @@ def build_session(
         else order_of(task, len(dataset), batch_rows=job.global_batch_size, seed=job.seed)
     )
     replica = build_replica(task, spec, device, epoch_rows=order.places, sample=sample)
+    check_tensors(replica.model)
     shown = shows_model(task, evaluates=eval_dataset is not None)
     check_room(replica, spec, device, shows_whole=shown, serves=serves)
     memory = MemoryMeter(state_size(replica, spec, shows_whole=shown))
@@ -274,7 +276,7 @@ def build_session(
         buffer_words=buffers.words,
     )
     if spec.strategy.name in SHARDED:
-        check_shardable(replica.optimizer, device)
+        _check_divisible(replica, spec, device)
     strategy = build_strategy(
         spec, parts_of(replica), device, scalars, model=replica.model, passes=plan.most_parts
     )
@@ -297,7 +299,12 @@ def build_session(
         replica=replica,
         strategy=strategy,
         buffers=buffers,
-        watch=ParameterWatch(replica.model, reporter.progress, reads=whole),
+        watch=ParameterWatch(
+            replica.model,
+            reporter.progress,
+            reads=whole,
+            stay=isinstance(strategy, Sharded),
+        ),
         scalars=scalars,
         loader=_open_loader(spec, dataset, device, warn),
         evaluator=Evaluator(task, eval_dataset, spec, device, warn=warn) if eval_dataset else None,
@@ -316,6 +323,13 @@ def build_session(
         callbacks=callbacks,
         memory=memory,
     )
+
+
+def _check_divisible(replica: Replica, spec: JobSpec, device: torch.device) -> None:
+    check_shardable(replica.optimizer, device)
+    check_memory(replica.model, [parameter for _, parameter in replica.trained])
+    if spec.strategy.stage == max(SHARDED_STAGES):
+        check_complete(replica.optimizer, replica.trained)
 
 
 def shows_model(task: Any, *, evaluates: bool) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch import nn
 
 from dtd.errors import TaskError
 
@@ -51,6 +53,29 @@ def check_shardable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
         remedy=f"use {', '.join(sorted(_ELEMENTWISE))}, or set the class attribute elementwise ="
         ' True if it treats each element by itself; or use name = "replicated"',
     )
+
+
+def check_complete(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> None:
+    """Refuse an optimizer that leaves trained parameters out: stage 3 keeps them in its slices.
+
+    Args:
+        optimizer: the job's.
+        named: the trained parameters.
+
+    Raises:
+        TaskError: with the first one that it leaves out.
+    """
+    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    for name, parameter in named:
+        if id(parameter) not in known:
+            raise TaskError(
+                f"the task's optimizer has not been given the parameter {name}, which requires a"
+                " gradient, and strategy.stage = 3 keeps what the optimizer has",
+                remedy="give it to the optimizer (in a group with lr = 0, if it is to stay as it"
+                " is), freeze it with requires_grad_(False), or use strategy.stage = 2",
+            )
 
 
 def _is_elementwise(kind: type) -> bool:

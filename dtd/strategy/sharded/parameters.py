@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dtd.core.ring.buckets import BucketPlan
 from dtd.core.ring.chunks import Operation
 from dtd.strategy.sharded.direct_uses import DirectUses
+from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates
 from dtd.strategy.sharded.storages import bucket_finder
 from dtd.strategy.wire_memory import bucket_memory
@@ -64,6 +65,8 @@ class FlatParameters:
     ) -> None:
         self.flats: list[Tensor] = []
         self.waited_s = 0.0
+        self._former = FormerMemory(parameters)
+        self._names = [shape.name for shape in plan.parameters]
         self._bucket_of: dict[int, int] = {}
         for number, bucket in enumerate(plan.buckets):
             dtype = parameters[bucket.places[0].parameter].dtype
@@ -99,12 +102,17 @@ class FlatParameters:
 
         Args:
             run: forward over some rows.
+
+        Raises:
+            TaskError: it computes with memory that is no parameter's any more.
         """
         if self._waits_at_once:
             return
         self._asked.clear()
-        with DirectUses(bucket_finder(self.flats), self._asked.__contains__) as uses:
+        finder, former = bucket_finder(self.flats), self._former
+        with DirectUses(finder, self._asked.__contains__, former) as uses:
             run()
+        uses.check_former(self._names)
         self._waits_at_once = uses.first is not None
 
     def memories(self) -> list[BucketMemory]:

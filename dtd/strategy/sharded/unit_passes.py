@@ -29,8 +29,9 @@ from dtd.core.ring.chunks import Operation
 from dtd.errors import TaskError
 from dtd.strategy.api import Computation, LossSum
 from dtd.strategy.codec.api import Codec, World
-from dtd.strategy.gradients import layouts_of
+from dtd.strategy.gradients import layouts_of, received_twice
 from dtd.strategy.sharded.filling import Filling
+from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gathered_parameters import GatheredParameters
 from dtd.strategy.sharded.held_gradients import CopiedSums, HeldGradients
 from dtd.strategy.sharded.pass_plan import PassPlan
@@ -90,6 +91,8 @@ class UnitPasses(CopiedSums):
         passes: Passes,
     ) -> None:
         self._parameters = list(parameters)
+        self._names = [shape.name for shape in plan.parameters]
+        self._former = FormerMemory(parameters)
         self._memory = GatheredParameters(parameters, plan)
         self._places: list[tuple[Place, ...]] = [bucket.places for bucket in plan.buckets]
         self._unit_of = list(unit_of)
@@ -147,7 +150,7 @@ class UnitPasses(CopiedSums):
         Args:
             run: forward and backward over some rows; all parameters are in memory.
         """
-        self._schedule = self._uses.watch(run)
+        self._schedule = self._uses.watch(run, self._former)
         self._plan = PassPlan.of(self._schedule, self._buckets_of)
 
     def regroup(self, world: World) -> None:
@@ -375,6 +378,8 @@ class UnitPasses(CopiedSums):
         self._check()
         now = self._now
         if self._plan.reduces[bucket] < now.sent:
+            if parameter in now.fillings[bucket].arrived:
+                raise received_twice(self._names[parameter])
             raise TaskError(
                 "backward computes gradients in another order than in the pass over a few rows"
                 " before training",

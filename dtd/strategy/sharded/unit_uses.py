@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from dtd.core.ring.buckets import BucketPlan
 from dtd.errors import TaskError
 from dtd.strategy.sharded.direct_uses import DirectUses
+from dtd.strategy.sharded.former_memory import FormerMemory
 from dtd.strategy.sharded.gates import Gates
 from dtd.strategy.sharded.schedule import Recorder, Schedule
 from dtd.strategy.sharded.storages import BucketOf
@@ -98,23 +99,25 @@ class UnitUses:
         finally:
             self._listener = None
 
-    def watch(self, run: Callable[[], None]) -> Schedule:
+    def watch(self, run: Callable[[], None], former: FormerMemory) -> Schedule:
         """Record a pass.
 
         Args:
             run: forward and backward over some rows; all parameters are in memory.
+            former: the memory in which they lay before.
 
         Raises:
             TaskError: the model uses a parameter in a way that cannot be seen.
         """
         recorder = Recorder(self._unit_of)
-        direct = DirectUses(self._bucket_of, lambda b: self._unit_of[b] in recorder.here)
+        direct = DirectUses(self._bucket_of, lambda b: self._unit_of[b] in recorder.here, former)
         try:
             with self.told_to(recorder), direct:
                 run()
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
+        direct.check_former(self._names)
         if direct.first is not None:
             raise TaskError(direct.message(self._places, self._names), remedy=STAGE_2)
         return recorder.schedule()

@@ -26,6 +26,7 @@ from dtd.train.model_setup import (
     LossScaler,
     Sample,
     autocast,
+    check_is_here,
     loss_scaler,
     materialise,
     wrap_blocks,
@@ -202,6 +203,7 @@ def build_model(task: Task, spec: JobSpec, device: torch.device, sample: Sample)
             remedy="return a torch.nn.Module",
         )
     _refuse_synchronised(built)
+    check_is_here(built)
     model = built.to(device).train()
     with autocast(spec.train.precision, device):
         materialise(model, lambda lazy: _losses(task, lazy, sample()))

@@ -1,0 +1,214 @@
+"""Unusual models and optimizers: a strategy trains them as plain torch does, or says why not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from dtd.errors import TaskError
+from tests.numerics.odd_models import ASKS, EVERYWHERE, FAILS, REFUSED, STAGES, TRAINS, Base
+
+pytestmark = pytest.mark.numerics
+
+STRATEGIES = {
+    "replicated": {},
+    **{
+        f"stage {stage}": {"strategy": {"name": "sharded", "stage": stage, "mirrors": 0}}
+        for stage in (1, 2, 3)
+    },
+}
+WORLD = 2
+EPS = 1e-3
+"""Which float16 can hold: the default is 0 there, and 0 / 0 not a number."""
+EVERY = pytest.mark.parametrize("strategy", EVERYWHERE)
+
+
+def task_of(regression, build, **methods):
+    class Task(regression):
+        def build_model(self):
+            return build()
+
+    for name, method in methods.items():
+        setattr(Task, name, method)
+    return Task()
+
+
+def spec_of(arena, strategy: str):
+    return arena.spec(
+        job={"steps": 6}, optimizer={"name": "adam", "lr": 0.01, "eps": EPS}, **STRATEGIES[strategy]
+    )
+
+
+def adam(parameters) -> torch.optim.Optimizer:
+    """As in a job: of what is trained, with dense gradients."""
+    trained = [one for one in parameters if one.requires_grad]
+    for one in trained:
+        one.register_post_accumulate_grad_hook(make_dense)
+    return torch.optim.Adam(trained, lr=0.01, eps=EPS)
+
+
+def make_dense(parameter) -> None:
+    if parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+
+
+def compare(ranks, expected: nn.Module, tolerance: float) -> None:
+    """Every rank has the weights of plain torch, all of them or its part."""
+    whole = {f"model.{name}": one.detach() for name, one in expected.named_parameters()}
+    for rank in ranks:
+        shards = rank.replica.shards
+        if shards is None:
+            pairs = zip(rank.model.parameters(), whole.values(), strict=True)
+        else:
+            pairs = [
+                (piece.values, whole[one.name].reshape(-1)[piece.start : piece.stop])
+                for one in shards.tensors()
+                if one.name in whole
+                for piece in one.pieces
+            ]
+        for own, theirs in pairs:
+            torch.testing.assert_close(own.detach(), theirs, rtol=tolerance, atol=tolerance)
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("name", TRAINS)
+def test_it_trains_as_in_plain_torch(arena, regression, plain_torch, name, strategy) -> None:
+    build, spec = TRAINS[name], spec_of(arena, strategy)
+    expected = plain_torch(task_of(regression, build), spec, adam)
+    tolerance = getattr(build, "tolerance", 1e-9)
+    compare(arena.train(task_of(regression, build), spec, WORLD), expected, tolerance)
+
+
+def refusing(table):
+    return [
+        pytest.param(build, strategy, message, remedy, id=f"{build.__name__}-{strategy}")
+        for build, (strategies, message, remedy) in table.items()
+        for strategy in strategies
+    ]
+
+
+@pytest.mark.parametrize(("build", "strategy", "message", "remedy"), refusing(REFUSED))
+def test_it_is_refused_before_training(arena, regression, build, strategy, message, remedy) -> None:
+    with pytest.raises(TaskError, match=message) as caught:
+        arena.start(task_of(regression, build), spec_of(arena, strategy))
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("build", "strategy", "message", "remedy"), [*refusing(FAILS), *refusing(ASKS)]
+)
+def test_the_job_fails_with_what_it_was(
+    arena, regression, build, strategy, message, remedy
+) -> None:
+    spec = spec_of(arena, strategy)
+    ranks = [arena.start(task_of(regression, build), spec, name=f"w{at}") for at in range(WORLD)]
+    arena.copy_state(*ranks)
+    arena.generation(ranks)
+    found = [rank.error for rank in ranks if isinstance(rank.error, TaskError)]
+    assert found, [rank.error for rank in ranks]
+    assert all(re.search(message, one.message) for one in found), found
+    assert all(remedy in one.remedy for one in found), found
+
+
+# --- optimizers --------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "in groups": lambda named: torch.optim.AdamW(
+        [
+            {"params": named[:2], "lr": 0.02},
+            {"params": []},
+            {"params": named[2:5], "betas": (0.5, 0.6), "weight_decay": 0.3},
+            {"params": named[5:], "amsgrad": True},
+        ],
+        lr=0.01,
+    ),
+    "with a parameter of its own": lambda named: torch.optim.AdamW(
+        [*named, nn.Parameter(torch.ones(3))], lr=0.01
+    ),
+    "Adam, foreach": lambda named: torch.optim.Adam(named, lr=0.01, foreach=True),
+    "AdamW, fused": lambda named: torch.optim.AdamW(named, lr=0.01, fused=True),
+    "SGD, fused": lambda named: torch.optim.SGD(named, lr=0.01, momentum=0.9, fused=True),
+    "Adagrad, fused": lambda named: torch.optim.Adagrad(named, lr=0.01, fused=True),
+    "NAdam": lambda named: torch.optim.NAdam(named, lr=0.01),
+    "Rprop": lambda named: torch.optim.Rprop(named, lr=0.01),
+    "Adamax": lambda named: torch.optim.Adamax(named, lr=0.01, maximize=True),
+}
+"""That treat each element by itself."""
+
+
+def builds(optimizer):
+    return {"build_optimizer": lambda self, parameters: optimizer(list(parameters))}
+
+
+@EVERY
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_updates_as_in_plain_torch(arena, regression, plain_torch, name, strategy) -> None:
+    methods = builds(OPTIMIZERS[name])
+    spec = spec_of(arena, strategy)
+    expected = plain_torch(
+        task_of(regression, Base), spec, lambda parameters: OPTIMIZERS[name](list(parameters))
+    )
+    compare(arena.train(task_of(regression, Base, **methods), spec, WORLD), expected, 1e-9)
+
+
+@pytest.mark.parametrize("strategy", EVERYWHERE[:3])
+def test_a_parameter_without_an_optimizer_stays_as_it_is(
+    arena, regression, plain_torch, strategy
+) -> None:
+    def build(parameters):
+        return torch.optim.AdamW(list(parameters)[2:], lr=0.01)
+
+    spec = spec_of(arena, strategy)
+    expected = plain_torch(task_of(regression, Base), spec, build)
+    compare(arena.train(task_of(regression, Base, **builds(build)), spec, WORLD), expected, 1e-9)
+
+
+class Closure(torch.optim.SGD):
+    elementwise = True
+
+    def step(self, closure):
+        closure()
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "strategies", "message", "remedy"),
+    [
+        (torch.optim.LBFGS, EVERYWHERE, r"LBFGS, whose step\(\) needs a closure", "AdamW"),
+        (Closure, EVERYWHERE, r"Closure, whose step\(\) needs a closure", "AdamW"),
+        (
+            lambda named: torch.optim.Adam(named, differentiable=True),
+            EVERYWHERE,
+            "Adam with differentiable = True",
+            "leave differentiable out",
+        ),
+        (
+            lambda named: torch.optim.Adam(named, capturable=True),
+            EVERYWHERE,
+            "Adam with capturable = True, which torch does not support on a CPU",
+            "leave capturable out",
+        ),
+        (torch.optim.Adafactor, STAGES, "Adafactor may need all of it", "replicated"),
+        (
+            lambda named: torch.optim.AdamW(named[1:]),
+            STAGES[2:],
+            r"has not been given the parameter first\.weight",
+            "strategy.stage = 2",
+        ),
+    ],
+    ids=["LBFGS", "closure", "differentiable", "capturable", "Adafactor", "incomplete"],
+)
+def test_an_optimizer_is_refused_before_training(
+    arena, regression, optimizer, strategies, message, remedy
+) -> None:
+    task = task_of(regression, Base, **builds(optimizer))
+    for strategy in strategies:
+        with pytest.raises(TaskError, match=message) as caught:
+            arena.start(task, spec_of(arena, strategy))
+        assert remedy in caught.value.remedy

@@ -184,7 +184,7 @@ class _Call:
         else:
             self.link.abort()
         for future in (self.welcomed, self.fetched):
-            if future.done() and not future.cancelled():
+            if not future.cancel() and not future.cancelled():
                 future.exception()  # told by the other one, or not waited for any more
 
     # --- LinkHandler -------------------------------------------------------------------------

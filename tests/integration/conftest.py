@@ -26,6 +26,10 @@ from tests.integration.fork_client import ForkServers, launch_unprepared
 PATIENCE_S = 100.0
 LOOK_AGAIN_S = 0.05
 
+SILENT_S = 6.0
+"""How long workers of `Daemons` may be silent: a machine that is busy for some seconds has lost
+nobody, and whoever was killed is missed by this.  The usual limit holds in test_faults."""
+
 LONGEST_FIRST = (
     *("test_launch_local", "test_renewal", "test_examples", "test_troubles", "test_chaos"),
     *("test_stalls", "test_faults", "test_bench", "test_operating", "test_under_attack"),
@@ -223,6 +227,7 @@ def start_daemons(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("DTD_HEARTBEAT_TIMEOUT_S", str(SILENT_S))
         try:
             yield start
         finally:

@@ -23,8 +23,10 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
 LAST_DECISIONS = 12
-# What is promised is two seconds; the rest is for a machine that does other things as well.
-EVICTED_S = 4.0
+# Two seconds are promised, of those in which the coordinator itself ran; a look may be late.
+SILENT_S = 2.5
+# The rest is for a machine that does other things as well; without probes it would take minutes.
+LINK_TOLD_S = 20.0
 WORKERS = ["worker-0", "worker-1", "worker-2"]
 # Steps leave the processor free for those who start or find out meanwhile.
 SMALL = ("task.parameters=20000", "task.compute_ms=30.0", "task.rows=512")
@@ -148,7 +150,7 @@ def stop_a_worker(scenario, victim):
     injection = scenario.harness.begin("stop", victim)
     scenario.cluster.signal(victim, signal.SIGSTOP)
     lost = scenario.decision("worker_lost", injection.at_s, containing=victim)
-    assert lost.at_s - injection.at_s < EVICTED_S
+    assert lost.fields["silent_s"] <= SILENT_S
     scenario.decision("generation_running", injection.at_s, containing="2 workers")
     scenario.advances()
     scenario.cluster.signal(victim, signal.SIGCONT)
@@ -210,7 +212,7 @@ def cut_a_link(scenario, victim):
     for way in ways:
         scenario.cluster.network.cut(*way)
     bad = scenario.decision("link_bad", injection.at_s)
-    assert bad.at_s - injection.at_s < EVICTED_S
+    assert bad.at_s - injection.at_s < LINK_TOLD_S
     assert bad.fields["evidence"] in ("silent", "unreachable")
     assert victim in bad.fields["message"]
     assert other in bad.fields["message"]

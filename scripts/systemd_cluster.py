@@ -107,7 +107,7 @@ def as_object(result: Result) -> dict[str, Any]:
 
 STEPS: Final = 2000
 PAUSE_MS: Final = 200.0
-_FINISH_S: Final = 120.0
+_FINISH_S: Final = 300.0
 
 
 def run(cluster: Cluster, faults: Sequence[Fault], *, say: Callable[[str], None]) -> Result:

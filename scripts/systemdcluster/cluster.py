@@ -26,7 +26,7 @@ _HURRY: Final = "/etc/dtd/hurry"
 _JOB_DIRECTORY: Final = "/srv/job"
 _LOOK_EVERY_S: Final = 0.2
 _RECENT_S: Final = 20.0
-_START_S: Final = 90.0
+_START_S: Final = 180.0
 # What `systemctl edit dtd-worker@.service` writes: nobody wants to wait a minute for a test.
 _DROP_IN: Final = f"[Service]\nWatchdogSec={WATCHDOG_S}\n"
 _JOB: Final = """[job]

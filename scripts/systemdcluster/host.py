@@ -98,7 +98,7 @@ def _said(error: subprocess.CalledProcessError) -> str:
 
 _MOUNTS: Final = Path("/proc/self/mounts")
 _NAME: Final = re.compile(r"dtd-systemd-([0-9]+)-.+")
-_EMPTY_WITHIN_S: Final = 10.0
+_EMPTY_WITHIN_S: Final = 60.0
 
 
 class ControlGroups:
@@ -167,9 +167,9 @@ def lan(names: Sequence[str]) -> Ethernet:
 
 
 _DISK_SIZE: Final = "2g"
-_BOOT_S: Final = 60.0
-_DOWN_S: Final = 45.0
-_COMMAND_S: Final = 60.0
+_BOOT_S: Final = 180.0
+_DOWN_S: Final = 120.0
+_COMMAND_S: Final = 180.0
 _LOOK_EVERY_S: Final = 0.05
 _ASKS_FOR_REBOOT: Final = 133
 """How systemd-nspawn says to its caller, who is to boot the host again, that it has gone down."""

@@ -16,7 +16,7 @@ from scripts import steps_cost, viewers_cost
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 280
+TIMEOUT_S = 560
 
 
 def bench(*arguments, directory: Path) -> str:

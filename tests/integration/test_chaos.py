@@ -16,7 +16,7 @@ from scripts.cluster.log_timeline import LogTail
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 250.0
+PATIENCE_S = 500.0
 COMMAND = [sys.executable, "-m", "scripts.chaos"]
 SMALL = ["--set", "task.parameters=20000", "--set", "task.compute_ms=30.0"]
 

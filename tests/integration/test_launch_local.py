@@ -29,7 +29,7 @@ LONG = ("--task", "synthetic", "--num_workers", "2", "--epochs", "100000", "--ba
 EPOCHS = 20
 MORE = ("--epochs", str(EPOCHS), "--batch_size", "64")
 SLOWLY = ("--set", "task.parameters=20000", "--set", "task.compute_ms=30.0")
-TIMEOUT_S = 100
+TIMEOUT_S = 250
 LOOK_AGAIN_S = 0.05
 
 
@@ -110,7 +110,7 @@ def all_end(pidfds):
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
     waiting = set(pidfds)
-    while waiting and (ready := poll.poll(10_000)):
+    while waiting and (ready := poll.poll(1000 * TIMEOUT_S)):
         for pidfd, _event in ready:
             waiting.discard(pidfd)
             poll.unregister(pidfd)

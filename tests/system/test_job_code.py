@@ -14,8 +14,6 @@ from scripts.systemdcluster.host import Host
 from scripts.systemdcluster.witnesses import show
 from tests.system.prying_task import LENT, NOTES
 
-pytestmark = pytest.mark.timeout(300)
-
 INSTANCES: Final = ("cpu", "cpu-2")
 STATE: Final = "/var/lib/dtd"
 JOB: Final = """[job]

@@ -15,8 +15,8 @@ from scripts.systemdcluster.cluster import COORDINATOR, WORKER, Cluster
 from scripts.systemdcluster.faults import FAULTS
 from scripts.systemdcluster.host import Host, hierarchies
 
-pytestmark = pytest.mark.timeout(600)
-BOOTED_S = 60.0
+pytestmark = pytest.mark.timeout(1200)
+BOOTED_S = 180.0
 WRITTEN_TO = ("/etc", "/usr/local/lib", "/var/lib", "/var/cache")
 
 

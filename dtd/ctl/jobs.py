@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dtd.ctl import output
 from dtd.ctl.answers import Answer, Patience, ask, ask_and_show, pages, show
 from dtd.ctl.origins import Origin, parse_job_at_step, say_origin
 from dtd.ctl.settings import Settings
-from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed, RequestRefused, UsageError
+from dtd.errors import CoordinatorUnreachable, DtdError, JobFailed
 from dtd.shown import counted
 from dtd.wire import messages as m
 
@@ -292,14 +291,7 @@ def _confirm(job: str, step: int, going: list[dict[str, Any]]) -> None:
     count = counted(len(going), "checkpoint")
     what = f"of step {step} of {job}" if step else f"and everything else of job {job}"
     output.say(f"this deletes {count} {what}: {size} on {workers}")
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "this must be confirmed, and standard input is not a terminal",
-            remedy="use --yes to delete without confirmation",
-        )
-    output.ask("delete? [y/N] ")
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RequestRefused("nothing was deleted")
+    output.confirm_deletion()
 
 
 def _say_deleted(answer: Answer) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from dtd.errors import DtdError
+from dtd.errors import DtdError, RequestRefused, UsageError
 from dtd.shown import escaped, indented, json_safe, one_line
 
 BOLD: Final = "1"
@@ -120,9 +120,21 @@ def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def ask(question: str) -> None:
-    """Print a question on the terminal; the caller reads the answer."""
-    print(question, end="", file=sys.stderr, flush=True)
+def confirm_deletion() -> None:
+    """Ask on the terminal whether what was named before is to be deleted.
+
+    Raises:
+        UsageError: nobody can answer.
+        RequestRefused: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this must be confirmed, and standard input is not a terminal",
+            remedy="use --yes to delete without confirmation",
+        )
+    print("delete? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RequestRefused("nothing was deleted")
 
 
 def say_error(error: DtdError, *, as_json: bool) -> None:

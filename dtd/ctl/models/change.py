@@ -97,14 +97,7 @@ def _confirm(name: str, going: list[Answer]) -> None:
     numbers = ", ".join(str(one["number"]) for one in going)
     size = figures.size(sum(size_of(one) * len(one["holders"]) for one in going))
     output.say(f"this deletes version {numbers} of {name}: {size} on workers")
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "this must be confirmed, and standard input is not a terminal",
-            remedy="use --yes to delete without confirmation",
-        )
-    output.ask("delete? [y/N] ")
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RequestRefused("nothing was deleted")
+    output.confirm_deletion()
 
 
 def _say_deleted(answer: Answer) -> None:

@@ -105,13 +105,7 @@ class Server:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        try:
-            self._listeners = await listening_sockets(address)
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
-            diagnostic = diagnostics.cannot_listen(str(address), why)
-            raise ConfigError(diagnostic.message, remedy=diagnostic.remedy) from error
+        self._listeners = await listening_sockets(address)
         host, port = self._listeners[0].getsockname()[:2]
         return Address(host, port)
 
@@ -332,8 +326,18 @@ async def listening_sockets(address: Address) -> list[socket.socket]:
     """A bound socket for each address of the host; they share a port and do not accept yet.
 
     Raises:
-        OSError: an address cannot be bound.
+        ConfigError: the address cannot be bound.
     """
+    try:
+        return await _bound_to_each(address)
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
+        diagnostic = diagnostics.cannot_listen(str(address), why)
+        raise ConfigError(diagnostic.message, remedy=diagnostic.remedy) from error
+
+
+async def _bound_to_each(address: Address) -> list[socket.socket]:
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from dtd import diagnostics
 from dtd.address import Address
 from dtd.core.limits.connection_limiter import ConnectionLimiter
 from dtd.errors import ConfigError
@@ -105,12 +104,9 @@ class Listener:
         """
         try:
             self._sockets = await listening_sockets(address)
-        except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            why = "is in use" if in_use else f"cannot be bound: {error.strerror or error}"
-            message = diagnostics.cannot_listen(str(address), why).message
+        except ConfigError as error:
             raise ConfigError(
-                f"web: {message}", remedy="choose another address with --web"
+                f"web: {error.message}", remedy="choose another address with --web"
             ) from error
         host, port = self._sockets[0].getsockname()[:2]
         return Address(host, port)

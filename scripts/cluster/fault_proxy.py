@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
 from dtd.address import Address, Endpoint, SocketPath
@@ -229,12 +228,7 @@ class FaultProxy:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # --- life --------------------------------------------------------------------------------

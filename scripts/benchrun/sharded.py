@@ -22,9 +22,9 @@ from dtd.job.strategy_table import SHARDED_STAGES
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record
-from scripts.benchrun.sides import Case, Sides, hosts_of, measured, run_all
+from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all
 from scripts.benchrun.torch_divisions import FSDP, FSDP_KEEPS, ZERO
-from scripts.benchrun.train import torch_block
+from scripts.benchrun.turns import torch_block
 from scripts.benchrun.workloads import GIGABIT, WORKLOADS
 
 KIND: Final = "sharded"
@@ -71,7 +71,7 @@ def sides_over(link: str) -> tuple[str, ...]:
     return tuple(side for side in sides() if side not in SERVED)
 
 
-def measure(case: Case) -> Record:
+def measure(case: SidesCase) -> Record:
     """Measure all sides of a case."""
     return measured(
         case,
@@ -96,7 +96,7 @@ def _about(sides: Sides) -> Record:
 
 
 def _daemons(
-    case: Case, table: Mapping[str, Any], servers: int, stack: contextlib.ExitStack
+    case: SidesCase, table: Mapping[str, Any], servers: int, stack: contextlib.ExitStack
 ) -> DaemonRun:
     names = [f"server-{number}" for number in range(servers)]
     hosts = hosts_of(case, stack, names, dict.fromkeys(names, SERVERS_LINK))
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> None:
     run_all(KIND, KEY, list(cases(options)), measure, options)
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[SidesCase]:
     """Return what to measure.
 
     Raises:
@@ -142,7 +142,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         link = SLOW if name == _CHOSEN_SLOW else GIGABIT
         usual = (_SLOW_WORLD,) if link == SLOW else WORLDS
         for world in options.worlds or (usual[:1] if options.quick else usual):
-            yield Case(
+            yield SidesCase(
                 name=name,
                 workload=dataclasses.replace(workload, optimizer={"name": "adamw"}),
                 link=link,

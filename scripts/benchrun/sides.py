@@ -12,49 +12,27 @@ import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from dtd.errors import UsageError
 from scripts.benchrun.daemons import DaemonRun
 from scripts.benchrun.places import ShapedHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, in_turn, keep, machine
-from scripts.benchrun.train import Turn, built, torch_block
-from scripts.benchrun.workloads import Workload, job_of
+from scripts.benchrun.results import Record, keep, machine
+from scripts.benchrun.turns import Case, built, in_turns
 
 APART: Final = "apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SidesCase(Case):
     """What to measure.
 
     Attributes:
-        name: of the workload.
-        workload: what is trained.
-        link: how the workers are joined.
-        world: number of workers.
-        rounds: how often each side has its turn, after one to warm up.
         sides: those that are compared.
     """
 
-    name: str
-    workload: Workload
-    link: str
-    world: int
-    rounds: int
     sides: Sequence[str]
-
-    @property
-    def workers(self) -> list[str]:
-        """Names of the workers."""
-        return [f"worker-{rank}" for rank in range(self.world)]
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The job as plain torch sees it: without gates."""
-        return job_of(self.workload, steps=1, gates="", holds=[])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +58,7 @@ class Sides:
 
 
 def hosts_of(
-    case: Case,
+    case: SidesCase,
     stack: contextlib.ExitStack,
     more: Sequence[str] = (),
     rates: Mapping[str, str] | None = None,
@@ -100,7 +78,7 @@ def hosts_of(
 
 
 def measured(
-    case: Case,
+    case: SidesCase,
     *,
     worlds: Mapping[str, Callable[[World], dict[str, Any]]],
     runs: Mapping[str, Callable[[contextlib.ExitStack], DaemonRun]],
@@ -134,40 +112,17 @@ def measured(
         }
         sides = Sides(worlds=built_worlds, runs=started, choices=choices)
         return {
-            "workload": case.name,
-            "what": case.workload.what,
-            "rows": case.workload.rows,
-            "link": case.link,
-            "world": case.world,
-            "steps_s": _in_turns(case.rounds, sides, steps_of),
+            **case.described,
+            "steps_s": in_turns(case.rounds, sides.runs, sides.worlds, steps_of),
             **about(sides),
         }
-
-
-def _in_turns(rounds: int, sides: Sides, steps_of: Callable[[str], int]) -> dict[str, list[float]]:
-    """Each side once to warm up, then A B ... B A."""
-    turns: dict[str, Turn] = {side: partial(_daemon_block, run) for side, run in sides.runs.items()}
-    turns |= {
-        side: partial(torch_block, world, steps_of(side)) for side, world in sides.worlds.items()
-    }
-    for turn in turns.values():
-        turn()
-    steps_s: dict[str, list[float]] = {side: [] for side in turns}
-    for number in range(rounds):
-        for side in in_turn([*turns], number):
-            steps_s[side].append(turns[side]())
-    return steps_s
-
-
-def _daemon_block(run: DaemonRun) -> float:
-    return run.block().step_s
 
 
 def run_all(
     kind: str,
     key: Sequence[str],
-    chosen: Sequence[Case],
-    measure: Callable[[Case], Record],
+    chosen: Sequence[SidesCase],
+    measure: Callable[[SidesCase], Record],
     options: argparse.Namespace,
 ) -> None:
     """Measure case by case, and keep what was found.

@@ -21,8 +21,9 @@ from dtd.errors import UsageError
 from scripts.benchrun.daemons import PARTS, DaemonRun
 from scripts.benchrun.ranks import World
 from scripts.benchrun.results import Record
-from scripts.benchrun.sides import Case, Sides, hosts_of, measured, run_all
-from scripts.benchrun.train import synchronise, torch_block
+from scripts.benchrun.sides import Sides, SidesCase, hosts_of, measured, run_all
+from scripts.benchrun.train import synchronise
+from scripts.benchrun.turns import torch_block
 from scripts.benchrun.workloads import PACED_RESNET, WORKLOADS, Workload
 
 KIND: Final = "strategies"
@@ -59,7 +60,7 @@ def block_steps(strategy: Mapping[str, Any], usual: int) -> int:
     return int(strategy.get("inner_steps", usual))
 
 
-def measure(case: Case) -> Record:
+def measure(case: SidesCase) -> Record:
     """All sides of a case."""
     return measured(
         case,
@@ -80,14 +81,14 @@ def _about(sides: Sides) -> Record:
     }
 
 
-def _daemons(case: Case, side: str, stack: contextlib.ExitStack) -> DaemonRun:
+def _daemons(case: SidesCase, side: str, stack: contextlib.ExitStack) -> DaemonRun:
     strategy = STRATEGIES[side]
     steps = block_steps(strategy, _usual_steps(case, side))
     workload = dataclasses.replace(case.workload, block_steps=steps)
     return DaemonRun(workload, case.workers, hosts_of(case, stack), case.rounds + 1, strategy)
 
 
-def _usual_steps(case: Case, side: str) -> int:
+def _usual_steps(case: SidesCase, side: str) -> int:
     """A step of all bytes takes seconds over a slow link."""
     wide = side in ("float32", "bfloat16", "DDP", "DDP bf16")
     slow = wide and case.link == "100mbit"
@@ -135,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
     run_all(KIND, KEY, list(cases(options)), measure, options)
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[SidesCase]:
     """What to measure.
 
     Raises:
@@ -153,7 +154,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
             if link not in PACED_RESNET.links:
                 raise UsageError(f"no link {link}", remedy=f"{' or '.join(PACED_RESNET.links)}")
             for world in options.worlds or ((2,) if options.quick else PACED_RESNET.worlds):
-                yield Case(
+                yield SidesCase(
                     name=name,
                     workload=dataclasses.replace(workload, block_steps=PACED_RESNET.block_steps),
                     link=link,

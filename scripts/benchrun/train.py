@@ -18,9 +18,8 @@ import contextlib
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from dtd.errors import UsageError
@@ -28,15 +27,14 @@ from scripts.benchrun.allreduce import fitting_iterations, join, measure_once
 from scripts.benchrun.daemons import PARTS, DaemonRun
 from scripts.benchrun.places import OneHost, Place, ShapedHosts, own_network
 from scripts.benchrun.ranks import World
-from scripts.benchrun.results import Record, in_turn, keep, machine, shaped_floor_s
+from scripts.benchrun.results import Record, keep, machine, shaped_floor_s
+from scripts.benchrun.turns import Case, built, in_turns, torch_block
 from scripts.benchrun.workloads import (
     GIGABIT,
     LINKS,
     LOOPBACK,
     QUICK,
     WORKLOADS,
-    Workload,
-    job_of,
 )
 from scripts.cluster.networks import Loopback, Network
 
@@ -48,28 +46,16 @@ _WIRE_TRIALS: Final = 3
 _MANY_BYTES: Final = 16 * 1024 * 1024
 _KEEP: Final = {"ddp-heap": True, "apart": True}
 
-Turn = Callable[[], float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TrainCase(Case):
     """What to measure.
 
     Attributes:
-        name: of the workload.
-        workload: what is trained.
-        link: how the workers are joined.
-        world: number of workers.
-        rounds: how often each side has its turn, after one to warm up.
         buckets_mib: sizes of buckets that are tried for DDP.
         bf16: whether dtd and DDP have a turn with bfloat16 on the wire, too.
     """
 
-    name: str
-    workload: Workload
-    link: str
-    world: int
-    rounds: int
     buckets_mib: Sequence[int]
     bf16: bool = False
 
@@ -78,18 +64,8 @@ class Case:
         """What is appended to the name of a side for each `strategy.codec`."""
         return {"": "", "-bf16": "bfloat16"} if self.bf16 else {"": ""}
 
-    @property
-    def workers(self) -> list[str]:
-        """Names of the workers."""
-        return [f"worker-{rank}" for rank in range(self.world)]
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The job as plain torch sees it: without gates."""
-        return job_of(self.workload, steps=1, gates="", holds=[])
-
-
-def measure(case: Case) -> Record:
+def measure(case: TrainCase) -> Record:
     """Everything that is to be known about a case."""
     with contextlib.ExitStack() as stack:
         place, network = _environment(case, stack)
@@ -112,20 +88,16 @@ def measure(case: Case) -> Record:
             strategy = {"codec": wire} if wire else None
             run = DaemonRun(case.workload, case.workers, one_network, case.rounds + 1, strategy)
             daemons[f"dtd{name}"] = stack.enter_context(contextlib.closing(run))
-        measured = _in_turns(case, daemons, worlds)
+        measured = _measured(case, daemons, worlds)
     return {
-        "workload": case.name,
-        "what": case.workload.what,
-        "rows": case.workload.rows,
-        "link": case.link,
-        "world": case.world,
+        **case.described,
         "floor": floor,
         **tuned,
         **measured,
     }
 
 
-def _environment(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Network]:
+def _environment(case: TrainCase, stack: contextlib.ExitStack) -> tuple[Place, Network]:
     """Where ranks run and where daemons do: the same hosts."""
     if case.link == LOOPBACK:
         return OneHost(), stack.enter_context(contextlib.closing(Loopback()))
@@ -133,19 +105,11 @@ def _environment(case: Case, stack: contextlib.ExitStack) -> tuple[Place, Networ
     return hosts, hosts
 
 
-def _in_turns(
-    case: Case, daemons: Mapping[str, DaemonRun], worlds: Mapping[str, World]
+def _measured(
+    case: TrainCase, daemons: Mapping[str, DaemonRun], worlds: Mapping[str, World]
 ) -> dict[str, Any]:
-    """Each side once to warm up, then A B ... B A; and how much memory that took."""
-    steps = case.workload.block_steps
-    turns: dict[str, Turn] = {side: partial(_daemon_block, run) for side, run in daemons.items()}
-    turns |= {side: partial(torch_block, world, steps) for side, world in worlds.items()}
-    for turn in turns.values():
-        turn()
-    steps_s: dict[str, list[float]] = {side: [] for side in turns}
-    for number in range(case.rounds):
-        for side in in_turn([*turns], number):
-            steps_s[side].append(turns[side]())
+    """The steps of each side, and how much memory they took."""
+    steps_s = in_turns(case.rounds, daemons, worlds, lambda _: case.workload.block_steps)
     peaks = {side: run.peak_bytes() for side, run in daemons.items()}
     peaks |= {side: world.peak_bytes() for side, world in worlds.items()}
     counted = daemons["dtd"].blocks[1:]
@@ -158,24 +122,6 @@ def _in_turns(
     }
 
 
-def _daemon_block(run: DaemonRun) -> float:
-    return run.block().step_s
-
-
-def torch_block(world: World, steps: int) -> float:
-    """The mean step of plain torch, the first left out as in `DaemonRun.block`."""
-    answers = world.ask("steps", count=steps)
-    return statistics.fmean(statistics.fmean(steps_s[1:]) for steps_s in answers)
-
-
-@contextlib.contextmanager
-def built(place: Place, size: int, spec: dict[str, Any], *, keeps_memory: bool) -> Iterator[World]:
-    """Ranks of plain torch that have the job's model."""
-    with World("torch", size, place, {"keeps_memory": keeps_memory}) as world:
-        world.ask("build", spec=spec)
-        yield world
-
-
 def synchronise(world: World, choice: Mapping[str, Any], hook: str) -> None:
     """Wrap every rank's model into DDP with this choice of `_tuned`."""
     world.ask(
@@ -186,7 +132,7 @@ def synchronise(world: World, choice: Mapping[str, Any], hook: str) -> None:
     )
 
 
-def _tuned(case: Case, place: Place, wire_dtype: str) -> dict[str, Any]:
+def _tuned(case: TrainCase, place: Place, wire_dtype: str) -> dict[str, Any]:
     """The bucket size and the way of copying with which DDP is fastest here."""
     if case.world == 1 or len(case.buckets_mib) == 1:
         return {"bucket_mib": case.buckets_mib[-1], "batched": False, "trials": []}
@@ -267,7 +213,7 @@ def run(options: argparse.Namespace) -> None:
         keep(KIND, [{**record, "machine": about}], KEY, options, _line(record))
 
 
-def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
+def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[TrainCase]:
     """What to measure; a quick run takes a link if it can, because that covers more.
 
     Raises:
@@ -284,7 +230,7 @@ def cases(options: argparse.Namespace, *, namespaces: bool) -> Iterator[Case]:
                 raise UsageError(f"no link {link}", remedy=f"one of {', '.join(LINKS)}")
             for world in options.worlds or ((2,) if quick else workload.worlds):
                 if link == LOOPBACK or (world > 1 and namespaces):
-                    yield Case(
+                    yield TrainCase(
                         name=name,
                         workload=dataclasses.replace(
                             workload, block_steps=min(workload.block_steps, MOST_STEPS[link])

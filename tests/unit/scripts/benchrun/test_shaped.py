@@ -8,7 +8,8 @@ import pytest
 
 from dtd.wire import messages as m
 from scripts.benchrun.places import ShapedHosts
-from scripts.benchrun.train import Case, _floor, built
+from scripts.benchrun.train import TrainCase, _floor
+from scripts.benchrun.turns import built
 from scripts.benchrun.workloads import QUICK
 from scripts.cluster.namespaces import may_make
 from scripts.cluster.networked import NetworkedCluster
@@ -34,7 +35,7 @@ def test_daemons_of_several_hosts_know_each_other_by_credentials(tmp_path):
 
 
 def test_no_step_ends_before_its_last_bucket_is_ready():
-    case = Case(
+    case = TrainCase(
         name="quick",
         workload=QUICK["mlp-quick"],
         link="100mbit",

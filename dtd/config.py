@@ -146,7 +146,7 @@ class CoordinatorConfig:
         default="",
         metadata=rule(
             "Address of an MLflow tracking server that receives the figures of jobs, as"
-            " http://HOST:PORT; a password belongs into MLFLOW_TRACKING_PASSWORD. Needs the package"
+            " http://HOST:PORT; a password belongs in MLFLOW_TRACKING_PASSWORD. Needs the package"
             " mlflow-skinny; empty: none."
         ),
     )

@@ -60,7 +60,7 @@ class FileMerge:
         parts: at least one.
 
     Attributes:
-        tensors: what belongs into the file of the whole checkpoint, by the names that tensors
+        tensors: what belongs in the file of the whole checkpoint, by the names that tensors
             have in it.
 
     Raises:

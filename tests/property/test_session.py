@@ -21,7 +21,7 @@ from scripts.fuzz_links import Wire, put
 from tests.property.test_wire import cut, hostile
 
 SECRET = b"s" * 32
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SAID: dict[m.Role, list[tuple[m.Message, int]]] = {
     m.Role.WORKER: [
         (m.Running(job="j", generation=1, step=2), 0),

@@ -25,7 +25,7 @@ from dtd.wire.data_keys import ticket_key
 from dtd.wire.frames import LARGEST_MAX_PAYLOAD_BYTES
 from tests.played_loop import PlayedLoop
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 WORKER_SECRET = b"w" * 32
 NEVER_UNIX_S = 1 << 40

@@ -23,7 +23,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.wire.session import Session
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 WORKER_SECRET = b"w" * 32
 CHECKPOINT = "checkpoint/digits-1/g000001-s000000010"

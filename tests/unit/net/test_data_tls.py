@@ -23,7 +23,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.wire.tags import FLAG_XXH3
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -74,7 +74,7 @@ class Node:
             assign,
             self.server,
             chunk_bytes=1 << 16,
-            beat_interval_s=PATIENCE_S / 6,
+            beat_interval_s=2.0,
             silence_s=PATIENCE_S,
             listener=self,
             lifeline=self.lifeline,

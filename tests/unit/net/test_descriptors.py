@@ -20,7 +20,7 @@ from dtd.net import descriptors
 from dtd.net.descriptors import FdMailbox, post
 from dtd.net.local_socket import short_name
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 WORDS = b"content"
 
 # Another user, who looks for whatever a worker listens on, and sends it a file.

@@ -6,7 +6,7 @@ import asyncio
 
 from dtd.net.driver import Driver
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Core:

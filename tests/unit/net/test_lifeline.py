@@ -17,7 +17,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential, welcome
 from dtd.wire.session import Session
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 
 

@@ -26,7 +26,7 @@ from dtd.wire.frames import (
 from dtd.wire.session import Session, State
 from dtd.wire.tags import Tag
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 STAGING_BYTES = 512
 MIB = 1024 * 1024
 SECRET = b"s" * 32

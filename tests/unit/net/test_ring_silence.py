@@ -20,7 +20,7 @@ from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import welcome
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SILENCE_S = 0.2
 BEAT_S = SILENCE_S / 6
 SECRET = b"s" * 32

@@ -16,7 +16,7 @@ from dtd.security.identity import Identity
 from dtd.wire import messages as m
 
 LOOPBACK = Address("127.0.0.1", 0)
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Welcoming:

@@ -17,7 +17,7 @@ from dtd.transport.api import BucketMemory, BufferLocation
 from dtd.transport.shared_memory import NOTHING_LENT, SharedMemory
 from dtd.wire import messages as m
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 GENERATION = 5
 WORDS = b"gradients"
 

@@ -18,7 +18,7 @@ from dtd.transport.api import BucketMemory
 from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 GENERATION = 4
 ROSTER_ID = 9

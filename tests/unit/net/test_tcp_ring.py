@@ -23,7 +23,7 @@ from dtd.transport.tcp_ring import RingEndpoint
 from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SECRET = b"s" * 32
 GENERATION = 4
 

@@ -22,7 +22,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import hello, welcome
 
 LOOPBACK = Address("127.0.0.1", 0)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MIB = 1024 * 1024
 
 

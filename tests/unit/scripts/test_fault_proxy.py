@@ -12,7 +12,7 @@ from dtd.address import Address
 from dtd.wire import messages as m
 from scripts.cluster.fault_proxy import TO_CALLER, TO_TARGET, FaultProxy
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 # Shorter than it takes to be sure that nothing comes; longer than it takes on a busy machine.
 SURELY_S = 0.2
 

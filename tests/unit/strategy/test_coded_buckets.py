@@ -156,7 +156,7 @@ class InOrder:
 
     def wait(self, position: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: position < self._next, timeout=5), position
+            assert self._changed.wait_for(lambda: position < self._next, timeout=60), position
 
 
 class Stepwise(Uncoded):

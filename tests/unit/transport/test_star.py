@@ -23,7 +23,7 @@ from dtd.transport.in_process import InProcessRing
 from dtd.transport.star import StarCollective
 from dtd.wire import messages as m
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHUNK_BYTES = 64
 SIZES = (0, 1, 7, 1_001)
 
@@ -104,7 +104,7 @@ class OverTcp:
                 ),
                 port,
                 chunk_bytes=CHUNK_BYTES,
-                beat_interval_s=PATIENCE_S / 6,
+                beat_interval_s=2.0,
                 silence_s=PATIENCE_S,
                 agreed=lambda: None,
             )

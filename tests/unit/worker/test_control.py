@@ -19,7 +19,7 @@ from dtd.wire import messages as m
 from dtd.worker.control import SILENT_TIMEOUTS, ControlConnection
 from dtd.worker.remembered import Epochs
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class FakeCoordinator:

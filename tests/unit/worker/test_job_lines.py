@@ -11,7 +11,7 @@ from dtd.wire.frames import DEFAULT_MAX_PAYLOAD_BYTES
 from dtd.worker import output as job_lines
 from dtd.worker.output import MAX_UNLOGGED_LINES, MAX_WAITING_LINES, SLICE_S, JobLines
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class SlowLog:

@@ -19,7 +19,7 @@ from dtd.packages.source import Source
 from dtd.wire import messages as m
 from dtd.worker.packages import ABANDONED_S, TaskPackages
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Fetching:

@@ -14,7 +14,7 @@ import dtd.coordinator.handlers.renewal as renewal_module
 from dtd.coordinator.handlers.renewal import RenewalHandler
 from dtd.errors import ConfigError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -20,7 +20,7 @@ from scripts.cluster.namespaces import Namespace, may_make
 from scripts.cluster.networks import COORDINATOR, CuttableNetwork, Hosts, Loopback, Proxied
 from scripts.cluster.processes import Load
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 SURELY_S = 0.2
 NAMES = ["worker-0", "worker-1"]
 

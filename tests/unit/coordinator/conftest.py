@@ -21,9 +21,22 @@ from dtd.net.control_client import ControlClient
 from dtd.places import SOCKET_NAME
 from dtd.wire import messages as m
 from dtd.wire.frames import frame_bytes
+from tests.played_loop import PlayedLoop
 
 PATIENCE_S = 30.0
 MessageT = TypeVar("MessageT")
+
+OF_RATES = ("test_pace.py", "test_paced_desks.py", "test_turns.py")
+"""Tests in which nobody regains what it has used up unless time is played."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop on which a test runs."""
+    if item.path.name in OF_RATES:
+        return {"played": PlayedLoop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 class Daemon:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from dtd.core.observe.profiling.ring_spans import RingSpans
@@ -59,6 +59,11 @@ class BucketMemory:
         dtype: torch's name of the element type if `add` is that type's addition; empty if it is
             something else, so that only `add` can compute the sum.
         copies, hops, bounds: parameters of the operation, as in `BucketShape`; equal on all ranks.
+        shape: the properties of the bucket that the ring needs; made once, since a step may have
+            thousands of buckets and the event loop looks at all of them when it opens.
+
+    Raises:
+        LocalProtocolError: the operation has no such parameter, or its value is impossible.
     """
 
     view: memoryview
@@ -71,20 +76,11 @@ class BucketMemory:
     copies: int = 0
     hops: int | None = None
     bounds: tuple[int, ...] = ()
+    shape: BucketShape = field(init=False, repr=False, compare=False)
 
-    @property
-    def elements(self) -> int:
-        """Number of elements in the bucket."""
-        return len(self.view) // self.item_bytes
-
-    @property
-    def shape(self) -> BucketShape:
-        """The properties of the bucket that the ring needs.
-
-        Raises:
-            LocalProtocolError: the operation has no such parameter, or its value is impossible.
-        """
-        return BucketShape(
+    def __post_init__(self) -> None:
+        """Make the shape."""
+        shape = BucketShape(
             elements=self.elements,
             item_bytes=self.item_bytes,
             operation=self.operation,
@@ -92,6 +88,12 @@ class BucketMemory:
             hops=self.hops,
             bounds=self.bounds,
         )
+        object.__setattr__(self, "shape", shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements in the bucket."""
+        return len(self.view) // self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

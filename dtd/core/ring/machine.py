@@ -11,7 +11,8 @@ The machine handles indices, never bytes.  It must not know sockets, tensors or 
 (`handle`) and performs the effects.  One machine serves one generation.
 
 Buckets are declared when a step opens, or added within it, by all ranks alike.  A chunk of a
-bucket that this rank adds later waits on the link.
+bucket that this rank adds later waits on the link.  What a bucket needs is made when it starts or
+its first chunk comes: a step may have thousands, and opening it must not hold the shell up.
 
 Rule for callers: start every bucket of a step before waiting for any of them; or let all ranks wait
 for the same first ones before they start the others, which costs nothing, since these are ahead on
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtd.core.ring.chunks import BucketShape, exchanged
+from dtd.core.ring.chunks import BucketShape, cut, exchanged
 from dtd.core.ring.events import (
     BucketsAdded,
     BucketStarted,
@@ -83,7 +84,10 @@ class Ring:
             rank=rank, world_size=world_size, generation=generation, first_step=first_step
         )
         self._scratch = Scratch(scratch_slots)
-        self._buckets: list[SegmentedBucket | ExchangedBucket] = []
+        self._shapes: list[BucketShape] = []
+        self._buckets: list[SegmentedBucket | ExchangedBucket | None] = []
+        self._whole: set[int] = set()
+        self._loans: dict[int, int] = {}
         self._may_add = 0
         self._ready: set[int] = set()
         self._next_start = 0
@@ -104,7 +108,7 @@ class Ring:
             if chunk.bucket < len(self._buckets) + self._may_add:
                 return self._hold()
             raise refused(chunk, f"the step has {len(self._buckets)} buckets")
-        place = self._buckets[chunk.bucket].place(chunk, payload_bytes)
+        place = self._bucket(chunk.bucket).place(chunk, payload_bytes)
         return self._hold() if isinstance(place, Hold) else place
 
     def accept_word(self, word: SmallGather) -> Hold | None:
@@ -128,7 +132,7 @@ class Ring:
         """Advance by one event; `now` is not looked at: nothing here depends on time."""
         del now
         if isinstance(event, ChunkReceived):
-            return self._buckets[event.chunk.bucket].received(event) + self._resume()
+            return self._bucket(event.chunk.bucket).received(event) + self._resume()
         if isinstance(event, BucketStarted):
             return self._on_bucket_started(event)
         if isinstance(event, BucketTaken):
@@ -148,10 +152,10 @@ class Ring:
     def _on_step_opened(self, event: StepOpened) -> list[Effect]:
         if event.step != self.step + 1:
             raise LocalProtocolError(f"step {event.step} opened after step {self.step}")
-        if self._words.offered or not all(bucket.done for bucket in self._buckets):
+        if self._words.offered or not all(bucket and bucket.done for bucket in self._buckets):
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
-        self._buckets = []
+        self._shapes, self._buckets, self._whole, self._loans = [], [], set(), {}
         self._add(event.buckets, loan=event.loan, lent=event.lent)
         self._may_add = event.may_add
         self._ready = set()
@@ -173,25 +177,40 @@ class Ring:
         self, shapes: Sequence[BucketShape], *, loan: int = 0, lent: frozenset[int] = frozenset()
     ) -> None:
         """Number further buckets; of those added together some may travel whole."""
-        seat, step, chunk_bytes = self._seat, self.step, self.chunk_bytes
-        first = len(self._buckets)
+        for shape in shapes:
+            if shape.bounds:  # a wrong one is the caller's fault, not that of the chunk that asks
+                cut(shape, world_size=self.world_size, chunk_bytes=self.chunk_bytes)
+        first = len(self._shapes)
         whole = exchanged(
-            shapes, world_size=self.world_size, chunk_bytes=chunk_bytes, one_host=self._one_host
+            shapes,
+            world_size=self.world_size,
+            chunk_bytes=self.chunk_bytes,
+            one_host=self._one_host,
         )
-        self._buckets += [
-            ExchangedBucket(seat, shape, step=step, index=first + at)
-            if at in whole
-            else SegmentedBucket(
-                seat,
-                self._scratch,
-                shape,
-                step=step,
-                index=first + at,
-                chunk_bytes=chunk_bytes,
-                loan=loan if at in lent else 0,
-            )
-            for at, shape in enumerate(shapes)
-        ]
+        self._whole.update(first + at for at in whole)
+        self._loans.update((first + at, loan) for at in lent)
+        self._shapes += shapes
+        self._buckets += [None] * len(shapes)
+
+    def _bucket(self, index: int) -> SegmentedBucket | ExchangedBucket:
+        """Return a bucket, which is made when it is asked for first."""
+        bucket = self._buckets[index]
+        if bucket is None:
+            bucket = self._buckets[index] = self._made(index)
+        return bucket
+
+    def _made(self, index: int) -> SegmentedBucket | ExchangedBucket:
+        if index in self._whole:
+            return ExchangedBucket(self._seat, self._shapes[index], step=self.step, index=index)
+        return SegmentedBucket(
+            self._seat,
+            self._scratch,
+            self._shapes[index],
+            step=self.step,
+            index=index,
+            chunk_bytes=self.chunk_bytes,
+            loan=self._loans.get(index, 0),
+        )
 
     def _on_bucket_started(self, event: BucketStarted) -> list[Effect]:
         if not 0 <= event.bucket < len(self._buckets) or event.bucket in self._ready:
@@ -199,14 +218,14 @@ class Ring:
         self._ready.add(event.bucket)
         effects: list[Effect] = []
         while self._next_start in self._ready:
-            effects += self._buckets[self._next_start].begin()
+            effects += self._bucket(self._next_start).begin()
             self._next_start += 1
         return effects + self._resume()
 
     def _on_bucket_taken(self, event: BucketTaken) -> list[Effect]:
         taken = event.taken
         self._seat.check_taken(taken, step=self.step)
-        bucket = self._buckets[taken.bucket] if taken.bucket < len(self._buckets) else None
+        bucket = self._bucket(taken.bucket) if taken.bucket < len(self._buckets) else None
         if not isinstance(bucket, SegmentedBucket):
             raise ProtocolError(
                 ErrorCode.UNEXPECTED_CHUNK, f"bucket {taken.bucket} taken, which is not lent"
@@ -222,7 +241,7 @@ class Ring:
     def explain(self) -> str:
         """What this rank is waiting for, in words."""
         for index, bucket in enumerate(self._buckets):
-            if not bucket.started:
+            if bucket is None or not bucket.started:
                 return f"step {self.step}: bucket {index} waits for its own gradients"
             if not bucket.done:
                 return f"step {self.step}: bucket {index} waits for {bucket.waits_for()}"
@@ -235,7 +254,8 @@ class Ring:
         """Raise AssertionError when it is inconsistent."""
         slots_used = 0
         for bucket in self._buckets:
-            bucket.check_invariants()
+            if bucket is not None:
+                bucket.check_invariants()
             if isinstance(bucket, SegmentedBucket):
                 slots_used += bucket.slots_used()
         self._scratch.check_invariants(slots_used)

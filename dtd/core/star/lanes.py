@@ -7,6 +7,8 @@ repetition, or nothing that its sender has to send.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dtd.core.ring.position import refused
 from dtd.wire.messages import Chunk
 
@@ -16,31 +18,39 @@ class Lane:
 
     Args:
         segment: the segment that they belong to.
+        chunks_of: how many of them a bucket has, by its index; 0 if it has none, None if there is
+            no such bucket, or not yet.
 
     Attributes:
         received: chunks that have arrived in this step.
     """
 
-    def __init__(self, segment: int) -> None:
+    def __init__(self, segment: int, chunks_of: Callable[[int], int | None]) -> None:
         self.segment = segment
         self.received = 0
-        self._buckets: list[tuple[int, int]] = []
+        self._chunks_of = chunks_of
         self._at = 0
         self._chunk = 0
-
-    def add(self, bucket: int, chunks: int) -> None:
-        """This bucket comes next, in this many chunks."""
-        self._buckets.append((bucket, chunks))
+        self._chunks: int | None = None
 
     @property
     def finished(self) -> bool:
         """Whether everything known has arrived."""
-        return self._at == len(self._buckets)
+        return self._expected() is None
 
     @property
     def bucket(self) -> int | None:
         """The bucket of the next chunk; None if everything has arrived."""
-        return None if self.finished else self._buckets[self._at][0]
+        return None if self.finished else self._at
+
+    def _expected(self) -> int | None:
+        """Return the chunks of the next bucket that has any; None if there is none."""
+        while not self._chunks:
+            self._chunks = self._chunks_of(self._at)
+            if self._chunks is None:
+                return None
+            self._at += self._chunks == 0
+        return self._chunks
 
     def check(self, chunk: Chunk) -> None:
         """Check that an announced chunk is the next one.
@@ -55,12 +65,12 @@ class Lane:
         """The next chunk has arrived."""
         self.received += 1
         self._chunk += 1
-        if self._chunk == self._buckets[self._at][1]:
-            self._at, self._chunk = self._at + 1, 0
+        if self._chunk == self._chunks:
+            self._at, self._chunk, self._chunks = self._at + 1, 0, None
 
     def __str__(self) -> str:
         """The next chunk, in words."""
-        if self.finished:
+        chunks = self._expected()
+        if chunks is None:
             return "nothing more"
-        bucket, chunks = self._buckets[self._at]
-        return f"chunk {self._chunk} of {chunks} of bucket {bucket}"
+        return f"chunk {self._chunk} of {chunks} of bucket {self._at}"

@@ -12,7 +12,8 @@ receives every bucket once, whatever the number of ranks; a server T times its o
 
 The machine handles indices, never bytes.  The shell (`dtd.transport.star_node`) asks it where a
 payload goes (`place`), reports events (`handle`) and performs the effects.  One machine serves one
-generation.  Words, votes and all other buckets use the generation's ring.
+generation.  Words, votes and all other buckets use the generation's ring.  What a bucket needs is
+made when it is needed first, as in a ring.
 
 A chunk that comes before its step or bucket has started here, or before the chunks of the ranks
 before it, waits on its link, which is not read meanwhile: so a link needs the memory of one chunk.
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dtd.core.ring.chunks import BucketShape, Operation, Segments
 from dtd.core.ring.events import BucketDone, BucketsAdded, BucketStarted, InBucket, StepOpened
@@ -72,7 +74,7 @@ class _Bucket:
 
     shape: BucketShape
     segments: Segments
-    missing: int = 0
+    missing: int
     started: bool = False
 
     @property
@@ -121,7 +123,8 @@ class Star:
         )
         self.chunk_bytes = chunk_bytes
         self.step = first_step - 1
-        self._buckets: list[_Bucket] = []
+        self._shapes: list[BucketShape] = []
+        self._buckets: list[_Bucket | None] = []
         self._lanes = self._new_lanes()
         self._may_add = 0
         self._ready: set[int] = set()
@@ -150,7 +153,7 @@ class Star:
         if lane.finished and 0 <= chunk.bucket - len(self._buckets) < self._may_add:
             return self._hold(link)
         lane.check(chunk)
-        bucket = self._buckets[chunk.bucket]
+        bucket = self._bucket(chunk.bucket)
         start, stop = bucket.segments.chunk(lane.segment, chunk.chunk)
         check_payload(chunk, payload_bytes, (stop - start) * bucket.shape.item_bytes)
         if not bucket.started or not self._is_turn(chunk, lane):
@@ -193,10 +196,10 @@ class Star:
     def _on_step_opened(self, event: StepOpened) -> list[Effect]:
         if event.step != self.step + 1:
             raise LocalProtocolError(f"step {event.step} opened after step {self.step}")
-        if not all(bucket.done for bucket in self._buckets):
+        if not all(bucket and bucket.done for bucket in self._buckets):
             raise LocalProtocolError(f"step {event.step} opened while {self.explain()}")
         self.step = event.step
-        self._buckets = []
+        self._shapes, self._buckets = [], []
         self._lanes = self._new_lanes()
         self._may_add = event.may_add
         self._ready = set()
@@ -226,7 +229,7 @@ class Star:
 
     def _begin(self, index: int) -> list[Effect]:
         """Start a bucket: send what this rank has of it, chunk by chunk to all in turn."""
-        bucket = self._buckets[index]
+        bucket = self._bucket(index)
         bucket.started = True
         targets: list[tuple[int, int]] = []  # segment, rank
         phase = Phase.PUSH if bucket.scatters else Phase.PULL
@@ -254,7 +257,7 @@ class Star:
 
     def _pushed(self, chunk: Chunk) -> list[Effect]:
         """A contribution has arrived; the last one completes the sum."""
-        bucket, own = self._buckets[chunk.bucket], self.seat.own
+        bucket, own = self._bucket(chunk.bucket), self.seat.own
         assert own is not None
         start, stop = bucket.segments.chunk(own, chunk.chunk)
         effects: list[Effect] = []
@@ -272,14 +275,14 @@ class Star:
 
     def _arrived(self, chunk: Chunk) -> list[Effect]:
         """A chunk's final bytes are in the bucket."""
-        self._buckets[chunk.bucket].missing -= 1
+        self._bucket(chunk.bucket).missing -= 1
         return self._finish(chunk.bucket)
 
     def _finish(self, index: int) -> list[Effect]:
-        return [BucketDone(bucket=index)] if self._buckets[index].done else []
+        return [BucketDone(bucket=index)] if self._bucket(index).done else []
 
     def _send(self, phase: Phase, index: int, segment: int, chunk: int, rank: int) -> SendTo:
-        start, stop = self._buckets[index].segments.chunk(segment, chunk)
+        start, stop = self._bucket(index).segments.chunk(segment, chunk)
         header = self.seat.chunk(phase, step=self.step, bucket=index, chunk=chunk)
         return SendTo(rank=rank, chunk=header, start=start, stop=stop)
 
@@ -291,48 +294,56 @@ class Star:
     # --- what a step brings ------------------------------------------------------------------
 
     def _new_lanes(self) -> dict[tuple[int, int], Lane]:
-        """One lane for each link and phase that it may carry, still empty."""
+        """One lane for each link and phase that it may carry."""
         seat = self.seat
-        return {
-            (source, phase): Lane(self._segment(source, phase))
-            for source in range(seat.world_size)
-            for phase in (Phase.PUSH, Phase.SUMMED, Phase.PULL)
-            if seat.carries(phase, source)
-        }
+        lanes: dict[tuple[int, int], Lane] = {}
+        for source in range(seat.world_size):
+            for phase in (Phase.PUSH, Phase.SUMMED, Phase.PULL):
+                if seat.carries(phase, source):
+                    segment = self._segment(source, phase)
+                    lanes[source, phase] = Lane(segment, partial(self._brings, phase, segment))
+        return lanes
 
     def _segment(self, source: int, phase: Phase) -> int:
         """The segment that a rank sends: a trainer the receiver's, a server its own."""
         own = self.seat.own
         return own if phase == Phase.PUSH and own is not None else source - self.seat.trainers
 
+    def _brings(self, phase: Phase, segment: int, index: int) -> int | None:
+        """Return how many chunks of a bucket's segment come here in a phase; None: no bucket."""
+        if index == len(self._shapes):
+            return None
+        shape = self._shapes[index]
+        scatters = shape.operation is Operation.REDUCE_SCATTER
+        if scatters == (phase == Phase.PULL) or (
+            phase != Phase.PUSH and segment not in self._awaited(shape)
+        ):
+            return 0
+        return self._bucket(index).segments.chunk_count(segment)
+
     def _add(self, shapes: Sequence[BucketShape]) -> None:
-        """Number further buckets, and add their chunks to the lanes that bring them."""
-        for index, shape in enumerate(shapes, start=len(self._buckets)):
+        """Number further buckets."""
+        for index, shape in enumerate(shapes, start=len(self._shapes)):
             if not goes_by_star(shape):
                 raise LocalProtocolError(f"bucket {index} of step {self.step} needs the ring")
+        self._shapes += shapes
+        self._buckets += [None] * len(shapes)
+
+    def _bucket(self, index: int) -> _Bucket:
+        """Return a bucket, which is made when it is asked for first."""
+        bucket = self._buckets[index]
+        if bucket is None:
+            shape = self._shapes[index]
             chunk_elements = max(1, self.chunk_bytes // shape.item_bytes)
-            bucket = _Bucket(shape, Segments(shape.elements, self.seat.servers, chunk_elements))
-            self._buckets.append(bucket)
-            for lane in self._incoming(bucket):
-                lane.add(index, bucket.segments.chunk_count(lane.segment))
-            bucket.missing = sum(
-                bucket.segments.chunk_count(segment) for segment in self._awaited(bucket)
-            )
+            segments = Segments(shape.elements, self.seat.servers, chunk_elements)
+            missing = sum(map(segments.chunk_count, self._awaited(shape)))
+            bucket = self._buckets[index] = _Bucket(shape, segments, missing)
+        return bucket
 
-    def _incoming(self, bucket: _Bucket) -> list[Lane]:
-        """The lanes that bring something of a bucket."""
-        seat, awaited = self.seat, self._awaited(bucket)
-        if not bucket.scatters:
-            return [self._lanes[seat.owner(one), Phase.PULL] for one in awaited]
-        if seat.own is None:
-            return []
-        pushed = [self._lanes[rank, Phase.PUSH] for rank in range(seat.trainers)]
-        return pushed + [self._lanes[seat.owner(one), Phase.SUMMED] for one in awaited[1:]]
-
-    def _awaited(self, bucket: _Bucket) -> list[int]:
+    def _awaited(self, shape: BucketShape) -> list[int]:
         """The segments whose final bytes come from others; of a scatter the own one is first."""
-        held = self.seat.held(bucket.shape.copies)
-        if bucket.scatters:
+        held = self.seat.held(shape.copies)
+        if shape.operation is Operation.REDUCE_SCATTER:
             return held
         return [segment for segment in range(self.seat.servers) if segment not in held]
 
@@ -341,7 +352,7 @@ class Star:
     def explain(self) -> str:
         """What this rank is waiting for, in words."""
         for index, bucket in enumerate(self._buckets):
-            if not bucket.started:
+            if bucket is None or not bucket.started:
                 return f"step {self.step}: star bucket {index} waits to be started here"
             if not bucket.done:
                 sources = ", ".join(
@@ -356,9 +367,9 @@ class Star:
         """Raise AssertionError when it is inconsistent."""
         seat = self.seat
         for index, bucket in enumerate(self._buckets):
-            assert bucket.missing >= 0
-            assert bucket.started == (index < self._next_start)
-            if bucket.done:
+            assert bucket is None or bucket.missing >= 0
+            assert (bucket is not None and bucket.started) == (index < self._next_start)
+            if bucket is not None and bucket.done:
                 assert all(lane.bucket != index for lane in self._lanes.values())
         if seat.own is not None:
             pushed = [self._lanes[rank, Phase.PUSH].received for rank in range(seat.trainers)]

@@ -43,6 +43,7 @@ class StarPosition:
         self.first_step = first_step
         self.trainers = world_size - servers
         self.own = rank - self.trainers if rank >= self.trainers else None
+        self._held: dict[int, list[int]] = {}
 
     def owner(self, segment: int) -> int:
         """Return the rank that owns a segment."""
@@ -60,8 +61,10 @@ class StarPosition:
 
     def held(self, copies: int) -> list[int]:
         """Return the segments that this rank holds: its own one first, then those it mirrors."""
-        division = Division(world_size=self.world_size, mirrors=copies, servers=self.servers)
-        return division.held(self.rank)
+        if copies not in self._held:
+            division = Division(world_size=self.world_size, mirrors=copies, servers=self.servers)
+            self._held[copies] = division.held(self.rank)
+        return self._held[copies]
 
     def carries(self, phase: int, source: int) -> bool:
         """Whether a rank may send chunks of this phase to this one."""

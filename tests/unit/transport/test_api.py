@@ -1,9 +1,11 @@
-"""The contract's two small pieces of code: a bucket's element count, and the plain all-reduce."""
+"""The contract's small pieces of code: a bucket's elements and shape, and the plain all-reduce."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+from dtd.core.ring.chunks import BucketShape, Operation
 from dtd.transport.api import BucketMemory, CommTiming, all_reduce
 
 
@@ -46,3 +48,13 @@ def test_a_bucket_counts_elements_not_bytes() -> None:
     view = memoryview(bytearray(24))
     memory = BucketMemory(view=view, item_bytes=8, add=lambda start, stop, received: None)
     assert memory.elements == 3
+
+
+def test_the_shape_of_a_bucket_is_made_once() -> None:
+    """The event loop looks at those of thousands when it opens a step."""
+    view = memoryview(bytearray(24))
+    memory = BucketMemory(view=view, item_bytes=8, add=lambda start, stop, received: None)
+    assert memory.shape == BucketShape(elements=3, item_bytes=8)
+    assert memory.shape is memory.shape
+    gathered = dataclasses.replace(memory, operation=Operation.ALL_GATHER, copies=1)
+    assert (gathered.shape.operation, gathered.shape.copies) == (Operation.ALL_GATHER, 1)

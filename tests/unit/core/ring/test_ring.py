@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtd.core.ring.chunks import BucketShape, Operation, cut
+from dtd.core.ring.chunks import BucketShape, Operation, Segments, cut
 from dtd.core.ring.events import (
     BucketDone,
     BucketsAdded,
@@ -200,6 +200,32 @@ def test_what_a_rank_sends_in_a_hop_its_neighbour_receives_in_that_hop(world_siz
     for rank in range(world_size):
         following = tables[(rank + 1) % world_size]
         assert tables[rank][:2] == following[2:]
+
+
+def test_a_bucket_is_divided_once_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of thousands opens in one callback of the event loop."""
+    divided: list[int] = []
+
+    def counted(segments: Segments, index: int) -> int:
+        divided.append(segments.elements)
+        return chunk_count(segments, index)
+
+    chunk_count = Segments.chunk_count
+    monkeypatch.setattr(Segments, "chunk_count", counted)
+    ring = make()
+    open_step(ring, 600_000, 700_000, 800_000)
+    ring.check_invariants()
+    assert divided == []
+    start(ring, 1)
+    assert divided == []
+    start(ring, 0)
+    assert set(divided) == {600_000, 700_000}
+
+
+def test_segments_for_another_world_are_refused_before_a_chunk_asks_for_them() -> None:
+    shape = BucketShape(elements=2, item_bytes=4, operation=Operation.ALL_GATHER, bounds=(0, 1, 2))
+    with pytest.raises(LocalProtocolError, match="2 segments in a ring of 3 ranks"):
+        make().handle(StepOpened(step=0, buckets=(shape,)), 0.0)
 
 
 def test_a_bucket_of_a_world_of_one_is_done_at_once() -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Final, Protocol
 
 from dtd.core.ring.neighbours import Neighbours, RingLoss
@@ -30,7 +31,9 @@ TURN_BYTES: Final = 1024 * 1024
 """After sending this much other work comes first: a server may start with hundreds of MiB, whose
 tags take 0.1 to 0.5 ms for each MiB."""
 
-_Outgoing = tuple[int, m.Chunk, memoryview]
+QUEUED_BYTES: Final = 4 * 1024 * 1024
+"""A link with more than this queued is given no more until the kernel has taken all of it.  What is
+queued for TLS is a copy, and a server may let every rank pull its part of a model at once."""
 
 
 class StarOwner(Protocol):
@@ -81,8 +84,11 @@ class StarLinks:
         self._links: dict[int, Link] = {}
         self._ranks: dict[Link, int] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
-        self._outbox: deque[_Outgoing | int] = deque()
-        self._sending: set[int] = set()
+        self._outboxes: dict[int, deque[tuple[m.Chunk, memoryview]]] = {}
+        self._full: set[int] = set()
+        self._unsent: Counter[int] = Counter()
+        self._ended: set[int] = set()
+        self._is_due = False
         core = Star(
             rank=assign.rank,
             world_size=len(assign.roster),
@@ -142,7 +148,7 @@ class StarLinks:
 
     def end(self) -> None:
         """Reset all links."""
-        self._outbox.clear()
+        self._outboxes.clear()
         for dialling in self._dialling.values():
             dialling.cancel()
         for link in list(self._ranks):
@@ -187,9 +193,10 @@ class StarLinks:
     # --- StarHandler: what the node asks for -------------------------------------------------
 
     def send_to(self, rank: int, chunk: m.Chunk, payload: memoryview) -> None:
-        """Queue a chunk; some are sent at once, the others in later callbacks."""
-        self._sending.add(chunk.bucket)
-        self._queue((rank, chunk, payload))
+        """Queue a chunk, which is sent in a later callback."""
+        self._unsent[chunk.bucket] += 1
+        self._outboxes.setdefault(rank, deque()).append((chunk, payload))
+        self._send_later()
 
     def resume_link(self, rank: int) -> None:
         """Resume in a later callback: a held frame may lead to many more."""
@@ -198,35 +205,57 @@ class StarLinks:
 
     def star_bucket_done(self, bucket: int) -> None:
         """The bucket has its result; its memory is free once the kernel has taken what is sent."""
-        if bucket in self._sending:
-            self._queue(bucket)
-        else:
+        if bucket not in self._unsent:
             self._owner.star_bucket_done(bucket)
+            return
+        self._ended.add(bucket)
+        self._drain_if_sent(bucket)
 
     # --- sending -----------------------------------------------------------------------------
 
-    def _queue(self, item: _Outgoing | int) -> None:
-        self._outbox.append(item)
-        if len(self._outbox) == 1:
+    def _send_later(self) -> None:
+        if not self._is_due:
+            self._is_due = True
             asyncio.get_running_loop().call_soon(self._send_some)
 
     def _send_some(self) -> None:
-        """Send the next chunks; a number among them is a bucket of which all has been sent."""
+        """Send the next chunks, to all ranks in turn whose links take more."""
+        self._is_due = False
         sent_bytes = 0
-        while self._outbox and sent_bytes < TURN_BYTES:
-            item = self._outbox.popleft()
-            if isinstance(item, int):
-                self._drain(item)
-            else:
-                rank, chunk, payload = item
-                self._links[rank].send(chunk, payload)
-                sent_bytes += len(payload)
-        if self._outbox:
-            asyncio.get_running_loop().call_soon(self._send_some)
+        while (ready := self._ready()) and sent_bytes < TURN_BYTES:
+            for rank in ready:
+                sent_bytes += self._send_next(rank)
+        if ready:
+            self._send_later()
+
+    def _ready(self) -> list[int]:
+        return [rank for rank, box in self._outboxes.items() if box and rank not in self._full]
+
+    def _send_next(self, rank: int) -> int:
+        """Send the next chunk to a rank; returns its length."""
+        chunk, payload = self._outboxes[rank].popleft()
+        link = self._links[rank]
+        link.send(chunk, payload)
+        if link.queued_bytes() > QUEUED_BYTES and (drained := link.drained()) is not None:
+            self._full.add(rank)
+            drained.add_done_callback(partial(self._on_drained, rank))
+        self._unsent[chunk.bucket] -= 1
+        self._drain_if_sent(chunk.bucket)
+        return len(payload)
+
+    def _on_drained(self, rank: int, _: asyncio.Future[None]) -> None:
+        self._full.discard(rank)
+        self._send_later()
+
+    def _drain_if_sent(self, bucket: int) -> None:
+        """Begin to drain a bucket that has its result, and of which all has been sent."""
+        if bucket in self._ended and not self._unsent[bucket]:
+            self._ended.discard(bucket)
+            del self._unsent[bucket]
+            self._drain(bucket)
 
     def _drain(self, bucket: int) -> None:
         """Report a bucket once the kernel has accepted everything that was sent so far."""
-        self._sending.discard(bucket)
         waiting = [drained for link in self._links.values() if (drained := link.drained())]
         left = len(waiting)
 

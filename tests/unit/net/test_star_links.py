@@ -218,6 +218,29 @@ async def test_a_bucket_is_done_when_the_kernel_has_taken_it(ranks):
     assert (given == taken).all()
 
 
+async def test_what_is_queued_for_a_slow_rank_is_bounded_and_delays_no_other(ranks):
+    """With TLS it is a copy of a server's whole part of the model, for each rank."""
+    star = ranks(2, 1)
+    await star.listen(chunk_bytes=1 << 20)
+    await star.come_up()
+    slow, quick, server = star.nodes
+    given = np.arange(12_000_000, dtype=np.int64)
+    taken = [np.zeros(12_000_000, dtype=np.int64) for _ in range(2)]
+    server.star.node.open_step(0, [memory_of(given, GATHER)])
+    quick.star.node.open_step(0, [memory_of(taken[1], GATHER)])
+    server.star.node.start(0)
+    quick.star.node.start(0)
+    assert await quick.done() == 0
+    assert slow.buckets.empty()
+    assert server.buckets.empty()
+    left = server.star._links[0].queued_bytes()
+    assert 0 < left <= star_links_module.QUEUED_BYTES + 2 * (1 << 20)
+    slow.star.node.open_step(0, [memory_of(taken[0], GATHER)])
+    slow.star.node.start(0)
+    assert await slow.done() == await server.done() == 0
+    assert (given == taken).all()
+
+
 async def test_what_ends_while_it_drains_is_not_done(ranks):
     star = ranks(1, 1)
     await star.listen(chunk_bytes=1 << 20)
@@ -225,7 +248,7 @@ async def test_what_ends_while_it_drains_is_not_done(ranks):
     trainer, server = star.nodes
     trainer.star.node.open_step(0, [memory_of(np.zeros(6_000_000), SCATTER)])
     trainer.star.node.start(0)
-    await until(lambda: not trainer.star._outbox and server.star._links[0].held)
+    await until(lambda: trainer.star._full and server.star._links[0].held)
     trainer.endpoint.end("enough")
     await server.loss()
     assert trainer.buckets.empty()

@@ -1,9 +1,10 @@
-"""What is imported for good is left out of the collection of garbage.
+"""What is there for good is left out of the collection of garbage.
 
 Importing torch makes half a million objects that live as long as the process.  Python's collector
 looks at all of them again and again while they are made, for a quarter of the import's processor
 time; and once they are there, each full collection looks at them for 0.3 s, in which it holds the
-interpreter and neither the event loop nor the training thread gets on.
+interpreter and neither the event loop nor the training thread gets on.  A job's modules, model and
+plan last as long: with several hundred layers each full collection took 20 ms.
 """
 
 from __future__ import annotations
@@ -24,3 +25,9 @@ def made_to_last() -> Iterator[None]:
         gc.freeze()
         if collected:
             gc.enable()
+
+
+def leave_out_what_is_there() -> None:
+    """Collect what is garbage by now; what is left is never looked at again."""
+    gc.collect()
+    gc.freeze()

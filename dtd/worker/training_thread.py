@@ -47,7 +47,7 @@ from dtd.wire import messages as m
 from dtd.wire.greeting import DataCredential
 from dtd.worker.collect import collect
 from dtd.worker.fetch import fetch_state
-from dtd.worker.lasting import made_to_last
+from dtd.worker.lasting import leave_out_what_is_there, made_to_last
 from dtd.worker.packages import look_first_in, task_digest
 from dtd.worker.reporter import JobReporter
 from dtd.worker.sandbox import refuse_if_laxer
@@ -236,6 +236,7 @@ class TrainingThread(threading.Thread):
         )
         report = run.prepare()
         self._complete_origin(run)
+        leave_out_what_is_there()  # in no ring yet: nobody waits for it
         self._watch.mark(time.monotonic())  # reading checkpoints may take as long again
         warmed = m.Warmed(
             job=prepare.job,

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
-from dtd.worker.lasting import made_to_last
+from dtd.worker.lasting import leave_out_what_is_there, made_to_last
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +32,16 @@ def test_an_import_that_fails_leaves_the_collector_as_it_was() -> None:
     with made_to_last():
         pass
     assert not gc.isenabled()
+
+
+def test_what_is_there_is_looked_at_no_more_except_garbage() -> None:
+    class Loop:
+        pass
+
+    kept, garbage = Loop(), Loop()
+    garbage.itself = garbage
+    gone = weakref.ref(garbage)
+    del garbage
+    leave_out_what_is_there()
+    assert gone() is None
+    assert not any(one is kept for one in gc.get_objects())

@@ -64,3 +64,9 @@ def dtdctl(server, capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
         return exit_code, out, err
 
     return command
+
+
+@pytest.fixture
+def spec():
+    """The job file, as the coordinator tells it."""
+    return {"job": {"task": "digits"}, "task": {"hidden": 16}}

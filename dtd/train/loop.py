@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from dtd.core.engine.agenda import BeforeStep, after_commit, before_step
+from dtd.core.engine.agenda import AfterStep, BeforeStep, after_commit, before_step
 from dtd.core.observe.profiling.spans import COLLECT, COMMIT, COMPUTE, VOTE
 from dtd.strategy.codec.api import World
 from dtd.strategy.hand_on import HandOn
@@ -68,40 +68,18 @@ def _train(
     voters: AbstractSet[int] | None,
     servers: int,
 ) -> Outcome:
-    replica, plan = session.replica, session.plan
-    session.servers = servers
-    session.strategy.regroup(
-        World(rank=ring.rank, size=ring.world_size, servers=servers, first_step=replica.step)
-    )
-    requests = plan.requests(rank=ring.rank, world_size=ring.world_size - servers)
-    session.memory.regroup(ring.world_size)
-    session.loader.start(requests, at=plan.request_number(replica.step))
-    session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
-    compare = partial(compare_moving, session, ring, voters)
-    with mapped_blocks():
-        met, exchange_number = False, session.strategy.redistribute(ring, replica.step, compare)
+    met, exchange_number = False, _begin(session, ring, voters, servers)
     while True:
-        session.profiler.advance(ring, replica.step)
-        clock, step, marks = Clock(), replica.step, session.profiler.marks
-        last = session.is_last
+        session.profiler.advance(ring, session.replica.step)
+        clock, last = Clock(), session.is_last
         session.open()
+        due = _due(session, met=met, last=last)
         strategy = session.strategy
-        due = before_step(
-            met=met,
-            last=last,
-            evaluates=session.evaluator is not None and (plan.evaluation_due(step) or last),
-            awaits_digest=session.checkpoints.deferred.awaits(step),
-        )
         strategy.wants_whole(_shows_model(session, due))
         ring.open_step(exchange_number, strategy.refreshes() if last else session.exchanges())
         exchange_number += 1
         if due.agree:
-            digest = agree(session, ring, clock, voters=None if met else voters)
-            ring.agreed()
-            session.checkpoints.settle(step, digest)
-            strategy.keep_redistributed()
-            if replica.shards is not None:
-                return_freed_memory()
+            digest = _agree(session, ring, clock, None if met else voters)
         strategy.refresh(ring)  # overwrites what is not held any more: only after the agreement
         if due.greet or due.evaluate or due.finish:
             with mapped_blocks():  # a whole model is needed for a moment
@@ -115,49 +93,90 @@ def _train(
         met = True
         if due.finish:
             return _finish(session, ring, digest)
-
-        begun_s = time.perf_counter()
-        marks.begin_step()
-        with replica.own.unchanged("loss()"), session.memory.step(session):
-            contribute(session, ring, clock)
-        marks.ended(COMPUTE)
-        strategy.collect(ring)
-        marks.ended(COLLECT)
-        session.engine.prepare()
-        flags = session.requests.flags()
-        word = exchange(session, ring, flags)
-        averaged_s = time.perf_counter()
-        marks.ended(VOTE)
-        committed = commit(session)
-        marks.ended(COMMIT)
-        marks.end_step(replica.step)
-        clock.optimizer_s += time.perf_counter() - averaged_s
-        timing = ring.close_step()
-        _report(session, committed, clock, timing, time.perf_counter() - begun_s)
-        _check_rows(session, committed)
-        check_skips(session)
-
-        after = after_commit(
-            word,
-            flags,
-            checkpoint_due=plan.checkpoint_due(replica.step),
-            digest_due=plan.digest_due(replica.step),
-            last=session.is_last,
-        )
-        if after.checkpoint:
-            _checkpoint(session, ring, writers, waits=after.waits)
-        if after.digest:
-            session.checkpoints.compare(replica)
+        after = _step(session, ring, clock, writers)
         if after.ending is not None:
-            hands_on = after.agree and not word.stop  # some ranks leave, others continue
-            return _end_early(
-                session,
-                ring,
-                after.ending,
-                exchange_number,
-                agrees=after.agree,
-                hands_on=hands_on,
-            )
+            return _end_early(session, ring, after.ending, exchange_number, agrees=after.agree)
+
+
+def _begin(
+    session: JobSession, ring: Collective, voters: AbstractSet[int] | None, servers: int
+) -> int:
+    """Prepare this rank for the generation; returns the number of the next exchange."""
+    replica, plan = session.replica, session.plan
+    session.servers = servers
+    session.strategy.regroup(
+        World(rank=ring.rank, size=ring.world_size, servers=servers, first_step=replica.step)
+    )
+    requests = plan.requests(rank=ring.rank, world_size=ring.world_size - servers)
+    session.memory.regroup(ring.world_size)
+    session.loader.start(requests, at=plan.request_number(replica.step))
+    session.callbacks.rank, session.callbacks.world_size = ring.rank, ring.world_size
+    compare = partial(compare_moving, session, ring, voters)
+    with mapped_blocks():
+        return session.strategy.redistribute(ring, replica.step, compare)
+
+
+def _due(session: JobSession, *, met: bool, last: bool) -> BeforeStep:
+    """What comes before the step."""
+    step = session.replica.step
+    return before_step(
+        met=met,
+        last=last,
+        evaluates=session.evaluator is not None and (session.plan.evaluation_due(step) or last),
+        awaits_digest=session.checkpoints.deferred.awaits(step),
+    )
+
+
+def _agree(
+    session: JobSession, ring: Collective, clock: Clock, voters: AbstractSet[int] | None
+) -> bytes:
+    """Agree with all ranks on the state; returns its digest."""
+    digest = agree(session, ring, clock, voters=voters)
+    ring.agreed()
+    session.checkpoints.settle(session.replica.step, digest)
+    session.strategy.keep_redistributed()
+    if session.replica.shards is not None:
+        return_freed_memory()
+    return digest
+
+
+def _step(
+    session: JobSession, ring: Collective, clock: Clock, writers: AbstractSet[int]
+) -> AfterStep:
+    """Compute a step, vote on it and commit it; do what follows, but for the generation's end."""
+    replica, marks = session.replica, session.profiler.marks
+    begun_s = time.perf_counter()
+    marks.begin_step()
+    with replica.own.unchanged("loss()"), session.memory.step(session):
+        contribute(session, ring, clock)
+    marks.ended(COMPUTE)
+    session.strategy.collect(ring)
+    marks.ended(COLLECT)
+    session.engine.prepare()
+    flags = session.requests.flags()
+    word = exchange(session, ring, flags)
+    averaged_s = time.perf_counter()
+    marks.ended(VOTE)
+    committed = commit(session)
+    marks.ended(COMMIT)
+    marks.end_step(replica.step)
+    clock.optimizer_s += time.perf_counter() - averaged_s
+    timing = ring.close_step()
+    _report(session, committed, clock, timing, time.perf_counter() - begun_s)
+    _check_rows(session, committed)
+    check_skips(session)
+    after = after_commit(
+        word,
+        flags,
+        checkpoint_due=session.plan.checkpoint_due(replica.step),
+        digest_due=session.plan.digest_due(replica.step),
+        last=session.is_last,
+    )
+    if after.checkpoint:
+        _checkpoint(session, ring, writers, waits=after.waits)
+    if after.digest:
+        session.checkpoints.compare(replica)
+    return after
 
 
 def _shows_model(session: JobSession, due: BeforeStep) -> bool:
@@ -309,16 +328,15 @@ def _end_early(
     exchange_number: int,
     *,
     agrees: bool,
-    hands_on: bool,
 ) -> Outcome:
     """End the generation, after one more agreement on the state if it is due.
 
-    Ranks that leave transfer their residuals to those that stay.
+    Ranks that leave transfer their residuals to those that stay, unless the job stops.
     """
     if not agrees:
         return _outcome(session, kind, b"")
     step = session.replica.step
-    residuals = session.strategy.unsent(step) if hands_on else []
+    residuals = [] if kind == "stopped" else session.strategy.unsent(step)
     hand_on = HandOn(residuals, leaves=kind == "left")
     session.strategy.wants_whole(kind == "stopped" and session.callbacks.defines("on_end"))
     refreshes = session.strategy.refreshes()

@@ -166,6 +166,14 @@ def _report(found: Sequence[Finding], **more: Any) -> Report:
 # --- a job -----------------------------------------------------------------------------------
 
 
+_NOT_MEASURED: Final = Finding(
+    check="job",
+    state="warn",
+    message="no worker is idle, so no step of the job could be measured",
+    remedy="try again when no job is running",
+)
+
+
 def _add_job(
     report: Report,
     patient: Patient,
@@ -188,25 +196,8 @@ def _add_job(
         Finding(check="job", state="fail", message=error.message, remedy=error.remedy)
         for error in refusals.values()
     ]
-    if not idle:
-        found.append(
-            Finding(
-                check="job",
-                state="warn",
-                message="no worker is idle, so no step of the job could be measured",
-                remedy="try again when no job is running",
-            )
-        )
-    report["memory"] = [
-        {
-            "worker": name,
-            "place": places[name],
-            "parts": step["memory"],
-            "needed_bytes": sum(step["memory"].values()),
-            "available_bytes": step["available_bytes"],
-        }
-        for name, step in steps.items()
-    ]
+    found += [] if idle else [_NOT_MEASURED]
+    report["memory"] = [_memory_of(name, places[name], step) for name, step in steps.items()]
     found += check_memory(report["memory"], steps, job.spec)
     report["steps"] = steps
     report["forecast"] = [
@@ -220,6 +211,16 @@ def _add_job(
     report["state"] = [dataclasses.asdict(one) for one in states]
     found += check_division(states, job.spec, len(steps))
     report["checks"] += [dataclasses.asdict(finding) for finding in found]
+
+
+def _memory_of(worker: str, place: str, step: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "worker": worker,
+        "place": place,
+        "parts": step["memory"],
+        "needed_bytes": sum(step["memory"].values()),
+        "available_bytes": step["available_bytes"],
+    }
 
 
 # --- printing --------------------------------------------------------------------------------

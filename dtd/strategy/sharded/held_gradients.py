@@ -91,7 +91,23 @@ class HeldGradients:
 
 
 class CopiedSums:
-    """A `ShardGradients` whose sums are copied to memory of their own, and that keeps no state."""
+    """A `ShardGradients` whose sums are copied to memory of their own, and that keeps no state.
+
+    Args:
+        held: that memory.
+    """
+
+    def __init__(self, held: HeldGradients) -> None:
+        self._held = held
+
+    def part(self, bucket: int, start: int, stop: int) -> Tensor:
+        """See `ShardGradients`."""
+        return self._held.part(bucket, start, stop)
+
+    def scale(self, factor: float) -> None:
+        """See `ShardGradients`."""
+        if factor != 1.0:
+            self._held.scale(factor)
 
     def reset(self) -> None:
         """See `ShardGradients`; there is no local state."""

@@ -70,7 +70,7 @@ class PooledGradients(CopiedSums):
         }
         layouts = layouts_of(self._parameters, plan)
         self._pool = WirePool(layouts, mirrors=mirrors, codec=codec)
-        self._held = HeldGradients(layouts)
+        super().__init__(HeldGradients(layouts))
         self._passes = passes
         self._trainers = 1
         self._total = 0  # passes of the step
@@ -181,15 +181,6 @@ class PooledGradients(CopiedSums):
         """See `ShardGradients`; `wait` is that of `compute`."""
         del wait
         self._pool.finish(self._total * len(self._places) - 1)
-
-    def part(self, bucket: int, start: int, stop: int) -> Tensor:
-        """See `ShardGradients`."""
-        return self._held.part(bucket, start, stop)
-
-    def scale(self, factor: float) -> None:
-        """See `ShardGradients`."""
-        if factor != 1.0:
-            self._held.scale(factor)
 
     def release(self) -> None:
         """See `ShardGradients`."""

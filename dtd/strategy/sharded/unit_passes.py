@@ -102,7 +102,7 @@ class UnitPasses(CopiedSums):
         ]
         layouts = layouts_of(self._parameters, plan)
         self._pool = WirePool(layouts, mirrors=mirrors, codec=codec)
-        self._held = HeldGradients(layouts)
+        super().__init__(HeldGradients(layouts))
         self._passes = passes
         self._state: ShardedState | None = None
         self._schedule = Schedule(gathers=(), keeps=(), exchanges=(), tail=0, gradients=())
@@ -242,15 +242,6 @@ class UnitPasses(CopiedSums):
         """See `ShardGradients`."""
         del wait
         self._pool.finish(len(self._whole) + self._total * len(self._plan.turns) - 1)
-
-    def part(self, bucket: int, start: int, stop: int) -> Tensor:
-        """See `ShardGradients`."""
-        return self._held.part(bucket, start, stop)
-
-    def scale(self, factor: float) -> None:
-        """See `ShardGradients`."""
-        if factor != 1.0:
-            self._held.scale(factor)
 
     def release(self) -> None:
         """See `ShardGradients`."""

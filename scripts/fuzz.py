@@ -135,13 +135,15 @@ def _report(name: str, counter: Counter, seconds: float) -> None:
 
 def _tell_stories(runs: int) -> int:
     """What those who got in may do to a real coordinator."""
-    from scripts import fuzz_authenticated, fuzz_member
+    from scripts.fuzz_authenticated import Authenticated
+    from scripts.fuzz_member import OneFieldOff
+    from scripts.fuzz_stories import play
 
     started_s = time.monotonic()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     examples = max(1, runs // STEPS)
-    fuzz_member.run(examples=examples, steps=STEPS)
-    fuzz_authenticated.run(examples=examples, steps=STEPS)
+    for stories in (OneFieldOff, Authenticated):
+        play(stories, examples=examples, steps=STEPS)
     seconds = time.monotonic() - started_s
     print(f"{COORDINATOR}: {examples} stories, {seconds:.0f} s", flush=True)
     return 0

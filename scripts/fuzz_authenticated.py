@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,7 +22,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from dtd.core.membership import member
@@ -359,26 +357,3 @@ IDENTITIES: Final = {
     "viewer": Identity(role=VIEWER, name="victor", where="socket"),
     "stranger": Identity(role="stranger", name="a stranger", where="socket"),
 }
-
-
-def run(*, examples: int, steps: int, derandomize: bool = False, shrinks: bool = True) -> None:
-    """So many stories of so many steps at most.
-
-    Args:
-        examples: stories.
-        steps: of each, at most.
-        derandomize: the same ones each time.
-        shrinks: look for the shortest story that shows a defect, which takes minutes.
-    """
-    phases = set(Phase) - ({Phase.explain} if shrinks else {Phase.explain, Phase.shrink})
-    run_state_machine_as_test(
-        Authenticated,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            derandomize=derandomize,
-            phases=phases,
-            database=None,
-        ),
-    )

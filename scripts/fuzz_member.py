@@ -15,14 +15,12 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any, Final
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from dtd.core.membership import member
@@ -221,19 +219,3 @@ class OneFieldOff(RuleBasedStateMachine):
     def advanced(self, before: int) -> bool:
         """The two have committed something since."""
         return all(one.held.step > before for one in self.two)
-
-
-def run(*, examples: int, steps: int, derandomize: bool = False, shrinks: bool = True) -> None:
-    """So many stories of so many steps at most; arguments as in `scripts.fuzz_authenticated`."""
-    phases = set(Phase) - ({Phase.explain} if shrinks else {Phase.explain, Phase.shrink})
-    run_state_machine_as_test(
-        OneFieldOff,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            derandomize=derandomize,
-            phases=phases,
-            database=None,
-        ),
-    )

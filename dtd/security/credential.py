@@ -115,13 +115,7 @@ class Credential:
             bare_client_context().load_cert_chain(path)
         except (UsageError, ValueError, OSError) as error:
             raise ConfigError(f"{path} is damaged: {error}", remedy=_REMEDY) from None
-        now = dt.datetime.now(dt.UTC)
-        if expires <= now:
-            raise ConfigError(
-                f"the credential {path} has expired on {expires:%Y-%m-%d}",
-                remedy=f"{_REMEDY}; if this host's clock is ahead, which shows {now:%Y-%m-%d %H:%M}"
-                " UTC, correct it and try again",
-            )
+        _check_life(path, expires)
         role, name = head.get("role", ""), head.get("name", "")
         workers = split_names(head.get("workers", ""))
         if role == identity.WORKER and not workers:  # written before certificates had a list
@@ -234,6 +228,16 @@ def parse_addresses(text: str) -> tuple[Address, ...]:
         UsageError: one of them is none.
     """
     return tuple(Address.parse(word.strip()) for word in text.split(","))
+
+
+def _check_life(path: Path, expires: dt.datetime) -> None:
+    now = dt.datetime.now(dt.UTC)
+    if expires <= now:
+        raise ConfigError(
+            f"the credential {path} has expired on {expires:%Y-%m-%d}",
+            remedy=f"{_REMEDY}; if this host's clock is ahead, which shows {now:%Y-%m-%d %H:%M}"
+            " UTC, correct it and try again",
+        )
 
 
 def _head(text: str) -> dict[str, str]:

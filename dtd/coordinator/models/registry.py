@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dtd.coordinator.handlers.api import CoordinatorApi, known_job
@@ -129,14 +130,7 @@ class ModelRegistry:
             best_metric=request.best,
             mode=request.mode or own,
         )
-        record = {
-            **{key: details[key] for key in _OF_THE_JOB},
-            **{key: group[0][key] for key in ("job", "generation", "step", "digest", "metrics")},
-            "confirmation": confirmation_of(group),
-            "identity": details["identity"],
-            "registered_by": by,
-            "registered_s": time.time(),
-        }
+        record = _record(details, group) | {"registered_by": by, "registered_s": time.time()}
         here = self._coordinator.membership.home.cluster.identity
         make_id = functools.partial(version_id, here.store_id, here.epoch, request.name)
         add = functools.partial(
@@ -197,6 +191,16 @@ def _check_card(card: str) -> None:
         raise RequestRefused(
             f"a card's text may have {MAX_CARD_CHARACTERS} characters, not {len(card)}"
         )
+
+
+def _record(details: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a version says of its job and of the checkpoint that this group holds."""
+    return {
+        **{key: details[key] for key in _OF_THE_JOB},
+        **{key: group[0][key] for key in ("job", "generation", "step", "digest", "metrics")},
+        "confirmation": confirmation_of(group),
+        "identity": details["identity"],
+    }
 
 
 def _one(versions: list[dict[str, Any]], which: str) -> dict[str, Any]:

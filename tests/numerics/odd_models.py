@@ -156,6 +156,29 @@ class Tied(Base):
         return super().forward(x) + self.also(self.hidden(x)).sum(1, keepdim=True)
 
 
+class Words(Base):
+    """An embedding that is far larger than all the rest; its buckets have memory of their own."""
+
+    tied = False
+
+    def extra(self):
+        self.words = nn.Embedding(300, 8).double()
+        self.scores = nn.Linear(8, 300, bias=False).double()
+        if self.tied:
+            self.scores.weight = self.words.weight
+
+    def hidden(self, x):
+        return torch.tanh(self.first(x)) + self.words((x.abs() * 90).long().clamp(max=299)).mean(1)
+
+    def forward(self, x):
+        scores = self.scores(self.hidden(x))
+        return super().forward(x) + scores.square().mean(1, keepdim=True)
+
+
+class TiedWords(Words):
+    tied = True
+
+
 # --- unusual ways to use them ------------------------------------------------------------------
 
 
@@ -239,7 +262,18 @@ TRAINS: Mapping[str, Callable[[], nn.Module]] = {
     kind.__name__: kind
     for kind in (
         *(Transposed, EverySecond, ChannelsLast, Empty, Scalar, Mixed, FrozenIntegers),
-        *(SparseGradients, Unused, PartsOfOne, Tied, Parametrized, Norms, Twice, NotCalled),
+        *(
+            SparseGradients,
+            Unused,
+            PartsOfOne,
+            Tied,
+            Words,
+            TiedWords,
+            Parametrized,
+            Norms,
+            Twice,
+            NotCalled,
+        ),
         *(Checkpointed, CheckpointedReentrant, CheckpointedWhole, CheckpointedTwice),
         *(HalvedGradient, CompiledInPlace),
     )

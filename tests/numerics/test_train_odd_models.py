@@ -85,6 +85,22 @@ def test_it_trains_as_in_plain_torch(arena, regression, plain_torch, name, strat
     compare(arena.train(task_of(regression, build), spec, WORLD), expected, tolerance)
 
 
+@EVERY
+@pytest.mark.parametrize("name", ["Words", "TiedWords"])
+def test_pieces_of_a_batch_share_the_memory_of_large_buckets(
+    arena, regression, plain_torch, name, strategy
+) -> None:
+    """Whole epochs, so the last batch has fewer pieces, in another order of exchanges."""
+    task, options = task_of(regression, TRAINS[name]), STRATEGIES[strategy]
+    optimizer = {"name": "adam", "lr": 0.01, "eps": EPS}
+
+    def spec(**train):
+        return arena.spec(job={"steps": 9}, optimizer=optimizer, train=train, **options)
+
+    expected = plain_torch(task, spec(), adam)
+    compare(arena.train(task, spec(grad_accumulation=3), WORLD), expected, 1e-9)
+
+
 def refusing(table):
     return [
         pytest.param(build, strategy, message, remedy, id=f"{build.__name__}-{strategy}")

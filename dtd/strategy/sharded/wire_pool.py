@@ -1,16 +1,20 @@
 """A few pieces of wire memory, which the exchanges of a step use in turn.
 
-Stages 2 and 3 exchange more than they have memory for at a time.  Exchange k of a step uses piece k
-modulo the number of pieces, once exchange k minus that number is complete and its result has been
+Stages 2 and 3 exchange more than they have memory for at a time.  The exchanges of a step use the
+pieces in turn, each once the one before it in the same piece is complete and its result has been
 copied to where it belongs.  So all exchanges can be declared when the step opens.
+
+A piece is as large as the largest bucket that uses it.  Buckets far larger than most, such as that
+of an embedding, share one piece of their own: four pieces of that size would often be more than the
+gradients that are not kept.
 
 This cannot deadlock.  Ranks start exchanges in order, and one waits for a piece only for the next
 exchange, k.  So the first exchange that is not complete waits for nothing but computation: each
-rank starts it eventually, and it completes.  Nor can the awaited exchange, k minus the number of
-pieces, be held up on a link by a later one that this rank has not started, of which there may be
-too many chunks to keep: that is k or a later one, which the previous rank starts only when it has
-completed the awaited one; and then all it had to send for that is ahead on the link.  A broken ring
-ends every wait.
+rank starts it eventually, and it completes.  Nor can the awaited exchange, the one before k in its
+piece, which is the same one on all ranks, be held up on a link by a later one that this rank has
+not started, of which there may be too many chunks to keep: that is k or a later one, which the
+previous rank starts only when it has completed the awaited one; and then all it had to send for
+that is ahead on the link.  A broken ring ends every wait.
 """
 
 from __future__ import annotations
@@ -29,7 +33,27 @@ from dtd.strategy.wire_memory import RingMemory, bucket_memory, laid_out
 from dtd.transport.api import BucketMemory
 
 PIECES: Final = 4
-"""One is filled while others are on their way; more would hide more of a slow network."""
+"""For most buckets: one is filled while others are on their way; more would hide more of a slow
+network."""
+
+_FAR_LARGER: Final = 2
+"""Than a size that three quarters of the buckets do not exceed."""
+
+
+def usual_bytes(sizes: Sequence[int]) -> int:
+    """Return the most bytes of a bucket that uses one of the `PIECES`; larger ones share another.
+
+    Args:
+        sizes: bytes of each bucket.
+    """
+    most = sorted(sizes)[3 * (len(sizes) - 1) // 4]
+    return max(size for size in sizes if size <= _FAR_LARGER * most)
+
+
+def pool_bytes(sizes: Sequence[int]) -> int:
+    """Return the bytes of all pieces for buckets of these sizes."""
+    usual, largest = usual_bytes(sizes), max(sizes)
+    return PIECES * usual + (largest if largest > usual else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +69,7 @@ class _Prepared:
     """One exchange in its piece; `flat` is what the caller fills and gets."""
 
     turn: Turn
+    piece: int
     flat: Tensor
     wire: Tensor
     memory: BucketMemory
@@ -67,14 +92,18 @@ class WirePool:
         self._layouts = list(layouts)
         self._mirrors = mirrors
         self._codec = codec
-        most_bytes = max(one.elements * one.dtype.itemsize for one in layouts)
-        sizes = [(most_bytes, torch.uint8)] * PIECES
+        bucket_bytes = [one.elements * one.dtype.itemsize for one in layouts]
+        usual, largest = usual_bytes(bucket_bytes), max(bucket_bytes)
+        self._is_large = [size > usual for size in bucket_bytes]
+        pieces = [usual] * PIECES + ([largest] if largest > usual else [])
+        sizes = [(size, torch.uint8) for size in pieces]
         self._memory = RingMemory(sizes)
         # What a codec rounds is summed in full precision, beside the wire memory.
         self._flats = [torch.empty(count, dtype=dtype) for count, dtype in sizes] if codec else []
-        self.size_bytes = most_bytes * (PIECES + len(self._flats))
+        self.size_bytes = sum(pieces) * (2 if codec else 1)
         self._known: dict[tuple[int, Turn], _Prepared] = {}
         self._prepared: list[_Prepared] = []
+        self._before: list[int] = []
         self._start: Callable[[int], None] = _closed
         self._wait: Callable[[int], None] = _closed
         self._deliver: Callable[[int, Tensor], None] = _undeliverable
@@ -86,10 +115,18 @@ class WirePool:
 
     def exchanges(self, order: Sequence[Turn]) -> list[BucketMemory]:
         """Return the exchanges of a step, in this order."""
+        self._prepared, self._before = [], []
+        users: dict[int, int] = {}  # the last exchange of each piece
+        usual = 0
         for at, turn in enumerate(order):
-            if (at, turn) not in self._known:
-                self._known[at, turn] = self._prepare(at, turn)
-        self._prepared = [self._known[at, turn] for at, turn in enumerate(order)]
+            number = PIECES if self._is_large[turn.bucket] else usual % PIECES
+            usual += number < PIECES
+            one = self._known.get((at, turn))
+            if one is None or one.piece != number:
+                one = self._known[at, turn] = self._prepare(turn, number)
+            self._prepared.append(one)
+            self._before.append(users.get(number, -1))
+            users[number] = at
         return [one.memory for one in self._prepared]
 
     def begin(
@@ -122,7 +159,7 @@ class WirePool:
         Returns:
             None if another one comes first, and the piece is not free.
         """
-        while self._finished <= index - PIECES:
+        while self._finished <= self._before[index]:
             if index > self._started:
                 return None
             self._finish_one()
@@ -159,9 +196,9 @@ class WirePool:
         self._deliver(index, one.flat)
         self._finished += 1
 
-    def _prepare(self, at: int, turn: Turn) -> _Prepared:
-        """Lay a bucket out in its piece; each exchange has a coder of its own, which has state."""
-        layout, number = self._layouts[turn.bucket], at % PIECES
+    def _prepare(self, turn: Turn, number: int) -> _Prepared:
+        """Lay a bucket out in a piece; each exchange has a coder of its own, which has state."""
+        layout = self._layouts[turn.bucket]
         coder = None
         if self._codec is not None and turn.operation is Operation.REDUCE_SCATTER:
             coder = self._codec.coder(layout, turn.bucket, torch.device("cpu"))
@@ -176,6 +213,7 @@ class WirePool:
             memory = plan.arithmetic(wire, memory)
         return _Prepared(
             turn=turn,
+            piece=number,
             flat=flat,
             wire=wire,
             memory=dataclasses.replace(memory, operation=turn.operation, copies=self._mirrors),

@@ -17,7 +17,7 @@ from dtd.strategy.api import LossSum
 from dtd.strategy.codec.api import FlatLayout, TensorPlace, World
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.pooled_gradients import PooledGradients
-from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool
+from dtd.strategy.sharded.wire_pool import PIECES, Turn, WirePool, pool_bytes, usual_bytes
 from tests.shards import held_shards
 
 LAYERS = 9
@@ -147,14 +147,71 @@ def test_only_the_next_exchange_may_wait_for_a_piece() -> None:
     assert calls.seen[-1] == ("wait", 0)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "usual", "pool"),
+    [
+        ([7], 7, 28),
+        ([5, 6, 7, 8], 8, 32),
+        ([5, 6, 7, 80], 7, 28 + 80),
+        ([80, 1, 1, 1, 1, 90], 1, 4 + 90),
+        ([80, 80, 80, 1], 80, 320),
+        ([2, 1], 2, 8),
+        ([3, 1], 1, 4 + 3),
+    ],
+)
+def test_far_larger_buckets_share_a_piece_of_their_own(sizes, usual, pool) -> None:
+    assert usual_bytes(sizes) == usual
+    assert pool_bytes(sizes) == pool
+
+
+def test_a_large_bucket_waits_for_the_one_before_it_and_for_no_other() -> None:
+    """Buckets 0 to 3 have 2 elements, bucket 4 has 100."""
+    layouts = [
+        FlatLayout(dtype=torch.float64, tensors=(TensorPlace(start=0, stop=n, shape=(n,)),))
+        for n in (2, 2, 2, 2, 100)
+    ]
+    pool, calls = WirePool(layouts, mirrors=0, codec=None), Calls()
+    order = [4, 0, 1, 2, 3, 0, 4]
+    turns = [Turn(Operation.REDUCE_SCATTER, bucket) for bucket in order]
+    assert [len(one.view) for one in pool.exchanges(turns)] == [800, *[16] * 5, 800]
+    assert pool.size_bytes == 800 + PIECES * 16
+    pool.begin(calls.start, calls.wait, lambda index, result: None)
+    for index in range(5):
+        assert pool.piece(index) is not None
+        pool.start()
+    assert calls.seen == [("start", index) for index in range(5)]
+    assert pool.piece(6) is None, "another one comes first"
+    assert pool.piece(5) is not None
+    assert calls.seen[5:] == [("wait", 0), ("wait", 1)], "the small one before it in its piece"
+    pool.start()
+    assert pool.piece(6) is not None, "the large one before it is complete"
+    assert calls.seen[7:] == [("start", 5)]
+
+
+def test_an_exchange_may_have_another_piece_in_another_order() -> None:
+    layouts = [
+        FlatLayout(dtype=torch.float64, tensors=(TensorPlace(start=0, stop=n, shape=(n,)),))
+        for n in (2, 2, 2, 2, 100)
+    ]
+    pool = WirePool(layouts, mirrors=0, codec=None)
+
+    def homes(*order: int) -> list[int]:
+        exchanges = pool.exchanges([Turn(Operation.REDUCE_SCATTER, bucket) for bucket in order])
+        return [one.home.offset_bytes for one in exchanges if one.home is not None]
+
+    first, second = homes(0, 1, 2), homes(4, 1, 2)
+    assert first[1:] != second[1:], "the large one does not use up a turn"
+    assert second[1] == first[0]
+
+
 @pytest.mark.parametrize(("mirrors", "share"), [(0, 1 / 4), (1, 2 / 4)])
 def test_memory_is_the_share_of_a_rank_and_a_few_buckets(mirrors: int, share: float) -> None:
     model = chain()
     gradients = pooled(model, mirrors=mirrors)
-    pool_bytes = PIECES * 12 * 8
+    in_flight = PIECES * 12 * 8
     for rank in range(4):
         gradients.begin(lambda: None, 1.0, held_shards(rank, 4, mirrors))
-        assert gradients.size_bytes == pool_bytes + share * ELEMENTS * 8
+        assert gradients.size_bytes == in_flight + share * ELEMENTS * 8
 
 
 def test_a_gradient_after_its_bucket_has_left_is_refused() -> None:

@@ -31,8 +31,9 @@ from dtd.job import JobSpec
 from dtd.job.strategy_table import SHARDED, SHARDED_STAGES
 from dtd.strategy.gradients import parameter_shapes
 from dtd.strategy.sharded.units import units_of
-from dtd.strategy.sharded.wire_pool import PIECES
+from dtd.strategy.sharded.wire_pool import pool_bytes
 from dtd.train.available_memory import available_memory
+from dtd.train.malloc_tuning import LARGEST_IN_HEAP_BYTES
 from dtd.train.state.replica import Replica
 from dtd.train.state.tensors import named_tensors
 
@@ -55,6 +56,11 @@ _STATE_TENSORS: Final[Mapping[str, int]] = {
 """Tensors of a parameter's shape that torch's optimizers keep; SGD none without momentum."""
 _STATE_OPTIONS: Final = ("momentum", "amsgrad", "centered")
 """Settings of a group, each of which adds one."""
+
+_TIED: Final = 3
+"""Gradients of a parameter with two uses: of the first one, of the second one, and their sum."""
+_KEPT: Final = 4
+"""Gradients for which the heap has room, as measured: what is freed there stays, in parts."""
 
 
 def resident_bytes() -> int:
@@ -103,26 +109,49 @@ def state_size(replica: Replica, spec: JobSpec, *, shows_whole: bool) -> StateSi
         bucket_bytes=int(spec.sync.bucket_mib * _MIB),
         first_bucket_bytes=int(spec.sync.first_bucket_mib * _MIB),
     )
-    most_bytes = max(bucket.elements * bucket.item_bytes for bucket in plan.buckets)
+    sizes = [bucket.elements * bucket.item_bytes for bucket in plan.buckets]
+    names = _names(replica.model)
     return StateSize(
         parameter_bytes=trained,
         common_bytes=sum(_bytes(tensor) for tensor in model) - trained,
         optimizer_bytes=optimizer_bytes(replica.optimizer),
-        pool_bytes=PIECES * most_bytes * (1 if spec.codec == "none" else 2),
-        gathered_bytes=_gathered_bytes(replica, int(spec.sync.bucket_mib * _MIB)),
+        pool_bytes=pool_bytes(sizes) * (1 if spec.codec == "none" else 2),
+        gathered_bytes=_gathered_bytes(replica, names, int(spec.sync.bucket_mib * _MIB)),
+        gradient_bytes=max(_gradients(p, names[p]) for _, p in replica.trained),
         shows_whole=shows_whole,
     )
 
 
-def _gathered_bytes(replica: Replica, bucket_bytes: int) -> int:
-    """Return the size of the two largest units: one is computed with, the other one prefetched."""
+def _names(model: nn.Module) -> Counter[nn.Parameter]:
+    """Return under how many names a model has each parameter."""
+    return Counter(one for _, one in model.named_parameters(remove_duplicate=False))
+
+
+def _gradients(parameter: nn.Parameter, names: int) -> int:
+    """Return the bytes of one parameter's gradients until they are in a bucket, at most."""
+    kept = _KEPT if _bytes(parameter) <= LARGEST_IN_HEAP_BYTES else 1
+    return _bytes(parameter) * max(kept, _TIED if names > 1 else 1)
+
+
+def _gathered_bytes(replica: Replica, names: Counter[nn.Parameter], bucket_bytes: int) -> int:
+    """Return the bytes of the units that are in memory at a time, at most.
+
+    One is computed with and another one prefetched.  A unit with tied parameters is used outside of
+    its own forward, so it stays until its gradients are there.
+    """
     trained = [parameter for _, parameter in replica.trained]
     try:
         units = units_of(replica.model, trained, bucket_bytes=bucket_bytes)
     except TaskError:  # a model that cannot be divided, which is said where it is to be
         return sum(_bytes(parameter) for parameter in trained)
-    sizes = sorted(sum(_bytes(trained[index]) for index in unit.parameters) for unit in units)
-    return sum(sizes[-2:])
+    stays, sizes = 0, [0]
+    for unit in units:
+        size_bytes = sum(_bytes(trained[index]) for index in unit.parameters)
+        if any(names[trained[index]] > 1 for index in unit.parameters):
+            stays += size_bytes
+        else:
+            sizes.append(size_bytes)
+    return stays + sum(sorted(sizes)[-2:])
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:

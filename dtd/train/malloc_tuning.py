@@ -22,7 +22,7 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 
 _NEVER: Final = -1
-_LARGEST_IN_HEAP_BYTES: Final = 32 << 20
+LARGEST_IN_HEAP_BYTES: Final = 32 << 20
 """The highest threshold that mallopt(3) accepts; larger blocks are still mapped and returned."""
 _LARGE_BYTES: Final = 128 << 10
 """glibc's own threshold at first."""
@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
-        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)
+        mallopt(_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES)
         mallopt(_ARENA_MAX, 1)
         _keeps[0] = True
 
@@ -71,4 +71,4 @@ def mapped_blocks() -> Iterator[None]:
     try:
         yield
     finally:
-        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)
+        mallopt(_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +54,8 @@ class MemoryMeter:
 
     def __init__(self, size: StateSize) -> None:
         self.parts: dict[str, int] = {}
-        self._size = size
+        # Measured at the end of backward, when all gradients are in their buckets.
+        self._size = replace(size, gradient_bytes=0)
         self._steps = 0
         self._world_size = 1
 

@@ -4,17 +4,19 @@ With P bytes of trained parameters, O bytes of optimizer state, N workers and m 
 holds the share h = min(m + 1, N) / N of what is divided:
 
     strategy            parameters   gradients   optimizer
-    replicated          P            P           O
-    sharded, stage 1    P            P           h O
-    sharded, stage 2    P            h P + B     h O
-    sharded, stage 3    h P + U      h P + B     h O
+    replicated          P            P + G       O
+    sharded, stage 1    P            P + G       h O
+    sharded, stage 2    P            h P + B + G h O
+    sharded, stage 3    h P + U      h P + B + G h O
 
-B are the gradient buckets that are not reduced yet, U the parameters that are gathered at a time.
-What is not divided (frozen parameters, running buffers) is added to the parameters.
+G is the largest gradient, which backward makes before it is copied to its bucket, B the wire memory
+of buckets that are on their way, U the parameters that are gathered at a time.  Where one parameter
+is nearly all of a model, each of them is nearly as large as that: then stages 2 and 3 may need more
+than stage 1.  What is not divided (frozen parameters, running buffers) is added to the parameters.
 
 In stage 3 there are moments with all parameters in memory: P + h P when a model has been built and
-is divided, and P + h P + h O, without gradients, when it is evaluated.  A worker needs the most of
-these (`needed_bytes`).  What else a process takes when it begins to train is `TRAINING_BYTES`.
+is divided, and P + h P + h O + B, without gradients, when it is evaluated.  A worker needs the most
+of these (`needed_bytes`).  What else a process takes when it begins to train is `TRAINING_BYTES`.
 Activations and what codecs keep are not counted: a worker needs more than this, never less.
 
 Adam on float32 has O = 2 P: 16 bytes a parameter when replicated.  Pure; all sizes in bytes.
@@ -45,8 +47,9 @@ class StateSize:
         parameter_bytes: trained parameters.
         common_bytes: frozen parameters and running buffers.
         optimizer_bytes: optimizer state that has a parameter's shape.
-        pool_bytes: gradient buckets that are not reduced yet, in stages 2 and 3.
+        pool_bytes: wire memory of the buckets that are on their way, in stages 2 and 3.
         gathered_bytes: parameters that are gathered at a time in stage 3.
+        gradient_bytes: gradients that backward has made and that are not in their buckets yet.
         shows_whole: whether the whole model is gathered in stage 3, to be evaluated or shown to
             the task.
     """
@@ -56,6 +59,7 @@ class StateSize:
     optimizer_bytes: int
     pool_bytes: int = 0
     gathered_bytes: int = 0
+    gradient_bytes: int = 0
     shows_whole: bool = False
 
 
@@ -88,12 +92,12 @@ def state_parts(size: StateSize, division: Division, world_size: int) -> dict[st
     share, whole = division.share(world_size), size.parameter_bytes
     parameters = gradients = whole
     if division.stage >= 2:
-        gradients = min(whole, ceil(share * whole) + size.pool_bytes)
+        gradients = ceil(share * whole) + size.pool_bytes
     if division.stage >= 3:
-        parameters = min(whole, ceil(share * whole) + size.gathered_bytes)
+        parameters = ceil(share * whole) + size.gathered_bytes
     return {
         "parameters": size.common_bytes + parameters,
-        "gradients": gradients,
+        "gradients": gradients + size.gradient_bytes,
         "optimizer": ceil(share * size.optimizer_bytes),
     }
 
@@ -109,7 +113,7 @@ def needed_bytes(size: StateSize, division: Division, world_size: int) -> int:
     if division.stage < 3:
         return in_step
     divided = size.parameter_bytes + (size.optimizer_bytes if size.shows_whole else 0)
-    whole = size.common_bytes + size.parameter_bytes
+    whole = size.common_bytes + size.parameter_bytes + (size.pool_bytes if size.shows_whole else 0)
     return max(in_step, whole + ceil(division.share(world_size) * divided))
 
 

@@ -67,8 +67,7 @@ def test_frozen_parameters_get_no_state() -> None:
 def test_a_pool_of_buckets_has_room_for_the_largest_parameter():
     """Layers are larger than a bucket of 1 KiB, so each is a bucket of its own."""
     state = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)["state"]
-    largest = state["pool_bytes"] // PIECES
-    assert 1048 < largest < state["parameter_bytes"]
+    assert PIECES * 1048 < state["pool_bytes"] < PIECES * state["parameter_bytes"]
 
 
 def test_a_job_that_cannot_fit_is_refused_before_its_first_step(monkeypatch) -> None:
@@ -84,24 +83,52 @@ def test_a_job_that_cannot_fit_is_refused_before_its_first_step(monkeypatch) -> 
     assert told.value.remedy.startswith("use workers with more memory")
 
 
+def gathered(model: nn.Module, bucket_bytes: int) -> int:
+    replica = Namespace(model=model, trained=[*model.named_parameters()])
+    return footprint._gathered_bytes(replica, footprint._names(model), bucket_bytes)
+
+
 def test_the_parameters_that_are_gathered_at_a_time_are_those_of_the_two_largest_units() -> None:
     wide, narrow = nn.Linear(30, 10), nn.Linear(10, 10)
     model = nn.Sequential(narrow, wide, nn.Linear(10, 1))
-    replica = Namespace(model=model, trained=[*model.named_parameters()])
-    assert footprint._gathered_bytes(replica, 100) == 4 * (310 + 110)
+    assert gathered(model, 100) == 4 * (310 + 110)
+
+
+class Tied(nn.Module):
+    """An embedding of 50 x 10, two layers of 110 parameters, and the embedding again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 10)
+        self.layers = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 10))
+        self.last = nn.Linear(10, 50, bias=False)
+        self.last.weight = self.embedding.weight
+
+
+def test_a_tied_parameter_stays_beside_two_units() -> None:
+    model = Tied()
+    assert gathered(model, 100) == 4 * (500 + 2 * 110)
+    assert footprint._names(model)[model.last.weight] == 2
+
+
+def test_a_mapped_gradient_counts_once_or_thrice_if_tied_and_in_the_heap_four_times() -> None:
+    large, small = nn.Parameter(torch.empty(9 << 20)), nn.Parameter(torch.empty(8 << 20))
+    assert footprint._gradients(large, 1) == 36 << 20
+    assert footprint._gradients(small, 1) == 128 << 20
+    assert footprint._gradients(large, 2) == 108 << 20
 
 
 def test_a_model_that_cannot_be_divided_counts_whole() -> None:
     model = torch.compile(nn.Linear(4, 4))
-    replica = Namespace(model=model, trained=[*model.named_parameters()])
-    assert footprint._gathered_bytes(replica, 1 << 20) == 80
+    assert gathered(model, 1 << 20) == 80
 
 
 def test_parameters_that_are_there_already_are_not_counted_twice(monkeypatch) -> None:
     """4000 parameters: 16 bytes each with AdamW, four of which the model has taken before."""
     figures = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)
     state = figures["state"]
-    needed = 2 * state["parameter_bytes"] + state["optimizer_bytes"] + state["common_bytes"]
+    needed = sum(state[part] for part in ("optimizer_bytes", "common_bytes", "gradient_bytes"))
+    needed += 2 * state["parameter_bytes"]
     left = needed - state["parameter_bytes"] - state["common_bytes"] + TRAINING_BYTES
     assert state["optimizer_bytes"] == 2 * state["parameter_bytes"]
     for missing, refused in ((0, False), (1, True)):
@@ -147,6 +174,7 @@ def test_a_divided_state_is_measured_in_worlds_that_the_job_allows(monkeypatch):
     """Three workers: 8 + 8 / 3 bytes a parameter fit, and 16 would not."""
     least = measure(spec(), device="cpu", threads=1, worlds=[1], limit_s=0.0)["state"]
     left = least["parameter_bytes"] + least["optimizer_bytes"] // 3 + 1 + TRAINING_BYTES
+    left += least["gradient_bytes"]
     room = Room(bytes=left, limit="here")
     monkeypatch.setattr(footprint, "available_memory", lambda _device: room)
     few = spec(*SHARDED, "elastic.min_workers=3")

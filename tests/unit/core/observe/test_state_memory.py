@@ -50,22 +50,37 @@ def test_alone_a_worker_holds_everything(stage: int) -> None:
 
 def test_what_is_not_divided_and_what_is_in_flight_is_added() -> None:
     size = StateSize(
-        parameter_bytes=1001, common_bytes=7, optimizer_bytes=0, pool_bytes=10, gathered_bytes=20
+        parameter_bytes=1001,
+        common_bytes=7,
+        optimizer_bytes=0,
+        pool_bytes=10,
+        gathered_bytes=20,
+        gradient_bytes=5,
     )
     assert state_parts(size, Division(stage=1), 2) == {
         "parameters": 1008,
-        "gradients": 1001,
+        "gradients": 1001 + 5,
         "optimizer": 0,
     }
     assert state_parts(size, Division(stage=3), 2) == {
         "parameters": 7 + 501 + 20,
-        "gradients": 501 + 10,
+        "gradients": 501 + 10 + 5,
         "optimizer": 0,
     }
-    tiny = StateSize(
-        parameter_bytes=8, common_bytes=0, optimizer_bytes=0, pool_bytes=10, gathered_bytes=20
+
+
+def test_one_parameter_that_is_nearly_all_may_need_more_in_a_higher_stage() -> None:
+    """It is gathered whole, travels whole and has its whole gradient, whatever a rank holds."""
+    size = StateSize(
+        parameter_bytes=100,
+        common_bytes=0,
+        optimizer_bytes=0,
+        pool_bytes=80 + 4 * 2,
+        gathered_bytes=80 + 2,
+        gradient_bytes=80,
     )
-    assert state_bytes(tiny, Division(stage=3), 2) == 16, "a pool never exceeds the whole"
+    needed = [needed_bytes(size, Division(stage=stage), 4) for stage in (1, 2, 3)]
+    assert needed == [100 + 100 + 80, 100 + 25 + 88 + 80, 25 + 82 + 25 + 88 + 80]
 
 
 def test_the_smallest_world_that_fits() -> None:
@@ -121,6 +136,8 @@ def test_stage_3_has_all_parameters_at_times() -> None:
     stage_3 = Division(stage=3, mirrors=0)
     assert state_bytes(ADAM, stage_3, 4) == 4 * MIB
     assert needed_bytes(ADAM, stage_3, 4) == 5 * MIB
+    evaluated = dataclasses.replace(ADAM, shows_whole=True, pool_bytes=MIB)
+    assert needed_bytes(evaluated, stage_3, 4) == 8 * MIB, "the model comes through the pool"
     evaluated = dataclasses.replace(ADAM, shows_whole=True)
     assert needed_bytes(evaluated, stage_3, 4) == 7 * MIB
     assert needed_bytes(evaluated, Division(stage=2, mirrors=0), 4) == 7 * MIB
